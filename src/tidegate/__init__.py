@@ -1,0 +1,1 @@
+"""Tidegate: a message queue that measures itself."""

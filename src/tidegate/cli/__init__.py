@@ -1,0 +1,1 @@
+"""The `tidegate` command: settings and wiring, nothing else."""

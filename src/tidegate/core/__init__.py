@@ -1,0 +1,1 @@
+"""Nouns, ports and the error tree: what every room shares."""

@@ -1,0 +1,1 @@
+"""Benchmarks against peers, the papers' experiments, fault injection."""

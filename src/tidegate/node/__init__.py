@@ -1,0 +1,1 @@
+"""A broker process: server, sessions, ownership, dispatch."""

@@ -1,0 +1,1 @@
+"""One queue in memory: lifecycle, priorities, leases, credit."""

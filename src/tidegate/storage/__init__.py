@@ -1,0 +1,1 @@
+"""Segments in PostgreSQL, the embedded server, and an in-memory twin."""

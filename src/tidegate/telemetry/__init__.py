@@ -1,0 +1,1 @@
+"""Live meters: rates, histograms and phases of the running system."""

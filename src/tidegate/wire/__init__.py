@@ -1,0 +1,1 @@
+"""The binary protocol: bytes in, events out, no sockets."""
