@@ -1,0 +1,109 @@
+"""Who holds a data folder: one process at a time, and everybody can see which.
+
+The holder keeps a flock on the file `holder` in the folder, in which it has written who it is. The
+kernel lets go of the lock when the process ends, however it ends, so there is never a stale one to
+clean up; what the file says counts only while the lock is held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from tidegate.core.errors import TidegateError
+from tidegate.core.secrecy import without_secrets
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """The process that holds a data folder."""
+
+    pid: int
+    command: str
+    since: str
+
+    @classmethod
+    def this_process(cls) -> Holder:
+        """The holder that we are."""
+        try:
+            words = Path("/proc/self/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+            command = b" ".join(words).decode(errors="replace")
+        except OSError:
+            command = "?"
+        now = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
+        return cls(pid=os.getpid(), command=without_secrets(command), since=now)
+
+
+class DataFolderHeld(TidegateError):
+    """Another process holds the data folder; stop that one or name another folder."""
+
+    name: ClassVar[str] = "DATA_FOLDER_HELD"
+
+    def __init__(self, folder: Path, holder: Holder | None) -> None:
+        self.folder = folder
+        self.holder = holder
+        who = (
+            f"process {holder.pid} ({holder.command}) since {holder.since}"
+            if holder is not None
+            else "another process, which has not yet said which it is"
+        )
+        super().__init__(f"{folder} is held by {who}. Stop it, or name another data folder.")
+
+
+class DataFolderUnusable(TidegateError):
+    """The data folder cannot be made or written by this user."""
+
+    name: ClassVar[str] = "DATA_FOLDER_UNUSABLE"
+
+    def __init__(self, folder: Path, error: OSError) -> None:
+        super().__init__(
+            f"{folder} cannot be the data folder: {error.strerror}. "
+            "Run as the user who owns it, or name another data folder."
+        )
+
+
+class DataFolder:
+    """A folder on disk with room for one holder."""
+
+    def __init__(self, path: Path) -> None:
+        # Absolute and without links: PostgreSQL and /proc both speak of it that way.
+        self.path = path.expanduser().resolve()
+        self._lock_fd: int | None = None
+
+    def hold(self) -> None:
+        """Take the folder for this process, making it if need be, or raise DataFolderHeld."""
+        if self._lock_fd is not None:
+            return
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock_fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise DataFolderUnusable(self.path, error) from error
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock_fd)
+            raise DataFolderHeld(self.path, self._read_holder()) from None
+        os.ftruncate(lock_fd, 0)
+        os.pwrite(lock_fd, msgspec.json.encode(Holder.this_process()) + b"\n", 0)
+        self._lock_fd = lock_fd
+
+    def release(self) -> None:
+        """Let the folder go."""
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    @property
+    def _lock_path(self) -> Path:
+        return self.path / "holder"
+
+    def _read_holder(self) -> Holder | None:
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            return msgspec.json.decode(self._lock_path.read_bytes(), type=Holder)
+        return None

@@ -1,0 +1,104 @@
+"""Whose account PostgreSQL runs under: ours, or one of its own when we are root.
+
+PostgreSQL refuses to run as root. Then it gets a system account that exists for nothing else, owns
+only its own folders, and may pass through (not list, not read) the folders above them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+import stat
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from tidegate.core.errors import TidegateError
+
+ACCOUNT_NAME = "pgserver"
+
+log = logging.getLogger(__name__)
+
+
+class AccountUnusable(TidegateError):
+    """PostgreSQL cannot run under the account that it would have to."""
+
+    name: ClassVar[str] = "ACCOUNT_UNUSABLE"
+
+
+@dataclass(frozen=True)
+class PostgresAccount:
+    """The system account that owns the database files and runs the server."""
+
+    user_id: int
+    group_id: int
+
+    @classmethod
+    def for_folder(cls, database_folder: Path) -> PostgresAccount:
+        """The owner of an existing database; for a new one ourselves, or its own if we are root."""
+        ours = os.geteuid()
+        if database_folder.exists():
+            owner = database_folder.stat()
+            if ours not in (0, owner.st_uid):
+                raise AccountUnusable(
+                    f"{database_folder} belongs to user {owner.st_uid}, we are {ours}. "
+                    "Run as that user, or name another data folder."
+                )
+            if owner.st_uid != 0:
+                return cls(owner.st_uid, owner.st_gid)
+        if ours != 0:
+            return cls(ours, os.getegid())
+        entry = _own_account()
+        return cls(entry.pw_uid, entry.pw_gid)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether PostgreSQL runs under the very account that we run under."""
+        return self.user_id == os.geteuid()
+
+    def own(self, path: Path) -> None:
+        """Give a file or folder to the account."""
+        if not self.is_ours:
+            os.chown(path, self.user_id, self.group_id)
+
+    def let_through_to(self, path: Path) -> None:
+        """Let the account pass through every folder above the path."""
+        if self.is_ours:
+            return
+        for folder in path.parents:
+            status = folder.stat()
+            if status.st_uid != self.user_id and not status.st_mode & stat.S_IXOTH:
+                log.info("letting PostgreSQL's account pass through a folder, folder=%s", folder)
+                folder.chmod(stat.S_IMODE(status.st_mode) | stat.S_IXOTH)
+
+    def let_read(self, tree: Path) -> None:
+        """Let the account read and run what stands below a folder."""
+        if self.is_ours:
+            return
+        self.let_through_to(tree)
+        for path in (tree, *tree.rglob("*")):
+            if path.is_symlink():
+                continue
+            mode = stat.S_IMODE(path.stat().st_mode)
+            wanted = mode | stat.S_IROTH | (stat.S_IXOTH if mode & stat.S_IXUSR else 0)
+            if wanted != mode:
+                path.chmod(wanted)
+
+
+def _own_account() -> pwd.struct_passwd:
+    try:
+        return pwd.getpwnam(ACCOUNT_NAME)
+    except KeyError:
+        pass
+    command = ["useradd", "--system", "--no-create-home", "--user-group"]
+    try:
+        subprocess.run([*command, ACCOUNT_NAME], check=True, capture_output=True, text=True)
+        return pwd.getpwnam(ACCOUNT_NAME)
+    except (OSError, KeyError, subprocess.CalledProcessError) as error:
+        detail = getattr(error, "stderr", None) or error
+        raise AccountUnusable(
+            f"PostgreSQL does not run as root, and its account {ACCOUNT_NAME!r} could not be made "
+            f"({detail}). Make one with useradd, or run as another user."
+        ) from error
