@@ -154,7 +154,8 @@ class EmbeddedPostgres:
                 raise EmbeddedPostgresFailed("the embedded PostgreSQL was not started")
             if self.is_running():
                 return False
-            log.warning("embedded PostgreSQL had ended, exit_code=%s", self._server.exit_code)
+            exit_code = self._server.exit_code
+            log.warning("embedded PostgreSQL had ended", extra={"exit_code": exit_code})
             self._start_server()
             return True
 
@@ -467,7 +468,7 @@ def _end_leftovers(database: Path) -> None:
     leftovers = _processes_in(database)
     postmaster = _recorded_pid(database)
     if postmaster in leftovers:
-        log.warning("stopping a PostgreSQL that outlived its holder, pid=%d", postmaster)
+        log.warning("stopping a PostgreSQL that outlived its holder", extra={"pid": postmaster})
         _end(postmaster, partial(_gone, postmaster, database))
         leftovers = _processes_in(database)
     # Backends of a killed postmaster go by themselves, but one in the middle of something may take

@@ -70,7 +70,7 @@ class PostgresAccount:
         for folder in path.parents:
             status = folder.stat()
             if status.st_uid != self.user_id and not status.st_mode & stat.S_IXOTH:
-                log.info("letting PostgreSQL's account pass through a folder, folder=%s", folder)
+                log.info("letting PostgreSQL pass through a folder", extra={"folder": str(folder)})
                 folder.chmod(stat.S_IMODE(status.st_mode) | stat.S_IXOTH)
 
     def let_read(self, tree: Path) -> None:

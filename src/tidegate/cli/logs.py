@@ -1,0 +1,92 @@
+"""Log lines that a machine can read too: logfmt or JSON, one line per event.
+
+Code logs an event and its fields with the standard library:
+
+    log.info("replica claimed", extra={"queue": "orders", "epoch": 7})
+
+Passwords are taken out of every text, fields named like a secret are blanked, and bytes are shown
+as their length only, so a payload can reach the log by no accident.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from datetime import UTC, datetime
+from typing import Any, Literal, TextIO
+
+import msgspec
+
+from tidegate.core.secrecy import without_secrets
+
+_STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+_SECRET_NAME = re.compile(r"password|passwd|secret|token|credential|payload", re.IGNORECASE)
+_BARE_WORD = re.compile(r"[^\s\"=\\]+")
+_FIELD_CHARACTERS_MAX = 8192
+
+
+def set_up_logs(
+    level: str, log_format: Literal["text", "json"], stream: TextIO | None = None
+) -> None:
+    """Send every log line of this process to a stream (stderr) in the given format."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # asyncio's own debug lines show what is in its buffers.
+    logging.getLogger("asyncio").setLevel(max(logging.INFO, root.level))
+
+
+class TextLines(logging.Formatter):
+    """`time=… level=info logger=tidegate.node event="replica claimed" queue=orders`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return " ".join(f"{key}={_quoted(value)}" for key, value in _fields(record).items())
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per line, with the same fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return msgspec.json.encode(_fields(record)).decode()
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    at = datetime.fromtimestamp(record.created, UTC)
+    fields: dict[str, Any] = {
+        "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "level": record.levelname.lower(),
+        "logger": record.name,
+        "event": _safe(record.getMessage()),
+    }
+    for key, value in vars(record).items():
+        if key not in _STANDARD_ATTRIBUTES:
+            fields.setdefault(key, "***" if _SECRET_NAME.search(key) else _safe(value))
+    if record.exc_info and record.exc_info[0] is not None:
+        fields["error"] = _safe(logging.Formatter().formatException(record.exc_info))
+    return fields
+
+
+def _safe(value: Any) -> str | int | float | bool | None:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f"<{len(value)} bytes>"
+    text = without_secrets(str(value))
+    if len(text) > _FIELD_CHARACTERS_MAX:
+        text = text[:_FIELD_CHARACTERS_MAX] + "…"
+    return text
+
+
+def _quoted(value: str | int | float | bool | None) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = str(value)
+    if _BARE_WORD.fullmatch(text) and text.isprintable():
+        return text
+    # JSON's quoting keeps every event on one line, whatever a name or an error holds.
+    return msgspec.json.encode(text).decode()
