@@ -1,0 +1,227 @@
+"""Tidegate and its peers, measured in one run on one machine.
+
+Strategy: rounds, and in each round every server in turn, started fresh and alone, so that nobody
+idles beside the one being measured and slow drifts of the machine hit all alike. The first round
+finds how many messages make a run of the wanted length (short runs that also warm up). Medians
+over the rounds are what the report says. Each measurement is bounded in messages and in time,
+and a contender that fails is reported as failed, not left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from tidegate.lab.bench.compare_report import CompareReport, build_report
+from tidegate.lab.bench.compare_table import render
+from tidegate.lab.bench.measurement import (
+    Latency,
+    MeasurementFailed,
+    measure_latency,
+    measure_throughput,
+)
+from tidegate.lab.peers.contenders import CONTENDERS, SERVERS, Contender
+from tidegate.lab.peers.server import ServerFailed, ServerMissing
+
+OFFERED_PER_S = 2000.0
+CALIBRATION_MESSAGES = 1000
+CALIBRATION_GROWTH = 8
+CALIBRATION_SECONDS = 0.4
+
+Progress = Callable[[str], None]
+
+
+class CompareOptions(msgspec.Struct, frozen=True):
+    """What to measure, and for how long."""
+
+    only: Sequence[str] = ()
+    repeat: int = 3
+    # A fixed number of messages for every system; None finds one per system by calibration.
+    messages: int | None = None
+    seconds_per_run: float = 4.0
+    messages_max: int = 1_000_000
+    latency: bool = True
+    latency_seconds: float = 10.0
+
+    def contenders(self) -> list[Contender]:
+        """The chosen systems, or a sentence about a name that is none."""
+        for name in self.only:
+            if name not in CONTENDERS:
+                raise ValueError(
+                    f"no system is called {name!r}; there are: {', '.join(CONTENDERS)}"
+                )
+        return [CONTENDERS[name] for name in self.only or CONTENDERS]
+
+
+def run_compare(options: CompareOptions, progress: Progress = lambda line: None) -> CompareReport:
+    """Measure every chosen system in interleaved rounds."""
+    comparison = _Comparison(options, progress)
+    for round_number in range(1, options.repeat + 1):
+        comparison.run_round(round_number)
+    return comparison.report()
+
+
+class _Comparison:
+    def __init__(self, options: CompareOptions, progress: Progress) -> None:
+        self._options = options
+        self._progress = progress
+        self._contenders = options.contenders()
+        self._messages: dict[str, int] = {}
+        self._rounds: dict[str, list[float]] = {one.name: [] for one in self._contenders}
+        self._latency_rounds: dict[str, list[Latency]] = {
+            one.name: [] for one in self._contenders if one.offers_rate and options.latency
+        }
+        self._skipped: dict[str, str] = {}
+        self._failed: dict[str, str] = {}
+        self._notes: dict[str, None] = {}
+
+    def run_round(self, round_number: int) -> None:
+        for server_name, start in SERVERS.items():
+            contenders = [
+                contender
+                for contender in self._contenders
+                if contender.server == server_name and contender.name not in self._dropped
+            ]
+            if not contenders:
+                continue
+            self._progress(f"round {round_number}: starting {server_name}")
+            try:
+                with start() as server:
+                    self._notes.update(dict.fromkeys(server.notes))
+                    for contender in contenders:
+                        self._measure(contender, server.port, round_number)
+            except ServerMissing as missing:
+                self._skipped.update({contender.name: str(missing) for contender in contenders})
+                self._progress(str(missing))
+            except ServerFailed as failure:
+                self._failed.update({contender.name: str(failure) for contender in contenders})
+                self._progress(str(failure))
+
+    def report(self) -> CompareReport:
+        return build_report(
+            rounds=self._rounds,
+            latency_rounds=self._latency_rounds,
+            messages=self._messages,
+            skipped=self._skipped,
+            failed=self._failed,
+            notes=list(self._notes),
+            environment=describe_machine(),
+        )
+
+    @property
+    def _dropped(self) -> set[str]:
+        return {*self._skipped, *self._failed}
+
+    def _measure(self, contender: Contender, port: int, round_number: int) -> None:
+        name = contender.name
+        try:
+            if name not in self._messages:
+                self._messages[name] = self._options.messages or self._calibrate(contender, port)
+            throughput = measure_throughput(contender, port, self._messages[name])
+            self._rounds[name].append(throughput.messages_per_s)
+            self._progress(
+                f"round {round_number}: {name}: {throughput.messages_per_s:,.0f} msg/s "
+                f"({throughput.messages:,} messages in {throughput.seconds:.1f} s)"
+            )
+            if name in self._latency_rounds:
+                latency = measure_latency(
+                    contender, port, OFFERED_PER_S, self._options.latency_seconds
+                )
+                self._latency_rounds[name].append(latency)
+                self._progress(
+                    f"round {round_number}: {name}: confirm {latency.confirm_p50:.2f} / "
+                    f"{latency.confirm_p99:.2f} ms, handler {latency.handler_p50:.2f} / "
+                    f"{latency.handler_p99:.2f} ms (p50 / p99)"
+                )
+        except MeasurementFailed as failure:
+            self._failed[name] = str(failure)
+            self._progress(f"round {round_number}: {name} FAILED: {failure}")
+
+    def _calibrate(self, contender: Contender, port: int) -> int:
+        """How many messages make a run of the wanted length."""
+        messages_max = self._options.messages_max
+        messages = CALIBRATION_MESSAGES
+        while True:
+            probe = measure_throughput(contender, port, messages)
+            if probe.seconds >= CALIBRATION_SECONDS or messages >= messages_max:
+                wanted = int(probe.messages_per_s * self._options.seconds_per_run)
+                return max(CALIBRATION_MESSAGES, min(messages_max, wanted))
+            messages = min(messages_max, messages * CALIBRATION_GROWTH)
+
+
+def describe_machine() -> dict[str, str]:
+    """What the figures depend on beside the systems themselves."""
+    return {
+        "cores": str(os.cpu_count()),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "data_filesystem": _filesystem_of(Path(tempfile.gettempdir())),
+    }
+
+
+def _filesystem_of(folder: Path) -> str:
+    """The type of filesystem a folder is on: on tmpfs a flush to disk costs nothing."""
+    best_mount, best_type = "", "unknown"
+    mounts = Path("/proc/mounts")
+    if not mounts.exists():
+        return best_type
+    for line in mounts.read_text().splitlines():
+        _, mount, filesystem, *_ = line.split()
+        inside = folder.resolve().is_relative_to(mount)
+        # Of equal mounts the later one covers the earlier.
+        if inside and len(mount) >= len(best_mount):
+            best_mount, best_type = mount, filesystem
+    return best_type
+
+
+def _options_from(arguments: Sequence[str]) -> tuple[CompareOptions, bool]:
+    parser = argparse.ArgumentParser(prog="python -m tidegate.lab.bench.compare")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--messages", type=int, help="messages per run, instead of calibrating")
+    parser.add_argument("--repeat", type=int, default=3, help="rounds")
+    parser.add_argument("--only", default="", help="systems to measure, separated by commas")
+    parser.add_argument("--seconds", type=float, default=4.0, help="wanted length of a run")
+    parser.add_argument("--latency-seconds", type=float, default=10.0)
+    parser.add_argument("--no-latency", action="store_true")
+    chosen = parser.parse_args(arguments)
+    options = CompareOptions(
+        only=[name.strip() for name in chosen.only.split(",") if name.strip()],
+        repeat=chosen.repeat,
+        messages=chosen.messages,
+        seconds_per_run=chosen.seconds,
+        latency=not chosen.no_latency,
+        latency_seconds=chosen.latency_seconds,
+    )
+    return options, bool(chosen.json)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Compare from a command line; not 0 when a system failed."""
+    options, as_json = _options_from(arguments)
+    try:
+        options.contenders()
+    except ValueError as wrong:
+        print(wrong, file=sys.stderr)
+        return 2
+    report = run_compare(options, lambda line: print(line, file=sys.stderr, flush=True))
+    if as_json:
+        print(json.dumps(report.as_json(), indent=2))
+    else:
+        render(report, Console())
+    return 1 if report.failed else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,81 @@
+"""Who is measured: every system by the name that the report gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import msgspec
+
+from tidegate.lab.peers.nats_server import nats_server
+from tidegate.lab.peers.rabbitmq_server import rabbitmq_server
+from tidegate.lab.peers.redis_server import redis_server
+from tidegate.lab.peers.server import Server
+from tidegate.lab.peers.tidegate_server import tidegate_server
+
+# A put awaited per message by this many tasks, or as many unconfirmed on a raw socket.
+IN_FLIGHT = 1000
+
+SERVERS: dict[str, Callable[[], AbstractContextManager[Server]]] = {
+    "tidegate": tidegate_server,
+    "rabbitmq": rabbitmq_server,
+    "redis": redis_server,
+    "nats": nats_server,
+}
+
+
+class Contender(msgspec.Struct, frozen=True):
+    """A server driven by one client in one way."""
+
+    name: str
+    server: str
+    module: str
+    in_flight: int = IN_FLIGHT
+    settings: dict[str, str] = msgspec.field(default_factory=dict)
+    # Whether it can be offered a rate: a client that waits for every confirm cannot.
+    offers_rate: bool = True
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this is Tidegate itself."""
+        return self.server == "tidegate"
+
+
+def _rabbitmq(name: str, module: str, queue_type: str, **changes: object) -> Contender:
+    contender = Contender(
+        name=f"rabbitmq {name} {queue_type}",
+        server="rabbitmq",
+        module=f"tidegate.lab.peers.{module}",
+        settings={"queue_type": queue_type},
+    )
+    return msgspec.structs.replace(contender, **changes)
+
+
+TIDEGATE = "tidegate"
+TIDEGATE_BATCH = "tidegate batch"
+TIDEGATE_LONE = "tidegate one at a time"
+
+CONTENDERS: dict[str, Contender] = {
+    contender.name: contender
+    for contender in (
+        Contender(TIDEGATE, "tidegate", "tidegate.lab.peers.tidegate_messages"),
+        Contender(
+            TIDEGATE_BATCH, "tidegate", "tidegate.lab.peers.tidegate_batches", offers_rate=False
+        ),
+        Contender(
+            TIDEGATE_LONE,
+            "tidegate",
+            "tidegate.lab.peers.tidegate_messages",
+            in_flight=1,
+            offers_rate=False,
+        ),
+        _rabbitmq("raw", "rabbitmq_raw", "classic"),
+        _rabbitmq("raw", "rabbitmq_raw", "quorum"),
+        _rabbitmq("aio-pika", "rabbitmq_aio_pika", "classic"),
+        _rabbitmq("aio-pika", "rabbitmq_aio_pika", "quorum"),
+        _rabbitmq("pika", "rabbitmq_pika", "classic", in_flight=1, offers_rate=False),
+        _rabbitmq("pika", "rabbitmq_pika", "quorum", in_flight=1, offers_rate=False),
+        Contender("redis streams", "redis", "tidegate.lab.peers.redis_streams"),
+        Contender("nats jetstream", "nats", "tidegate.lab.peers.nats_jetstream"),
+    )
+}

@@ -1,0 +1,63 @@
+"""Tidegate through its batch API: `put_many`, and a handler that takes a batch and acks it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import tidegate
+from tidegate.lab.bench.payload import make_payload
+from tidegate.lab.bench.side import ConsumerSide, ProducerSide, run_on_uvloop
+
+MESSAGES_PER_PUT = 250
+PREFETCH = 8000
+
+
+def produce(side: ProducerSide) -> None:
+    """Put everything in batches, each awaited until it is confirmed."""
+    run_on_uvloop(_produce(side))
+
+
+def consume(side: ConsumerSide) -> None:
+    """Take everything in by batches, one ack per batch."""
+    run_on_uvloop(_consume(side))
+
+
+async def _produce(side: ProducerSide) -> None:
+    work = side.work
+    starts = iter(range(0, work.messages, MESSAGES_PER_PUT))
+    async with tidegate.connect(_url(work.port)) as mq:
+
+        async def put_in_turn() -> None:
+            for start in starts:
+                sequences = range(start, min(start + MESSAGES_PER_PUT, work.messages))
+                now_ns = time.monotonic_ns()
+                await mq.put_many(work.queue, [make_payload(n, now_ns) for n in sequences])
+
+        side.wait_for_go()
+        async with asyncio.TaskGroup() as tasks:
+            # As many messages in flight as everyone else has.
+            for _ in range(max(1, work.in_flight // MESSAGES_PER_PUT)):
+                tasks.create_task(put_in_turn())
+        side.confirmed_all()
+
+
+async def _consume(side: ConsumerSide) -> None:
+    queue = side.work.queue
+    async with tidegate.connect(_url(side.work.port)) as mq:
+        await mq.create_queue(queue, durable=True)
+        async with mq.subscribe(queue, prefetch=PREFETCH) as subscription:
+            side.ready()
+            async for batch in subscription.batches():
+                for payload in batch.payloads:
+                    side.handle(payload)
+                batch.ack()
+                if side.complete:
+                    break
+            await mq.ping()  # A round trip: the node has taken the last ack.
+            side.acknowledged_all()
+        await mq.delete_queue(queue)
+
+
+def _url(port: int) -> str:
+    return f"tidegate://127.0.0.1:{port}"
