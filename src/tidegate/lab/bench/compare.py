@@ -10,12 +10,15 @@ and a contender that fails is reported as failed, not left out.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -65,9 +68,27 @@ class CompareOptions(msgspec.Struct, frozen=True):
 def run_compare(options: CompareOptions, progress: Progress = lambda line: None) -> CompareReport:
     """Measure every chosen system in interleaved rounds."""
     comparison = _Comparison(options, progress)
-    for round_number in range(1, options.repeat + 1):
-        comparison.run_round(round_number)
+    with _terminated_like_interrupted():
+        for round_number in range(1, options.repeat + 1):
+            comparison.run_round(round_number)
     return comparison.report()
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Turn SIGTERM into KeyboardInterrupt, so that servers are stopped on it as well."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Comparison:

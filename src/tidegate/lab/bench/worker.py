@@ -2,16 +2,20 @@
 
 Strategy: the producer and the consumer are processes of their own, as they would be in earnest.
 Each imports the one contender it drives, says `ready`, and prints its outcome as its last line.
+An alarm ends a process whose parent was killed and cannot do it.
 """
 
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 
 import msgspec
 
 from tidegate.lab.bench.side import ConsumerSide, Outcome, ProducerSide, Work
+
+PROCESS_SECONDS_MAX = 180
 
 
 def run(work: Work) -> Outcome:
@@ -27,4 +31,5 @@ def run(work: Work) -> Outcome:
 
 
 if __name__ == "__main__":
+    signal.alarm(PROCESS_SECONDS_MAX)
     print(msgspec.json.encode(run(msgspec.json.decode(sys.argv[1], type=Work))).decode())

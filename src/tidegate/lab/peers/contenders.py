@@ -76,6 +76,7 @@ CONTENDERS: dict[str, Contender] = {
         _rabbitmq("pika", "rabbitmq_pika", "classic", in_flight=1, offers_rate=False),
         _rabbitmq("pika", "rabbitmq_pika", "quorum", in_flight=1, offers_rate=False),
         Contender("redis streams", "redis", "tidegate.lab.peers.redis_streams"),
+        Contender("redis streams raw", "redis", "tidegate.lab.peers.redis_raw", offers_rate=False),
         Contender("nats jetstream", "nats", "tidegate.lab.peers.nats_jetstream"),
     )
 }
