@@ -28,6 +28,8 @@ class Bar(msgspec.Struct, frozen=True):
     limit: float | None
     unit: str
     at_most: bool = False
+    # A stricter or a like-for-like reading that the issue does not ask for.
+    beyond_the_issue: bool = False
 
     @property
     def met(self) -> bool | None:
@@ -129,13 +131,17 @@ def _throughput_bars(throughput: Mapping[str, float]) -> list[Bar]:
         bar("put per message, over Redis streams", TIDEGATE, ["redis streams"], 1.0),
         bar("put per message, over NATS JetStream", TIDEGATE, ["nats jetstream"], 1.0),
         bar("one put at a time, over pika", TIDEGATE_LONE, PIKA, 1.0),
+        msgspec.structs.replace(
+            bar("put per message, over Redis's raw limit", TIDEGATE, ["redis streams raw"], 1.0),
+            beyond_the_issue=True,
+        ),
     ]
 
 
 def _latency_bars(latency: Mapping[str, Latency]) -> list[Bar]:
     ours = latency.get(TIDEGATE)
 
-    def bar(label: str, peer: str, read: Callable[[Latency], float]) -> Bar:
+    def bar(label: str, peer: str, read: Callable[[Latency], float], beyond: bool) -> Bar:
         theirs = latency.get(peer)
         return Bar(
             bar=f"put to {label}, not above {peer}",
@@ -143,12 +149,16 @@ def _latency_bars(latency: Mapping[str, Latency]) -> list[Bar]:
             limit=read(theirs) if theirs else None,
             unit="ms",
             at_most=True,
+            beyond_the_issue=beyond,
         )
 
-    classic, quorum = RAW
-    return [
-        bar("confirm p50", classic, lambda found: found.confirm_p50),
-        bar("confirm p99", classic, lambda found: found.confirm_p99),
-        bar("handler p50", quorum, lambda found: found.handler_p50),
-        bar("handler p99", quorum, lambda found: found.handler_p99),
-    ]
+    bars = []
+    # The raw client is the stricter reading; aio-pika compares a Python client with a Python one.
+    for (classic, quorum), beyond in ((RAW, False), (AIO_PIKA, True)):
+        bars += [
+            bar("confirm p50", classic, lambda found: found.confirm_p50, beyond),
+            bar("confirm p99", classic, lambda found: found.confirm_p99, beyond),
+            bar("handler p50", quorum, lambda found: found.handler_p50, beyond),
+            bar("handler p99", quorum, lambda found: found.handler_p99, beyond),
+        ]
+    return bars

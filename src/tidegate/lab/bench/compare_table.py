@@ -62,7 +62,7 @@ def _bar_table(report: CompareReport) -> Table:
     for bar in report.bars:
         limit = "–" if bar.limit is None else f"{bar.limit:.2f} {bar.unit}"
         table.add_row(
-            bar.bar,
+            f"{bar.bar} (beyond the issue)" if bar.beyond_the_issue else bar.bar,
             f"{'≤' if bar.at_most else '≥'} {limit}",
             "–" if bar.figure is None else f"{bar.figure:.2f} {bar.unit}",
             _verdict(bar),

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import psutil
+
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 ASK_AGAIN_S = 0.02
@@ -111,7 +113,8 @@ def running(
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End the process and whatever of its session it left behind."""
+    """End the process and whatever it left behind, in its session or out of it."""
+    spawned = _spawned_by(process)
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -120,6 +123,18 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(STOP_TIMEOUT_S)
+    for leftover in spawned:
+        # psutil compares start times, so a reused process id is never mistaken for ours.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            leftover.kill()
+    psutil.wait_procs(spawned, STOP_TIMEOUT_S)
+
+
+def _spawned_by(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 def answers(port: int, question: bytes, expected: bytes) -> bool:
