@@ -1,1 +1,74 @@
-"""Tidegate: a message queue that measures itself."""
+"""Tidegate: a message queue that measures itself, durable and confirmed, on PostgreSQL."""
+
+from tidegate.client.blocking import BlockingClient, BlockingMessage
+from tidegate.client.client import Client
+from tidegate.client.connect import connect
+from tidegate.client.message import Message, MessageBatch
+from tidegate.client.subscription import Subscription
+from tidegate.core.errors import (
+    CallerError,
+    ClientNameNotUnique,
+    ClientNotExisting,
+    InternalError,
+    InvalidValue,
+    IoFailure,
+    LeaseLost,
+    LimitReached,
+    Malformed,
+    ModeForbids,
+    NoActiveQueues,
+    NoMessagesInQueue,
+    NoMessagesRetrieved,
+    NoQueues,
+    Notice,
+    NotOwner,
+    QueueNameNotUnique,
+    QueueNotExisting,
+    RequiredParameterMissing,
+    RetryLater,
+    StaleEpoch,
+    TidegateError,
+    TooLarge,
+    Unavailable,
+    UnexpectedPacket,
+    UniqueConstraint,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BlockingClient",
+    "BlockingMessage",
+    "CallerError",
+    "Client",
+    "ClientNameNotUnique",
+    "ClientNotExisting",
+    "InternalError",
+    "InvalidValue",
+    "IoFailure",
+    "LeaseLost",
+    "LimitReached",
+    "Malformed",
+    "Message",
+    "MessageBatch",
+    "ModeForbids",
+    "NoActiveQueues",
+    "NoMessagesInQueue",
+    "NoMessagesRetrieved",
+    "NoQueues",
+    "NotOwner",
+    "Notice",
+    "QueueNameNotUnique",
+    "QueueNotExisting",
+    "RequiredParameterMissing",
+    "RetryLater",
+    "StaleEpoch",
+    "Subscription",
+    "TidegateError",
+    "TooLarge",
+    "Unavailable",
+    "UnexpectedPacket",
+    "UniqueConstraint",
+    "__version__",
+    "connect",
+]

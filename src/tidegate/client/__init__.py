@@ -1,1 +1,5 @@
-"""What users import: the async and the sync API."""
+"""What users import: the asynchronous API, and the same without async."""
+
+from tidegate.client.connect import connect
+
+__all__ = ["connect"]

@@ -1,0 +1,358 @@
+"""The same API without async: a thread runs the event loop, calls wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import Future
+from typing import Any, Literal, TypeVar
+
+from tidegate.client.client import Client, OrderName
+from tidegate.client.message import Message, MessageBatch
+from tidegate.client.subscription import Subscription
+from tidegate.core.errors import Unavailable
+from tidegate.core.model import PRIORITY_DEFAULT, QueueInfo
+from tidegate.telemetry.numbers import ClusterNumbers
+from tidegate.wire.packets import Member
+
+Result = TypeVar("Result")
+
+
+class LoopThread:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tidegate", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+
+    def _run(self) -> None:
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            self.loop = runner.get_loop()
+            self._ready.set()
+            self.loop.run_forever()
+
+    def wait(self, work: Coroutine[Any, Any, Result]) -> Result:
+        if not self._thread.is_alive():
+            work.close()
+            raise Unavailable("the client is closed")
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    def call(self, function: Callable[[], asyncio.Future[Result]]) -> Future[Result]:
+        """A call that returns a future over there, as a future here."""
+
+        async def run() -> Result:
+            return await function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop)
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout=5.0)
+
+
+class BlockingMessage:
+    """A message whose calls wait."""
+
+    __slots__ = ("_message", "_thread")
+
+    def __init__(self, message: Message, thread: LoopThread) -> None:
+        self._message = message
+        self._thread = thread
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+    def __repr__(self) -> str:
+        return repr(self._message)
+
+    def ack(self) -> None:
+        async def ack() -> None:
+            self._message.ack()
+
+        self._thread.wait(ack())
+
+    def ack_confirmed(self) -> None:
+        self._thread.wait(self._message.ack_confirmed())
+
+    def ack_through(self) -> None:
+        self._thread.wait(self._message.ack_through())
+
+    def nack(self) -> None:
+        self._thread.wait(self._message.nack())
+
+    def extend(self, lease: float) -> None:
+        self._thread.wait(self._message.extend(lease))
+
+
+class BlockingBatch:
+    """A batch whose calls wait."""
+
+    __slots__ = ("_batch", "_thread", "payloads")
+
+    def __init__(self, batch: MessageBatch, thread: LoopThread) -> None:
+        self._batch = batch
+        self._thread = thread
+        self.payloads = batch.payloads
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+    def __iter__(self) -> Iterator[BlockingMessage]:
+        for message in self._batch:
+            yield BlockingMessage(message, self._thread)
+
+    def ack(self) -> None:
+        async def ack() -> None:
+            self._batch.ack()
+
+        self._thread.wait(ack())
+
+    def ack_confirmed(self) -> None:
+        self._thread.wait(self._batch.ack_confirmed())
+
+    def nack(self) -> None:
+        self._thread.wait(self._batch.nack())
+
+
+class BlockingSubscription:
+    """Use with `with`, then iterate."""
+
+    def __init__(self, thread: LoopThread, make: Callable[[], Subscription]) -> None:
+        self._thread = thread
+        self._make = make
+        self._subscription: Subscription | None = None
+
+    def __enter__(self) -> BlockingSubscription:
+        async def enter() -> Subscription:
+            return await self._make().__aenter__()
+
+        self._subscription = self._thread.wait(enter())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._subscription is not None
+        self._thread.wait(self._subscription.__aexit__())
+
+    def batches(self) -> Iterator[BlockingBatch]:
+        assert self._subscription is not None
+        source = self._subscription.batches()
+
+        async def following() -> MessageBatch:
+            return await anext(source)
+
+        while True:
+            yield BlockingBatch(self._thread.wait(following()), self._thread)
+
+    def __iter__(self) -> Iterator[BlockingMessage]:
+        for batch in self.batches():
+            yield from batch
+
+    def set_prefetch(self, prefetch: int) -> None:
+        assert self._subscription is not None
+        self._thread.wait(self._subscription.set_prefetch(prefetch))
+
+
+class BlockingClient:
+    """The API of Client with plain calls. Get one from `with tidegate.connect(url) as mq`."""
+
+    def __init__(self, make: Callable[[], Client]) -> None:
+        self._thread = LoopThread()
+
+        async def opened() -> Client:
+            return await make().open()
+
+        try:
+            self._client = self._thread.wait(opened())
+        except BaseException:
+            self._thread.stop()
+            raise
+
+    def close(self) -> None:
+        self._thread.wait(self._client.close())
+        self._thread.stop()
+
+    def _message(self, message: Message) -> BlockingMessage:
+        return BlockingMessage(message, self._thread)
+
+    @property
+    def client_id(self) -> int:
+        return self._client.client_id
+
+    @property
+    def client_name(self) -> str:
+        return self._client.client_name
+
+    @property
+    def mode(self) -> str:
+        return self._client.mode
+
+    def ping(self) -> float:
+        return self._thread.wait(self._client.ping())
+
+    def delete_client(self, client: str | int | None = None) -> None:
+        self._thread.wait(self._client.delete_client(client))
+
+    def client_id_of(self, name: str) -> int:
+        return self._thread.wait(self._client.client_id_of(name))
+
+    def create_queue(
+        self, name: str, *, durable: bool = True, exist_ok: bool = False
+    ) -> QueueInfo:
+        return self._thread.wait(
+            self._client.create_queue(name, durable=durable, exist_ok=exist_ok)
+        )
+
+    def delete_queue(self, queue: str | int) -> None:
+        self._thread.wait(self._client.delete_queue(queue))
+
+    def queue(self, queue: str | int) -> QueueInfo:
+        return self._thread.wait(self._client.queue(queue))
+
+    def queues(self) -> list[QueueInfo]:
+        return self._thread.wait(self._client.queues())
+
+    def active_queues(self) -> list[QueueInfo]:
+        return self._thread.wait(self._client.active_queues())
+
+    def browse(self, queue: str | int, *, limit: int = 100) -> list[BlockingMessage]:
+        found = self._thread.wait(self._client.browse(queue, limit=limit))
+        return [self._message(message) for message in found]
+
+    def purge(self, queue: str | int) -> int:
+        return self._thread.wait(self._client.purge(queue))
+
+    def put_soon(
+        self,
+        queue: str,
+        payload: bytes,
+        *,
+        receiver: int | None = None,
+        context: int | None = None,
+        priority: int = PRIORITY_DEFAULT,
+        content_type: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Future[int]:
+        return self._thread.call(
+            lambda: self._client.put_soon(
+                queue,
+                payload,
+                receiver=receiver,
+                context=context,
+                priority=priority,
+                content_type=content_type,
+                headers=headers,
+            )
+        )
+
+    def put(
+        self,
+        queue: str,
+        payload: bytes,
+        *,
+        receiver: int | None = None,
+        context: int | None = None,
+        priority: int = PRIORITY_DEFAULT,
+        content_type: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> int:
+        return self._thread.call(
+            lambda: self._client.put(
+                queue,
+                payload,
+                receiver=receiver,
+                context=context,
+                priority=priority,
+                content_type=content_type,
+                headers=headers,
+            )
+        ).result()
+
+    def flush(self) -> None:
+        self._thread.wait(self._client.flush())
+
+    def put_many(
+        self, queue: str, payloads: Iterable[bytes], *, priority: int = PRIORITY_DEFAULT
+    ) -> list[int]:
+        return self._thread.wait(self._client.put_many(queue, payloads, priority=priority))
+
+    def put_to(
+        self, queues: Iterable[str | int], payload: bytes, *, partial: bool = False, **more: Any
+    ) -> list[str]:
+        return self._thread.wait(self._client.put_to(queues, payload, partial=partial, **more))
+
+    def get(
+        self,
+        queue: str | int,
+        *,
+        order: OrderName = "oldest",
+        sender: int | str | None = None,
+        context: int | None = None,
+        wait: float = 0.0,
+        lease: float | None = None,
+    ) -> BlockingMessage:
+        return self._message(
+            self._thread.wait(
+                self._client.get(
+                    queue, order=order, sender=sender, context=context, wait=wait, lease=lease
+                )
+            )
+        )
+
+    def request(
+        self, queue: str, payload: bytes, *, timeout: float = 30.0, **more: Any
+    ) -> BlockingMessage:
+        return self._message(
+            self._thread.wait(self._client.request(queue, payload, timeout=timeout, **more))
+        )
+
+    def reply(self, message: BlockingMessage, payload: bytes, **more: Any) -> int:
+        return self._thread.call(
+            lambda: self._client.reply(message._message, payload, **more)
+        ).result()
+
+    def subscribe(
+        self,
+        queue: str | int,
+        *,
+        prefetch: int = 200,
+        ack: Literal["explicit", "automatic"] = "explicit",
+        order: OrderName = "priority",
+    ) -> BlockingSubscription:
+        return BlockingSubscription(
+            self._thread,
+            lambda: self._client.subscribe(queue, prefetch=prefetch, ack=ack, order=order),
+        )
+
+    def consume(
+        self, queue: str, handler: Callable[[BlockingMessage], Any], *, prefetch: int = 200
+    ) -> None:
+        """Call `handler` for each message: acked when it returns, given back when it raises."""
+        with self.subscribe(queue, prefetch=prefetch) as subscription:
+            for message in subscription:
+                try:
+                    handler(message)
+                except Exception:
+                    message.nack()
+                else:
+                    message.ack()
+
+    def stats(self, queue: str | int | None = None) -> ClusterNumbers:
+        return self._thread.wait(self._client.stats(queue))
+
+    def members(self) -> list[Member]:
+        return self._thread.wait(self._client.members())
+
+    def set_consumer_prefetch(
+        self, queue: str | int, client_id: int, consumer: int, prefetch: int
+    ) -> None:
+        self._thread.wait(
+            self._client.set_consumer_prefetch(queue, client_id, consumer, prefetch)
+        )
+
+    def set_owner(self, queue: str | int, member_id: int) -> None:
+        self._thread.wait(self._client.set_owner(queue, member_id))

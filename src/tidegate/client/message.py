@@ -1,0 +1,191 @@
+"""A message as an application sees it: made when it is looked at, out of the batch it came in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import TYPE_CHECKING, Protocol
+
+from tidegate.core.errors import InvalidValue
+from tidegate.wire.packets import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Holder(Protocol):
+    """Who settles delivered messages."""
+
+    queue: str
+
+    def ack_tag(self, tag: int, generation: int) -> None: ...
+    async def ack_tags(self, first: int, last: int, generation: int) -> None: ...
+    async def nack_tags(self, first: int, last: int, generation: int) -> None: ...
+    async def extend_tags(
+        self, first: int, last: int, generation: int, lease_s: float
+    ) -> None: ...
+
+
+class Message:
+    """One delivered message."""
+
+    __slots__ = ("_generation", "_holder", "_index", "_run", "payload")
+
+    def __init__(
+        self, run: Run, index: int, payload: bytes, holder: Holder | None, generation: int
+    ) -> None:
+        self._run = run
+        self._index = index
+        self.payload = payload
+        self._holder = holder
+        self._generation = generation
+
+    def __repr__(self) -> str:
+        return f"<Message {self.message_id} of {len(self.payload)} bytes>"
+
+    @property
+    def message_id(self) -> int:
+        return self._run.message_id + self._index
+
+    @property
+    def queue(self) -> str:
+        return self._holder.queue if self._holder is not None else ""
+
+    @property
+    def sender(self) -> int:
+        return _of(self._run.senders, self._index)
+
+    @property
+    def receiver(self) -> int | None:
+        receivers = self._run.receivers
+        return None if receivers is None else _of(receivers, self._index)
+
+    @property
+    def context(self) -> int | None:
+        contexts = self._run.contexts
+        return None if contexts is None else contexts[self._index]
+
+    @property
+    def priority(self) -> int:
+        return self._run.priority
+
+    @property
+    def arrived_at(self) -> float:
+        """Seconds since 1970, by the node's clock."""
+        return self._run.arrived_at
+
+    @property
+    def content_type(self) -> str | None:
+        attributes = self._run.attributes
+        mine = attributes[self._index] if attributes is not None else None
+        return mine.content_type if mine is not None else None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        attributes = self._run.attributes
+        mine = attributes[self._index] if attributes is not None else None
+        return (mine.headers or {}) if mine is not None else {}
+
+    @property
+    def delivery_count(self) -> int:
+        """How often it was delivered, as far as the node that delivered it knows."""
+        return _of(self._run.deliveries, self._index)
+
+    @property
+    def redelivered(self) -> bool:
+        """It may have been delivered before; never False when it was."""
+        return self._run.redelivered or self.delivery_count > 1
+
+    def _held_by(self) -> Holder:
+        if self._holder is None or not self._run.tag:
+            raise InvalidValue(
+                "this message is not held: it was browsed, or read without a lease, which "
+                "acknowledges it"
+            )
+        return self._holder
+
+    def ack(self) -> None:
+        """Acknowledge, without waiting: gathered with its neighbours and sent within a turn."""
+        self._held_by().ack_tag(self._run.tag + self._index, self._generation)
+
+    async def ack_confirmed(self) -> None:
+        """Acknowledge, and return when it is on disk; LeaseLost if it was no longer ours."""
+        tag = self._run.tag + self._index
+        await self._held_by().ack_tags(tag, tag, self._generation)
+
+    async def ack_through(self) -> None:
+        """Acknowledge this message and everything its consumer was given before it."""
+        await self._held_by().ack_tags(1, self._run.tag + self._index, self._generation)
+
+    async def nack(self) -> None:
+        """Give it back; it is delivered again, flagged."""
+        tag = self._run.tag + self._index
+        await self._held_by().nack_tags(tag, tag, self._generation)
+
+    async def extend(self, lease: float) -> None:
+        """Hold it for `lease` more seconds from now; LeaseLost if it was no longer ours."""
+        tag = self._run.tag + self._index
+        await self._held_by().extend_tags(tag, tag, self._generation, lease)
+
+
+class MessageBatch:
+    """Messages that came together."""
+
+    __slots__ = ("_generation", "_holder", "_run", "payloads")
+
+    def __init__(
+        self, run: Run, payloads: list[bytes], holder: Holder | None, generation: int
+    ) -> None:
+        self._run = run
+        self.payloads = payloads
+        self._holder = holder
+        self._generation = generation
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    def __iter__(self) -> Iterator[Message]:
+        run, holder, generation = self._run, self._holder, self._generation
+        for index, payload in enumerate(self.payloads):
+            yield Message(run, index, payload, holder, generation)
+
+    def __getitem__(self, index: int) -> Message:
+        payload = self.payloads[index]
+        return Message(self._run, index % len(self), payload, self._holder, self._generation)
+
+    def _tags(self) -> tuple[int, int]:
+        return self._run.tag, self._run.tag + len(self.payloads) - 1
+
+    def ack(self) -> None:
+        """Acknowledge all of them, without waiting."""
+        if self._holder is not None:
+            first, last = self._tags()
+            self._holder.ack_range(first, last, self._generation)  # type: ignore[attr-defined]
+
+    async def ack_confirmed(self) -> None:
+        if self._holder is not None:
+            await self._holder.ack_tags(*self._tags(), self._generation)
+
+    async def nack(self) -> None:
+        if self._holder is not None:
+            await self._holder.nack_tags(*self._tags(), self._generation)
+
+
+def _of(column: Sequence[int], index: int) -> int:
+    return column[index] if len(column) > 1 else column[0]
+
+
+def batches_of(
+    runs: list[Run], body: memoryview | bytes, holder: Holder | None, generation: int
+) -> list[MessageBatch]:
+    """Cut the body of a packet into the payloads of its runs."""
+    # One copy frees the receive buffer; slices of bytes are cheaper than of a view.
+    data = bytes(body)
+    batches = []
+    at = 0
+    for run in runs:
+        ends = list(accumulate(run.lengths, initial=at))
+        payloads = [data[low:high] for low, high in zip(ends, ends[1:], strict=False)]
+        at = ends[-1]
+        batches.append(MessageBatch(run, payloads, holder, generation))
+    return batches

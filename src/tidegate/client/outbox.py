@@ -1,0 +1,318 @@
+"""Puts to one queue, gathered into batches behind the application's back.
+
+The first put of a turn of the event loop schedules a flush at its end, so whatever else puts
+in the same turn shares its batch. A few batches are in flight at a time; while they are, more
+gathers. A batch keeps its number until its fate is known: resent after a broken connection
+under the same number, it is stored once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections import deque
+from typing import TYPE_CHECKING
+
+from tidegate.core.errors import LimitReached, RetryLater, TidegateError
+from tidegate.core.model import PRIORITY_DEFAULT, Attributes
+from tidegate.wire.packets import Packet, PutMessageResponse, PutMessages
+
+if TYPE_CHECKING:
+    from tidegate.client.client import Client
+
+BATCH_COUNT_MAX = 500
+BATCH_BYTES_MAX = 256 * 1024
+IN_FLIGHT_MAX = 8
+
+Special = tuple[int | None, int | None, int, Attributes | None]
+_PLAIN: Special = (None, None, PRIORITY_DEFAULT, None)
+
+
+class Batch:
+    """Messages that travel together."""
+
+    __slots__ = ("bodies", "futures", "packet", "tries")
+
+    def __init__(
+        self,
+        packet: PutMessages,
+        bodies: list[bytes | memoryview],
+        futures: list[asyncio.Future[int]] | asyncio.Future[list[int]],
+    ) -> None:
+        self.packet = packet
+        self.bodies = bodies
+        self.futures = futures
+        self.tries = 0
+
+
+class Outbox:
+    """What is on its way to one queue."""
+
+    __slots__ = (
+        "_batch",
+        "_bytes",
+        "_client",
+        "_futures",
+        "_in_flight",
+        "_loop",
+        "_payloads",
+        "_producer",
+        "_resend",
+        "_resolving",
+        "_scheduled",
+        "_special",
+        "queue",
+        "queue_id",
+    )
+
+    def __init__(self, client: Client, queue: str) -> None:
+        self._client = client
+        self._loop = asyncio.get_running_loop()
+        self.queue = queue
+        self.queue_id: int | None = None
+        # Unique, so that resends are recognised; of this outbox, since batches count from 1.
+        self._producer = secrets.randbits(62) + 1
+        self._payloads: deque[bytes] = deque()
+        self._futures: deque[asyncio.Future[int]] = deque()
+        # Position in the deque from its left + offset → what is not plain about it.
+        self._special: deque[Special] | None = None
+        self._bytes = 0
+        self._batch = 0
+        self._in_flight: dict[int, Batch] = {}
+        self._resend: deque[Batch] = deque()
+        self._scheduled = False
+        self._resolving = False
+
+    def add(self, payload: bytes) -> asyncio.Future[int]:
+        """A plain message."""
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._payloads.append(payload)
+        self._futures.append(future)
+        if self._special is not None:
+            self._special.append(_PLAIN)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+        return future
+
+    def add_special(self, payload: bytes, special: Special) -> asyncio.Future[int]:
+        """A message with a receiver, context, priority or attributes."""
+        if self._special is None:
+            self._special = deque([_PLAIN] * len(self._payloads))
+        future = self.add(payload)
+        self._special[-1] = special
+        return future
+
+    async def add_many(self, payloads: list[bytes], priority: int) -> list[list[int]]:
+        """Many at once, in batches of their own: a future each for the batches only."""
+        while self.queue_id is None:
+            self.queue_id = await self._client.queue_id(self.queue)
+        # What was put before goes first.
+        while self._payloads:
+            self._resend.append(self._next_batch())
+        waiting: list[asyncio.Future[list[int]]] = []
+        for at in range(0, len(payloads), BATCH_COUNT_MAX):
+            for chosen in _by_bytes(payloads[at : at + BATCH_COUNT_MAX]):
+                future: asyncio.Future[list[int]] = self._loop.create_future()
+                waiting.append(future)
+                self._batch += 1
+                packet = PutMessages(
+                    self.queue_id,
+                    self._producer,
+                    self._batch,
+                    list(map(len, chosen)),
+                    [priority],
+                )
+                self._resend.append(Batch(packet, [b"".join(chosen)], future))
+        self.flush()
+        return await asyncio.gather(*waiting)
+
+    @property
+    def unconfirmed(self) -> int:
+        return (
+            len(self._payloads)
+            + sum(len(batch.packet.lengths) for batch in self._in_flight.values())
+            + sum(len(batch.packet.lengths) for batch in self._resend)
+        )
+
+    # Sending
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        link = self._client.link
+        if link is None or not link.alive:
+            return  # the client flushes when it is connected again
+        if self.queue_id is None:
+            self._resolve()
+            return
+        while self._resend and len(self._in_flight) < IN_FLIGHT_MAX:
+            self._send(self._resend.popleft())
+        while self._payloads and len(self._in_flight) < IN_FLIGHT_MAX and not self._resend:
+            self._send(self._next_batch())
+
+    def flush(self) -> None:
+        if not self._scheduled:
+            self._flush()
+
+    def _next_batch(self) -> Batch:
+        payloads, futures = self._payloads, self._futures
+        count = min(len(payloads), BATCH_COUNT_MAX)
+        if count == len(payloads):
+            chosen, waiting = list(payloads), list(futures)
+            payloads.clear()
+            futures.clear()
+        else:
+            chosen = [payloads.popleft() for _ in range(count)]
+            waiting = [futures.popleft() for _ in range(count)]
+        lengths = list(map(len, chosen))
+        if sum(lengths) > BATCH_BYTES_MAX and count > 1:
+            # Large messages: keep what fits, give the rest back to the front.
+            total = keep = 0
+            for length in lengths:
+                if keep and total + length > BATCH_BYTES_MAX:
+                    break
+                total += length
+                keep += 1
+            payloads.extendleft(reversed(chosen[keep:]))
+            futures.extendleft(reversed(waiting[keep:]))
+            chosen, waiting, lengths = chosen[:keep], waiting[:keep], lengths[:keep]
+            count = keep
+        assert self.queue_id is not None
+        self._batch += 1
+        packet = PutMessages(
+            self.queue_id, self._producer, self._batch, lengths, [PRIORITY_DEFAULT]
+        )
+        if self._special is not None:
+            special = [self._special.popleft() for _ in range(count)]
+            if not self._special:
+                self._special = None
+            _fill_columns(packet, special)
+        return Batch(packet, [b"".join(chosen)], waiting)
+
+    def _send(self, batch: Batch) -> None:
+        link = self._client.link
+        assert link is not None
+        number = batch.packet.batch
+        self._in_flight[number] = batch
+
+        def done(answer: Packet | TidegateError, body: memoryview) -> None:
+            del self._in_flight[number]
+            if isinstance(answer, PutMessageResponse):
+                self._confirm(batch, answer)
+            else:
+                assert isinstance(answer, TidegateError)
+                self._failed(batch, answer)
+            if (self._payloads or self._resend) and not self._scheduled:
+                self._scheduled = True
+                self._loop.call_soon(self._flush)
+
+        link.submit(batch.packet, batch.bodies, done)
+
+    @staticmethod
+    def _confirm(batch: Batch, answer: PutMessageResponse) -> None:
+        message_id = answer.first_id
+        step = 1 if message_id else 0
+        futures = batch.futures
+        if isinstance(futures, asyncio.Future):
+            if not futures.done():
+                count = len(batch.packet.lengths)
+                futures.set_result(
+                    list(range(message_id, message_id + count)) if step else [0] * count
+                )
+            return
+        if answer.ids is not None:
+            for future, each_id in zip(futures, answer.ids, strict=False):
+                if not future.done():
+                    future.set_result(each_id)
+            return
+        for future in futures:
+            if not future.done():
+                future.set_result(message_id)
+            message_id += step
+
+    def _failed(self, batch: Batch, error: TidegateError) -> None:
+        if not isinstance(error, RetryLater) or isinstance(error, LimitReached):
+            self._give_up(batch, error)
+            self._client.forget_outbox(self, error)
+            return
+        # In order: older batches go first again.
+        at = 0
+        while at < len(self._resend) and self._resend[at].packet.batch < batch.packet.batch:
+            at += 1
+        self._resend.insert(at, batch)
+        batch.tries += 1
+        if self._client.link is not None and self._client.link.alive:
+            delay_s = min(0.02 * 2 ** min(batch.tries, 6), 1.0) * random.uniform(0.5, 1.0)
+            if not self._scheduled:
+                self._scheduled = True
+                self._loop.call_later(delay_s, self._flush)
+
+    @staticmethod
+    def _give_up(batch: Batch, error: TidegateError) -> None:
+        futures = batch.futures
+        for future in [futures] if isinstance(futures, asyncio.Future) else futures:
+            if not future.done():
+                future.set_exception(error)
+
+    def fail(self, error: TidegateError) -> None:
+        """Nothing of this will arrive."""
+        for batch in (*self._in_flight.values(), *self._resend):
+            self._give_up(batch, error)
+        self._resend.clear()
+        for future in self._futures:
+            if not future.done():
+                future.set_exception(error)
+        self._payloads.clear()
+        self._futures.clear()
+        self._special = None
+
+    def _resolve(self) -> None:
+        """Find out the queue's id, once; then flush."""
+        if self._resolving:
+            return
+        self._resolving = True
+
+        async def resolve() -> None:
+            try:
+                self.queue_id = await self._client.queue_id(self.queue)
+            except TidegateError as error:
+                if not isinstance(error, RetryLater):
+                    self.fail(error)
+                    self._client.forget_outbox(self, error)
+            finally:
+                self._resolving = False
+            if self.queue_id is not None:
+                self._flush()
+
+        self._client.spawn(resolve())
+
+
+def _by_bytes(payloads: list[bytes]) -> list[list[bytes]]:
+    """Cut where a batch would grow too heavy."""
+    if sum(map(len, payloads)) <= BATCH_BYTES_MAX:
+        return [payloads]
+    pieces: list[list[bytes]] = [[]]
+    total = 0
+    for payload in payloads:
+        if pieces[-1] and total + len(payload) > BATCH_BYTES_MAX:
+            pieces.append([])
+            total = 0
+        pieces[-1].append(payload)
+        total += len(payload)
+    return pieces
+
+
+def _fill_columns(packet: PutMessages, special: list[Special]) -> None:
+    receivers = [s[0] for s in special]
+    contexts = [s[1] for s in special]
+    priorities = [s[2] for s in special]
+    attributes = [s[3] for s in special]
+    first = priorities[0]
+    packet.priorities = [first] if all(p == first for p in priorities) else priorities
+    if any(r is not None for r in receivers):
+        packet.receivers = receivers
+    if any(c is not None for c in contexts):
+        packet.contexts = contexts
+    if any(a is not None for a in attributes):
+        packet.attributes = attributes

@@ -1,0 +1,277 @@
+"""A subscription: messages pushed by the node, acknowledged in ranges.
+
+Every connection is a generation. What was delivered in an earlier one has gone back to the
+queue and will come again, so what is left of it here is dropped, and a late ack is too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from tidegate.client.message import Message, MessageBatch, batches_of
+from tidegate.core.errors import (
+    InvalidValue,
+    LeaseLost,
+    RetryLater,
+    TidegateError,
+    from_code,
+)
+from tidegate.core.model import Order
+from tidegate.wire import packets as w
+
+if TYPE_CHECKING:
+    from tidegate.client.client import Client
+
+# Acknowledgements gathered before they are sent in the middle of a turn.
+_ACKS_MAX = 256
+
+
+class Subscription:
+    """Use with `async with`, then iterate."""
+
+    def __init__(
+        self,
+        client: Client,
+        queue: str,
+        consumer: int,
+        prefetch: int,
+        order: Order,
+        automatic: bool,
+    ) -> None:
+        self._client = client
+        self.queue = queue
+        self.consumer = consumer
+        self.prefetch = prefetch
+        self.automatic = automatic
+        self._order = order
+        self._queue_id: int | None = None
+        self._generation = 0
+        self._arrived: deque[MessageBatch] = deque()
+        self._news: asyncio.Future[None] | None = None
+        self._failure: TidegateError | None = None
+        self._open = False
+        self._ack_low = 0
+        self._ack_high = -1
+        self._acks: list[tuple[int, int]] = []
+        self._acks_scheduled = False
+        self._lease_s = 60.0
+        self._renewal: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+
+    # Coming and going
+
+    async def __aenter__(self) -> Subscription:
+        self._queue_id = await self._client.queue_id(self.queue)
+        self._open = True
+        self._client.add_subscription(self)
+        try:
+            await self._subscribe()
+        except BaseException:
+            self._client.drop_subscription(self)
+            raise
+        self._renewal = self._client.spawn(self._renew())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._open = False
+        self._client.drop_subscription(self)
+        if self._renewal is not None:
+            self._renewal.cancel()
+        link = self._client.link
+        if link is not None and link.alive and self._queue_id is not None:
+            self._flush_acks()
+            try:
+                await link.ask(w.Unsubscribe(self._queue_id, self.consumer))
+            except TidegateError:
+                pass  # the connection or the queue is gone, and the subscription with it
+
+    async def _subscribe(self) -> None:
+        """(Re)establish on the present connection, as often as it takes."""
+        assert self._queue_id is not None
+        backoff_s = 0.02
+        while self._open:
+            link = await self._client.connected()
+            self._new_generation()
+            try:
+                answered = await link.ask(
+                    w.Subscribe(
+                        self._queue_id, self.consumer, self.prefetch, self._order, self.automatic
+                    )
+                )
+            except RetryLater:
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, 1.0)
+                continue
+            assert isinstance(answered.packet, w.SubscribeResponse)
+            self._lease_s = answered.packet.lease_ms / 1e3
+            return
+
+    def _new_generation(self) -> None:
+        self._generation += 1
+        self._arrived.clear()
+        self._acks.clear()
+        self._ack_low, self._ack_high = 0, -1
+
+    def resubscribe(self) -> None:
+        """The client has a new connection, or the queue a new owner."""
+        if not self._open:
+            return
+
+        async def again() -> None:
+            try:
+                await self._subscribe()
+            except TidegateError as error:
+                self._fail(error)
+
+        self._new_generation()
+        self._client.spawn(again())
+
+    def _fail(self, error: TidegateError) -> None:
+        self._failure = error
+        self._announce()
+
+    def _announce(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    # Pushes
+
+    def delivered(self, packet: w.Deliver, body: memoryview) -> None:
+        self._arrived.extend(batches_of(packet.runs, body, self, self._generation))
+        self._announce()
+
+    def ended(self, packet: w.ConsumerEnded) -> None:
+        error = from_code(packet.code, packet.text)
+        if isinstance(error, RetryLater):
+            self.resubscribe()
+        else:
+            self._fail(error)
+
+    def prefetch_changed(self, prefetch: int) -> None:
+        self.prefetch = prefetch
+
+    # Taking
+
+    async def batches(self) -> AsyncIterator[MessageBatch]:
+        """Messages as they come together."""
+        arrived = self._arrived
+        while True:
+            while arrived:
+                yield arrived.popleft()
+            if self._failure is not None:
+                raise self._failure
+            self._news = self._loop.create_future()
+            await self._news
+            self._news = None
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        async for batch in self.batches():
+            for message in batch:
+                if message._generation != self._generation:
+                    break
+                yield message
+            # Between batches, so that acknowledgements and other tasks get their turn.
+            await asyncio.sleep(0)
+
+    async def run(
+        self, handler: Callable[[Message], Awaitable[Any]], *, on_error: Callable[[Message, Exception], Any] | None = None
+    ) -> None:
+        """Call the handler for each message: acked when it returns, given back when it raises."""
+        async for batch in self.batches():
+            for message in batch:
+                if message._generation != self._generation:
+                    break
+                try:
+                    await handler(message)
+                except Exception as error:
+                    if not self.automatic:
+                        await message.nack()
+                    if on_error is not None:
+                        on_error(message, error)
+                else:
+                    if not self.automatic:
+                        message.ack()
+            await asyncio.sleep(0)
+
+    # Settling
+
+    def ack_tag(self, tag: int, generation: int) -> None:
+        self.ack_range(tag, tag, generation)
+
+    def ack_range(self, first: int, last: int, generation: int) -> None:
+        if generation != self._generation or self.automatic:
+            return  # it has gone back to the queue, and will come again flagged
+        if first == self._ack_high + 1:
+            self._ack_high = last
+        else:
+            if self._ack_high >= self._ack_low:
+                self._acks.append((self._ack_low, self._ack_high))
+            self._ack_low, self._ack_high = first, last
+        if not self._acks_scheduled:
+            self._acks_scheduled = True
+            self._loop.call_soon(self._flush_acks)
+
+    def _flush_acks(self) -> None:
+        self._acks_scheduled = False
+        if self._ack_high < self._ack_low:
+            return
+        self._acks.append((self._ack_low, self._ack_high))
+        ranges, self._acks = self._acks, []
+        # Continue after the last one, so that a run of acks stays one range.
+        self._ack_low = self._ack_high + 1
+        link = self._client.link
+        if link is not None and self._queue_id is not None:
+            link.post(w.Settle(self._queue_id, self.consumer, ranges))
+
+    async def ack_tags(self, first: int, last: int, generation: int) -> None:
+        self._flush_acks()
+        lost = await self._settle(w.Settle, first, last, generation, confirm=True)
+        if lost and first == last:
+            raise LeaseLost("the message was no longer held: it has gone to somebody else")
+
+    async def nack_tags(self, first: int, last: int, generation: int) -> None:
+        self._flush_acks()
+        await self._settle(w.Return, first, last, generation)
+
+    async def extend_tags(self, first: int, last: int, generation: int, lease_s: float) -> None:
+        lost = await self._settle(
+            w.Extend, first, last, generation, lease_ms=max(int(lease_s * 1e3), 1)
+        )
+        if lost:
+            raise LeaseLost("the message was no longer held: it has gone to somebody else")
+
+    async def _settle(
+        self, kind: type[w.Settle | w.Return | w.Extend], first: int, last: int, generation: int, **more: Any
+    ) -> int:
+        link = self._client.link
+        if generation != self._generation or link is None or not link.alive:
+            raise LeaseLost("the connection was lost meanwhile, and the message went back")
+        assert self._queue_id is not None
+        answered = await link.ask(
+            kind(queue_id=self._queue_id, consumer=self.consumer, ranges=[(first, last)], **more)
+        )
+        assert isinstance(answered.packet, w.SettleResponse)
+        return answered.packet.lost
+
+    async def set_prefetch(self, prefetch: int) -> None:
+        """Change how many messages may be on their way to us or in our hands."""
+        if prefetch < 1:
+            raise InvalidValue(f"prefetch must be at least 1, not {prefetch}")
+        link = await self._client.connected()
+        assert self._queue_id is not None
+        await link.ask(w.SetPrefetch(self._queue_id, self.consumer, prefetch))
+        self.prefetch = prefetch
+
+    async def _renew(self) -> None:
+        """While we live, what we hold stays ours. A third: two may be lost."""
+        while True:
+            await asyncio.sleep(self._lease_s / 3)
+            link = self._client.link
+            if link is not None and link.alive and self._queue_id is not None:
+                try:
+                    await link.ask(w.Extend(self._queue_id, self.consumer))
+                except TidegateError:
+                    continue

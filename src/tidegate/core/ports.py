@@ -1,0 +1,214 @@
+"""What the rooms above ask of the rooms below: the store, and the clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tidegate.core.model import Attributes, ClientInfo, Mode, QueueInfo
+from tidegate.core.segment import Segment
+
+
+class Clock:
+    """Time from outside, so that tests can turn it."""
+
+    def __init__(
+        self,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.wall = wall
+        self.monotonic = monotonic
+
+
+class Write:
+    """A segment to store, fenced by an epoch, with the batches of producers that it holds."""
+
+    __slots__ = ("batches", "epoch", "producers", "segment")
+
+    def __init__(
+        self, segment: Segment, epoch: int, producers: list[int], batches: list[int]
+    ) -> None:
+        self.segment = segment
+        self.epoch = epoch
+        self.producers = producers
+        self.batches = batches
+
+
+class Settlement:
+    """Acknowledgements of one queue, fenced by an epoch."""
+
+    __slots__ = ("epoch", "finished", "partly", "queue_id")
+
+    def __init__(self, queue_id: int, epoch: int) -> None:
+        self.queue_id = queue_id
+        self.epoch = epoch
+        # First ids of segments whose last message is done.
+        self.finished: list[int] = []
+        # First id → done offsets [low, high) of segments that live on.
+        self.partly: dict[int, list[tuple[int, int]]] = {}
+
+
+class Broadcast:
+    """One message for several queues, all or none."""
+
+    __slots__ = (
+        "arrived_at",
+        "attributes",
+        "batch",
+        "context",
+        "payload",
+        "priority",
+        "producer",
+        "receiver",
+        "sender",
+        "targets",
+    )
+
+    def __init__(
+        self,
+        *,
+        targets: list[tuple[int, int, int]],
+        priority: int,
+        arrived_at: float,
+        sender: int,
+        receiver: int | None,
+        context: int | None,
+        attributes: Attributes | None,
+        payload: bytes,
+        producer: int,
+        batch: int,
+    ) -> None:
+        # Queue, epoch, and the id that the message gets there.
+        self.targets = targets
+        self.priority = priority
+        self.arrived_at = arrived_at
+        self.sender = sender
+        self.receiver = receiver
+        self.context = context
+        self.attributes = attributes
+        self.payload = payload
+        self.producer = producer
+        self.batch = batch
+
+
+class Claim:
+    """A queue that has become ours."""
+
+    __slots__ = ("epoch", "next_id")
+
+    def __init__(self, epoch: int, next_id: int) -> None:
+        self.epoch = epoch
+        self.next_id = next_id
+
+
+class LaneSummary:
+    """What the store holds of one lane."""
+
+    __slots__ = ("addressed", "count", "first_id", "last_id", "payload_bytes", "priority")
+
+    def __init__(
+        self,
+        priority: int,
+        addressed: bool,
+        first_id: int,
+        last_id: int,
+        count: int,
+        payload_bytes: int,
+    ) -> None:
+        self.priority = priority
+        self.addressed = addressed
+        self.first_id = first_id
+        self.last_id = last_id
+        self.count = count
+        self.payload_bytes = payload_bytes
+
+
+class Location:
+    """Where a queue is served."""
+
+    __slots__ = ("address", "alive", "owner", "queue")
+
+    def __init__(
+        self, queue: QueueInfo, owner: int | None, address: str | None, alive: bool
+    ) -> None:
+        self.queue = queue
+        self.owner = owner
+        self.address = address
+        self.alive = alive
+
+
+class MemberInfo:
+    """A node as the catalogue knows it."""
+
+    __slots__ = ("address", "alive", "member_id", "name", "queues")
+
+    def __init__(self, member_id: int, name: str, address: str, alive: bool, queues: int) -> None:
+        self.member_id = member_id
+        self.name = name
+        self.address = address
+        self.alive = alive
+        self.queues = queues
+
+
+class Store(Protocol):
+    """Truth: the catalogue, who owns what, and the messages.
+
+    Every method may raise Unavailable (nothing is known of the outcome) or LimitReached
+    (nothing was stored). Writes return one flag each: True, or False when fenced.
+    """
+
+    async def open(self) -> None: ...
+    async def close(self) -> None: ...
+
+    # Clients and queues
+    async def register_client(self, name: str, mode: Mode) -> ClientInfo | None: ...
+    async def find_client(self, client_id: int | None, name: str | None) -> ClientInfo | None: ...
+    async def reserve_client(self, name: str) -> int: ...
+    async def delete_client(self, client_id: int) -> bool: ...
+    async def create_queue(self, name: str, durable: bool) -> QueueInfo | None: ...
+    async def find_queue(self, queue_id: int | None, name: str | None) -> QueueInfo | None: ...
+    async def list_queues(self) -> list[QueueInfo]: ...
+    async def active_queues(self, client_id: int) -> list[QueueInfo]: ...
+    async def delete_queue(self, queue_id: int) -> bool: ...
+
+    # Members and ownership
+    async def join(self, name: str, address: str, lease_s: float) -> int: ...
+    async def renew(self, member_id: int, lease_s: float) -> bool: ...
+    async def leave(self, member_id: int) -> None: ...
+    async def members(self) -> list[MemberInfo]: ...
+    async def locate(self, queue_id: int) -> Location | None: ...
+    async def orphans(self) -> list[int]: ...
+    async def claim(self, queue_id: int, member_id: int) -> Claim | None: ...
+    async def release(self, queue_id: int, epoch: int, heir: int | None) -> bool: ...
+    async def reserve_ids(self, queue_id: int, epoch: int, count: int) -> int | None: ...
+
+    # Messages
+    async def commit(self, writes: Sequence[Write]) -> list[bool]: ...
+    async def broadcast(self, broadcast: Broadcast) -> bool: ...
+    async def settle(self, settlements: Sequence[Settlement], lasting: bool) -> list[bool]: ...
+    async def stored(self, queue_id: int, first_ids: list[int]) -> set[int]: ...
+    async def lanes(self, queue_id: int) -> list[LaneSummary]: ...
+    async def read_lane(
+        self,
+        queue_id: int,
+        priority: int,
+        addressed: bool,
+        from_id: int,
+        to_id: int,
+        count_max: int,
+        bytes_max: int,
+    ) -> list[Segment]: ...
+    async def find_segments(
+        self,
+        queue_id: int,
+        from_id: int,
+        receiver: int,
+        sender: int | None,
+        context: int | None,
+        count_max: int,
+    ) -> list[Segment]: ...
+    async def marks(self, queue_id: int) -> dict[int, list[tuple[int, int]]]: ...
+    async def forget_marks(self, older_than_s: float) -> int: ...
+    async def purge(self, queue_id: int, epoch: int, kept: list[int]) -> bool: ...

@@ -1,0 +1,228 @@
+"""Batches of producers become segments.
+
+Batches that wait for the same commit and go to the same queue share segments: one for each
+priority, addressed messages apart. A batch of equals, the usual case, is moved as columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidegate.core.errors import TidegateError
+from tidegate.core.model import Attributes
+from tidegate.core.ports import Write
+from tidegate.core.segment import Segment
+from tidegate.wire.packets import PutMessages
+
+SEGMENT_BYTES_MAX = 512 * 1024
+SEGMENT_COUNT_MAX = 4096
+
+
+class Batch:
+    """What one producer sent in one packet, until its fate is known."""
+
+    __slots__ = ("_confirmed", "body", "handed_in_at", "open", "packet", "parts", "refused", "sender")
+
+    def __init__(
+        self,
+        packet: PutMessages,
+        body: bytes,
+        sender: int,
+        handed_in_at: float,
+        confirmed: Callable[[int, list[int] | None], None],
+        refused: Callable[[TidegateError], None],
+    ) -> None:
+        self.packet = packet
+        self.body = body
+        self.sender = sender
+        self.handed_in_at = handed_in_at
+        self._confirmed = confirmed
+        self.refused = refused
+        # Segments that are not on disk yet.
+        self.open = 0
+        # Where its messages went: segment, offset there, and which of the batch (None: all).
+        self.parts: list[tuple[SegmentBuilder, int, list[int] | None]] = []
+
+    def part_stored(self) -> bool:
+        """One more segment is on disk; True when that was the last."""
+        self.open -= 1
+        return self.open == 0
+
+    def confirm(self) -> None:
+        first_builder, offset, indices = self.parts[0]
+        if indices is None:
+            self._confirmed(first_builder.first_id + offset, None)
+            return
+        ids = [0] * len(self.packet.lengths)
+        for builder, at, chosen in self.parts:
+            for position, index in enumerate(chosen or ()):
+                ids[index] = builder.first_id + at + position
+        self._confirmed(ids[0], ids)
+
+    def confirm_duplicate(self) -> None:
+        self._confirmed(0, None)
+
+
+class SegmentBuilder:
+    """A segment in the making."""
+
+    __slots__ = (
+        "addressed",
+        "attributes",
+        "batches",
+        "bodies",
+        "body_bytes",
+        "contexts",
+        "first_id",
+        "lengths",
+        "priority",
+        "receivers",
+        "senders",
+    )
+
+    def __init__(self, priority: int, addressed: bool) -> None:
+        self.priority = priority
+        self.addressed = addressed
+        self.lengths: list[int] = []
+        self.bodies: list[bytes | memoryview] = []
+        self.body_bytes = 0
+        self.senders: list[tuple[int, int]] = []
+        self.receivers: list[int] = []
+        self.contexts: list[int | None] | None = None
+        self.attributes: list[Attributes | None] | None = None
+        self.batches: list[Batch] = []
+        self.first_id = 0
+
+    def has_room_for(self, count: int, body_bytes: int) -> bool:
+        return not self.lengths or (
+            len(self.lengths) + count <= SEGMENT_COUNT_MAX
+            and self.body_bytes + body_bytes <= SEGMENT_BYTES_MAX
+        )
+
+    def add(
+        self,
+        batch: Batch,
+        lengths: list[int],
+        body: bytes | memoryview,
+        receivers: list[int] | None,
+        contexts: list[int | None] | None,
+        attributes: list[Attributes | None] | None,
+        indices: list[int] | None,
+    ) -> None:
+        before = len(self.lengths)
+        count = len(lengths)
+        batch.parts.append((self, before, indices))
+        if not self.batches or self.batches[-1] is not batch:
+            self.batches.append(batch)
+            batch.open += 1
+        self.lengths = lengths if not before else self.lengths + lengths
+        self.bodies.append(body)
+        self.body_bytes += len(body)
+        self.senders.append((batch.sender, count))
+        if receivers is not None:
+            self.receivers += receivers if len(receivers) == count else receivers * count
+        self.contexts = _joined(self.contexts, before, contexts, count)
+        self.attributes = _joined(self.attributes, before, attributes, count)
+
+    def build(self, queue_id: int, first_id: int, arrived_at: float) -> Segment:
+        self.first_id = first_id
+        first_sender = self.senders[0][0]
+        if all(sender == first_sender for sender, _ in self.senders):
+            senders = [first_sender]
+        else:
+            senders = [sender for sender, count in self.senders for _ in range(count)]
+        return Segment(
+            queue_id=queue_id,
+            first_id=first_id,
+            priority=self.priority,
+            arrived_at=arrived_at,
+            lengths=self.lengths,
+            payload=bytes(self.bodies[0]) if len(self.bodies) == 1 else b"".join(self.bodies),
+            senders=senders,
+            receivers=self.receivers if self.addressed else None,
+            contexts=self.contexts,
+            attributes=self.attributes,
+        )
+
+    def write(self, segment: Segment, epoch: int) -> Write:
+        return Write(
+            segment,
+            epoch,
+            [batch.packet.producer for batch in self.batches],
+            [batch.packet.batch for batch in self.batches],
+        )
+
+
+Column = list[int | None] | list[Attributes | None]
+
+
+def _joined(column, before: int, added, count: int):  # type: ignore[no-untyped-def]
+    """Two columns, either of which may be absent."""
+    if column is None and added is None:
+        return None
+    left = [None] * before if column is None else column
+    right = [None] * count if added is None else added
+    return left + right
+
+
+def build_segments(batches: list[Batch]) -> list[SegmentBuilder]:
+    """Distribute waiting batches over as few segments as order and priority allow."""
+    open_builders: dict[tuple[int, bool], SegmentBuilder] = {}
+    builders: list[SegmentBuilder] = []
+
+    def builder_for(priority: int, addressed: bool, count: int, body_bytes: int) -> SegmentBuilder:
+        key = (priority, addressed)
+        builder = open_builders.get(key)
+        if builder is None or not builder.has_room_for(count, body_bytes):
+            builder = open_builders[key] = SegmentBuilder(priority, addressed)
+            builders.append(builder)
+        return builder
+
+    for batch in batches:
+        packet = batch.packet
+        receivers = packet.receivers
+        if len(packet.priorities) == 1 and (receivers is None or None not in receivers):
+            builder = builder_for(
+                packet.priorities[0], receivers is not None, len(packet.lengths), len(batch.body)
+            )
+            builder.add(
+                batch,
+                packet.lengths,
+                batch.body,
+                receivers,  # type: ignore[arg-type]
+                packet.contexts,
+                packet.attributes,
+                None,
+            )
+        else:
+            _split(batch, builder_for)
+    return builders
+
+
+def _split(batch: Batch, builder_for: Callable[[int, bool, int, int], SegmentBuilder]) -> None:
+    """A mixed batch: its messages one group for each priority, addressed ones apart."""
+    packet = batch.packet
+    count = len(packet.lengths)
+    priorities = packet.priorities if len(packet.priorities) == count else packet.priorities * count
+    receivers = packet.receivers or [None]
+    receivers = receivers if len(receivers) == count else receivers * count
+    offsets = [0]
+    for length in packet.lengths:
+        offsets.append(offsets[-1] + length)
+    groups: dict[tuple[int, bool], list[int]] = {}
+    for index in range(count):
+        key = (priorities[index], receivers[index] is not None)
+        groups.setdefault(key, []).append(index)
+    body = memoryview(batch.body)
+    for (priority, addressed), indices in groups.items():
+        lengths = [packet.lengths[i] for i in indices]
+        builder = builder_for(priority, addressed, len(indices), sum(lengths))
+        builder.add(
+            batch,
+            lengths,
+            b"".join(body[offsets[i] : offsets[i + 1]] for i in indices),
+            [receivers[i] for i in indices] if addressed else None,  # type: ignore[misc]
+            None if packet.contexts is None else [packet.contexts[i] for i in indices],
+            None if packet.attributes is None else [packet.attributes[i] for i in indices],
+            indices,
+        )

@@ -1,0 +1,108 @@
+"""One message into several queues: all or none, whoever owns them.
+
+All-or-none is one transaction, fenced by the epochs of all queues, so one node must own
+them all: queues that are put to together are brought together first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from tidegate.core.errors import (
+    InvalidValue,
+    QueueNotExisting,
+    StaleEpoch,
+    TidegateError,
+    Unavailable,
+)
+from tidegate.core.ports import Broadcast
+from tidegate.node.replica import Replica
+from tidegate.wire.packets import PutToQueues
+
+if TYPE_CHECKING:
+    from tidegate.node.server import Node
+
+_TRIES = 5
+
+
+class Broadcasts:
+    """Puts to several queues of a node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        # One at a time: two that bring the same queues together would pull at them.
+        self._lock = asyncio.Lock()
+
+    async def put(self, packet: PutToQueues, payload: bytes, sender: int) -> list[int]:
+        """The queues that took the message."""
+        wanted = list(dict.fromkeys(packet.queue_ids))
+        async with self._lock:
+            for attempt in range(_TRIES):
+                try:
+                    return await self._try(wanted, packet, payload, sender)
+                except (StaleEpoch, Unavailable):
+                    if attempt == _TRIES - 1:
+                        raise
+                    await asyncio.sleep(0.05 * 2**attempt)
+        raise AssertionError("unreachable")
+
+    async def _try(
+        self, wanted: list[int], packet: PutToQueues, payload: bytes, sender: int
+    ) -> list[int]:
+        replicas: list[Replica] = []
+        for queue_id in wanted:
+            try:
+                replicas.append(await self._node.bring_here(queue_id))
+            except QueueNotExisting:
+                if not packet.partial:
+                    raise
+        if not replicas:
+            return []
+        # A resend after a lost answer: those that have it need no second one.
+        new = [r for r in replicas if not r.knows(packet.producer, packet.batch)]
+        if packet.partial:
+            for replica in new:
+                try:
+                    await self._store([replica], packet, payload, sender)
+                except TidegateError:
+                    replicas.remove(replica)
+        elif new:
+            await self._store(new, packet, payload, sender)
+        return [replica.info.queue_id for replica in replicas]
+
+    async def _store(
+        self, replicas: list[Replica], packet: PutToQueues, payload: bytes, sender: int
+    ) -> None:
+        durable = [replica for replica in replicas if replica.info.durable]
+        if durable and len(durable) < len(replicas) and not packet.partial:
+            raise InvalidValue("all or none cannot span durable and transient queues")
+        message_ids = {replica: replica.prepare_broadcast() for replica in replicas}
+        broadcast = Broadcast(
+            targets=[(r.info.queue_id, r.epoch, message_ids[r]) for r in durable],
+            priority=packet.priority,
+            arrived_at=self._node.clock.wall(),
+            sender=sender,
+            receiver=packet.receiver,
+            context=packet.context,
+            attributes=packet.attributes,
+            payload=payload,
+            producer=packet.producer,
+            batch=packet.batch,
+        )
+        if durable:
+            await self._commit(broadcast)
+        for replica in replicas:
+            replica.broadcast_stored(broadcast, message_ids[replica])
+
+    async def _commit(self, broadcast: Broadcast) -> None:
+        try:
+            stored = await self._node.store.broadcast(broadcast)
+        except Unavailable:
+            queue_id, _, message_id = broadcast.targets[0]
+            # The answer was lost: all or none, so one of them tells.
+            stored = message_id in await self._node.store.stored(queue_id, [message_id])
+            if not stored:
+                raise
+        if not stored:
+            raise StaleEpoch("one of the queues has a new owner: try again")

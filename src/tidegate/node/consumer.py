@@ -1,0 +1,82 @@
+"""Those who take messages from a replica: subscribers with credit, and readers who wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from tidegate.core.errors import TidegateError
+from tidegate.core.model import Order
+from tidegate.queueing.lease import LeaseBook
+from tidegate.queueing.queue import Match
+from tidegate.telemetry.meters import ConsumerMeters
+from tidegate.wire.packets import Run
+
+# A consumer that holds this much gets no more, whatever its prefetch.
+HELD_BYTES_MAX = 64 * 1024 * 1024
+
+
+class Outlet(Protocol):
+    """A connection to which messages can be sent."""
+
+    client_id: int
+    client_name: str
+
+    def can_take(self) -> bool:
+        """Whether the socket keeps up."""
+        ...
+
+    def deliver(self, consumer: int, runs: list[Run], bodies: list[memoryview | bytes]) -> None: ...
+
+    def consumer_ended(self, consumer: int, error: TidegateError) -> None: ...
+
+    def prefetch_changed(self, consumer: int, prefetch: int) -> None: ...
+
+
+class Consumer:
+    """A subscription. Credit is its prefetch less what it holds."""
+
+    __slots__ = ("automatic", "book", "consumer", "meters", "order", "outlet", "prefetch")
+
+    def __init__(
+        self, outlet: Outlet, consumer: int, prefetch: int, order: Order, automatic: bool
+    ) -> None:
+        self.outlet = outlet
+        self.consumer = consumer
+        self.prefetch = prefetch
+        self.order = order
+        self.automatic = automatic
+        self.book = LeaseBook()
+        self.meters = ConsumerMeters()
+
+    def credit(self) -> int:
+        if not self.outlet.can_take():
+            return 0
+        return max(self.prefetch - self.book.outstanding, 0)
+
+
+class Reader:
+    """Somebody who waits for one message."""
+
+    __slots__ = ("answer", "book_for", "client_id", "lease_s", "match", "miss", "order", "timer")
+
+    def __init__(
+        self,
+        client_id: int,
+        order: Order,
+        match: Match | None,
+        lease_s: float | None,
+        answer: Callable[[Run, memoryview], None],
+        miss: Callable[[TidegateError], None],
+        book_for: Callable[[], Consumer],
+    ) -> None:
+        self.client_id = client_id
+        self.order = order
+        self.match = match
+        self.lease_s = lease_s
+        self.answer = answer
+        self.miss = miss
+        # The holder of leases on messages that were read, not pushed.
+        self.book_for = book_for
+        self.timer: asyncio.TimerHandle | None = None

@@ -1,0 +1,57 @@
+"""The other nodes, as their client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from tidegate.client.client import Client
+from tidegate.core.errors import TidegateError
+from tidegate.telemetry.numbers import NodeNumbers
+from tidegate.wire.packets import SetOwner
+
+_PATIENCE_S = 2.0
+
+
+class Neighbours:
+    """Connections to other nodes, kept while they hold."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, Client] = {}
+
+    async def _client(self, address: str) -> Client:
+        client = self._clients.get(address)
+        if client is None or client.link is None or not client.link.alive:
+            if client is not None:
+                await client.close()
+            client = await Client(address, mode="admin", reconnect_s=_PATIENCE_S).open()
+            self._clients[address] = client
+        return client
+
+    async def ask_for(self, address: str, queue_id: int, member_id: int) -> None:
+        """Ask the owner of a queue to hand it to a member."""
+        client = await self._client(address)
+        link = await client.connected()
+        await link.ask(SetOwner(queue_id, member_id))
+
+    async def numbers(self, addresses: list[str], queue_id: int | None) -> list[NodeNumbers]:
+        """The numbers of those that answer in time."""
+
+        async def ask(address: str) -> list[NodeNumbers]:
+            try:
+                async with asyncio.timeout(_PATIENCE_S):
+                    nodes = (await (await self._client(address)).node_stats()).nodes
+            except (TidegateError, TimeoutError):
+                return []
+            for node in nodes:
+                node.queues = [q for q in node.queues if queue_id in (None, q.queue_id)]
+            return nodes
+
+        answers = await asyncio.gather(*map(ask, addresses))
+        return [node for nodes in answers for node in nodes]
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            with contextlib.suppress(TidegateError):
+                await client.close()
+        self._clients.clear()

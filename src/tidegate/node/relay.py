@@ -1,0 +1,115 @@
+"""A client's second connection, from the node it chose to the node that owns a queue.
+
+Frames pass unread in both directions: packet ids and consumer numbers are the client's own,
+so nothing is translated. One relay per session and owner, so nothing is mixed up either.
+When it breaks, every request under way gets an answer and every subscription an end; the
+client then asks again, and the question is routed anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
+
+from tidegate.core.errors import NotOwner, StaleEpoch, TidegateError, Unavailable, from_code
+from tidegate.wire import packets as w
+from tidegate.wire.connection import Connection, Received, relayed
+from tidegate.wire.frames import Frame
+
+if TYPE_CHECKING:
+    from tidegate.node.session import Session
+
+_MOVED = (NotOwner.code, StaleEpoch.code)
+_CONNECT_S = 3.0
+
+
+class Relay(asyncio.Protocol):
+    """The upstream half."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._wire = Connection(server=False)
+        self._transport: asyncio.Transport | None = None
+        self._identified: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asked: set[int] = set()
+        self._consumers: set[int] = set()
+        self.alive = False
+
+    @classmethod
+    async def open(cls, address: str, session: Session) -> Relay:
+        """Connect to the owner in the client's name."""
+        at = urlsplit(address)
+        relay = cls(session)
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                await asyncio.get_running_loop().create_connection(
+                    lambda: relay, at.hostname, at.port
+                )
+                relay._write(
+                    relay._wire.send(w.IdentifyClient(client_id=session.client_id), 1 << 31)
+                )
+                await relay._identified
+        except (OSError, TimeoutError) as failure:
+            relay.close()
+            raise Unavailable(f"the node at {address} cannot be reached: {failure}") from None
+        relay.alive = True
+        return relay
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast("asyncio.Transport", transport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.alive = False
+        gone = Unavailable("the node that owns the queue went away: ask again")
+        if not self._identified.done():
+            self._identified.set_exception(gone)
+        session = self._session
+        session.relay_ended(self)
+        for packet_id in self._asked:
+            session.send(w.Error(code=gone.code, text=str(gone)), packet_id)
+        for consumer in self._consumers:
+            session.consumer_ended(consumer, gone)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def _write(self, pieces: list[memoryview | bytes]) -> None:
+        if self._transport is not None:
+            self._transport.writelines(pieces)
+
+    def forward(self, packet: Any, frame: Frame) -> None:
+        if isinstance(packet, w.Settle) and not packet.confirm:
+            pass  # nobody answers these
+        else:
+            self._asked.add(frame.packet_id)
+        if isinstance(packet, w.Subscribe):
+            self._consumers.add(packet.consumer)
+        elif isinstance(packet, w.Unsubscribe):
+            self._consumers.discard(packet.consumer)
+        self._write(relayed(frame))
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for event in self._wire.receive(data):
+                if isinstance(event, Received):
+                    self._answer(event)
+        except TidegateError:
+            self.close()
+
+    def _answer(self, event: Received) -> None:
+        packet = event.packet
+        if not self._identified.done():
+            if isinstance(packet, w.Error):
+                self._identified.set_exception(from_code(packet.code, packet.text))
+            else:
+                self._identified.set_result(None)
+            return
+        self._asked.discard(event.packet_id)
+        if isinstance(packet, w.Error | w.ConsumerEnded) and packet.code in _MOVED:
+            self._session.forget_routes(self)
+        if isinstance(packet, w.ConsumerEnded):
+            self._consumers.discard(packet.consumer)
+        self._session.pass_on(relayed(event.frame))

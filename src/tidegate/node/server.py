@@ -1,0 +1,357 @@
+"""A node: listens, owns queues by lease, and answers for all of them.
+
+    server → session → replica → storage.writer
+
+Membership and ownership live in the store. A node renews its life at a third of its lease;
+when it could not, it stops delivering at the deadline, whatever the store says later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import socket
+
+from tidegate.core.budget import Budget
+from tidegate.core.errors import (
+    InvalidValue,
+    NotOwner,
+    QueueNotExisting,
+    StaleEpoch,
+    TidegateError,
+    Unavailable,
+)
+from tidegate.core.ports import Clock, Store
+from tidegate.node.broadcasts import Broadcasts
+from tidegate.node.limits import Limits
+from tidegate.node.neighbours import Neighbours
+from tidegate.node.replica import Replica
+from tidegate.node.session import Session
+from tidegate.storage.writer import Settler, Writer
+from tidegate.telemetry.histogram import Histogram
+from tidegate.telemetry.meters import PhaseMeters
+from tidegate.telemetry.numbers import ClusterNumbers, NodeNumbers, PhaseNumbers, durations
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 0.25
+
+
+class Node:
+    """One broker process."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        name: str | None = None,
+        limits: Limits | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.store = store
+        self.limits = limits or Limits()
+        self.clock = clock or Clock()
+        self.name = name or f"{socket.gethostname()}-{port}"
+        self.replicas: dict[int, Replica] = {}
+        self.phases = PhaseMeters()
+        self.packets_in = 0
+        self.packets_out = 0
+        self.broadcasts = Broadcasts(self)
+        self.member_id = 0
+        self.address = ""
+        self._host = host
+        self._port = port
+        self._budget = Budget(self.limits.memory_bytes)
+        self._commits = Histogram()
+        self._committed_messages = 0
+        self._writers = [
+            Writer(store, on_commit=self._count_commit) for _ in range(self.limits.writers)
+        ]
+        self._settler = Settler(store, linger_s=self.limits.settle_linger_s)
+        self._sessions: set[Session] = set()
+        self._routing: dict[int, asyncio.Task[Replica | str]] = {}
+        self._alive_until = 0.0
+        self._started_at = 0.0
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._neighbours = Neighbours()
+        self._stopping = False
+
+    # Life
+
+    async def start(self) -> None:
+        await self.store.open()
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                lambda: Session(self), self._host, self._port, backlog=1024
+            )
+        except OSError as failure:
+            await self.store.close()
+            raise Unavailable(
+                f"cannot listen on {self._host}:{self._port}: {failure.strerror or failure}"
+            ) from None
+        port = self._server.sockets[0].getsockname()[1]
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self.address = f"tidegate://{host}:{port}"
+        self._started_at = self.clock.monotonic()
+        await self._join()
+        for writer in self._writers:
+            writer.start()
+        self._settler.start()
+        for work in (self._renew_forever(), self._tick_forever()):
+            self._start(work)
+
+    async def _join(self) -> None:
+        asked_at = self.clock.monotonic()
+        self.member_id = await self.store.join(self.name, self.address, self.limits.lease_s)
+        self._alive_until = asked_at + self.limits.lease_s
+
+    def _start(self, work) -> None:  # type: ignore[no-untyped-def]
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def stop(self) -> None:
+        """Drain: no new work, what was accepted reaches the disk, queues are let go."""
+        self._stopping = True
+        if self._server is not None:
+            self._server.close()
+        try:
+            async with asyncio.timeout(self.limits.drain_s):
+                for replica in list(self.replicas.values()):
+                    await replica.quiesce()
+                for writer in self._writers:
+                    await writer.stop()
+                await self._settler.stop()
+                await self.store.leave(self.member_id)
+        except (TimeoutError, TidegateError) as failure:
+            log.warning("stopped before everything was drained: %s", failure)
+        for session in list(self._sessions):
+            session.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._neighbours.close()
+        await self.store.close()
+
+    def may_deliver(self) -> bool:
+        """A paused owner wakes up with its lease gone: look at the clock before every socket."""
+        return self.clock.monotonic() < self._alive_until and not self._stopping
+
+    def _count_commit(self, duration_s: float, messages: int) -> None:
+        self._commits.add(duration_s)
+        self._committed_messages += messages
+
+    # Sessions
+
+    def admit(self, session: Session) -> bool:
+        if self._stopping or len(self._sessions) >= self.limits.connections_max:
+            log.warning("connection refused: %s are open", len(self._sessions))
+            return False
+        self._sessions.add(session)
+        return True
+
+    def forget_session(self, session: Session) -> None:
+        self._sessions.discard(session)
+
+    def forget_client(self, client_id: int) -> None:
+        """A client that lived as long as its connection."""
+
+        async def delete() -> None:
+            with contextlib.suppress(TidegateError):
+                await self.store.delete_client(client_id)
+
+        if not self._stopping:
+            self._start(delete())
+
+    # Who serves a queue
+
+    async def route(self, queue_id: int) -> Replica | str:
+        """The replica here, or the address of the node that has it."""
+        replica = self.replicas.get(queue_id)
+        if replica is not None:
+            return replica
+        if not -(2**31) <= queue_id < 2**31:
+            raise QueueNotExisting(f"no queue {queue_id}")
+        task = self._routing.get(queue_id)
+        if task is None:
+            task = self._routing[queue_id] = asyncio.create_task(self._find(queue_id))
+            task.add_done_callback(lambda _: self._routing.pop(queue_id, None))
+        return await asyncio.shield(task)
+
+    async def _find(self, queue_id: int) -> Replica | str:
+        location = await self.store.locate(queue_id)
+        if location is None:
+            raise QueueNotExisting(f"no queue {queue_id}")
+        if location.alive and location.owner != self.member_id:
+            assert location.address is not None
+            return location.address
+        if self._stopping:
+            raise Unavailable("this node is going away")
+        replica = self.replicas.get(queue_id)
+        if replica is not None:
+            return replica
+        claim = await self.store.claim(queue_id, self.member_id)
+        if claim is None:
+            raise Unavailable(f"queue {location.queue.name!r} is being taken over: try again")
+        replica = Replica(
+            location.queue,
+            claim.epoch,
+            store=self.store,
+            writer=self._writers[queue_id % len(self._writers)],
+            settler=self._settler,
+            budget=self._budget,
+            limits=self.limits,
+            clock=self.clock,
+            may_deliver=self.may_deliver,
+            on_fenced=self._forget_replica,
+            commit_times=self.phases.store,
+        )
+        await replica.load()
+        if replica.fenced:
+            raise StaleEpoch(f"queue {location.queue.name!r} was taken over")
+        self.replicas[queue_id] = replica
+        log.info("owns queue", extra={"queue": location.queue.name, "epoch": claim.epoch})
+        return replica
+
+    def _forget_replica(self, replica: Replica) -> None:
+        if self.replicas.get(replica.info.queue_id) is replica:
+            del self.replicas[replica.info.queue_id]
+            log.info("no longer owns queue", extra={"queue": replica.info.name})
+
+    async def bring_here(self, queue_id: int) -> Replica:
+        """Own a queue, asking its present owner to let it go."""
+        found = await self.route(queue_id)
+        if isinstance(found, Replica):
+            return found
+        await self._neighbours.ask_for(found, queue_id, self.member_id)
+        found = await self.route(queue_id)
+        if not isinstance(found, Replica):
+            raise Unavailable(f"queue {queue_id} did not come: try again")
+        return found
+
+    async def hand_over(self, replica: Replica, member_id: int) -> None:
+        """Give a queue to another member: what was accepted is on disk before it goes."""
+        if member_id == self.member_id:
+            return
+        alive = {m.member_id: m for m in await self.store.members() if m.alive}
+        if member_id not in alive:
+            raise InvalidValue(f"no living member {member_id}; there are {sorted(alive)}")
+        # Out of the table first: what comes now waits at the gate and goes to the heir.
+        self._forget_replica(replica)
+        await replica.quiesce()
+        released = await self.store.release(replica.info.queue_id, replica.epoch, member_id)
+        replica.fence(NotOwner(f"queue {replica.info.name!r} moved to member {member_id}"))
+        if not released:
+            raise StaleEpoch(f"queue {replica.info.name!r} had a new owner already")
+
+    async def delete_queue(self, replica: Replica) -> None:
+        if not await self.store.delete_queue(replica.info.queue_id):
+            raise QueueNotExisting(f"no queue {replica.info.name!r}")
+        replica.deleted()
+
+    # Forever
+
+    async def _renew_forever(self) -> None:
+        """Renew at a third of the lease: two renewals may be lost before anyone takes over."""
+        while True:
+            await asyncio.sleep(self.limits.lease_s / 3)
+            asked_at = self.clock.monotonic()
+            try:
+                if await self.store.renew(self.member_id, self.limits.lease_s):
+                    self._alive_until = asked_at + self.limits.lease_s
+                else:
+                    await self._start_over()
+                for queue_id in await self.store.orphans():
+                    with contextlib.suppress(TidegateError):
+                        await self.route(queue_id)
+            except TidegateError as failure:
+                log.warning("could not renew the lease: %s", failure)
+
+    async def _start_over(self) -> None:
+        """We were declared dead: everything we owned is somebody else's now."""
+        log.error("this node was declared dead and starts over")
+        for replica in list(self.replicas.values()):
+            replica.fence(StaleEpoch("this node lost its lease"))
+        await self._join()
+
+    async def _tick_forever(self) -> None:
+        ticks = 0
+        forget_every = int(60 / _TICK_S)
+        while True:
+            await asyncio.sleep(_TICK_S)
+            ticks += 1
+            now = self.clock.monotonic()
+            for replica in list(self.replicas.values()):
+                replica.tick()
+                if ticks % 4 == 0:
+                    replica.tick_rates(now)
+            if ticks % 4 == 0:
+                self._hang_up_on_the_silent(now)
+            if ticks % forget_every == 0:
+                for replica in list(self.replicas.values()):
+                    replica.forget_producers(now - self.limits.dedup_window_s)
+                with contextlib.suppress(TidegateError):
+                    await self.store.forget_marks(self.limits.dedup_window_s)
+
+    def _hang_up_on_the_silent(self, now: float) -> None:
+        for session in list(self._sessions):
+            patience = 3 * self.limits.heartbeat_s if session.identified else self.limits.handshake_s
+            if now - session.last_heard > patience:
+                session.close()
+
+    # Numbers
+
+    async def numbers(self, queue_id: int | None, cluster: bool) -> ClusterNumbers:
+        nodes = [self._numbers(queue_id)]
+        if cluster:
+            others = [
+                member.address
+                for member in await self.store.members()
+                if member.alive and member.member_id != self.member_id
+            ]
+            nodes += await self._neighbours.numbers(others, queue_id)
+        return ClusterNumbers(nodes)
+
+    def _numbers(self, queue_id: int | None) -> NodeNumbers:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        chosen = [
+            replica.numbers()
+            for number, replica in sorted(self.replicas.items())
+            if queue_id is None or number == queue_id
+        ]
+        return NodeNumbers(
+            member_id=self.member_id,
+            name=self.name,
+            address=self.address,
+            uptime_s=self.clock.monotonic() - self._started_at,
+            connections=len(self._sessions),
+            memory_bound_bytes=self._budget.bound_bytes,
+            memory_resident_bytes=self._budget.used_bytes,
+            process_memory_bytes=_process_memory_bytes(),
+            process_cpu_s=usage.ru_utime + usage.ru_stime,
+            commits=self._commits.count,
+            commit=durations(self._commits),
+            messages_per_commit=self._committed_messages / max(self._commits.count, 1),
+            packets_in=self.packets_in,
+            packets_out=self.packets_out,
+            queues=chosen,
+            phases=PhaseNumbers(
+                wait_client=durations(self.phases.wait_client),
+                parse=durations(self.phases.parse),
+                store=durations(self.phases.store),
+                respond=durations(self.phases.respond),
+                total=durations(self.phases.total),
+            ),
+        )
+
+
+def _process_memory_bytes() -> int:
+    """Resident memory now (not its peak)."""
+    with open("/proc/self/statm") as statm:  # noqa: PTH123
+        return int(statm.read().split()[1]) * resource.getpagesize()

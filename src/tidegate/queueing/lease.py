@@ -1,0 +1,115 @@
+"""Who holds which delivered messages, and until when.
+
+Deliveries to a holder are numbered by tags, one per message, counting up. A lease
+covers a span and so a range of tags. Ranges of tags are acknowledged, returned and
+extended; what is not held any more is counted, never guessed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from operator import attrgetter
+
+from tidegate.queueing.lifecycle import Event
+from tidegate.queueing.span import Span
+
+_tag = attrgetter("tag")
+
+
+class Lease:
+    """A span in somebody's hands. Tags `tag` to `tag + len(span) - 1`."""
+
+    __slots__ = ("deadline", "granted_at", "span", "tag")
+
+    def __init__(self, tag: int, span: Span, granted_at: float, deadline: float) -> None:
+        self.tag = tag
+        self.span = span
+        self.granted_at = granted_at
+        self.deadline = deadline
+
+    @property
+    def last_tag(self) -> int:
+        return self.tag + len(self.span) - 1
+
+
+class LeaseBook:
+    """The leases of one holder, in order of their tags."""
+
+    __slots__ = ("_leases", "_next_tag", "outstanding")
+
+    def __init__(self) -> None:
+        self._leases: list[Lease] = []
+        self._next_tag = 1
+        self.outstanding = 0
+
+    def grant(self, span: Span, now: float, lease_s: float) -> Lease:
+        """Hand a span out."""
+        span.advance(Event.DELIVERED)
+        lease = Lease(self._next_tag, span, now, now + lease_s)
+        self._next_tag += len(span)
+        self.outstanding += len(span)
+        self._leases.append(lease)
+        return lease
+
+    def take(self, first: int, last: int) -> list[Lease]:
+        """The leases on tags `first` to `last`, which thereby end; cut where they stick out."""
+        leases = self._leases
+        if not leases or last < first:
+            return []
+        at = max(bisect_right(leases, first, key=_tag) - 1, 0)
+        taken: list[Lease] = []
+        kept: list[Lease] = []
+        end = at
+        while end < len(leases) and leases[end].tag <= last:
+            lease = leases[end]
+            end += 1
+            if lease.last_tag < first:
+                kept.append(lease)
+                continue
+            low = max(first, lease.tag)
+            high = min(last, lease.last_tag)
+            if low == lease.tag and high == lease.last_tag:
+                taken.append(lease)
+                continue
+            offset = lease.span.low - lease.tag
+            before, inside, behind = lease.span.cut_out(low + offset, high + offset + 1)
+            if before is not None:
+                kept.append(Lease(lease.tag, before, lease.granted_at, lease.deadline))
+            taken.append(Lease(low, inside, lease.granted_at, lease.deadline))
+            if behind is not None:
+                kept.append(Lease(high + 1, behind, lease.granted_at, lease.deadline))
+        leases[at:end] = kept
+        self.outstanding -= sum(len(lease.span) for lease in taken)
+        return taken
+
+    def extend(self, ranges: list[tuple[int, int]] | None, deadline: float) -> int:
+        """Move deadlines; how many tags were still held."""
+        if ranges is None:
+            for lease in self._leases:
+                lease.deadline = max(lease.deadline, deadline)
+            return self.outstanding
+        held = 0
+        for first, last in ranges:
+            # Cut out and put back, so that only these tags get the new deadline.
+            for lease in self.take(first, last):
+                held += len(lease.span)
+                lease.deadline = deadline
+                self._leases.insert(bisect_right(self._leases, lease.tag, key=_tag), lease)
+        self.outstanding += held
+        return held
+
+    def lapsed(self, now: float) -> list[Lease]:
+        """The leases that have run out, which thereby end."""
+        late = [lease for lease in self._leases if lease.deadline <= now]
+        if late:
+            self._leases = [lease for lease in self._leases if lease.deadline > now]
+            self.outstanding -= sum(len(lease.span) for lease in late)
+        return late
+
+    def clear(self) -> list[Lease]:
+        """Everything that was held."""
+        leases, self._leases, self.outstanding = self._leases, [], 0
+        return leases
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self._leases)

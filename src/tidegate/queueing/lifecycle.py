@@ -1,0 +1,49 @@
+"""The life of a message in a queue, as a table. The diagram in the docs is made from it."""
+
+from __future__ import annotations
+
+import enum
+
+from tidegate.core.errors import InternalError
+
+
+class State(enum.Enum):
+    """Where a message is."""
+
+    ACCEPTED = "accepted"  # in memory, not yet on disk: nobody may see it
+    READY = "ready"
+    LEASED = "leased"
+    DONE = "done"
+
+
+class Event(enum.Enum):
+    """What happens to it."""
+
+    STORED = "stored"
+    DELIVERED = "delivered"
+    ACKED = "acked"
+    RETURNED = "returned"
+    LEASE_EXPIRED = "lease expired"
+    CONSUMER_GONE = "consumer gone"
+    PURGED = "purged"
+
+
+TRANSITIONS: dict[State, dict[Event, State]] = {
+    State.ACCEPTED: {Event.STORED: State.READY},
+    State.READY: {Event.DELIVERED: State.LEASED, Event.PURGED: State.DONE},
+    State.LEASED: {
+        Event.ACKED: State.DONE,
+        Event.RETURNED: State.READY,
+        Event.LEASE_EXPIRED: State.READY,
+        Event.CONSUMER_GONE: State.READY,
+    },
+    State.DONE: {},
+}
+
+
+def after(state: State, event: Event) -> State:
+    """The state that follows, or our bug."""
+    try:
+        return TRANSITIONS[state][event]
+    except KeyError:
+        raise InternalError(f"a message that is {state.value} cannot be {event.value}") from None

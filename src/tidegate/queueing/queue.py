@@ -1,0 +1,311 @@
+"""One queue in memory: what is ready, in which order, for whom. Pure: no clock, no I/O.
+
+Messages for anyone lie in one lane per priority. Messages addressed to a receiver lie
+in lanes of that receiver, which nobody else sees. A read merges the (at most two) lanes
+of a priority by id, so order per producer holds within a priority.
+
+A bound on memory is kept by tails: see lane.py. The caller asks `tail_wanted` and brings
+segments back from the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from tidegate.core.budget import Budget
+from tidegate.core.model import Order
+from tidegate.core.segment import Segment
+from tidegate.queueing.lane import Lane
+from tidegate.queueing.lifecycle import Event, State
+from tidegate.queueing.span import Span
+
+# Who an unaddressed message is for.
+ANYONE = 0
+
+
+class Match:
+    """Which messages a selective read wants."""
+
+    __slots__ = ("context", "sender")
+
+    def __init__(self, sender: int | None = None, context: int | None = None) -> None:
+        self.sender = sender
+        self.context = context
+
+    def find(self, span: Span) -> int | None:
+        """The offset of the first message of the span that matches."""
+        segment = span.segment
+        if (
+            self.sender is not None
+            and len(segment.senders) == 1
+            and segment.senders[0] != self.sender
+        ):
+            return None
+        if self.context is not None and segment.contexts is None:
+            return None
+        for offset in range(span.low, span.high):
+            if self.sender is not None and segment.sender(offset) != self.sender:
+                continue
+            if self.context is not None and segment.context(offset) != self.context:
+                continue
+            return offset
+        return None
+
+
+class Queue:
+    """The ready messages of a queue."""
+
+    __slots__ = ("_addressed_tails", "_budget", "_lanes", "head_count", "resident_bytes")
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        # Receiver (or ANYONE) → priority → lane; priorities kept from high to low.
+        self._lanes: dict[int, dict[int, Lane]] = {ANYONE: {}}
+        # Addressed segments beyond memory: priority → a lane of which only the tail is used.
+        self._addressed_tails: dict[int, Lane] = {}
+        self.head_count = 0
+        # What the open segments of this queue weigh, ready or leased.
+        self.resident_bytes = 0
+
+    def __len__(self) -> int:
+        return self.head_count + self.tail_count
+
+    @property
+    def tail_count(self) -> int:
+        return sum(lane.tail_count for lane in self._all_tails())
+
+    @property
+    def tail_bytes(self) -> int:
+        return sum(lane.tail_bytes for lane in self._all_tails())
+
+    def _all_tails(self) -> Iterator[Lane]:
+        yield from self._lanes[ANYONE].values()
+        yield from self._addressed_tails.values()
+
+    def lane(self, receiver: int, priority: int) -> Lane:
+        lanes = self._lanes.get(receiver)
+        if lanes is None:
+            lanes = self._lanes[receiver] = {}
+        lane = lanes.get(priority)
+        if lane is None:
+            lane = lanes[priority] = Lane(priority)
+            if len(lanes) > 1:
+                self._lanes[receiver] = dict(sorted(lanes.items(), reverse=True))
+        return lane
+
+    def tail_lane(self, priority: int, addressed: bool) -> Lane:
+        """The lane that keeps the tail for such segments."""
+        if not addressed:
+            return self.lane(ANYONE, priority)
+        lane = self._addressed_tails.get(priority)
+        if lane is None:
+            lane = self._addressed_tails[priority] = Lane(priority)
+        return lane
+
+    # In
+
+    def add(self, segment: Segment, *, keep: bool) -> bool:
+        """A stored segment. With `keep` unset, or a tail before it, it stays in the store.
+
+        True when it is in memory.
+        """
+        tail = self.tail_lane(segment.priority, segment.receivers is not None)
+        if tail.tail_count or not keep:
+            tail.send_to_tail(segment, segment.open)
+            return False
+        self._place(segment, [(0, segment.count)])
+        return True
+
+    def bring_back(self, segments: Iterable[Segment], *, pulled: bool = False) -> None:
+        """Segments of a tail, read from the store: from its front, or pulled out of it."""
+        for segment in segments:
+            tail = self.tail_lane(segment.priority, segment.receivers is not None)
+            if tail.leave_tail(segment, pulled=pulled):
+                self._place(segment, segment.open_ranges())
+
+    def _place(self, segment: Segment, ranges: Iterable[tuple[int, int]]) -> None:
+        self._weigh(segment.cost_bytes)
+        for low, high in ranges:
+            self.head_count += high - low
+            for receiver, span in self._by_receiver(Span(segment, low, high, State.READY)):
+                lane = self.lane(receiver, segment.priority)
+                if lane.ready and lane.ready[-1].first_id > span.first_id:
+                    lane.put_back(span)
+                else:
+                    lane.append(span)
+
+    def _by_receiver(self, span: Span) -> Iterator[tuple[int, Span]]:
+        receivers = span.segment.receivers
+        if receivers is None:
+            yield ANYONE, span
+            return
+        if len(receivers) == 1:
+            yield receivers[0], span
+            return
+        low = span.low
+        for offset in range(span.low + 1, span.high + 1):
+            if offset == span.high or receivers[offset] != receivers[low]:
+                yield receivers[low], Span(span.segment, low, offset, span.state)
+                low = offset
+
+    def put_back(self, spans: list[Span], event: Event, *, attempted: bool = True) -> None:
+        """Leased messages are ready again, at their old place."""
+        # Newest first: then each is older than the head, and found its place at once.
+        for span in sorted(spans, key=lambda span: span.first_id, reverse=True):
+            span.advance(event)
+            if attempted:
+                span.segment.mark_attempted(span.low, span.high)
+            self.head_count += len(span)
+            for receiver, piece in self._by_receiver(span):
+                self.lane(receiver, span.segment.priority).put_back(piece)
+
+    # Out
+
+    def take(self, count: int, client_id: int, order: Order) -> list[Span]:
+        """Up to `count` messages that this client may have, in order."""
+        taken: list[Span] = []
+        while count > 0:
+            lane, limit = self._next_lane(client_id, order)
+            if lane is None:
+                break
+            span = lane.take(min(count, limit))
+            taken.append(span)
+            count -= len(span)
+            self.head_count -= len(span)
+        return taken
+
+    def _next_lane(self, client_id: int, order: Order) -> tuple[Lane | None, int]:
+        """The lane to take from, and how many before another one has its turn."""
+        best: Lane | None = None
+        limit = 1 << 62
+        mine = self._lanes.get(client_id) if client_id != ANYONE else None
+        # Within a lane's run only ids below the next best lane's first may go.
+        for lanes in (self._lanes[ANYONE], mine):
+            if lanes is None:
+                continue
+            for lane in lanes.values():
+                if lane.waits_for_tail:
+                    if self._tail_goes_first(lane, best, order):
+                        # Its turn, but it is still in the store: nothing may overtake it.
+                        return None, 0
+                    continue
+                if not lane.ready:
+                    continue
+                if best is None:
+                    best = lane
+                elif order is Order.OLDEST or lane.priority == best.priority:
+                    if lane.first_id < best.first_id:
+                        best, lane = lane, best
+                    limit = min(limit, lane.first_id - best.first_id)
+                elif lane.priority > best.priority:
+                    best, limit = lane, 1 << 62
+                if order is Order.PRIORITY:
+                    break  # lanes are kept from high to low
+        return best, max(limit, 1)
+
+    @staticmethod
+    def _tail_goes_first(lane: Lane, best: Lane | None, order: Order) -> bool:
+        if best is None:
+            return True
+        if order is Order.PRIORITY:
+            return lane.priority >= best.priority
+        return lane.tail_from < best.first_id
+
+    def take_match(self, match: Match, client_id: int, order: Order) -> Span | None:
+        """The first message in order that matches, out of what is in memory."""
+        best: tuple[tuple[int, int], Lane, Span, int] | None = None
+        for receiver in {ANYONE, client_id}:
+            for lane in self._lanes.get(receiver, {}).values():
+                for span in lane.spans():
+                    offset = match.find(span)
+                    if offset is None:
+                        continue
+                    message_id = span.segment.first_id + offset
+                    rank = (-lane.priority if order is Order.PRIORITY else 0, message_id)
+                    if best is None or rank < best[0]:
+                        best = (rank, lane, span, offset)
+                    break
+        if best is None:
+            return None
+        _, lane, span, offset = best
+        self.head_count -= 1
+        return lane.remove(span, offset, offset + 1)
+
+    def done(self, span: Span) -> bool:
+        """Settle a leased span; True when its whole segment is done."""
+        span.advance(Event.ACKED)
+        finished = span.segment.mark_done(span.low, span.high)
+        if finished:
+            self._weigh(-span.segment.cost_bytes)
+        return finished
+
+    def _weigh(self, change_bytes: int) -> None:
+        self.resident_bytes += change_bytes
+        self._budget.used_bytes += change_bytes
+
+    def forget(self) -> None:
+        """The queue is no longer ours: give its memory back."""
+        self._weigh(-self.resident_bytes)
+
+    def purge(self) -> tuple[list[Span], int]:
+        """Drop everything ready; what is leased stays with its holders.
+
+        The spans that were in memory, and how many messages went in all.
+        """
+        dropped: list[Span] = []
+        for lanes in self._lanes.values():
+            for lane in lanes.values():
+                while lane.ready:
+                    span = lane.take(1 << 62).advance(Event.PURGED)
+                    self.head_count -= len(span)
+                    dropped.append(span)
+                    if span.segment.mark_done(span.low, span.high):
+                        self._weigh(-span.segment.cost_bytes)
+        in_tail = sum(lane.forget_tail() for lane in self._all_tails())
+        return dropped, sum(map(len, dropped)) + in_tail
+
+    # Looking
+
+    def has_for(self, client_id: int) -> bool:
+        """Whether anything is ready for the client."""
+        for receiver in (ANYONE, client_id):
+            if any(len(lane) for lane in self._lanes.get(receiver, {}).values()):
+                return True
+        return any(lane.tail_count for lane in self._addressed_tails.values())
+
+    def oldest(self) -> Segment | None:
+        """The oldest ready segment in memory."""
+        heads = [
+            lane.ready[0] for lanes in self._lanes.values() for lane in lanes.values() if lane.ready
+        ]
+        return min(heads, key=lambda span: span.first_id).segment if heads else None
+
+    def browse(self, limit: int) -> list[Span]:
+        """Up to `limit` ready messages in memory, oldest first, left where they are."""
+        spans = sorted(
+            (span for lanes in self._lanes.values() for lane in lanes.values() for span in lane.ready),
+            key=lambda span: span.first_id,
+        )
+        seen: list[Span] = []
+        for span in spans:
+            if limit <= 0:
+                break
+            high = min(span.high, span.low + limit)
+            seen.append(Span(span.segment, span.low, high, span.state))
+            limit -= high - span.low
+        return seen
+
+    @staticmethod
+    def looked_at(segment: Segment, low: int, high: int) -> list[Span]:
+        """Messages of a tail that somebody browses."""
+        return [Span(segment, low, high, State.READY)]
+
+    def tail_wanted(self, head_bytes_low: int) -> list[tuple[Lane, bool]]:
+        """Lanes whose head is short while their tail is not; True for addressed ones."""
+        wanted = [
+            (lane, False)
+            for lane in self._lanes[ANYONE].values()
+            if lane.tail_count and lane.head_bytes < head_bytes_low
+        ]
+        wanted += [(lane, True) for lane in self._addressed_tails.values() if lane.tail_count]
+        return wanted

@@ -1,0 +1,52 @@
+"""A span: neighbouring messages of one segment that share a state.
+
+The unit in which a queue works. Ten thousand fresh messages are a handful of spans;
+only what is returned one by one is handled one by one.
+"""
+
+from __future__ import annotations
+
+from tidegate.core.segment import Segment
+from tidegate.queueing.lifecycle import Event, State, after
+
+
+class Span:
+    """Messages `low` to `high - 1` of a segment."""
+
+    __slots__ = ("high", "low", "segment", "state")
+
+    def __init__(self, segment: Segment, low: int, high: int, state: State) -> None:
+        self.segment = segment
+        self.low = low
+        self.high = high
+        self.state = state
+
+    def __len__(self) -> int:
+        return self.high - self.low
+
+    def __repr__(self) -> str:
+        return f"Span({self.first_id}+{len(self)}, {self.state.value})"
+
+    @property
+    def first_id(self) -> int:
+        return self.segment.first_id + self.low
+
+    @property
+    def payload_bytes(self) -> int:
+        return len(self.segment.body(self.low, self.high))
+
+    def advance(self, event: Event) -> Span:
+        self.state = after(self.state, event)
+        return self
+
+    def split(self, count: int) -> Span:
+        """Cut the first `count` messages off; self keeps the rest."""
+        front = Span(self.segment, self.low, self.low + count, self.state)
+        self.low += count
+        return front
+
+    def cut_out(self, low: int, high: int) -> tuple[Span | None, Span, Span | None]:
+        """What lies before, inside and behind offsets `low` to `high - 1`."""
+        before = Span(self.segment, self.low, low, self.state) if low > self.low else None
+        behind = Span(self.segment, high, self.high, self.state) if high < self.high else None
+        return before, Span(self.segment, low, high, self.state), behind

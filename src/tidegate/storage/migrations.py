@@ -1,0 +1,43 @@
+"""Numbered SQL files, each applied once; nodes that start together may race."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+
+import psycopg
+
+# Any number; it is the key under which all starting nodes queue up.
+_ADVISORY_KEY = 7_411_000_001
+
+
+def migration_files() -> list[tuple[int, str, str]]:
+    """Number, name and text of every migration, in order."""
+    found = []
+    for entry in (resources.files("tidegate.storage") / "sql").iterdir():
+        numbered = re.fullmatch(r"(\d{4})_(\w+)\.sql", entry.name)
+        if numbered:
+            found.append((int(numbered[1]), numbered[2], entry.read_text(encoding="utf-8")))
+    return sorted(found)
+
+
+async def migrate(connection: psycopg.AsyncConnection[tuple[object, ...]]) -> list[int]:
+    """Apply what is missing; the numbers that were."""
+    applied: list[int] = []
+    async with connection.transaction():
+        await connection.execute("select pg_advisory_xact_lock(%s)", (_ADVISORY_KEY,))
+        await connection.execute(
+            "create table if not exists migration ("
+            " number int primary key, name text not null, applied_at timestamptz default now())"
+        )
+        rows = await (await connection.execute("select number from migration")).fetchall()
+        done = {row[0] for row in rows}
+        for number, name, text in migration_files():
+            if number in done:
+                continue
+            await connection.execute(text.encode(), prepare=False)
+            await connection.execute(
+                "insert into migration (number, name) values (%s, %s)", (number, name)
+            )
+            applied.append(number)
+    return applied

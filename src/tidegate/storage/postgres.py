@@ -1,0 +1,347 @@
+"""The store on PostgreSQL: function calls only, all SQL lives in sql/.
+
+Two kinds of connection. Writers run in pipeline mode and carry the messages: some for puts,
+one for acknowledgements, so that a confirm never waits for a delete. One plain connection
+serves the catalogue and reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import psycopg
+from psycopg.rows import tuple_row
+from psycopg.types.multirange import Multirange
+
+from tidegate.core.errors import LimitReached, Unavailable
+from tidegate.core.model import Attributes, ClientInfo, Mode, QueueInfo
+from tidegate.core.ports import (
+    Broadcast,
+    Claim,
+    LaneSummary,
+    Location,
+    MemberInfo,
+    Settlement,
+    Write,
+)
+from tidegate.core.segment import Segment
+from tidegate.storage import parameters as p
+from tidegate.storage.migrations import migrate
+from tidegate.storage.pipeline import Parameters, PipelineConnection
+
+_PUT = b"select put_segment($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
+_BROADCAST = b"select put_message_to_all($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
+_SETTLE = b"select settle($1, $2, $3, $4, $5, $6)"
+_BINARY = 1
+_ALL_BINARY = [_BINARY] * 13
+_STORED = (b"\x00\x00\x00\x00", None)
+
+Row = tuple[Any, ...]
+Result = TypeVar("Result")
+
+
+class PostgresStore:
+    """A store behind a libpq URL."""
+
+    def __init__(self, url: str, *, writers: int = 1) -> None:
+        self.url = url
+        self._putters = [PipelineConnection(url, (_PUT, _BROADCAST)) for _ in range(writers)]
+        self._free_putters: asyncio.Queue[PipelineConnection] = asyncio.Queue()
+        for putter in self._putters:
+            self._free_putters.put_nowait(putter)
+        self._settler = PipelineConnection(url, (_SETTLE,))
+        self._settler_lock = asyncio.Lock()
+        self._catalogue: psycopg.AsyncConnection[Row] | None = None
+        self._catalogue_lock = asyncio.Lock()
+        self._reader: psycopg.AsyncConnection[Row] | None = None
+        self._reader_lock = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Connect and bring the schema up to date."""
+        connection = await self._connect()
+        try:
+            await migrate(connection)
+        finally:
+            await connection.close()
+
+    async def close(self) -> None:
+        for putter in self._putters:
+            putter.close()
+        self._settler.close()
+        for connection in (self._catalogue, self._reader):
+            if connection is not None:
+                await connection.close()
+        self._catalogue = self._reader = None
+
+    async def _connect(self) -> psycopg.AsyncConnection[Row]:
+        try:
+            return await psycopg.AsyncConnection.connect(
+                self.url, autocommit=True, row_factory=tuple_row, connect_timeout=5
+            )
+        except psycopg.Error as failure:
+            raise Unavailable(f"the store does not answer: {failure}") from None
+
+    async def _call(self, query: str, *arguments: Any) -> list[Row]:
+        """One function call on the catalogue connection."""
+        async with self._catalogue_lock:
+            if self._catalogue is None or self._catalogue.closed:
+                self._catalogue = await self._connect()
+            return await _rows(self._catalogue, query, arguments, binary=False)
+
+    async def _read(self, query: str, *arguments: Any) -> list[Row]:
+        """One function call that returns payloads, beside the catalogue's."""
+        async with self._reader_lock:
+            if self._reader is None or self._reader.closed:
+                self._reader = await self._connect()
+            return await _rows(self._reader, query, arguments, binary=True)
+
+    # Clients and queues
+
+    async def register_client(self, name: str, mode: Mode) -> ClientInfo | None:
+        return _client(await self._call("select * from register_client(%s, %s::smallint)", name, int(mode)))
+
+    async def find_client(self, client_id: int | None, name: str | None) -> ClientInfo | None:
+        return _client(await self._call("select * from find_client(%s, %s)", client_id, name))
+
+    async def reserve_client(self, name: str) -> int:
+        return int((await self._call("select reserve_client(%s)", name))[0][0])
+
+    async def delete_client(self, client_id: int) -> bool:
+        return bool((await self._call("select delete_client(%s)", client_id))[0][0])
+
+    async def create_queue(self, name: str, durable: bool) -> QueueInfo | None:
+        return _queue(await self._call("select * from create_queue(%s, %s)", name, durable))
+
+    async def find_queue(self, queue_id: int | None, name: str | None) -> QueueInfo | None:
+        return _queue(await self._call("select * from find_queue(%s, %s)", queue_id, name))
+
+    async def list_queues(self) -> list[QueueInfo]:
+        return [QueueInfo(*row) for row in await self._call("select * from list_queues()")]
+
+    async def active_queues(self, client_id: int) -> list[QueueInfo]:
+        rows = await self._call("select * from active_queues(%s)", client_id)
+        return [QueueInfo(*row) for row in rows]
+
+    async def delete_queue(self, queue_id: int) -> bool:
+        return bool((await self._call("select delete_queue(%s)", queue_id))[0][0])
+
+    # Members and ownership
+
+    async def join(self, name: str, address: str, lease_s: float) -> int:
+        return int((await self._call("select join_cluster(%s, %s, %s)", name, address, lease_s))[0][0])
+
+    async def renew(self, member_id: int, lease_s: float) -> bool:
+        return bool((await self._call("select renew_member(%s, %s)", member_id, lease_s))[0][0])
+
+    async def leave(self, member_id: int) -> None:
+        await self._call("select leave_cluster(%s)", member_id)
+
+    async def members(self) -> list[MemberInfo]:
+        return [MemberInfo(*row) for row in await self._call("select * from list_members()")]
+
+    async def locate(self, queue_id: int) -> Location | None:
+        rows = await self._call("select * from locate_queue(%s)", queue_id)
+        if not rows:
+            return None
+        number, name, durable, owner, address, alive = rows[0]
+        return Location(QueueInfo(number, name, durable), owner, address, alive)
+
+    async def orphans(self) -> list[int]:
+        return [row[0] for row in await self._call("select orphans()")]
+
+    async def claim(self, queue_id: int, member_id: int) -> Claim | None:
+        rows = await self._call("select * from claim_queue(%s, %s)", queue_id, member_id)
+        return Claim(*rows[0]) if rows else None
+
+    async def release(self, queue_id: int, epoch: int, heir: int | None) -> bool:
+        rows = await self._call("select release_queue(%s, %s, %s)", queue_id, epoch, heir)
+        return bool(rows[0][0])
+
+    async def reserve_ids(self, queue_id: int, epoch: int, count: int) -> int | None:
+        rows = await self._call("select reserve_ids(%s, %s, %s)", queue_id, epoch, count)
+        return None if rows[0][0] is None else int(rows[0][0])
+
+    # Messages
+
+    async def commit(self, writes: Sequence[Write]) -> list[bool]:
+        calls = [(_PUT, _put_parameters(write), _ALL_BINARY) for write in writes]
+        putter = await self._free_putters.get()
+        try:
+            values = await putter.call(calls)
+        finally:
+            self._free_putters.put_nowait(putter)
+        return [value in _STORED for value in values]
+
+    async def broadcast(self, broadcast: Broadcast) -> bool:
+        queues, epochs, firsts = zip(*broadcast.targets, strict=True)
+        parameters: Parameters = (
+            p.int4_array(queues),
+            p.int8_array(epochs),
+            p.int8_array(firsts),
+            p.int2(broadcast.priority),
+            p.float8(broadcast.arrived_at),
+            p.int4(broadcast.sender),
+            None if broadcast.receiver is None else p.int4(broadcast.receiver),
+            None if broadcast.context is None else p.int8(broadcast.context),
+            p.json_of(None if broadcast.attributes is None else [broadcast.attributes]),
+            broadcast.payload,
+            p.int8(broadcast.producer),
+            p.int8(broadcast.batch),
+        )
+        putter = await self._free_putters.get()
+        try:
+            values = await putter.call([(_BROADCAST, parameters, _ALL_BINARY[:12])])
+        finally:
+            self._free_putters.put_nowait(putter)
+        return values[0] is None
+
+    async def settle(self, settlements: Sequence[Settlement], lasting: bool) -> list[bool]:
+        calls = []
+        for settlement in settlements:
+            partly = settlement.partly
+            texts = ",".join(f'"{p.multirange_text(done)}"' for done in partly.values())
+            parameters: Parameters = (
+                p.int4(settlement.queue_id),
+                p.int8(settlement.epoch),
+                p.int8_array(settlement.finished),
+                p.int8_array(list(partly)),
+                f"{{{texts}}}".encode(),
+                p.boolean(lasting),
+            )
+            # Multiranges go as text: they are few, and their binary form is not worth code.
+            calls.append((_SETTLE, parameters, [1, 1, 1, 1, 0, 1]))
+        async with self._settler_lock:
+            values = await self._settler.call(calls)
+        return [value in _STORED for value in values]
+
+    async def stored(self, queue_id: int, first_ids: list[int]) -> set[int]:
+        rows = await self._call("select stored_segments(%s, %s::bigint[])", queue_id, first_ids)
+        return {row[0] for row in rows}
+
+    async def lanes(self, queue_id: int) -> list[LaneSummary]:
+        return [LaneSummary(*row) for row in await self._read("select * from lanes(%s)", queue_id)]
+
+    async def read_lane(
+        self,
+        queue_id: int,
+        priority: int,
+        addressed: bool,
+        from_id: int,
+        to_id: int,
+        count_max: int,
+        bytes_max: int,
+    ) -> list[Segment]:
+        rows = await self._read(
+            "select * from read_lane(%s, %s::smallint, %s, %s, %s, %s::int, %s)",
+            queue_id,
+            priority,
+            addressed,
+            from_id,
+            to_id,
+            count_max,
+            bytes_max,
+        )
+        return [_segment(queue_id, row) for row in rows]
+
+    async def find_segments(
+        self,
+        queue_id: int,
+        from_id: int,
+        receiver: int,
+        sender: int | None,
+        context: int | None,
+        count_max: int,
+    ) -> list[Segment]:
+        rows = await self._read(
+            "select * from find_segments(%s, %s, %s, %s, %s, %s::int)",
+            queue_id,
+            from_id,
+            receiver,
+            sender,
+            context,
+            count_max,
+        )
+        return [_segment(queue_id, row) for row in rows]
+
+    async def marks(self, queue_id: int) -> dict[int, list[tuple[int, int]]]:
+        rows = await self._call("select * from marks(%s)", queue_id)
+        return {producer: _ranges(batches) for producer, batches in rows}
+
+    async def forget_marks(self, older_than_s: float) -> int:
+        return int((await self._call("select forget_marks(%s)", older_than_s))[0][0])
+
+    async def purge(self, queue_id: int, epoch: int, kept: list[int]) -> bool:
+        rows = await self._call("select purge_queue(%s, %s, %s::bigint[])", queue_id, epoch, kept)
+        return bool(rows[0][0] == 0)
+
+
+async def _rows(
+    connection: psycopg.AsyncConnection[Row], query: str, arguments: tuple[Any, ...], *, binary: bool
+) -> list[Row]:
+    try:
+        cursor = await connection.execute(
+            query.encode(), arguments, prepare=True, binary=binary
+        )
+        return await cursor.fetchall()
+    except psycopg.errors.DiskFull as failure:
+        raise LimitReached(f"the store is short of room: {failure}") from None
+    except (psycopg.OperationalError, psycopg.InterfaceError) as failure:
+        await connection.close()
+        raise Unavailable(f"the store went away: {failure}") from None
+
+
+def _client(rows: list[Row]) -> ClientInfo | None:
+    return ClientInfo(rows[0][0], rows[0][1], Mode(rows[0][2])) if rows else None
+
+
+def _queue(rows: list[Row]) -> QueueInfo | None:
+    return QueueInfo(*rows[0]) if rows else None
+
+
+def _ranges(multirange: Multirange[int]) -> list[tuple[int, int]]:
+    return [(part.lower or 0, part.upper or 0) for part in multirange]
+
+
+def _put_parameters(write: Write) -> Parameters:
+    segment = write.segment
+    return (
+        p.int4(segment.queue_id),
+        p.int8(write.epoch),
+        p.int8(segment.first_id),
+        p.int2(segment.priority),
+        p.float8(segment.arrived_at),
+        p.int4_array(segment.lengths),
+        p.int4_array(segment.senders),
+        None if segment.receivers is None else p.int4_array(segment.receivers),
+        None if segment.contexts is None else p.int8_array(segment.contexts),
+        p.json_of(segment.attributes),
+        segment.payload,
+        p.int8_array(write.producers),
+        p.int8_array(write.batches),
+    )
+
+
+def _segment(queue_id: int, row: Row) -> Segment:
+    first_id, priority, arrived_at, lengths, senders, receivers, contexts, attributes, payload, done = row
+    segment = Segment(
+        queue_id=queue_id,
+        first_id=first_id,
+        priority=priority,
+        arrived_at=arrived_at,
+        lengths=lengths,
+        payload=payload,
+        senders=senders,
+        receivers=receivers,
+        contexts=contexts,
+        attributes=None
+        if attributes is None
+        else msgspec.convert(attributes, list[Attributes | None]),
+        reloaded=True,
+    )
+    if done is not None:
+        for low, high in _ranges(done):
+            segment.mark_done(low, high)
+    return segment

@@ -1,0 +1,209 @@
+"""Group commit: whatever waits when the store is free goes into the next transaction.
+
+One task per writer. A source (a queue replica) hands over its segments when asked, and is
+told the fate of each: stored, or fenced. A commit whose answer was lost is looked up before
+anything is tried again, so nothing is stored twice and nothing is confirmed on hope.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tidegate.core.errors import LimitReached, TidegateError, Unavailable
+from tidegate.core.ports import Settlement, Store, Write
+
+log = logging.getLogger(__name__)
+
+_BACKOFF_FIRST_S = 0.05
+_BACKOFF_MAX_S = 1.0
+
+
+class WriteSource(Protocol):
+    """What has segments to store."""
+
+    def collect_writes(self) -> list[Write]:
+        """What waits now; it is under way from here on."""
+        ...
+
+    def written(self, write: Write, stored: bool) -> None:
+        """The fate of one write: on disk, or fenced off."""
+        ...
+
+    def refused(self, writes: Sequence[Write], error: TidegateError) -> None:
+        """None of these is stored."""
+        ...
+
+
+class SettleSource(Protocol):
+    """What has acknowledgements to store."""
+
+    def collect_settlement(self) -> tuple[Settlement, bool] | None:
+        """What waits now, and whether somebody waits for it."""
+        ...
+
+    def settled(self, settlement: Settlement, stored: bool) -> None: ...
+
+
+class Writer:
+    """Puts of many replicas, in as few commits as the store allows."""
+
+    def __init__(self, store: Store, *, on_commit: Callable[[float, int], None] | None = None):
+        self._store = store
+        self._sources: dict[WriteSource, None] = {}
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._on_commit = on_commit
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="writer")
+
+    async def stop(self) -> None:
+        """Write what waits, then end."""
+        if self._task is not None:
+            await self.idle.wait()
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def wants(self, source: WriteSource) -> None:
+        """A source has something to write."""
+        self._sources[source] = None
+        self.idle.clear()
+        self._wake.set()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            sources, self._sources = self._sources, {}
+            started = loop.time()
+            work = [(source, writes) for source in sources if (writes := source.collect_writes())]
+            if work:
+                await self._write(work)
+                if self._on_commit is not None:
+                    count = sum(write.segment.count for _, writes in work for write in writes)
+                    self._on_commit(loop.time() - started, count)
+            if not self._sources:
+                self.idle.set()
+
+    async def _write(self, work: list[tuple[WriteSource, list[Write]]]) -> None:
+        pending = [(source, write) for source, writes in work for write in writes]
+        backoff_s = _BACKOFF_FIRST_S
+        while pending:
+            try:
+                flags = await self._store.commit([write for _, write in pending])
+            except Unavailable as failure:
+                log.warning("commit without an answer, looking it up: %s", failure)
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+                pending = await self._look_up(pending)
+            except TidegateError as failure:
+                self._refuse(pending, failure)
+                return
+            except Exception as failure:
+                log.exception("the store refused a commit")
+                self._refuse(pending, LimitReached(f"the store refused: {failure}"))
+                return
+            else:
+                for (source, write), stored in zip(pending, flags, strict=True):
+                    source.written(write, stored)
+                return
+
+    async def _look_up(
+        self, pending: list[tuple[WriteSource, Write]]
+    ) -> list[tuple[WriteSource, Write]]:
+        """Confirm what turns out to be stored; what is left to do."""
+        by_queue: dict[int, list[int]] = {}
+        for _, write in pending:
+            by_queue.setdefault(write.segment.queue_id, []).append(write.segment.first_id)
+        try:
+            found = {
+                (queue_id, first_id)
+                for queue_id, firsts in by_queue.items()
+                for first_id in await self._store.stored(queue_id, firsts)
+            }
+        except Unavailable:
+            return pending
+        left = []
+        for source, write in pending:
+            if (write.segment.queue_id, write.segment.first_id) in found:
+                source.written(write, True)
+            else:
+                left.append((source, write))
+        return left
+
+    @staticmethod
+    def _refuse(pending: list[tuple[WriteSource, Write]], error: TidegateError) -> None:
+        by_source: dict[WriteSource, list[Write]] = {}
+        for source, write in pending:
+            by_source.setdefault(source, []).append(write)
+        for source, writes in by_source.items():
+            source.refused(writes, error)
+
+
+class Settler:
+    """Acknowledgements of many replicas: gathered a little longer, since few wait for them."""
+
+    def __init__(self, store: Store, *, linger_s: float = 0.01) -> None:
+        self._store = store
+        self._linger_s = linger_s
+        self._sources: dict[SettleSource, None] = {}
+        self._wake = asyncio.Event()
+        self._urgent = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="settler")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._urgent.set()
+            await self.idle.wait()
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def wants(self, source: SettleSource, *, urgent: bool = False) -> None:
+        self._sources[source] = None
+        self.idle.clear()
+        self._wake.set()
+        if urgent:
+            self._urgent.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            if not self._urgent.is_set():
+                try:
+                    await asyncio.wait_for(self._urgent.wait(), self._linger_s)
+                except TimeoutError:
+                    pass
+            self._wake.clear()
+            self._urgent.clear()
+            sources, self._sources = self._sources, {}
+            work = [(s, *found) for s in sources if (found := s.collect_settlement()) is not None]
+            if work:
+                await self._settle(work)
+            if not self._sources:
+                self.idle.set()
+
+    async def _settle(self, work: list[tuple[SettleSource, Settlement, bool]]) -> None:
+        lasting = any(somebody_waits for _, _, somebody_waits in work)
+        backoff_s = _BACKOFF_FIRST_S
+        while True:
+            try:
+                flags = await self._store.settle([s for _, s, _ in work], lasting)
+                break
+            except TidegateError as failure:
+                # Settling twice changes nothing, so an unknown outcome is simply repeated.
+                log.warning("acknowledgements wait for the store: %s", failure)
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+        for (source, settlement, _), stored in zip(work, flags, strict=True):
+            source.settled(settlement, stored)

@@ -1,0 +1,77 @@
+"""A histogram of durations with bounded relative error and bounded size.
+
+Buckets grow by the eighth root of two, so a percentile is off by at most some 4.5 %, from a
+microsecond to half an hour in 248 counters. Adding a thousand equal durations costs as much
+as adding one, which is what segments need.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+_STEPS_PER_DOUBLING = 8
+_SMALLEST_S = 1e-6
+_LARGEST_S = 1800.0
+BUCKETS = math.ceil(math.log2(_LARGEST_S / _SMALLEST_S) * _STEPS_PER_DOUBLING) + 2
+
+
+def bucket_of(duration_s: float) -> int:
+    """The bucket of a duration; what is below or above the range goes to its ends."""
+    if duration_s <= _SMALLEST_S:
+        return 0
+    bucket = int(math.log2(duration_s / _SMALLEST_S) * _STEPS_PER_DOUBLING) + 1
+    return bucket if bucket < BUCKETS else BUCKETS - 1
+
+
+def upper_bound_s(bucket: int) -> float:
+    """The longest duration in a bucket."""
+    return float(_SMALLEST_S * 2.0 ** (bucket / _STEPS_PER_DOUBLING))
+
+
+class Histogram:
+    """Counts per bucket, and the sum for a mean."""
+
+    __slots__ = ("count", "counts", "max_s", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * BUCKETS
+        self.count = 0
+        self.sum_s = 0.0
+        self.max_s = 0.0
+
+    def add(self, duration_s: float, times: int = 1) -> None:
+        self.counts[bucket_of(duration_s)] += times
+        self.count += times
+        self.sum_s += duration_s * times
+        if duration_s > self.max_s:
+            self.max_s = duration_s
+
+    def merge(self, other: Histogram) -> None:
+        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        self.count += other.count
+        self.sum_s += other.sum_s
+        self.max_s = max(self.max_s, other.max_s)
+
+    def percentile_s(self, fraction: float) -> float:
+        """The duration below which this fraction lies; 0 when empty."""
+        if not self.count:
+            return 0.0
+        rank = fraction * self.count
+        seen = 0
+        for bucket, count in enumerate(self.counts):
+            seen += count
+            if count and seen >= rank:
+                return min(upper_bound_s(bucket), self.max_s)
+        return self.max_s
+
+    def sparse(self) -> list[tuple[float, int]]:
+        """Upper bound in seconds and count of every bucket that is not empty."""
+        return [(upper_bound_s(i), count) for i, count in enumerate(self.counts) if count]
+
+
+def merged(histograms: Iterable[Histogram]) -> Histogram:
+    total = Histogram()
+    for histogram in histograms:
+        total.merge(histogram)
+    return total

@@ -1,0 +1,84 @@
+"""Live meters of a queue replica and its consumers: exact counts, per-second rates."""
+
+from __future__ import annotations
+
+from tidegate.telemetry.histogram import Histogram
+
+
+class Rate:
+    """Events per second over the last whole second, and in total."""
+
+    __slots__ = ("_at_tick", "_ticked_at", "per_s", "total")
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.per_s = 0.0
+        self._at_tick = 0
+        self._ticked_at: float | None = None
+
+    def add(self, count: int) -> None:
+        self.total += count
+
+    def tick(self, now: float) -> None:
+        """Call about once a second."""
+        if self._ticked_at is not None and now > self._ticked_at:
+            self.per_s = (self.total - self._at_tick) / (now - self._ticked_at)
+        self._at_tick = self.total
+        self._ticked_at = now
+
+
+class ConsumerMeters:
+    """What one consumer does."""
+
+    __slots__ = ("acked", "delivered", "service")
+
+    def __init__(self) -> None:
+        self.delivered = Rate()
+        self.acked = Rate()
+        # From delivery to acknowledgement.
+        self.service = Histogram()
+
+    def tick(self, now: float) -> None:
+        self.delivered.tick(now)
+        self.acked.tick(now)
+
+
+class QueueMeters:
+    """What one queue replica does."""
+
+    __slots__ = ("acked", "delivered", "put", "redelivered", "refused", "returned", "service", "wait")
+
+    def __init__(self) -> None:
+        self.put = Rate()
+        self.delivered = Rate()
+        self.acked = Rate()
+        self.returned = Rate()
+        self.redelivered = Rate()
+        self.refused = Rate()
+        # From arrival to first delivery, and from delivery to acknowledgement.
+        self.wait = Histogram()
+        self.service = Histogram()
+
+    def tick(self, now: float) -> None:
+        for rate in (
+            self.put,
+            self.delivered,
+            self.acked,
+            self.returned,
+            self.redelivered,
+            self.refused,
+        ):
+            rate.tick(now)
+
+
+class PhaseMeters:
+    """Where the time of a request goes (Telesto's table 5.3)."""
+
+    __slots__ = ("parse", "respond", "store", "total", "wait_client")
+
+    def __init__(self) -> None:
+        self.wait_client = Histogram()
+        self.parse = Histogram()
+        self.store = Histogram()
+        self.respond = Histogram()
+        self.total = Histogram()

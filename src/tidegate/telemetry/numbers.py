@@ -1,0 +1,122 @@
+"""The live numbers that the stats verb returns: loops and consoles read these, nothing private."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidegate.telemetry.histogram import Histogram
+
+
+class Durations(msgspec.Struct):
+    """A histogram as it travels: percentiles for people, buckets for machines."""
+
+    count: int = 0
+    mean_ms: float = 0.0
+    p50_ms: float = 0.0
+    p95_ms: float = 0.0
+    p99_ms: float = 0.0
+    max_ms: float = 0.0
+    # Upper bound in seconds, count.
+    buckets: list[tuple[float, int]] = []
+
+
+def durations(histogram: Histogram) -> Durations:
+    if not histogram.count:
+        return Durations()
+    return Durations(
+        count=histogram.count,
+        mean_ms=1e3 * histogram.sum_s / histogram.count,
+        p50_ms=1e3 * histogram.percentile_s(0.50),
+        p95_ms=1e3 * histogram.percentile_s(0.95),
+        p99_ms=1e3 * histogram.percentile_s(0.99),
+        max_ms=1e3 * histogram.max_s,
+        buckets=histogram.sparse(),
+    )
+
+
+class ConsumerNumbers(msgspec.Struct):
+    """One subscription."""
+
+    consumer: int
+    client_id: int
+    client_name: str
+    prefetch: int
+    unacknowledged: int
+    delivered: int
+    acked: int
+    delivered_per_s: float
+    acked_per_s: float
+    automatic: bool
+    service: Durations
+
+
+class QueueNumbers(msgspec.Struct):
+    """One queue replica."""
+
+    queue_id: int
+    name: str
+    durable: bool
+    epoch: int
+    waiting: int
+    # Of those, in the store only.
+    waiting_in_store: int
+    unacknowledged: int
+    oldest_age_s: float
+    resident_bytes: int
+    put: int
+    delivered: int
+    acked: int
+    returned: int
+    redelivered: int
+    refused: int
+    put_per_s: float
+    delivered_per_s: float
+    acked_per_s: float
+    readers_waiting: int
+    wait: Durations
+    service: Durations
+    consumers: list[ConsumerNumbers]
+
+
+class PhaseNumbers(msgspec.Struct):
+    """Where requests spend their time in a node."""
+
+    wait_client: Durations
+    parse: Durations
+    store: Durations
+    respond: Durations
+    total: Durations
+
+
+class NodeNumbers(msgspec.Struct):
+    """One node."""
+
+    member_id: int
+    name: str
+    address: str
+    uptime_s: float
+    connections: int
+    memory_bound_bytes: int
+    memory_resident_bytes: int
+    process_memory_bytes: int
+    process_cpu_s: float
+    commits: int
+    commit: Durations
+    messages_per_commit: float
+    packets_in: int
+    packets_out: int
+    queues: list[QueueNumbers]
+    phases: PhaseNumbers
+
+
+class ClusterNumbers(msgspec.Struct):
+    """All nodes that answered."""
+
+    nodes: list[NodeNumbers]
+
+    def queue(self, name: str) -> QueueNumbers | None:
+        for node in self.nodes:
+            for queue in node.queues:
+                if queue.name == name:
+                    return queue
+        return None

@@ -1,0 +1,212 @@
+"""One side of a connection, without the socket: bytes in, packets out.
+
+Everything that changes the state of a connection is the table below. A node starts
+OPENED and takes only what may come before identification; answering Register or
+Identify makes it IDENTIFIED and raises the limit on frames.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+
+import msgspec
+
+from tidegate.core.errors import (
+    Malformed,
+    RequiredParameterMissing,
+    TidegateError,
+    UnexpectedPacket,
+)
+from tidegate.wire.frames import Frame, FrameReader, frame_pieces
+from tidegate.wire.packets import (
+    ANSWERS,
+    PUSHES,
+    REQUESTS,
+    Answer,
+    Error,
+    IdentifyClientResponse,
+    Packet,
+    RegisterClientResponse,
+    Request,
+)
+
+FRAME_BEFORE_LOGIN_BYTES = 8 * 1024
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+# Room for the metadata of the largest message, or of a batch.
+FRAME_BYTES_MAX = MESSAGE_BYTES_MAX + 1024 * 1024
+
+
+class State(enum.Enum):
+    """Where a connection stands."""
+
+    OPENED = "opened"
+    IDENTIFIED = "identified"
+    CLOSED = "closed"
+
+
+class Happening(enum.Enum):
+    """What moves it."""
+
+    IDENTIFICATION = "identification"
+    MALFORMED_BYTES = "malformed bytes"
+    END = "end"
+
+
+TRANSITIONS: dict[State, dict[Happening, State]] = {
+    State.OPENED: {
+        Happening.IDENTIFICATION: State.IDENTIFIED,
+        Happening.MALFORMED_BYTES: State.CLOSED,
+        Happening.END: State.CLOSED,
+    },
+    State.IDENTIFIED: {
+        Happening.IDENTIFICATION: State.IDENTIFIED,
+        Happening.MALFORMED_BYTES: State.CLOSED,
+        Happening.END: State.CLOSED,
+    },
+    State.CLOSED: {Happening.MALFORMED_BYTES: State.CLOSED, Happening.END: State.CLOSED},
+}
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoders: dict[int, msgspec.msgpack.Decoder[Packet]] = {
+    method: msgspec.msgpack.Decoder(packet)
+    for table in (REQUESTS, ANSWERS, PUSHES)
+    for method, packet in table.items()
+}
+
+
+class Received:
+    """A packet that came in, with its body."""
+
+    __slots__ = ("body", "frame", "packet", "packet_id")
+
+    def __init__(self, packet: Packet, frame: Frame) -> None:
+        self.packet = packet
+        self.packet_id = frame.packet_id
+        self.body = frame.body
+        self.frame = frame
+
+
+class Refused:
+    """A frame that was understood as a frame but not as a packet; the connection goes on."""
+
+    __slots__ = ("error", "packet_id")
+
+    def __init__(self, error: TidegateError, packet_id: int) -> None:
+        self.error = error
+        self.packet_id = packet_id
+
+
+class Connection:
+    """The protocol of one connection; `server` says which side it is."""
+
+    __slots__ = ("_frame_bytes_max", "_methods", "_reader", "server", "state")
+
+    def __init__(
+        self,
+        *,
+        server: bool,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+        frame_before_login_bytes: int = FRAME_BEFORE_LOGIN_BYTES,
+    ) -> None:
+        self.server = server
+        self.state = State.OPENED
+        self._frame_bytes_max = frame_bytes_max
+        # A client trusts the node it has chosen; a node trusts nobody before login.
+        self._reader = FrameReader(frame_before_login_bytes if server else frame_bytes_max)
+        self._methods: dict[int, type[Request]] | dict[int, type[Packet]] = (
+            REQUESTS if server else {**ANSWERS, **PUSHES}
+        )
+
+    def _move(self, happening: Happening) -> None:
+        try:
+            self.state = TRANSITIONS[self.state][happening]
+        except KeyError:
+            raise UnexpectedPacket(
+                f"{happening.value} on a connection that is {self.state.value}"
+            ) from None
+        if self.state is State.IDENTIFIED:
+            self._reader.frame_bytes_max = self._frame_bytes_max
+
+    def close(self) -> None:
+        self._move(Happening.END)
+
+    @property
+    def held_bytes(self) -> int:
+        """How much of an unfinished frame is kept."""
+        return self._reader.held_bytes
+
+    def receive(self, data: bytes) -> Iterator[Received | Refused]:
+        """What the bytes mean; Malformed and TooLarge end the connection."""
+        if self.state is State.CLOSED:
+            return
+        try:
+            frames = self._reader.receive(data)
+        except TidegateError:
+            self._move(Happening.MALFORMED_BYTES)
+            raise
+        for frame in frames:
+            yield self._understand(frame)
+
+    def _understand(self, frame: Frame) -> Received | Refused:
+        kind = self._methods.get(frame.method)
+        if kind is None:
+            return Refused(
+                UnexpectedPacket(
+                    f"method 0x{frame.method:02x} is nothing a "
+                    f"{'client sends' if self.server else 'node sends'}"
+                ),
+                frame.packet_id,
+            )
+        if self.server and self.state is State.OPENED:
+            assert issubclass(kind, Request)
+            if not kind.before_identification:
+                return Refused(
+                    UnexpectedPacket(
+                        f"{kind.__name__} before identification: register or identify first"
+                    ),
+                    frame.packet_id,
+                )
+        try:
+            packet = _decoders[frame.method].decode(frame.meta)
+        except msgspec.ValidationError as bad:
+            return Refused(_explain(kind, bad), frame.packet_id)
+        except (msgspec.DecodeError, RecursionError) as bad:
+            self._move(Happening.MALFORMED_BYTES)
+            raise Malformed(f"metadata of {kind.__name__} cannot be read: {bad}") from None
+        if not self.server and isinstance(packet, RegisterClientResponse | IdentifyClientResponse):
+            self._move(Happening.IDENTIFICATION)
+        return Received(packet, frame)
+
+    def send(
+        self, packet: Packet, packet_id: int, bodies: list[memoryview | bytes] | None = None
+    ) -> list[memoryview | bytes]:
+        """The packet as pieces of bytes to write."""
+        if self.server and isinstance(packet, RegisterClientResponse | IdentifyClientResponse):
+            self._move(Happening.IDENTIFICATION)
+        return frame_pieces(packet.method, packet_id, _encode(packet), bodies)
+
+    def send_error(self, error: TidegateError, packet_id: int) -> list[memoryview | bytes]:
+        return self.send(Error(code=error.code, text=str(error)), packet_id)
+
+
+def relayed(frame: Frame) -> list[memoryview | bytes]:
+    """A frame as it came, for passing on to another node."""
+    return frame_pieces(
+        frame.method, frame.packet_id, bytes(frame.meta), [frame.body] if frame.body else None
+    )
+
+
+def _explain(kind: type[Packet], bad: msgspec.ValidationError) -> TidegateError:
+    text = f"{kind.__name__}: {bad}"
+    # msgspec says "Expected `array` of at least length n" when trailing fields are missing.
+    if "at least length" in str(bad) or "missing required" in str(bad):
+        return RequiredParameterMissing(text)
+    return UnexpectedPacket(text)
+
+
+def error_of(answer: Answer) -> TidegateError | None:
+    """The exception behind an answer, if it is an error."""
+    from tidegate.core.errors import from_code
+
+    return from_code(answer.code, answer.text) if isinstance(answer, Error) else None

@@ -1,0 +1,547 @@
+"""Every packet, once: its method id, its fields, what answers it, who may send it.
+
+Telesto's ids (its table 3.6) are kept where the method exists. Its rule, odd from
+client to node and even from node to client, answer = request + 1, is kept too, so
+the ids where Telesto's own table breaks the rule differ: Success 0x03 → 0x04,
+Error 0x05 → 0x06, ReadMessage 0x32 → 0x33, its response 0x33 → 0x34, ReadResponse
+0x34 → 0x35. The reference in docs/wire-protocol.md is generated from this file.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from tidegate.core.model import Attributes, ClientInfo, Mode, Order, QueueInfo
+
+
+class Packet(msgspec.Struct, array_like=True):
+    """A packet's metadata; message payloads travel in the frame's body."""
+
+    method: ClassVar[int] = 0
+
+
+class Request(Packet):
+    """From client to node."""
+
+    answer: ClassVar[type[Packet]]
+    # Before identification only ping, register and identify answer (Telesto §4.1.2).
+    before_identification: ClassVar[bool] = False
+    mode: ClassVar[Mode] = Mode.READ_ONLY
+
+
+class Answer(Packet):
+    """From node to client, repeating the packet id of the request."""
+
+
+class Push(Packet):
+    """From node to client, unasked; packet id 0."""
+
+
+# General
+
+
+class Pong(Answer):
+    """The node is there."""
+
+    method = 0x02
+
+
+class Ping(Request):
+    """Is the node there? Also the client's heartbeat."""
+
+    method = 0x01
+    answer = Pong
+    before_identification = True
+
+
+class Success(Answer):
+    """It is done, and there is nothing to say about it."""
+
+    method = 0x04
+
+
+class Error(Answer):
+    """It was not done; code and sentence say why."""
+
+    method = 0x06
+    code: int
+    text: str
+
+
+# Clients
+
+
+class RegisterClientResponse(Answer):
+    """The new client; the connection now speaks for it."""
+
+    method = 0x12
+    client: ClientInfo
+
+
+class RegisterClient(Request):
+    """Create a client of a unique name."""
+
+    method = 0x11
+    answer = RegisterClientResponse
+    before_identification = True
+    name: str
+    mode_wanted: Mode = Mode.READ_WRITE
+    # The client is deleted when the connection ends.
+    ephemeral: bool = False
+
+
+class IdentifyClientResponse(Answer):
+    """Who the connection speaks for."""
+
+    method = 0x14
+    client: ClientInfo
+
+
+class IdentifyClient(Request):
+    """Speak for an existing client, by id or by name."""
+
+    method = 0x13
+    answer = IdentifyClientResponse
+    before_identification = True
+    client_id: int | None = None
+    name: str | None = None
+
+
+class DeleteClient(Request):
+    """Delete a client: oneself, or as admin anyone."""
+
+    method = 0x15
+    answer = Success
+    client_id: int
+
+
+class FindClientResponse(Answer):
+    """The id that goes with the name."""
+
+    method = 0x18
+    client_id: int
+
+
+class FindClient(Request):
+    """The id of a client by name; a name nobody has yet is reserved, so it can be addressed."""
+
+    method = 0x17
+    answer = FindClientResponse
+    name: str
+
+
+# Queues
+
+
+class CreateQueueResponse(Answer):
+    """The new queue."""
+
+    method = 0x22
+    queue: QueueInfo
+
+
+class CreateQueue(Request):
+    """Create a queue of a unique name."""
+
+    method = 0x21
+    answer = CreateQueueResponse
+    mode = Mode.READ_WRITE
+    name: str
+    durable: bool = True
+
+
+class DeleteQueue(Request):
+    """Delete a queue and what is in it."""
+
+    method = 0x23
+    answer = Success
+    mode = Mode.READ_WRITE
+    queue_id: int
+
+
+class GetQueueIdResponse(Answer):
+    """The queue of that name."""
+
+    method = 0x26
+    queue: QueueInfo
+
+
+class GetQueueId(Request):
+    """Find a queue by name."""
+
+    method = 0x25
+    answer = GetQueueIdResponse
+    name: str
+
+
+class GetQueueNameResponse(Answer):
+    """The queue of that id."""
+
+    method = 0x28
+    queue: QueueInfo
+
+
+class GetQueueName(Request):
+    """Find a queue by id."""
+
+    method = 0x27
+    answer = GetQueueNameResponse
+    queue_id: int
+
+
+class GetQueuesResponse(Answer):
+    """All queues."""
+
+    method = 0x2A
+    queues: list[QueueInfo]
+
+
+class GetQueues(Request):
+    """List all queues."""
+
+    method = 0x29
+    answer = GetQueuesResponse
+
+
+class GetActiveQueuesResponse(Answer):
+    """The queues that hold a message for the client."""
+
+    method = 0x2C
+    queues: list[QueueInfo]
+
+
+class GetActiveQueues(Request):
+    """List the queues that hold a message this client could read."""
+
+    method = 0x2B
+    answer = GetActiveQueuesResponse
+
+
+class Run(msgspec.Struct, array_like=True):
+    """Neighbouring messages of one segment; a column of one element speaks for all.
+
+    `tag` numbers the deliveries of a consumer, for ack, nack and extend.
+    """
+
+    tag: int
+    message_id: int
+    lengths: list[int]
+    senders: list[int]
+    priority: int
+    arrived_at: float
+    receivers: list[int] | None = None
+    contexts: list[int | None] | None = None
+    attributes: list[Attributes | None] | None = None
+    redelivered: bool = False
+    # How often each was delivered, this time included; [1] for first deliveries.
+    deliveries: list[int] = msgspec.field(default_factory=lambda: [1])
+
+
+class GetMessagesResponse(Answer):
+    """Messages in the queue; payloads in the body."""
+
+    method = 0x2E
+    runs: list[Run]
+
+
+class GetMessages(Request):
+    """Browse a queue without consuming."""
+
+    method = 0x2D
+    answer = GetMessagesResponse
+    queue_id: int
+    limit: int = 100
+
+
+class PurgeQueueResponse(Answer):
+    """How many messages were dropped."""
+
+    method = 0x30
+    count: int
+
+
+class PurgeQueue(Request):
+    """Drop every waiting message of a queue."""
+
+    method = 0x2F
+    answer = PurgeQueueResponse
+    mode = Mode.READ_WRITE
+    queue_id: int
+
+
+# Messages
+
+
+class PutMessageResponse(Answer):
+    """Stored and on disk. Ids count up from `first_id` unless `ids` lists them.
+
+    A first id of 0 says: this batch was stored before, by the same producer.
+    """
+
+    method = 0x32
+    first_id: int
+    ids: list[int] | None = None
+
+
+class PutMessages(Request):
+    """Put a batch into one queue; `producer` and `batch` make a resend harmless."""
+
+    method = 0x31
+    answer = PutMessageResponse
+    mode = Mode.READ_WRITE
+    queue_id: int
+    producer: int
+    batch: int
+    lengths: list[int]
+    priorities: list[int]
+    receivers: list[int | None] | None = None
+    contexts: list[int | None] | None = None
+    attributes: list[Attributes | None] | None = None
+
+
+class PutToQueuesResponse(Answer):
+    """The queues that took the message."""
+
+    method = 0x38
+    queue_ids: list[int]
+
+
+class PutToQueues(Request):
+    """Put one message into several queues: all or none, or with `partial` those that can."""
+
+    method = 0x37
+    answer = PutToQueuesResponse
+    mode = Mode.READ_WRITE
+    queue_ids: list[int]
+    producer: int
+    batch: int
+    priority: int
+    partial: bool = False
+    receiver: int | None = None
+    context: int | None = None
+    attributes: Attributes | None = None
+
+
+class ReadMessageResponse(Answer):
+    """The message, under lease when one was asked for."""
+
+    method = 0x34
+    run: Run
+
+
+class ReadMessage(Request):
+    """Take one message, at once or when one comes within `wait_ms`.
+
+    With `lease_ms` it must be acknowledged (consumer 0), else it is by being returned.
+    """
+
+    method = 0x33
+    answer = ReadMessageResponse
+    queue_id: int
+    order: Order = Order.OLDEST
+    sender: int | None = None
+    wait_ms: int = 0
+    lease_ms: int | None = None
+
+
+class ReadResponseResponse(Answer):
+    """The reply."""
+
+    method = 0x36
+    run: Run
+
+
+class ReadResponse(Request):
+    """Take the reply to a request of mine, by its context."""
+
+    method = 0x35
+    answer = ReadResponseResponse
+    queue_id: int
+    context: int
+    wait_ms: int = 0
+    lease_ms: int | None = None
+
+
+# Subscriptions
+
+
+class SubscribeResponse(Answer):
+    """Deliveries will follow."""
+
+    method = 0x42
+    lease_ms: int
+
+
+class Subscribe(Request):
+    """Have messages pushed, at most `prefetch` of them unacknowledged."""
+
+    method = 0x41
+    answer = SubscribeResponse
+    queue_id: int
+    consumer: int
+    prefetch: int
+    order: Order = Order.PRIORITY
+    automatic: bool = False
+
+
+class Unsubscribe(Request):
+    """Stop; what is unacknowledged goes back."""
+
+    method = 0x43
+    answer = Success
+    queue_id: int
+    consumer: int
+
+
+class SettleResponse(Answer):
+    """How many of the tags were no longer ours."""
+
+    method = 0x46
+    lost: int
+
+
+class Settle(Request):
+    """Acknowledge ranges of tags, each [first, last]; answered only when `confirm` is set."""
+
+    method = 0x45
+    answer = SettleResponse
+    queue_id: int
+    consumer: int
+    ranges: list[tuple[int, int]]
+    confirm: bool = False
+
+
+class Return(Request):
+    """Give ranges of tags back to the queue."""
+
+    method = 0x47
+    answer = SettleResponse
+    queue_id: int
+    consumer: int
+    ranges: list[tuple[int, int]]
+
+
+class Extend(Request):
+    """Lengthen the leases on ranges of tags; None: all that the consumer holds."""
+
+    method = 0x49
+    answer = SettleResponse
+    queue_id: int
+    consumer: int
+    ranges: list[tuple[int, int]] | None = None
+    lease_ms: int | None = None
+
+
+class SetPrefetch(Request):
+    """Change how many messages this consumer may hold."""
+
+    method = 0x4B
+    answer = Success
+    queue_id: int
+    consumer: int
+    prefetch: int
+
+
+class Deliver(Push):
+    """Messages for a consumer; payloads in the body."""
+
+    method = 0x4E
+    consumer: int
+    runs: list[Run]
+
+
+class ConsumerEnded(Push):
+    """The subscription is over: the queue was deleted or moved to another node."""
+
+    method = 0x50
+    consumer: int
+    code: int
+    text: str
+
+
+class PrefetchChanged(Push):
+    """An admin, or a loop, has set this consumer's prefetch."""
+
+    method = 0x52
+    consumer: int
+    prefetch: int
+
+
+# Administration
+
+
+class StatsResponse(Answer):
+    """Live numbers, as in telemetry/numbers.py; JSON in the body."""
+
+    method = 0x62
+
+
+class Stats(Request):
+    """Live numbers of one queue, or of all this node owns; `cluster` asks the other nodes too."""
+
+    method = 0x61
+    answer = StatsResponse
+    queue_id: int | None = None
+    cluster: bool = True
+
+
+class SetConsumerPrefetch(Request):
+    """As admin: set the prefetch of anyone's consumer."""
+
+    method = 0x63
+    answer = Success
+    mode = Mode.ADMIN
+    queue_id: int
+    client_id: int
+    consumer: int
+    prefetch: int
+
+
+class SetOwner(Request):
+    """As admin: move a queue to another node."""
+
+    method = 0x65
+    answer = Success
+    mode = Mode.ADMIN
+    queue_id: int
+    member_id: int
+
+
+class Member(msgspec.Struct, array_like=True):
+    """A node of the cluster."""
+
+    member_id: int
+    name: str
+    address: str
+    alive: bool
+    queues: int
+
+
+class GetMembersResponse(Answer):
+    """The nodes."""
+
+    method = 0x68
+    members: list[Member]
+
+
+class GetMembers(Request):
+    """List the nodes of the cluster."""
+
+    method = 0x67
+    answer = GetMembersResponse
+
+
+def _leaves(root: type[Packet]) -> list[type[Packet]]:
+    found = [root] if root.method else []
+    for child in root.__subclasses__():
+        found += _leaves(child)
+    return found
+
+
+REQUESTS: dict[int, type[Request]] = {
+    p.method: p for p in _leaves(Request) if issubclass(p, Request)
+}
+ANSWERS: dict[int, type[Answer]] = {p.method: p for p in _leaves(Answer) if issubclass(p, Answer)}
+PUSHES: dict[int, type[Push]] = {p.method: p for p in _leaves(Push) if issubclass(p, Push)}
