@@ -100,7 +100,17 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     frame_before_login_bytes_max: Annotated[Size, Between(256, _MIB)] = msgspec.field(
         default=8 * _KIB, name="frame_before_login"
     )
-    connections_max: Annotated[int, Between(1, 1_000_000)] = 4096
+    connections_max: Annotated[int, Between(1, 1_000_000)] = 5000
+    # How long a consumer may hold a message without a sign of life.
+    delivery_lease_s: Annotated[Duration, Between(0.1, 86400.0)] = msgspec.field(
+        default=60.0, name="delivery_lease"
+    )
+    # Connections that write to the store, one commit at a time each.
+    writers: Annotated[int, Between(1, 64)] = 1
+    # How long acknowledgements that nobody waits for are gathered.
+    settle_linger_s: Annotated[Duration, Between(0.0, 1.0)] = msgspec.field(
+        default=0.01, name="settle_linger"
+    )
 
 
 class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

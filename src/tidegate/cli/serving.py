@@ -1,0 +1,288 @@
+"""`tidegate up` and `tidegate node`: processes that serve until they are told to stop.
+
+`up` holds the store and watches over its nodes, each a process of its own (`tidegate node`):
+a store or a node that dies is started again. A node knows its parent and ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidegate.cli.logs import set_up_logs
+from tidegate.cli.settings import Settings, load_settings
+from tidegate.core.errors import TidegateError, Unavailable
+
+if TYPE_CHECKING:
+    from tidegate.node.limits import Limits
+    from tidegate.storage.embedded import EmbeddedPostgres
+
+log = logging.getLogger(__name__)
+
+_READY = "TIDEGATE_READY_FD"
+_PARENT = "TIDEGATE_PARENT_PID"
+_START_S = 15.0
+_WATCH_S = 0.2
+_PR_SET_PDEATHSIG = 1
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", help="TOML file; default: tidegate.toml if there is one")
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("up")(up)
+    app.command("node")(node)
+
+
+def up(
+    data: Annotated[
+        Path | None, typer.Option(help="folder of the embedded PostgreSQL [default: tidegate-data]")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="port of the first node, 0 for a free one [default: 7411]")
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="how many node processes")] = 1,
+    store_port: Annotated[
+        int | None,
+        typer.Option(help="let nodes join over TCP on this port of the embedded PostgreSQL"),
+    ] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Start a store and nodes, print their addresses, serve until SIGTERM or Ctrl-C."""
+    settings = load_settings(config, os.environ)
+    set_up_logs(settings.log.level, settings.log.format)
+    first_port = settings.node.port if port is None else port
+    house = House(settings, data or settings.store.data_folder, store_port)
+    stop = _stop_requested()
+    try:
+        house.start(nodes, first_port, config)
+        for address in house.addresses:
+            print(address, flush=True)
+        if house.join_url is not None:
+            print(f"join with: tidegate node --join {house.join_url}", flush=True)
+        while not stop():
+            house.watch()
+            time.sleep(_WATCH_S)
+    finally:
+        house.stop()
+
+
+class House:
+    """A store and the nodes on it."""
+
+    def __init__(self, settings: Settings, data: Path, store_port: int | None) -> None:
+        self._settings = settings
+        self._data = data
+        self._store_port = store_port
+        self._embedded: EmbeddedPostgres | None = None
+        self._nodes: list[NodeProcess] = []
+        self.join_url: str | None = None
+
+    @property
+    def addresses(self) -> list[str]:
+        return [node.address for node in self._nodes]
+
+    def start(self, nodes: int, first_port: int, config: Path | None) -> None:
+        urls = self._settings.store.all_urls
+        if urls:
+            url = urls[0]
+        else:
+            from tidegate.storage.embedded import EmbeddedPostgres
+
+            self._embedded = EmbeddedPostgres(self._data, port=self._store_port)
+            url = self._embedded.start()
+            self.join_url = self._embedded.join_url
+        for index in range(nodes):
+            port = first_port + index if first_port else 0
+            self._nodes.append(NodeProcess(url, port, config))
+        for node in self._nodes:
+            node.start()
+        for node in self._nodes:
+            node.wait_until_ready()
+
+    def watch(self) -> None:
+        """Start again what has died."""
+        if self._embedded is not None and self._embedded.ensure_running():
+            log.error("PostgreSQL had died and was started again")
+        for node in self._nodes:
+            node.ensure_running()
+
+    def stop(self) -> None:
+        for node in self._nodes:
+            node.terminate()
+        for node in self._nodes:
+            node.wait()
+        if self._embedded is not None:
+            self._embedded.stop()
+
+
+class NodeProcess:
+    """A node in a process of its own."""
+
+    def __init__(self, store_url: str, port: int, config: Path | None) -> None:
+        self._store_url = store_url
+        self._port = port
+        self._config = config
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ready_fd = -1
+        self._started_at = 0.0
+        self.address = ""
+
+    def start(self) -> None:
+        ready_fd, child_fd = os.pipe()
+        command = [sys.executable, "-m", "tidegate", "node", "--port", str(self._port)]
+        if self._config is not None:
+            command += ["--config", str(self._config)]
+        # The URL may hold a password: it goes by the environment, not by the command line.
+        environment = os.environ | {
+            "TIDEGATE_STORE__URL": self._store_url,
+            _READY: str(child_fd),
+            _PARENT: str(os.getpid()),
+        }
+        environment.pop("TIDEGATE_STORE__URLS", None)
+        # A group of its own: Ctrl-C is for us, and we tell the nodes in order.
+        self._process = subprocess.Popen(
+            command, env=environment, pass_fds=(child_fd,), start_new_session=True
+        )
+        os.close(child_fd)
+        self._ready_fd = ready_fd
+        self._started_at = time.monotonic()
+
+    def wait_until_ready(self) -> None:
+        """Its address comes through a pipe when it serves; the pipe's end says it has died."""
+        assert self._process is not None
+        with os.fdopen(self._ready_fd, "rb") as ready:
+            line = ready.readline().decode().strip()
+        if not line:
+            code = self._process.wait(_START_S)
+            raise Unavailable(f"a node did not start (exit code {code}); its log says why")
+        self.address = line
+        # When it has to be started again, it must be found where it was.
+        self._port = int(line.rpartition(":")[2])
+
+    def ensure_running(self) -> None:
+        assert self._process is not None
+        if self._process.poll() is None or time.monotonic() - self._started_at < 1.0:
+            return
+        log.error(
+            "a node died and is started again",
+            extra={"address": self.address, "code": self._process.returncode},
+        )
+        self.start()
+        try:
+            self.wait_until_ready()
+        except Unavailable as failure:
+            log.error("%s", failure)
+
+    def terminate(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+
+    def wait(self) -> None:
+        if self._process is None:
+            return
+        try:
+            self._process.wait(_START_S)
+        except subprocess.TimeoutExpired:
+            log.error("a node did not stop and is killed", extra={"address": self.address})
+            self._process.kill()
+            self._process.wait()
+
+
+def node(
+    join: Annotated[
+        str | None, typer.Option(help="URL of the PostgreSQL that is the store")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="address to listen on")] = None,
+    port: Annotated[int | None, typer.Option(help="port, 0 for a free one")] = None,
+    name: Annotated[str | None, typer.Option(help="how the node is called in lists")] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Run one node on a store that exists; it joins the others there."""
+    settings = load_settings(config, os.environ)
+    set_up_logs(settings.log.level, settings.log.format)
+    urls = [join] if join else settings.store.all_urls
+    if not urls:
+        raise Unavailable("which store? give --join URL, or set store.url")
+    _end_with_parent()
+    import uvloop
+
+    uvloop.run(
+        _serve(
+            urls[0],
+            settings,
+            settings.node.host if host is None else host,
+            settings.node.port if port is None else port,
+            name,
+        )
+    )
+
+
+async def _serve(url: str, settings: Settings, host: str, port: int, name: str | None) -> None:
+    from tidegate.node.server import Node
+    from tidegate.storage.postgres import PostgresStore
+
+    limits = limits_of(settings)
+    node = Node(
+        PostgresStore(url, writers=limits.writers), host=host, port=port, name=name, limits=limits
+    )
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await node.start()
+    ready_fd = os.environ.get(_READY)
+    if ready_fd is not None:
+        with os.fdopen(int(ready_fd), "w") as ready:
+            ready.write(node.address + "\n")
+    else:
+        print(node.address, flush=True)
+    await stop.wait()
+    await node.stop()
+
+
+def limits_of(settings: Settings) -> Limits:
+    from tidegate.node.limits import Limits
+
+    chosen = settings.node
+    return Limits(
+        memory_bytes=chosen.memory_bytes_max,
+        message_bytes_max=chosen.message_bytes_max,
+        frame_before_login_bytes=chosen.frame_before_login_bytes_max,
+        connections_max=chosen.connections_max,
+        handshake_s=chosen.handshake_s,
+        heartbeat_s=chosen.heartbeat_s,
+        lease_s=chosen.lease_s,
+        delivery_lease_s=chosen.delivery_lease_s,
+        writers=chosen.writers,
+        settle_linger_s=chosen.settle_linger_s,
+    )
+
+
+def _stop_requested():  # type: ignore[no-untyped-def]
+    """A function that tells whether a signal asked us to stop."""
+    asked: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: asked.append(received))
+    return lambda: bool(asked)
+
+
+def _end_with_parent() -> None:
+    """When `up` is killed without a chance to tell us, the kernel does."""
+    parent = os.environ.get(_PARENT)
+    if parent is None:
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(parent):
+        raise TidegateError("the process that started this node is gone")
