@@ -370,7 +370,7 @@ class Session(asyncio.Protocol):
         self._read(replica, packet, frame.packet_id, packet.order, match, w.ReadMessageResponse)
 
     def _read_response(self, replica: Replica, packet: w.ReadResponse, frame: Frame) -> None:
-        match = Match(context=packet.context)
+        match = Match(context=packet.context, asker=self.client_id)
         order = w.Order.OLDEST
         self._read(replica, packet, frame.packet_id, order, match, w.ReadResponseResponse)
 

@@ -26,11 +26,18 @@ ANYONE = 0
 class Match:
     """Which messages a selective read wants."""
 
-    __slots__ = ("context", "sender")
+    __slots__ = ("asker", "context", "sender")
 
-    def __init__(self, sender: int | None = None, context: int | None = None) -> None:
+    def __init__(
+        self,
+        sender: int | None = None,
+        context: int | None = None,
+        asker: int | None = None,
+    ) -> None:
         self.sender = sender
         self.context = context
+        # Who waits for a reply: its own request has the same context, and is none.
+        self.asker = asker
 
     def find(self, span: Span) -> int | None:
         """The offset of the first message of the span that matches."""
@@ -47,6 +54,12 @@ class Match:
             if self.sender is not None and segment.sender(offset) != self.sender:
                 continue
             if self.context is not None and segment.context(offset) != self.context:
+                continue
+            if (
+                self.asker is not None
+                and segment.receivers is None
+                and segment.sender(offset) == self.asker
+            ):
                 continue
             return offset
         return None
