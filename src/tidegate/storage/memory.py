@@ -1,0 +1,476 @@
+"""The in-memory twin of the PostgreSQL store: same fencing, same answers, nothing on disk.
+
+Strategy: every method says in Python what its SQL function says in sql/, and a change happens
+between two turns of the event loop, which is what a transaction is there. Several nodes of one
+process may share one store; what it holds lives as long as the object, so a node that comes
+back finds its queues again. For tests, ours and users'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from tidegate.core.errors import UniqueConstraint
+from tidegate.core.model import ClientInfo, Mode, QueueInfo
+from tidegate.core.ports import (
+    Broadcast,
+    Claim,
+    Clock,
+    LaneSummary,
+    Location,
+    MemberInfo,
+    Settlement,
+    Write,
+)
+from tidegate.core.segment import Segment
+
+# One counter over many queues leaves gaps in each: keep the last thousand only.
+_BROADCASTS_KEPT = 1024
+
+Ranges = list[tuple[int, int]]
+
+
+class _Member:
+    """A node, until its lease runs out."""
+
+    def __init__(self, member_id: int, name: str, address: str, alive_until: float) -> None:
+        self.member_id = member_id
+        self.name = name
+        self.address = address
+        self.alive_until = alive_until
+
+
+class _Marks:
+    """Which batches of a producer are stored."""
+
+    def __init__(self) -> None:
+        self.batches: Ranges = []
+        self.seen_at = 0.0
+
+
+class _Replica:
+    """A queue: who owns it, and everything in it."""
+
+    def __init__(self, info: QueueInfo) -> None:
+        self.info = info
+        self.owner: int | None = None
+        self.epoch = 0
+        self.next_id = 1
+        self.segments: dict[int, Segment] = {}
+        self.acks: dict[int, Ranges] = {}
+        self.marks: dict[int, _Marks] = {}
+
+    def mark(self, producer: int, batch: int, now: float) -> _Marks:
+        marks = self.marks.setdefault(producer, _Marks())
+        marks.batches = _union(marks.batches, [(batch, batch + 1)])
+        marks.seen_at = now
+        return marks
+
+    def insert(self, segment: Segment) -> None:
+        if segment.first_id in self.segments:
+            raise UniqueConstraint(f"segment {segment.first_id} of {self.info.name!r} is stored")
+        self.segments[segment.first_id] = _copy(segment)
+
+    def in_order(self) -> list[Segment]:
+        return [self.segments[first_id] for first_id in sorted(self.segments)]
+
+    def read(self, segment: Segment) -> Segment:
+        """A segment as it comes back: fresh, with its acknowledgements."""
+        copy = _copy(segment, reloaded=True)
+        for low, high in self.acks.get(segment.first_id, ()):
+            copy.mark_done(low, high)
+        return copy
+
+
+class MemoryStore:
+    """A store without a server."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or Clock()
+        self._clients: dict[int, tuple[str, Mode | None]] = {}
+        self._client_ids: dict[str, int] = {}
+        self._replicas: dict[int, _Replica] = {}
+        self._queue_ids: dict[str, int] = {}
+        self._members: dict[int, _Member] = {}
+        # Like PostgreSQL's serials: never given out twice.
+        self._last_client = self._last_queue = self._last_member = 0
+
+    async def open(self) -> None:
+        """Nothing to connect to."""
+
+    async def close(self) -> None:
+        """What is stored stays: a node that starts again on this store finds it."""
+
+    # Clients and queues
+
+    async def register_client(self, name: str, mode: Mode) -> ClientInfo | None:
+        await _turn()
+        client_id = self._client_ids.get(name)
+        if client_id is None:
+            client_id = self._new_client(name)
+        elif self._clients[client_id][1] is not None:
+            return None
+        self._clients[client_id] = (name, mode)
+        return ClientInfo(client_id, name, mode)
+
+    def _new_client(self, name: str) -> int:
+        self._last_client += 1
+        self._client_ids[name] = self._last_client
+        # Without a mode the name is reserved by somebody who addressed it.
+        self._clients[self._last_client] = (name, None)
+        return self._last_client
+
+    async def find_client(self, client_id: int | None, name: str | None) -> ClientInfo | None:
+        await _turn()
+        if client_id is None and name is not None:
+            client_id = self._client_ids.get(name)
+        found = self._clients.get(client_id) if client_id is not None else None
+        if client_id is None or found is None or found[1] is None:
+            return None
+        return ClientInfo(client_id, found[0], found[1])
+
+    async def reserve_client(self, name: str) -> int:
+        await _turn()
+        client_id = self._client_ids.get(name)
+        return self._new_client(name) if client_id is None else client_id
+
+    async def delete_client(self, client_id: int) -> bool:
+        await _turn()
+        found = self._clients.get(client_id)
+        if found is None or found[1] is None:
+            return False
+        del self._clients[client_id], self._client_ids[found[0]]
+        return True
+
+    async def create_queue(self, name: str, durable: bool) -> QueueInfo | None:
+        await _turn()
+        if name in self._queue_ids:
+            return None
+        self._last_queue += 1
+        info = QueueInfo(self._last_queue, name, durable)
+        self._queue_ids[name] = info.queue_id
+        self._replicas[info.queue_id] = _Replica(info)
+        return info
+
+    async def find_queue(self, queue_id: int | None, name: str | None) -> QueueInfo | None:
+        await _turn()
+        if queue_id is None and name is not None:
+            queue_id = self._queue_ids.get(name)
+        replica = self._replicas.get(queue_id) if queue_id is not None else None
+        return None if replica is None else replica.info
+
+    async def list_queues(self) -> list[QueueInfo]:
+        await _turn()
+        return sorted((r.info for r in self._replicas.values()), key=lambda info: info.name)
+
+    async def active_queues(self, client_id: int) -> list[QueueInfo]:
+        await _turn()
+        active = [
+            replica.info
+            for replica in self._replicas.values()
+            if any(
+                segment.receivers is None or client_id in segment.receivers
+                for segment in replica.segments.values()
+            )
+        ]
+        return sorted(active, key=lambda info: info.name)
+
+    async def delete_queue(self, queue_id: int) -> bool:
+        await _turn()
+        replica = self._replicas.pop(queue_id, None)
+        if replica is None:
+            return False
+        del self._queue_ids[replica.info.name]
+        return True
+
+    # Members and ownership
+
+    async def join(self, name: str, address: str, lease_s: float) -> int:
+        await _turn()
+        self._last_member += 1
+        member = _Member(self._last_member, name, address, self._clock.monotonic() + lease_s)
+        self._members[member.member_id] = member
+        return member.member_id
+
+    async def renew(self, member_id: int, lease_s: float) -> bool:
+        await _turn()
+        member = self._members.get(member_id)
+        if member is None:
+            return False
+        member.alive_until = self._clock.monotonic() + lease_s
+        return True
+
+    async def leave(self, member_id: int) -> None:
+        await _turn()
+        for replica in self._replicas.values():
+            if replica.owner == member_id:
+                replica.owner = None
+        self._members.pop(member_id, None)
+
+    def _is_alive(self, member_id: int | None) -> bool:
+        member = self._members.get(member_id) if member_id is not None else None
+        return member is not None and member.alive_until > self._clock.monotonic()
+
+    async def members(self) -> list[MemberInfo]:
+        await _turn()
+        owners = [replica.owner for replica in self._replicas.values()]
+        return [
+            MemberInfo(
+                member.member_id,
+                member.name,
+                member.address,
+                self._is_alive(member.member_id),
+                owners.count(member.member_id),
+            )
+            for member in self._members.values()
+        ]
+
+    async def locate(self, queue_id: int) -> Location | None:
+        await _turn()
+        replica = self._replicas.get(queue_id)
+        if replica is None:
+            return None
+        member = self._members.get(replica.owner) if replica.owner is not None else None
+        return Location(
+            replica.info,
+            replica.owner,
+            None if member is None else member.address,
+            self._is_alive(replica.owner),
+        )
+
+    async def orphans(self) -> list[int]:
+        await _turn()
+        return sorted(q for q, r in self._replicas.items() if not self._is_alive(r.owner))
+
+    async def claim(self, queue_id: int, member_id: int) -> Claim | None:
+        await _turn()
+        replica = self._replicas.get(queue_id)
+        if replica is None or not self._is_alive(member_id):
+            return None
+        if replica.owner != member_id and self._is_alive(replica.owner):
+            return None
+        replica.owner = member_id
+        replica.epoch += 1
+        return Claim(replica.epoch, replica.next_id)
+
+    async def release(self, queue_id: int, epoch: int, heir: int | None) -> bool:
+        await _turn()
+        replica = self._fenced(queue_id, epoch)
+        if replica is None:
+            return False
+        replica.owner = heir
+        replica.epoch += 1
+        return True
+
+    async def reserve_ids(self, queue_id: int, epoch: int, count: int) -> int | None:
+        await _turn()
+        replica = self._fenced(queue_id, epoch)
+        if replica is None:
+            return None
+        replica.next_id += count
+        return replica.next_id
+
+    def _fenced(self, queue_id: int, epoch: int) -> _Replica | None:
+        """The queue, if that epoch is still its owner's."""
+        replica = self._replicas.get(queue_id)
+        return replica if replica is not None and replica.epoch == epoch else None
+
+    # Messages
+
+    async def commit(self, writes: Sequence[Write]) -> list[bool]:
+        await _turn()
+        # All or nothing, as in a transaction: look before the first change.
+        for write in writes:
+            replica = self._fenced(write.segment.queue_id, write.epoch)
+            if replica is not None and write.segment.first_id in replica.segments:
+                raise UniqueConstraint(f"segment {write.segment.first_id} is stored")
+        return [self._put(write) for write in writes]
+
+    def _put(self, write: Write) -> bool:
+        replica = self._fenced(write.segment.queue_id, write.epoch)
+        if replica is None:
+            return False
+        replica.insert(write.segment)
+        now = self._clock.monotonic()
+        for producer, batch in zip(write.producers, write.batches, strict=True):
+            replica.mark(producer, batch, now)
+        return True
+
+    async def broadcast(self, broadcast: Broadcast) -> bool:
+        await _turn()
+        replicas = [self._fenced(queue_id, epoch) for queue_id, epoch, _ in broadcast.targets]
+        if None in replicas:
+            return False
+        now = self._clock.monotonic()
+        for replica, (queue_id, _, first_id) in zip(replicas, broadcast.targets, strict=True):
+            assert replica is not None
+            replica.insert(_alone(broadcast, queue_id, first_id))
+            marks = replica.mark(broadcast.producer, broadcast.batch, now)
+            oldest = broadcast.batch - _BROADCASTS_KEPT
+            marks.batches = [(max(a, oldest), b) for a, b in marks.batches if b > oldest]
+        return True
+
+    async def settle(self, settlements: Sequence[Settlement], lasting: bool) -> list[bool]:
+        await _turn()
+        return [self._settle(settlement) for settlement in settlements]
+
+    def _settle(self, settlement: Settlement) -> bool:
+        replica = self._fenced(settlement.queue_id, settlement.epoch)
+        if replica is None:
+            return False
+        for first_id in settlement.finished:
+            replica.segments.pop(first_id, None)
+            replica.acks.pop(first_id, None)
+        for first_id, done in settlement.partly.items():
+            replica.acks[first_id] = _union(replica.acks.get(first_id, []), done)
+        return True
+
+    async def stored(self, queue_id: int, first_ids: list[int]) -> set[int]:
+        await _turn()
+        replica = self._replicas.get(queue_id)
+        return set() if replica is None else replica.segments.keys() & set(first_ids)
+
+    async def lanes(self, queue_id: int) -> list[LaneSummary]:
+        await _turn()
+        replica = self._replicas.get(queue_id)
+        lanes: dict[tuple[int, bool], LaneSummary] = {}
+        for segment in replica.in_order() if replica is not None else ():
+            assert replica is not None
+            key = (segment.priority, segment.receivers is not None)
+            lane = lanes.get(key)
+            if lane is None:
+                lane = lanes[key] = LaneSummary(*key, segment.first_id, 0, 0, 0)
+            lane.last_id = segment.last_id
+            lane.count += replica.read(segment).open
+            lane.payload_bytes += segment.payload_bytes
+        return list(lanes.values())
+
+    async def read_lane(
+        self,
+        queue_id: int,
+        priority: int,
+        addressed: bool,
+        from_id: int,
+        to_id: int,
+        count_max: int,
+        bytes_max: int,
+    ) -> list[Segment]:
+        await _turn()
+        replica = self._replicas.get(queue_id)
+        found: list[Segment] = []
+        if replica is None:
+            return found
+        for segment in replica.in_order():
+            if len(found) >= count_max or bytes_max <= 0:
+                break
+            if (
+                segment.priority == priority
+                and (segment.receivers is not None) == addressed
+                and from_id <= segment.first_id <= to_id
+            ):
+                found.append(replica.read(segment))
+                bytes_max -= segment.payload_bytes
+        return found
+
+    async def find_segments(
+        self,
+        queue_id: int,
+        from_id: int,
+        receiver: int,
+        sender: int | None,
+        context: int | None,
+        count_max: int,
+    ) -> list[Segment]:
+        await _turn()
+        replica = self._replicas.get(queue_id)
+        if replica is None:
+            return []
+        selective = sender is not None or context is not None
+        found = [
+            replica.read(segment)
+            for segment in replica.in_order()
+            if segment.first_id >= from_id
+            and (selective if segment.receivers is None else receiver in segment.receivers)
+            and (sender is None or sender in segment.senders)
+            and (context is None or context in (segment.contexts or ()))
+        ]
+        return found[:count_max]
+
+    async def marks(self, queue_id: int) -> dict[int, Ranges]:
+        await _turn()
+        replica = self._replicas.get(queue_id)
+        if replica is None:
+            return {}
+        return {producer: list(marks.batches) for producer, marks in replica.marks.items()}
+
+    async def forget_marks(self, older_than_s: float) -> int:
+        await _turn()
+        before = self._clock.monotonic() - older_than_s
+        forgotten = 0
+        for replica in self._replicas.values():
+            kept = {p: marks for p, marks in replica.marks.items() if marks.seen_at >= before}
+            forgotten += len(replica.marks) - len(kept)
+            replica.marks = kept
+        return forgotten
+
+    async def purge(self, queue_id: int, epoch: int, kept: list[int]) -> bool:
+        await _turn()
+        replica = self._fenced(queue_id, epoch)
+        if replica is None:
+            return False
+        wanted = set(kept)
+        replica.segments = {f: s for f, s in replica.segments.items() if f in wanted}
+        replica.acks = {f: done for f, done in replica.acks.items() if f in wanted}
+        return True
+
+
+async def _turn() -> None:
+    """A store answers later, never at once: nobody may rely on the contrary."""
+    await asyncio.sleep(0)
+
+
+def _copy(segment: Segment, *, reloaded: bool = False) -> Segment:
+    """The columns as they were stored: what a node notes on its own copy stays there."""
+    return Segment(
+        queue_id=segment.queue_id,
+        first_id=segment.first_id,
+        priority=segment.priority,
+        arrived_at=segment.arrived_at,
+        lengths=segment.lengths,
+        payload=bytes(segment.payload),
+        senders=segment.senders,
+        receivers=segment.receivers,
+        contexts=segment.contexts,
+        attributes=segment.attributes,
+        reloaded=reloaded,
+    )
+
+
+def _alone(broadcast: Broadcast, queue_id: int, first_id: int) -> Segment:
+    """A broadcast as a segment of one message."""
+    return Segment(
+        queue_id=queue_id,
+        first_id=first_id,
+        priority=broadcast.priority,
+        arrived_at=broadcast.arrived_at,
+        lengths=[len(broadcast.payload)],
+        payload=broadcast.payload,
+        senders=[broadcast.sender],
+        receivers=None if broadcast.receiver is None else [broadcast.receiver],
+        contexts=None if broadcast.context is None else [broadcast.context],
+        attributes=None if broadcast.attributes is None else [broadcast.attributes],
+    )
+
+
+def _union(ranges: Ranges, added: Ranges) -> Ranges:
+    """Ranges [low, high) in order, neighbours joined, as a multirange is."""
+    if len(added) == 1 and ranges and ranges[-1][1] == added[0][0]:
+        return [*ranges[:-1], (ranges[-1][0], added[0][1])]
+    joined: Ranges = []
+    for low, high in sorted([*ranges, *added]):
+        if joined and joined[-1][1] >= low:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], high))
+        else:
+            joined.append((low, high))
+    return joined
