@@ -21,21 +21,20 @@ SEGMENT_COUNT_MAX = 4096
 class Batch:
     """What one producer sent in one packet, until its fate is known."""
 
-    __slots__ = ("_confirmed", "body", "handed_in_at", "open", "packet", "parts", "refused", "sender")
+    __slots__ = ("_confirmed", "body", "open", "packet", "parts", "refused", "sender", "stored_at")
 
     def __init__(
         self,
         packet: PutMessages,
         body: bytes,
         sender: int,
-        handed_in_at: float,
         confirmed: Callable[[int, list[int] | None], None],
         refused: Callable[[TidegateError], None],
     ) -> None:
         self.packet = packet
         self.body = body
         self.sender = sender
-        self.handed_in_at = handed_in_at
+        self.stored_at = 0.0
         self._confirmed = confirmed
         self.refused = refused
         # Segments that are not on disk yet.

@@ -38,7 +38,6 @@ from tidegate.queueing.lifecycle import Event
 from tidegate.queueing.queue import Queue
 from tidegate.queueing.span import Span
 from tidegate.storage.writer import Settler, Writer
-from tidegate.telemetry.histogram import Histogram
 from tidegate.telemetry.meters import QueueMeters
 from tidegate.telemetry.numbers import ConsumerNumbers, QueueNumbers, durations
 from tidegate.wire.packets import Run
@@ -72,7 +71,6 @@ class Replica:
         clock: Clock,
         may_deliver: Callable[[], bool],
         on_fenced: Callable[[Replica], None],
-        commit_times: Histogram,
     ) -> None:
         self.info = queue_info
         self.epoch = epoch
@@ -87,7 +85,6 @@ class Replica:
         self._clock = clock
         self._may_deliver = may_deliver
         self._on_fenced = on_fenced
-        self._store_times = commit_times
         # Ids are handed out of a block that the store has reserved for this epoch.
         self._next_id = 0
         self._ids_end = 0
@@ -262,7 +259,7 @@ class Replica:
             return
         now = self._clock.monotonic()
         for batch in builder.batches:
-            self._store_times.add(now - batch.handed_in_at)
+            batch.stored_at = now
             if batch.part_stored():
                 key = (batch.packet.producer, batch.packet.batch)
                 self._marks.add(*key, now)

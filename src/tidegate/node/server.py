@@ -210,7 +210,6 @@ class Node:
             clock=self.clock,
             may_deliver=self.may_deliver,
             on_fenced=self._forget_replica,
-            commit_times=self.phases.store,
         )
         await replica.load()
         if replica.fenced:
@@ -347,6 +346,7 @@ class Node:
                 store=durations(self.phases.store),
                 respond=durations(self.phases.respond),
                 total=durations(self.phases.total),
+                wait_message=durations(self.phases.wait_message),
             ),
         )
 

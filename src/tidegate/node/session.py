@@ -34,6 +34,7 @@ from tidegate.core.errors import (
 from tidegate.core.model import PRIORITY_HIGHEST, PRIORITY_LOWEST, Attributes, Mode, QueueInfo
 from tidegate.node.batch import Batch
 from tidegate.node.consumer import Reader
+from tidegate.node.cycle import RequestCycle
 from tidegate.node.relay import Relay
 from tidegate.node.replica import Replica
 from tidegate.queueing.queue import Match
@@ -79,7 +80,7 @@ class Session(asyncio.Protocol):
         self._gates: dict[int, list[tuple[Any, Frame]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.last_heard = 0.0
-        self._answered_at = 0.0
+        self._cycle = RequestCycle(node.phases)
 
     # The socket
 
@@ -115,20 +116,18 @@ class Session(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         node = self._node
+        cycle = self._cycle
         started = node.clock.monotonic()
         self.last_heard = started
         try:
             for event in self._wire.receive(data):
                 node.packets_in += 1
+                cycle.asked(started, node.clock.monotonic())
                 if isinstance(event, Refused):
                     self._fail(event.packet_id, event.error)
                     continue
-                parsed = node.clock.monotonic()
-                node.phases.parse.add(parsed - started)
-                if self._answered_at:
-                    node.phases.wait_client.add(started - self._answered_at)
-                    self._answered_at = 0.0
                 self._handle(event)
+                cycle.handled(type(event.packet) in _READS)
                 started = node.clock.monotonic()
         except TidegateError as error:
             # No frame can be trusted any more: say why, and hang up on this one alone.
@@ -163,8 +162,7 @@ class Session(asyncio.Protocol):
     ) -> None:
         started = self._node.clock.monotonic()
         self.send(packet, packet_id, bodies)
-        self._answered_at = ended = self._node.clock.monotonic()
-        self._node.phases.respond.add(ended - started)
+        self._cycle.answered(started, self._node.clock.monotonic())
 
     def _fail(self, packet_id: int, error: TidegateError) -> None:
         self._answer(w.Error(code=error.code, text=str(error)), packet_id)
@@ -249,6 +247,7 @@ class Session(asyncio.Protocol):
             return
         relay = self._routes.get(queue_id)
         if relay is not None and relay.alive:
+            self._cycle.unanswered()
             relay.forward(packet, frame)
             return
         self._gates[queue_id] = [(packet, frame)]
@@ -272,6 +271,7 @@ class Session(asyncio.Protocol):
             elif replica is not None:
                 self._at_replica(replica, packet, frame)
             elif relay is not None:
+                self._cycle.unanswered()
                 relay.forward(packet, frame)
 
     async def _relay_to(self, address: str) -> Relay:
@@ -303,18 +303,17 @@ class Session(asyncio.Protocol):
         packet_id = frame.packet_id
 
         def confirmed(first_id: int, ids: list[int] | None) -> None:
+            self._cycle.ready_at = batch.stored_at
             self._answer(w.PutMessageResponse(first_id, ids), packet_id)
 
-        replica.put(
-            Batch(
-                packet,
-                bytes(frame.body),
-                self.client_id,
-                self._node.clock.monotonic(),
-                confirmed,
-                lambda error: self._fail(packet_id, error),
-            )
+        batch = Batch(
+            packet,
+            bytes(frame.body),
+            self.client_id,
+            confirmed,
+            lambda error: self._fail(packet_id, error),
         )
+        replica.put(batch)
 
     def _check_put(self, packet: w.PutMessages, body_bytes: int) -> None:
         lengths = packet.lengths
@@ -423,6 +422,8 @@ class Session(asyncio.Protocol):
         self._answer(w.Success(), frame.packet_id)
 
     def _settle(self, replica: Replica, packet: w.Settle, frame: Frame) -> None:
+        if not packet.confirm:
+            self._cycle.unanswered()
         holder = replica.holder(self, packet.consumer)
         if holder is None:
             if packet.confirm:
@@ -631,6 +632,8 @@ def _check_integers(*values: int | list[int] | list[int | None] | None) -> None:
             if number is not None and not -(2**63) <= number < 2**63:
                 raise InvalidValue(f"{number} does not fit in 64 bits")
 
+
+_READS = (w.ReadMessage, w.ReadResponse)
 
 _QueueHandler = Callable[[Session, Replica, Any, Frame], Awaitable[None] | None]
 _BY_QUEUE: dict[type[w.Packet], _QueueHandler] = {

@@ -72,13 +72,18 @@ class QueueMeters:
 
 
 class PhaseMeters:
-    """Where the time of a request goes (Telesto's table 5.3)."""
+    """Where the time goes of clients that ask one thing at a time (Telesto's table 5.3).
 
-    __slots__ = ("parse", "respond", "store", "total", "wait_client")
+    The phases add up to the total, which runs from the end of one answer to that of the next.
+    """
+
+    __slots__ = ("parse", "respond", "store", "total", "wait_client", "wait_message")
 
     def __init__(self) -> None:
         self.wait_client = Histogram()
         self.parse = Histogram()
         self.store = Histogram()
+        # A read that waits for a message to come waits for other clients, not for the node.
+        self.wait_message = Histogram()
         self.respond = Histogram()
         self.total = Histogram()

@@ -79,13 +79,14 @@ class QueueNumbers(msgspec.Struct):
 
 
 class PhaseNumbers(msgspec.Struct):
-    """Where requests spend their time in a node."""
+    """Where requests spend their time in a node: of clients that ask one thing at a time."""
 
     wait_client: Durations
     parse: Durations
     store: Durations
     respond: Durations
     total: Durations
+    wait_message: Durations = msgspec.field(default_factory=Durations)
 
 
 class NodeNumbers(msgspec.Struct):
