@@ -68,9 +68,7 @@ class Node:
         self._budget = Budget(self.limits.memory_bytes)
         self._commits = Histogram()
         self._committed_messages = 0
-        self._writers = [
-            Writer(store, on_commit=self._count_commit) for _ in range(self.limits.writers)
-        ]
+        self._writers: list[Writer] = []
         self._settler = Settler(store, linger_s=self.limits.settle_linger_s)
         self._sessions: set[Session] = set()
         self._routing: dict[int, asyncio.Task[Replica | str]] = {}
@@ -100,8 +98,9 @@ class Node:
         self.address = f"tidegate://{host}:{port}"
         self._started_at = self.clock.monotonic()
         await self._join()
-        for writer in self._writers:
-            writer.start()
+        self._writers = [
+            Writer(self.store, on_commit=self._count_commit) for _ in range(self.limits.writers)
+        ]
         self._settler.start()
         for work in (self._renew_forever(), self._tick_forever()):
             self._start(work)

@@ -9,7 +9,7 @@ back finds its queues again. For tests, ours and users'.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tidegate.core.errors import UniqueConstraint
 from tidegate.core.model import ClientInfo, Mode, QueueInfo
@@ -278,14 +278,19 @@ class MemoryStore:
 
     # Messages
 
-    async def commit(self, writes: Sequence[Write]) -> list[bool]:
-        await _turn()
-        # All or nothing, as in a transaction: look before the first change.
-        for write in writes:
-            replica = self._fenced(write.segment.queue_id, write.epoch)
-            if replica is not None and write.segment.first_id in replica.segments:
-                raise UniqueConstraint(f"segment {write.segment.first_id} is stored")
-        return [self._put(write) for write in writes]
+    def submit(
+        self, writes: Sequence[Write], done: Callable[[list[bool] | Exception], None]
+    ) -> None:
+        def commit() -> None:
+            # All or nothing, as in a transaction: look before the first change.
+            for write in writes:
+                replica = self._fenced(write.segment.queue_id, write.epoch)
+                if replica is not None and write.segment.first_id in replica.segments:
+                    done(UniqueConstraint(f"segment {write.segment.first_id} is stored"))
+                    return
+            done([self._put(write) for write in writes])
+
+        asyncio.get_running_loop().call_soon(commit)
 
     def _put(self, write: Write) -> bool:
         replica = self._fenced(write.segment.queue_id, write.epoch)

@@ -8,7 +8,7 @@ its cursors cost more than the commit itself: docs/decisions/0001 has the figure
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import psycopg
 from psycopg import pq
@@ -21,22 +21,65 @@ Parameters = Sequence[bytes | bytearray | memoryview | None]
 _SHORTAGE = (b"53",)
 
 
+Call = tuple[bytes, Parameters, Sequence[int]]
+Done = Callable[["list[bytes | None] | Exception"], None]
+
+
 class PipelineConnection:
-    """One connection in pipeline mode; one batch of calls at a time."""
+    """One connection in pipeline mode; one batch of calls at a time.
+
+    Callbacks, not coroutines: a confirm waits for this, and every turn of the event loop
+    that it can be spared is some ten microseconds.
+    """
 
     def __init__(self, url: str, statements: Sequence[bytes]) -> None:
         self._url = url
         self._statements = statements
         self._connection: psycopg.AsyncConnection[tuple[object, ...]] | None = None
         self._descriptor = -1
-        self._waiting: asyncio.Future[list[bytes | None]] | None = None
+        self._done: Done | None = None
         self._values: list[bytes | None] = []
         self._failure: Exception | None = None
         self._writing = False
+        self._connecting: asyncio.Task[None] | None = None
+
+    def submit(self, calls: Sequence[Call], done: Done) -> None:
+        """Run calls (statement, parameters, formats) in one transaction.
+
+        `done` gets the first value of each, or the error. Unavailable says that the outcome is
+        not known.
+        """
+        assert self._done is None, "one batch of calls at a time"
+        self._done = done
+        if self._connection is not None:
+            self._send(self._connection.pgconn, calls)
+        else:
+            self._connecting = asyncio.create_task(self._connect_and_send(calls))
+
+    async def call(self, calls: Sequence[Call]) -> list[bytes | None]:
+        """The same, to be awaited."""
+        future: asyncio.Future[list[bytes | None]] = asyncio.get_running_loop().create_future()
+
+        def done(outcome: list[bytes | None] | Exception) -> None:
+            if future.done():
+                return
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        self.submit(calls, done)
+        return await future
+
+    async def _connect_and_send(self, calls: Sequence[Call]) -> None:
+        try:
+            pgconn = await self._connect()
+        except Unavailable as failure:
+            self._finish(failure)
+        else:
+            self._send(pgconn, calls)
 
     async def _connect(self) -> pq.abc.PGconn:
-        if self._connection is not None:
-            return self._connection.pgconn
         try:
             connection = await psycopg.AsyncConnection.connect(
                 self._url, autocommit=True, connect_timeout=5
@@ -56,14 +99,7 @@ class PipelineConnection:
         self._connection = connection
         return pgconn
 
-    async def call(
-        self, calls: Sequence[tuple[bytes, Parameters, Sequence[int]]]
-    ) -> list[bytes | None]:
-        """Run the calls in one transaction: statement, parameters, formats; first value of each."""
-        pgconn = await self._connect()
-        assert self._waiting is None, "one batch of calls at a time"
-        loop = asyncio.get_running_loop()
-        self._waiting = loop.create_future()
+    def _send(self, pgconn: pq.abc.PGconn, calls: Sequence[Call]) -> None:
         self._values, self._failure = [], None
         try:
             for statement, parameters, formats in calls:
@@ -71,26 +107,19 @@ class PipelineConnection:
             pgconn.pipeline_sync()
             if pgconn.flush():
                 self._writing = True
-                loop.add_writer(self._descriptor, self._writable)
+                asyncio.get_running_loop().add_writer(self._descriptor, self._writable)
         except psycopg.OperationalError as failure:
             self._lose(failure)
-        try:
-            return await self._waiting
-        finally:
-            self._waiting = None
 
     def _writable(self) -> None:
-        assert self._connection is not None
+        if self._connection is None:
+            return
         try:
             if self._connection.pgconn.flush() == 0:
-                self._stop_writing()
+                asyncio.get_running_loop().remove_writer(self._descriptor)
+                self._writing = False
         except psycopg.OperationalError as failure:
             self._lose(failure)
-
-    def _stop_writing(self) -> None:
-        if self._writing and self._connection is not None:
-            asyncio.get_running_loop().remove_writer(self._descriptor)
-        self._writing = False
 
     def _readable(self) -> None:
         if self._connection is None:
@@ -98,58 +127,41 @@ class PipelineConnection:
         pgconn = self._connection.pgconn
         try:
             pgconn.consume_input()
-            while self._waiting is not None and not pgconn.is_busy():
+            while self._done is not None and not pgconn.is_busy():
                 result = pgconn.get_result()
                 if result is None:
                     continue
                 if result.status == pq.ExecStatus.PIPELINE_SYNC:
-                    self._finish()
+                    failure = self._failure
+                    if isinstance(failure, Unavailable):
+                        self.close()
+                    self._finish(self._values if failure is None else failure)
                     return
                 self._take(result)
-            if self._waiting is None and pgconn.status == pq.ConnStatus.BAD:
-                self._lose(psycopg.OperationalError("the connection was closed"))
+            if self._done is None and pgconn.status == pq.ConnStatus.BAD:
+                self.close()
         except psycopg.OperationalError as failure:
             self._lose(failure)
 
     def _take(self, result: pq.abc.PGresult) -> None:
         if result.status == pq.ExecStatus.TUPLES_OK:
             self._values.append(result.get_value(0, 0) if result.ntuples else None)
-        elif result.status in (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.PIPELINE_ABORTED):
-            if self._failure is None:
-                self._failure = self._explain(result)
+        elif self._failure is None:
+            self._failure = _explained(result)
 
-    def _explain(self, result: pq.abc.PGresult) -> Exception:
-        state = result.error_field(pq.DiagnosticField.SQLSTATE) or b""
-        text = (
-            result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message or b""
-        ).decode(errors="replace")
-        if state.startswith(_SHORTAGE):
-            return LimitReached(f"the store is short of room: {text}")
-        if not state or state.startswith((b"08", b"57")):
-            return Unavailable(f"the store went away: {text}")
-        return psycopg.errors.lookup(state.decode())(text)
-
-    def _finish(self) -> None:
-        assert self._waiting is not None
-        waiting, self._waiting = self._waiting, None
-        if waiting.done():
-            return
-        if self._failure is not None:
-            failure = self._failure
-            if isinstance(failure, Unavailable):
-                self.close()
-            waiting.set_exception(failure)
-        else:
-            waiting.set_result(self._values)
+    def _finish(self, outcome: list[bytes | None] | Exception) -> None:
+        done, self._done = self._done, None
+        if done is not None:
+            done(outcome)
 
     def _lose(self, failure: Exception) -> None:
         """The connection broke: what was under way may or may not be committed."""
-        waiting = self._waiting
         self.close()
-        if waiting is not None and not waiting.done():
-            waiting.set_exception(Unavailable(f"the store went away: {failure}"))
+        self._finish(Unavailable(f"the store went away: {failure}"))
 
     def close(self) -> None:
+        if self._connecting is not None:
+            self._connecting.cancel()
         connection, self._connection = self._connection, None
         if connection is None:
             return
@@ -158,3 +170,15 @@ class PipelineConnection:
         loop.remove_writer(self._descriptor)
         self._writing = False
         connection.pgconn.finish()
+
+
+def _explained(result: pq.abc.PGresult) -> Exception:
+    state = result.error_field(pq.DiagnosticField.SQLSTATE) or b""
+    text = (
+        result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message or b""
+    ).decode(errors="replace")
+    if state.startswith(_SHORTAGE):
+        return LimitReached(f"the store is short of room: {text}")
+    if not state or state.startswith((b"08", b"57")):
+        return Unavailable(f"the store went away: {text}")
+    return psycopg.errors.lookup(state.decode())(text)

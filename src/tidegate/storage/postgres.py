@@ -8,8 +8,8 @@ serves the catalogue and reads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import psycopg
@@ -40,7 +40,6 @@ _ALL_BINARY = [_BINARY] * 13
 _STORED = (b"\x00\x00\x00\x00", None)
 
 Row = tuple[Any, ...]
-Result = TypeVar("Result")
 
 
 class PostgresStore:
@@ -48,10 +47,11 @@ class PostgresStore:
 
     def __init__(self, url: str, *, writers: int = 1) -> None:
         self.url = url
-        self._putters = [PipelineConnection(url, (_PUT, _BROADCAST)) for _ in range(writers)]
-        self._free_putters: asyncio.Queue[PipelineConnection] = asyncio.Queue()
-        for putter in self._putters:
-            self._free_putters.put_nowait(putter)
+        # One for each writer; a writer submits one commit at a time.
+        self._putters = [PipelineConnection(url, (_PUT,)) for _ in range(writers)]
+        self._free_putters = list(self._putters)
+        self._broadcaster = PipelineConnection(url, (_BROADCAST,))
+        self._broadcaster_lock = asyncio.Lock()
         self._settler = PipelineConnection(url, (_SETTLE,))
         self._settler_lock = asyncio.Lock()
         self._catalogue: psycopg.AsyncConnection[Row] | None = None
@@ -71,6 +71,7 @@ class PostgresStore:
         for putter in self._putters:
             putter.close()
         self._settler.close()
+        self._broadcaster.close()
         for connection in (self._catalogue, self._reader):
             if connection is not None:
                 await connection.close()
@@ -166,14 +167,20 @@ class PostgresStore:
 
     # Messages
 
-    async def commit(self, writes: Sequence[Write]) -> list[bool]:
+    def submit(
+        self, writes: Sequence[Write], done: Callable[[list[bool] | Exception], None]
+    ) -> None:
         calls = [(_PUT, _put_parameters(write), _ALL_BINARY) for write in writes]
-        putter = await self._free_putters.get()
-        try:
-            values = await putter.call(calls)
-        finally:
-            self._free_putters.put_nowait(putter)
-        return [value in _STORED for value in values]
+        putter = self._free_putters.pop()
+
+        def finished(outcome: list[bytes | None] | Exception) -> None:
+            self._free_putters.append(putter)
+            if isinstance(outcome, Exception):
+                done(outcome)
+            else:
+                done([value in _STORED for value in outcome])
+
+        putter.submit(calls, finished)
 
     async def broadcast(self, broadcast: Broadcast) -> bool:
         queues, epochs, firsts = zip(*broadcast.targets, strict=True)
@@ -191,11 +198,8 @@ class PostgresStore:
             p.int8(broadcast.producer),
             p.int8(broadcast.batch),
         )
-        putter = await self._free_putters.get()
-        try:
-            values = await putter.call([(_BROADCAST, parameters, _ALL_BINARY[:12])])
-        finally:
-            self._free_putters.put_nowait(putter)
+        async with self._broadcaster_lock:
+            values = await self._broadcaster.call([(_BROADCAST, parameters, _ALL_BINARY[:12])])
         return values[0] is None
 
     async def settle(self, settlements: Sequence[Settlement], lasting: bool) -> list[bool]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -37,6 +38,9 @@ class WriteSource(Protocol):
         ...
 
 
+Pending = list[tuple[WriteSource, Write]]
+
+
 class SettleSource(Protocol):
     """What has acknowledgements to store."""
 
@@ -50,74 +54,74 @@ class SettleSource(Protocol):
 class Writer:
     """Puts of many replicas, in as few commits as the store allows."""
 
-    def __init__(self, store: Store, *, on_commit: Callable[[float, int], None] | None = None):
+    def __init__(
+        self, store: Store, *, on_commit: Callable[[float, int], None] | None = None
+    ) -> None:
         self._store = store
-        self._sources: dict[WriteSource, None] = {}
-        self._wake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
         self._on_commit = on_commit
+        self._sources: dict[WriteSource, None] = {}
+        self._busy = False
+        self._scheduled = False
+        self._loop = asyncio.get_running_loop()
+        self._repairs: set[asyncio.Task[None]] = set()
         self.idle = asyncio.Event()
         self.idle.set()
 
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="writer")
-
     async def stop(self) -> None:
-        """Write what waits, then end."""
-        if self._task is not None:
-            await self.idle.wait()
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        """Return when everything is written."""
+        await self.idle.wait()
 
     def wants(self, source: WriteSource) -> None:
-        """A source has something to write."""
+        """A source has something to write: at the end of this turn, when the store is free."""
         self._sources[source] = None
-        self.idle.clear()
-        self._wake.set()
+        if not self._busy and not self._scheduled:
+            self._scheduled = True
+            self.idle.clear()
+            self._loop.call_soon(self._commit)
 
-    async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            sources, self._sources = self._sources, {}
-            started = loop.time()
-            work = [(source, writes) for source in sources if (writes := source.collect_writes())]
-            if work:
-                await self._write(work)
+    def _commit(self) -> None:
+        self._scheduled = False
+        sources, self._sources = self._sources, {}
+        pending = [(source, write) for source in sources for write in source.collect_writes()]
+        if pending:
+            self._busy = True
+            self._submit(pending, time.perf_counter(), _BACKOFF_FIRST_S)
+        else:
+            self._next()
+
+    def _next(self) -> None:
+        self._busy = False
+        if self._sources:
+            if not self._scheduled:
+                self._scheduled = True
+                self._loop.call_soon(self._commit)
+        else:
+            self.idle.set()
+
+    def _submit(self, pending: Pending, started: float, backoff_s: float) -> None:
+        def done(outcome: list[bool] | Exception) -> None:
+            if isinstance(outcome, list):
+                # Before the confirms: the next commit is on its way while they are sent.
                 if self._on_commit is not None:
-                    count = sum(write.segment.count for _, writes in work for write in writes)
-                    self._on_commit(loop.time() - started, count)
-            if not self._sources:
-                self.idle.set()
-
-    async def _write(self, work: list[tuple[WriteSource, list[Write]]]) -> None:
-        pending = [(source, write) for source, writes in work for write in writes]
-        backoff_s = _BACKOFF_FIRST_S
-        while pending:
-            try:
-                flags = await self._store.commit([write for _, write in pending])
-            except Unavailable as failure:
-                log.warning("commit without an answer, looking it up: %s", failure)
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
-                pending = await self._look_up(pending)
-            except TidegateError as failure:
-                self._refuse(pending, failure)
-                return
-            except Exception as failure:
-                log.exception("the store refused a commit")
-                self._refuse(pending, LimitReached(f"the store refused: {failure}"))
-                return
-            else:
-                for (source, write), stored in zip(pending, flags, strict=True):
+                    count = sum(write.segment.count for _, write in pending)
+                    self._on_commit(time.perf_counter() - started, count)
+                for (source, write), stored in zip(pending, outcome, strict=True):
                     source.written(write, stored)
-                return
+                self._next()
+            elif isinstance(outcome, Unavailable):
+                log.warning("commit without an answer, looking it up: %s", outcome)
+                repair = asyncio.create_task(self._repair(pending, started, backoff_s))
+                self._repairs.add(repair)
+                repair.add_done_callback(self._repairs.discard)
+            else:
+                self._refuse(pending, outcome)
+                self._next()
 
-    async def _look_up(
-        self, pending: list[tuple[WriteSource, Write]]
-    ) -> list[tuple[WriteSource, Write]]:
-        """Confirm what turns out to be stored; what is left to do."""
+        self._store.submit([write for _, write in pending], done)
+
+    async def _repair(self, pending: Pending, started: float, backoff_s: float) -> None:
+        """After an unknown outcome: confirm what turns out to be stored, write the rest again."""
+        await asyncio.sleep(backoff_s)
         by_queue: dict[int, list[int]] = {}
         for _, write in pending:
             by_queue.setdefault(write.segment.queue_id, []).append(write.segment.first_id)
@@ -128,17 +132,32 @@ class Writer:
                 for first_id in await self._store.stored(queue_id, firsts)
             }
         except Unavailable:
-            return pending
+            found = set()
+            known = False
+        else:
+            known = True
         left = []
         for source, write in pending:
             if (write.segment.queue_id, write.segment.first_id) in found:
                 source.written(write, True)
             else:
                 left.append((source, write))
-        return left
+        backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+        if not left:
+            self._next()
+        elif known:
+            self._submit(left, started, backoff_s)
+        else:
+            # Not even the question was answered: nothing may be written before it is.
+            await self._repair(left, started, backoff_s)
 
     @staticmethod
-    def _refuse(pending: list[tuple[WriteSource, Write]], error: TidegateError) -> None:
+    def _refuse(pending: Pending, failure: Exception) -> None:
+        if isinstance(failure, TidegateError):
+            error = failure
+        else:
+            log.error("the store refused a commit: %s", failure)
+            error = LimitReached(f"the store refused: {failure}")
         by_source: dict[WriteSource, list[Write]] = {}
         for source, write in pending:
             by_source.setdefault(source, []).append(write)

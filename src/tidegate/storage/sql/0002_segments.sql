@@ -15,6 +15,9 @@ create table segment (
     receivers  int[],
     contexts   bigint[],
     attributes jsonb,
+    -- Which batches of which producers these messages are, so that a resend is stored once.
+    producers  bigint[] not null,
+    batches    bigint[] not null,
     payload    bytea not null,
     primary key (queue_id, first_id)
 );
@@ -32,7 +35,7 @@ create table ack (
     primary key (queue_id, first_id)
 ) with (fillfactor = 70);
 
--- Which batches of a producer are stored, so that a resend is stored once.
+-- Which batches of a producer were stored and are gone; those of living segments are there.
 create table producer_mark (
     queue_id int not null,
     producer bigint not null,
@@ -74,16 +77,9 @@ begin
         return 1;
     end if;
     insert into segment (queue_id, first_id, priority, addressed, count, arrived_at, lengths,
-                         senders, receivers, contexts, attributes, payload)
+                         senders, receivers, contexts, attributes, producers, batches, payload)
     values (in_queue, first, prio, rcv is not null, cardinality(len), to_timestamp(arrived), len,
-            snd, rcv, ctx, att, body);
-    if prods is not null then
-        insert into producer_mark as m (queue_id, producer, batches)
-        select in_queue, u.p, range_agg(int8range(u.b, u.b + 1))
-        from unnest(prods, nums) as u (p, b) group by u.p order by u.p
-        on conflict (queue_id, producer) do update
-            set batches = m.batches + excluded.batches, seen_at = now();
-    end if;
+            snd, rcv, ctx, att, prods, nums, body);
     return 0;
 end $$;
 
@@ -102,19 +98,27 @@ begin
         return bad;
     end if;
     insert into segment (queue_id, first_id, priority, addressed, count, arrived_at, lengths,
-                         senders, receivers, contexts, attributes, payload)
+                         senders, receivers, contexts, attributes, producers, batches, payload)
     select u.q, u.f, prio, rcv is not null, 1, to_timestamp(arrived), array [length(body)],
            array [snd], case when rcv is null then null else array [rcv] end,
-           case when ctx is null then null else array [ctx] end, att, body
+           case when ctx is null then null else array [ctx] end, att, array [prod], array [num],
+           body
     from unnest(queues, firsts) as u (q, f);
-    -- One counter over many queues leaves gaps in each: keep the last thousand only.
-    insert into producer_mark as m (queue_id, producer, batches)
-    select u.q, prod, int8multirange(int8range(num, num + 1)) from unnest(queues) as u (q)
-    on conflict (queue_id, producer) do update
-        set batches = (m.batches + excluded.batches)
-                      * int8multirange(int8range(num - 1024, null)), seen_at = now();
     return null;
 end $$;
+
+-- Delete segments, and remember which batches they were.
+create function drop_segments(in_queue int, firsts bigint[]) returns void language sql as $$
+    with gone as (
+        delete from segment where queue_id = in_queue and first_id = any (firsts)
+        returning producers, batches
+    )
+    insert into producer_mark as m (queue_id, producer, batches)
+    select in_queue, u.p, range_agg(int8range(u.b, u.b + 1))
+    from gone, unnest(gone.producers, gone.batches) as u (p, b) group by u.p order by u.p
+    on conflict (queue_id, producer) do update
+        set batches = m.batches + excluded.batches, seen_at = now()
+$$;
 
 -- Acknowledge: whole segments are deleted, of others the done offsets are kept.
 -- `lasting` false: nobody waits for it, so the log need not be flushed for its sake.
@@ -131,7 +135,7 @@ begin
         return 1;
     end if;
     if cardinality(finished) > 0 then
-        delete from segment where queue_id = in_queue and first_id = any (finished);
+        perform drop_segments(in_queue, finished);
         delete from ack where queue_id = in_queue and first_id = any (finished);
     end if;
     if cardinality(part_first) > 0 then
@@ -205,10 +209,20 @@ $$;
 
 create function marks(in_queue int) returns table (producer bigint, batches int8multirange)
 language sql stable as $$
-    select m.producer, m.batches from producer_mark m where m.queue_id = in_queue
+    select u.p, range_agg(u.b) from (
+        select m.producer, unnest(m.batches) from producer_mark m where m.queue_id = in_queue
+        union all
+        select v.p, int8range(v.b, v.b + 1)
+        from segment s, unnest(s.producers, s.batches) as v (p, b) where s.queue_id = in_queue
+    ) as u (p, b) group by u.p
 $$;
 
+-- Producers that have been silent; and of those that put to several queues, and so leave gaps
+-- in each, all but the last batches.
 create function forget_marks(older_than_s float8) returns bigint language sql as $$
+    update producer_mark
+    set batches = batches * int8multirange(int8range(upper(batches) - 2048, null))
+    where (select count(*) from unnest(batches)) > 2048;
     with gone as (
         delete from producer_mark
         where seen_at < clock_timestamp() - make_interval(secs => older_than_s) returning 1
@@ -223,7 +237,8 @@ begin
         return 1;
     end if;
     delete from ack where queue_id = in_queue and not first_id = any (kept);
-    delete from segment where queue_id = in_queue and not first_id = any (kept);
+    perform drop_segments(in_queue, array(
+        select first_id from segment where queue_id = in_queue and not first_id = any (kept)));
     return 0;
 end $$;
 
