@@ -234,9 +234,8 @@ async def _serve(url: str, settings: Settings, host: str, port: int, name: str |
     from tidegate.storage.postgres import PostgresStore
 
     limits = limits_of(settings)
-    node = Node(
-        PostgresStore(url, writers=limits.writers), host=host, port=port, name=name, limits=limits
-    )
+    store = PostgresStore(url, writers=settings.store.connections or limits.writers)
+    node = Node(store, host=host, port=port, name=name, limits=limits)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -69,6 +69,8 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     url: str | None = None
     urls: list[str] = []
     data: str = "tidegate-data"
+    # Connections of a node that write messages; 0 for as many as it has writers.
+    connections: Annotated[int, Between(0, 64)] = 0
 
     @property
     def all_urls(self) -> list[str]:

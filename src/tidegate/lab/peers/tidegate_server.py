@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,27 +17,33 @@ _ADDRESS = re.compile(rb"tidegate://127\.0\.0\.1:(\d+)")
 
 @dataclass(frozen=True)
 class TidegateServer:
-    """A running node on an embedded PostgreSQL."""
+    """Running nodes on an embedded PostgreSQL; `port` is the first one's."""
 
     port: int
+    ports: Sequence[int] = ()
     notes: Sequence[str] = ()
 
 
 @contextlib.contextmanager
-def tidegate_server() -> Iterator[TidegateServer]:
-    """A fresh node with an empty store."""
+def tidegate_server(
+    *, nodes: int = 1, settings: Mapping[str, str] | None = None
+) -> Iterator[TidegateServer]:
+    """Fresh nodes with an empty store; settings by the names the environment gives them."""
     with temporary_folder("tidegate") as folder:
         command = [
             *(sys.executable, "-m", "tidegate", "up"),
-            *("--data", str(folder / "data"), "--port", "0"),
+            *("--data", str(folder / "data"), "--port", "0", "--nodes", str(nodes)),
         ]
         output = folder / f"{Path(sys.executable).name}.out"
-        # It prints its address once it is ready, and not before.
+
+        def ports() -> list[int]:
+            """Addresses are printed once all nodes are ready, and not before."""
+            return [int(port) for port in _ADDRESS.findall(output.read_bytes())]
+
         with running(
             command,
             folder=folder,
-            is_ready=lambda: output.exists() and _ADDRESS.search(output.read_bytes()) is not None,
+            is_ready=lambda: output.exists() and len(ports()) == nodes,
+            environment=os.environ | (settings or {}),
         ):
-            address = _ADDRESS.search(output.read_bytes())
-            assert address is not None
-            yield TidegateServer(port=int(address.group(1)))
+            yield TidegateServer(port=ports()[0], ports=ports())
