@@ -1,0 +1,267 @@
+"""The checker itself is checked: each mutation of a good history must be named for what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.lab.checker import Verdict, check
+from tidegate.lab.history import (
+    Event,
+    HistoryFollower,
+    HistoryWriter,
+    merged,
+    payload_hash,
+    read_history,
+)
+
+QUEUE = "orders"
+COUNT = 40
+
+
+def event(t: float, process: str, op: str, phase: str, seq: int, **more: object) -> Event:
+    fields = {
+        "queue": QUEUE,
+        "producer": "p1",
+        "payload_hash": payload_hash(f"{seq}".encode()) if op != "ack" else "",
+    }
+    return Event(t=t, process=process, op=op, phase=phase, seq=seq, **(fields | more))  # type: ignore[arg-type]
+
+
+def good_history() -> list[Event]:
+    """Puts, each confirmed; deliveries in order, two of them repeated and flagged; acks."""
+    events = []
+    for seq in range(1, COUNT + 1):
+        t = seq * 10.0
+        events += [
+            event(t, "p1", "put", "invoke", seq),
+            event(t + 1, "p1", "put", "ok", seq, message_id=100 + seq),
+            event(t + 2, "c1", "deliver", "ok", seq, message_id=100 + seq),
+        ]
+        if seq % 20 == 0:
+            events.append(
+                event(t + 3, "c1", "deliver", "ok", seq, message_id=100 + seq, redelivered=True)
+            )
+        events += [
+            event(t + 4, "c1", "ack", "invoke", seq, message_id=100 + seq),
+            event(t + 5, "c1", "ack", "ok", seq, message_id=100 + seq),
+        ]
+    return events
+
+
+def judged(events: list[Event], **more: object) -> Verdict:
+    options = {"stored": frozenset(), "sole_consumer": [QUEUE]} | more
+    return check(sorted(events, key=lambda e: e.t), **options)  # type: ignore[arg-type]
+
+
+def find(events: list[Event], op: str, phase: str, seq: int) -> Event:
+    return next(e for e in events if (e.op, e.phase, e.seq) == (op, phase, seq))
+
+
+def without_deliveries(events: list[Event], seq: int) -> list[Event]:
+    return [e for e in events if e.op == "put" or e.seq != seq]
+
+
+def test_a_good_history_passes() -> None:
+    verdict = judged(good_history())
+
+    assert verdict.outcome == "pass"
+    assert (verdict.put, verdict.confirmed, verdict.delivered) == (COUNT, COUNT, COUNT)
+    assert verdict.duplicates_flagged == 2
+    assert verdict.acks_confirmed == COUNT
+
+
+def test_a_dropped_delivery_is_a_loss() -> None:
+    verdict = judged(without_deliveries(good_history(), 7))
+
+    assert (verdict.lost, verdict.violations, verdict.outcome) == (1, 1, "fail")
+    assert "orders p1:7" in verdict.examples[0]
+
+
+def test_what_is_still_stored_is_not_lost_but_no_pass_either() -> None:
+    events = without_deliveries(good_history(), 7)
+
+    assert judged(events, stored={(QUEUE, "p1", 7)}).outcome == "inconclusive"
+    assert judged(events, stored=None).outcome == "inconclusive"
+
+
+def test_an_unknown_put_may_be_delivered_or_not() -> None:
+    events = good_history()
+    find(events, "put", "ok", 7).phase = "info"
+
+    assert judged(events).outcome == "pass"
+    verdict = judged(without_deliveries(events, 7))
+    assert (verdict.outcome, verdict.unknown) == ("pass", 1)
+
+
+def test_a_duplicated_delivery_without_a_flag_is_named() -> None:
+    events = good_history()
+    again = find(events, "deliver", "ok", 7)
+    events.append(event(again.t + 0.5, "c2", "deliver", "ok", 7, message_id=107))
+
+    verdict = judged(events)
+
+    assert (verdict.unflagged, verdict.violations) == (1, 1)
+
+
+def test_an_unflagged_repeat_is_named() -> None:
+    events = good_history()
+    next(e for e in events if e.redelivered).redelivered = False
+
+    verdict = judged(events)
+
+    assert (verdict.unflagged, verdict.violations) == (1, 1)
+
+
+@pytest.mark.parametrize("sole_consumer", [[QUEUE], []])
+def test_two_deliveries_the_wrong_way_round_are_named(sole_consumer: list[str]) -> None:
+    events = good_history()
+    first, second = find(events, "deliver", "ok", 7), find(events, "deliver", "ok", 8)
+    first.t, second.t = second.t, first.t
+    # Nothing else of them may be out of time.
+    events = [e for e in events if e.op != "ack"]
+    find(events, "put", "invoke", 8).t = find(events, "put", "invoke", 7).t + 0.1
+
+    verdict = judged(events, sole_consumer=sole_consumer)
+
+    assert verdict.out_of_order == 1
+
+
+def test_between_two_consumers_a_flagged_latecomer_is_in_order() -> None:
+    events = [e for e in good_history() if e.op != "ack"]
+    late = find(events, "deliver", "ok", 7)
+    late.t, late.process, late.redelivered = late.t + 25, "c2", True
+
+    assert judged(events, sole_consumer=[]).outcome == "pass"
+    assert judged(events, sole_consumer=[QUEUE]).out_of_order == 1
+
+
+def test_messages_stored_the_wrong_way_round_are_named_whoever_consumes() -> None:
+    events = good_history()
+    for e in events:
+        if e.message_id in (107, 108):
+            e.message_id = 215 - e.message_id
+
+    verdict = judged(events, sole_consumer=[])
+
+    assert (verdict.out_of_order, verdict.violations) == (1, 1)
+
+
+def test_a_delivery_after_a_confirmed_ack_is_named() -> None:
+    events = good_history()
+    acked = find(events, "ack", "ok", 7)
+    events.append(event(acked.t + 1, "c1", "deliver", "ok", 7, message_id=107, redelivered=True))
+
+    verdict = judged(events)
+
+    assert (verdict.acked_again, verdict.violations) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda e: setattr(e, "payload_hash", "00"),
+        lambda e: setattr(e, "seq", 4711),
+        lambda e: setattr(e, "producer", "somebody else"),
+    ],
+)
+def test_a_delivery_of_something_nobody_put_is_unexpected(
+    damage: Callable[[Event], None],
+) -> None:
+    events = good_history()
+    damage(find(events, "deliver", "ok", 7))
+
+    assert judged(events).unexpected == 1
+
+
+def test_a_refused_put_must_not_be_delivered() -> None:
+    events = good_history()
+    find(events, "put", "ok", 7).phase = "fail"
+
+    verdict = judged(events)
+
+    assert (verdict.unexpected, verdict.violations) == (1, 1)
+
+
+def test_one_put_under_two_ids_was_stored_twice() -> None:
+    events = good_history()
+    next(e for e in events if e.redelivered).message_id = 9000
+
+    assert judged(events).stored_twice == 1
+
+
+Mutation = Callable[[list[Event], int], bool]
+
+
+def drop(events: list[Event], at: int) -> bool:
+    seq = events[at].seq
+    events[:] = without_deliveries(events, seq)
+    return True
+
+
+def duplicate(events: list[Event], at: int) -> bool:
+    seq = events[at].seq
+    source = find(events, "deliver", "ok", seq)
+    events.append(event(1e6, "c9", "deliver", "ok", seq, message_id=source.message_id))
+    return True
+
+
+def reorder(events: list[Event], at: int) -> bool:
+    seq = min(events[at].seq, COUNT - 1)
+    one, two = find(events, "put", "invoke", seq), find(events, "put", "invoke", seq + 1)
+    two.t = one.t + 0.1
+    first, second = find(events, "deliver", "ok", seq), find(events, "deliver", "ok", seq + 1)
+    first.t, second.t = second.t, first.t
+    return True
+
+
+def unflag(events: list[Event], at: int) -> bool:
+    flagged = [e for e in events if e.redelivered]
+    flagged[at % len(flagged)].redelivered = False
+    return True
+
+
+@given(
+    mutate=st.sampled_from([drop, duplicate, reorder, unflag]),
+    at=st.integers(min_value=0, max_value=len(good_history()) - 1),
+)
+def test_no_mutation_of_any_event_goes_unseen(mutate: Mutation, at: int) -> None:
+    events = good_history()
+    assert mutate(events, at)
+
+    assert judged(events).outcome == "fail"
+
+
+def test_histories_of_several_processes_merge_by_time(tmp_path: Path) -> None:
+    with (
+        HistoryWriter(tmp_path / "p1", "p1") as producer,
+        HistoryWriter(tmp_path / "c1", "c1") as consumer,
+    ):
+        for seq in range(1, 6):
+            payload = f"{seq}".encode()
+            producer.note("put", "invoke", QUEUE, "p1", seq, hash_of=payload)
+            consumer.note("deliver", "ok", QUEUE, "p1", seq, message_id=seq, hash_of=payload)
+            producer.note("put", "ok", QUEUE, "p1", seq, message_id=seq)
+
+    events = list(merged(read_history(tmp_path / name) for name in ("c1", "p1")))
+
+    assert [e.seq for e in events if e.op == "deliver"] == [1, 2, 3, 4, 5]
+    assert judged(events).outcome == "pass"
+
+
+def test_a_history_can_be_followed_while_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "p1"
+    follower = HistoryFollower(path)
+    assert follower.news() == []
+    with HistoryWriter(path, "p1") as writer:
+        writer.note("put", "invoke", QUEUE, "p1", 1)
+        writer.flush()
+        assert [e.seq for e in follower.news()] == [1]
+        writer.note("put", "ok", QUEUE, "p1", 1)
+        assert follower.news() == []
+        writer.flush()
+        assert [e.phase for e in follower.news()] == ["ok"]
