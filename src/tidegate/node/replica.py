@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from tidegate.core.budget import Budget
+from tidegate.core.crash import crash_point
 from tidegate.core.errors import (
     LimitReached,
     NoMessagesInQueue,
@@ -270,6 +271,7 @@ class Replica:
                         twin.confirm_duplicate()
         segment = write.segment
         self.meters.put.add(segment.count)
+        crash_point("after-confirm-before-deliver")
         self._admit(segment)
 
     def refused(self, writes: Sequence[Write], error: TidegateError) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from tidegate.core.crash import crash_point
 from tidegate.core.errors import LimitReached, TidegateError, Unavailable
 from tidegate.core.ports import Settlement, Store, Write
 
@@ -215,6 +216,7 @@ class Settler:
     async def _settle(self, work: list[tuple[SettleSource, Settlement, bool]]) -> None:
         lasting = any(somebody_waits for _, _, somebody_waits in work)
         backoff_s = _BACKOFF_FIRST_S
+        crash_point("before-settle")
         while True:
             try:
                 flags = await self._store.settle([s for _, s, _ in work], lasting)
@@ -224,5 +226,6 @@ class Settler:
                 log.warning("acknowledgements wait for the store: %s", failure)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+        crash_point("after-settle")
         for (source, settlement, _), stored in zip(work, flags, strict=True):
             source.settled(settlement, stored)
