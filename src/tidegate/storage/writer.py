@@ -106,6 +106,7 @@ class Writer:
                 if self._on_commit is not None:
                     count = sum(write.segment.count for _, write in pending)
                     self._on_commit(time.perf_counter() - started, count)
+                crash_point("after-commit-before-confirm")
                 for (source, write), stored in zip(pending, outcome, strict=True):
                     source.written(write, stored)
                 self._next()
@@ -118,6 +119,7 @@ class Writer:
                 self._refuse(pending, outcome)
                 self._next()
 
+        crash_point("before-commit")
         self._store.submit([write for _, write in pending], done)
 
     async def _repair(self, pending: Pending, started: float, backoff_s: float) -> None:
