@@ -1,0 +1,117 @@
+"""A child process of a measurement that talks in lines of JSON.
+
+Strategy: the parent says something, the child answers with one line. A child that fails, falls
+silent or dies ends the measurement with the end of what it complained about; leaving the block
+ends every child. A child whose parent is gone reads the end of its input and ends by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TypeVar
+
+import msgspec
+
+KILL_WAIT_S = 5.0
+STDERR_TAIL_BYTES = 3000
+
+Answer = TypeVar("Answer")
+
+
+class ChildFailed(RuntimeError):
+    """A child process failed, or did not answer in time."""
+
+
+class Child:
+    """`python -m module arguments…`, with a conversation over its input and output."""
+
+    def __init__(self, module: str, arguments: Sequence[str] = ()) -> None:
+        self._module = module
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            # Ctrl-C is for the parent, which then ends its children by their ids.
+            start_new_session=True,
+        )
+        self._received = b""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            # It ends by itself when its input does.
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                assert self._process.stdin is not None
+                self._process.stdin.close()
+                self._process.wait(KILL_WAIT_S)
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait(KILL_WAIT_S)
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            with contextlib.suppress(OSError):
+                stream.close()
+        self._stderr.close()
+
+    def say(self, what: object) -> None:
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            stdin.write(msgspec.json.encode(what) + b"\n")
+            stdin.flush()
+        except OSError:
+            self._process.wait(KILL_WAIT_S)
+            raise self._failure(f"ended with {self._process.returncode}") from None
+
+    def hear(self, kind: type[Answer], timeout_s: float) -> Answer:
+        """Its next answer."""
+        return msgspec.json.decode(self._next_line(time.monotonic() + timeout_s), type=kind)
+
+    def _next_line(self, deadline: float) -> bytes:
+        stdout = self._process.stdout
+        assert stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdout, selectors.EVENT_READ)
+            while b"\n" not in self._received:
+                if not selector.select(timeout=max(deadline - time.monotonic(), 0.0)):
+                    raise self._failure("did not answer in time")
+                chunk = os.read(stdout.fileno(), 1 << 20)
+                if not chunk:
+                    self._process.wait(KILL_WAIT_S)
+                    raise self._failure(f"ended with {self._process.returncode}")
+                self._received += chunk
+        line, _, self._received = self._received.partition(b"\n")
+        return line
+
+    def _failure(self, what: str) -> ChildFailed:
+        self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, self._stderr.tell() - STDERR_TAIL_BYTES))
+        complaint = self._stderr.read().decode(errors="replace")
+        return ChildFailed(f"{self._module} {what}:\n{complaint}")
+
+
+def answer(what: object) -> None:
+    """In the child: answer the parent."""
+    sys.stdout.buffer.write(msgspec.json.encode(what) + b"\n")
+    sys.stdout.buffer.flush()

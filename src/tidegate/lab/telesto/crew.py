@@ -1,0 +1,108 @@
+"""A mix at work: its clients, spread over a few processes, and samples of what they do.
+
+Strategy: every process connects its share and reports the ids its clients got; with all ids
+known everyone begins at once. Samples are taken while they work. At the end those who ask stop
+before those who answer, so nobody is left waiting, and what was put but not taken must still lie
+in the queues: a message that is nowhere fails the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+import tidegate
+from tidegate.client.blocking import BlockingClient
+from tidegate.lab.bench.child import Child
+from tidegate.lab.telesto.mix import QUEUES, MixOptions, Role, roles_of
+from tidegate.lab.telesto.tally import Sample
+from tidegate.telemetry.numbers import ClusterNumbers
+
+PROCESSES = 2
+CONNECT_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 30.0
+
+Answer = TypeVar("Answer")
+
+
+class Share(msgspec.Struct, frozen=True):
+    """What one process does."""
+
+    urls: list[str]
+    roles: list[Role]
+    options: MixOptions
+
+
+class MessagesLost(AssertionError):
+    """Messages were put, not taken, and are not there."""
+
+
+class Crew:
+    """Clients at work, as their parent sees them."""
+
+    def __init__(self, children: Sequence[Child], control: BlockingClient) -> None:
+        self._children = children
+        self._control = control
+
+    def sample(self) -> list[Sample]:
+        """What each process has counted so far."""
+        return self._ask_all("sample", Sample)
+
+    def numbers(self) -> ClusterNumbers:
+        """The nodes' own numbers."""
+        return self._control.stats()
+
+    def work_for(self, seconds: float) -> None:
+        """Let them work."""
+        time.sleep(seconds)
+
+    def stop(self) -> int:
+        """End the work in order and check that nothing is missing; how many were left over."""
+        self._ask_all("rest", bool)
+        ended = self._ask_all("end", Sample)
+        put = sum(sample.puts for sample in ended)
+        taken = sum(sample.messages for sample in ended)
+        left = sum(self._control.purge(queue) for queue in QUEUES)
+        if put - taken != left:
+            raise MessagesLost(f"{put} put, {taken} taken, {left} left: {put - taken - left} lost")
+        return left
+
+    def _ask_all(self, what: str, kind: type[Answer]) -> list[Answer]:
+        for child in self._children:
+            child.say(what)
+        return [child.hear(kind, ANSWER_TIMEOUT_S) for child in self._children]
+
+
+@contextlib.contextmanager
+def crew_at_work(ports: Sequence[int], options: MixOptions) -> Iterator[Crew]:
+    """Connect all clients to these nodes in turn, and let them begin."""
+    urls = [f"tidegate://127.0.0.1:{port}" for port in ports]
+    roles = roles_of(options.clients)
+    with contextlib.ExitStack() as stack:
+        control = stack.enter_context(tidegate.connect(urls[0], mode="admin"))
+        for queue in QUEUES:
+            control.create_queue(queue, durable=options.durable, exist_ok=True)
+        children = [
+            stack.enter_context(
+                Child(
+                    "tidegate.lab.telesto.crew_process",
+                    [
+                        msgspec.json.encode(
+                            Share(urls, [r for r in roles if r.number % PROCESSES == part], options)
+                        ).decode()
+                    ],
+                )
+            )
+            for part in range(PROCESSES)
+        ]
+        ids: dict[int, int] = {}
+        for child in children:
+            ids.update(child.hear(dict[int, int], CONNECT_TIMEOUT_S))
+        roster = [ids[number] for number in range(options.clients)]
+        for child in children:
+            child.say(roster)
+        yield Crew(children, control)
