@@ -1,0 +1,134 @@
+"""The client processes of a run: started together, followed by their histories, stopped in order."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from tidegate.lab.checker import Verdict, check
+from tidegate.lab.history import HistoryFollower, MessageKey, merged, read_history
+
+_ASK_AGAIN_S = 0.1
+_EXIT_S = 90.0
+
+
+class Clients:
+    """Producers and consumers, each a process with a history of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._producers: dict[str, subprocess.Popen[bytes]] = {}
+        self._consumers: dict[str, subprocess.Popen[bytes]] = {}
+        self._followers: list[HistoryFollower] = []
+        self._undelivered: set[MessageKey] = set()
+        self._delivered: set[MessageKey] = set()
+        self.confirmed = 0
+        # What went wrong with the clients themselves: they are not supposed to die.
+        self.failures: list[str] = []
+
+    def add_producer(self, name: str, url: str, queue: str, *options: str) -> None:
+        self._producers[name] = self._start("producer", name, url, queue, options)
+
+    def add_consumer(self, name: str, url: str, queue: str, *options: str) -> None:
+        self._consumers[name] = self._start("consumer", name, url, queue, options)
+
+    def _start(
+        self, kind: str, name: str, url: str, queue: str, options: tuple[str, ...]
+    ) -> subprocess.Popen[bytes]:
+        command = [
+            *(sys.executable, "-m", f"tidegate.lab.faults.{kind}", "--url", url),
+            *("--queue", queue, "--name", name, "--history", str(self._history(name)), *options),
+        ]
+        self._followers.append(HistoryFollower(self._history(name)))
+        with self._log(name).open("wb") as log:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def _history(self, name: str) -> Path:
+        return self._folder / f"{name}.history"
+
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+    def follow(self) -> int:
+        """Read what is new in the histories; how many confirmed messages nobody has seen yet."""
+        for follower in self._followers:
+            for event in follower.news():
+                if event.op == "put" and event.phase == "ok":
+                    self.confirmed += 1
+                    if event.key not in self._delivered:
+                        self._undelivered.add(event.key)
+                elif event.op == "deliver":
+                    self._delivered.add(event.key)
+                    self._undelivered.discard(event.key)
+        return len(self._undelivered)
+
+    def wait_for_confirms(self, count: int, timeout_s: float = 30.0) -> None:
+        """Until so many more puts were confirmed than now."""
+        self.follow()
+        wanted = self.confirmed + count
+        deadline = time.monotonic() + timeout_s
+        while self.confirmed < wanted:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.confirmed} of {wanted} confirms: {self.failures}")
+            time.sleep(_ASK_AGAIN_S / 5)
+            self.follow()
+
+    def finish_producers(self) -> None:
+        """No more puts; what is under way gets its answer."""
+        self._finish(self._producers)
+
+    def drain(self, deadline_s: float) -> bool:
+        """Wait until every confirmed message was delivered; False: not by the deadline."""
+        deadline = time.monotonic() + deadline_s
+        while self.follow():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_ASK_AGAIN_S)
+        return True
+
+    def finish_consumers(self) -> None:
+        self._finish(self._consumers)
+
+    def _finish(self, processes: dict[str, subprocess.Popen[bytes]]) -> None:
+        for process in processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for name, process in processes.items():
+            try:
+                code: int | str = process.wait(_EXIT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                code = "killed: it did not end"
+            if code != 0:
+                end = self._log(name).read_text(errors="replace")[-1500:]
+                self.failures.append(f"{name} ended with {code}: {end}")
+        processes.clear()
+
+    def verdict(
+        self, *, stored: Collection[MessageKey] | None, sole_consumer: Collection[str] = ()
+    ) -> Verdict:
+        """The checker's judgement over the histories of all of them."""
+        paths = sorted(self._folder.glob("*.history"))
+        histories = [read_history(path) for path in paths]
+        return check(merged(histories), stored=stored, sole_consumer=sole_consumer)
+
+
+@contextlib.contextmanager
+def clients_in(folder: Path) -> Iterator[Clients]:
+    """Clients that are gone when the block ends, however it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    clients = Clients(folder)
+    try:
+        yield clients
+    finally:
+        for process in (*clients._producers.values(), *clients._consumers.values()):
+            process.kill()
+            process.wait()

@@ -1,0 +1,122 @@
+"""A consumer process: takes what comes, writes it down, acknowledges, now and then gives back.
+
+    python -m tidegate.lab.faults.consumer --url … --queue … --name … --history …
+
+Most messages are acknowledged without waiting; of some the acknowledgement is confirmed, and what
+was confirmed must never come again. A few are given back at their first delivery and come again,
+flagged. It ends at SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+from pathlib import Path
+
+import uvloop
+
+import tidegate
+from tidegate.client.message import Message
+from tidegate.core.errors import LeaseLost, TidegateError
+from tidegate.lab.faults.payload import numbered
+from tidegate.lab.faults.producer import FLUSH_S, PATIENCE_S
+from tidegate.lab.history import HistoryWriter
+
+CONFIRM_EVERY = 7
+RETURN_EVERY = 101
+
+
+async def consume(
+    url: str, queue: str, name: str, history: HistoryWriter, *, prefetch: int, stop: asyncio.Event
+) -> None:
+    """Consume until told to stop."""
+    settling: set[asyncio.Task[None]] = set()
+
+    async def acknowledge(message: Message, producer: str, seq: int) -> None:
+        history.note("ack", "invoke", queue, producer, seq, message_id=message.message_id)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await message.ack_confirmed()
+        except LeaseLost:
+            history.note("ack", "fail", queue, producer, seq, message_id=message.message_id)
+        except (TidegateError, TimeoutError):
+            history.note("ack", "info", queue, producer, seq, message_id=message.message_id)
+        else:
+            history.note("ack", "ok", queue, producer, seq, message_id=message.message_id)
+
+    async def give_back(message: Message) -> None:
+        with contextlib.suppress(TidegateError):
+            await message.nack()
+
+    async def take() -> None:
+        taken = 0
+        async with (
+            tidegate.connect(url, name=name, reconnect_s=PATIENCE_S) as mq,
+            mq.subscribe(queue, prefetch=prefetch) as subscription,
+        ):
+            async for message in subscription:
+                taken += 1
+                payload = message.payload
+                producer, seq = numbered(payload)
+                history.note(
+                    "deliver",
+                    "ok",
+                    queue,
+                    producer,
+                    seq,
+                    priority=message.priority,
+                    message_id=message.message_id,
+                    redelivered=message.redelivered,
+                    hash_of=payload,
+                )
+                if not message.redelivered and taken % RETURN_EVERY == 0:
+                    task = asyncio.create_task(give_back(message))
+                elif taken % CONFIRM_EVERY == 0:
+                    task = asyncio.create_task(acknowledge(message, producer, seq))
+                else:
+                    message.ack()
+                    continue
+                settling.add(task)
+                task.add_done_callback(settling.discard)
+
+    async def flush_forever() -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            history.flush()
+
+    working = [asyncio.create_task(take()), asyncio.create_task(flush_forever())]
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([*working, stopping], return_when=asyncio.FIRST_COMPLETED)
+    for task in (*working, stopping, *settling):
+        task.cancel()
+    results = await asyncio.gather(*working, return_exceptions=True)
+    history.flush()
+    for result in results:
+        # A consumer that ends before it is told to has found a fault of its own.
+        if not isinstance(result, asyncio.CancelledError) and isinstance(result, BaseException):
+            raise result
+
+
+async def _run(options: argparse.Namespace) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    with HistoryWriter(options.history, options.name) as history:
+        await consume(
+            options.url, options.queue, options.name, history, prefetch=options.prefetch, stop=stop
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--queue", required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--history", type=Path, required=True)
+    parser.add_argument("--prefetch", type=int, default=200)
+    uvloop.run(_run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

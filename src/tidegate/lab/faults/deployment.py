@@ -1,0 +1,171 @@
+"""A Tidegate that is going to be hurt, started as a user would, and who its processes are.
+
+`tidegate up` in a temporary folder, and nodes that join it (`tidegate node`), which nobody starts
+again. Process ids are asked of the kernel each time, since the whole point is that they change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import psutil
+import psycopg
+
+from tidegate.lab.faults.payload import numbered
+from tidegate.lab.history import MessageKey
+from tidegate.lab.peers.server import running, stop, temporary_folder
+
+_ADDRESS = re.compile(r"tidegate://127\.0\.0\.1:\d+")
+_ASK_AGAIN_S = 0.02
+_READY_S = 60.0
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A running `tidegate up`."""
+
+    folder: Path
+    up_pid: int
+    # Of each node, in the order in which `up` started them.
+    addresses: list[str]
+
+    @property
+    def url(self) -> str:
+        """All nodes in one URL."""
+        return joined_url(self.addresses)
+
+    @property
+    def store_url(self) -> str:
+        """The embedded PostgreSQL, for looking at the truth from outside."""
+        return store_url(self.folder / "data")
+
+    @property
+    def log_text(self) -> str:
+        return _log_path(self.folder).read_text(errors="replace")
+
+    def node_pid(self, address: str) -> int | None:
+        """The process that listens there now; None while there is none."""
+        port = int(address.rpartition(":")[2])
+        for process in psutil.Process(self.up_pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if any(
+                    c.status == psutil.CONN_LISTEN and c.laddr.port == port
+                    for c in process.net_connections("tcp")
+                ):
+                    return process.pid
+        return None
+
+    def postmaster_pid(self) -> int | None:
+        """PostgreSQL's first process; None while there is none."""
+        return postmaster_pid(self.folder / "data")
+
+    def stored(self) -> list[MessageKey]:
+        """What the store holds now, as an operator would read it."""
+        return stored_messages(self.store_url)
+
+
+def joined_url(addresses: list[str]) -> str:
+    return "tidegate://" + ",".join(address.removeprefix("tidegate://") for address in addresses)
+
+
+def store_url(data: Path) -> str:
+    """Where the embedded PostgreSQL of a data folder is reached on this machine."""
+    return f"postgresql://tidegate@/tidegate?host={quote(str(data / 'socket'), safe='')}&port=5432"
+
+
+def postmaster_pid(data: Path) -> int | None:
+    try:
+        pid = int((data / "database" / "postmaster.pid").read_text().split(maxsplit=1)[0])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pid if psutil.pid_exists(pid) else None
+
+
+def stored_messages(url: str) -> list[MessageKey]:
+    """Every message of the store: its queue, its producer and its number."""
+    with psycopg.connect(url, connect_timeout=5) as connection:
+        rows = connection.execute("select queue_name, message from message").fetchall()
+    return [(queue, *numbered(bytes(payload))) for queue, payload in rows]
+
+
+@contextlib.contextmanager
+def deployed(
+    *,
+    nodes: int = 1,
+    environment: Mapping[str, str] | None = None,
+    keep_log: Path | None = None,
+) -> Iterator[Deployment]:
+    """`tidegate up` on an empty store, until the block ends."""
+    with temporary_folder("faults") as folder:
+        command = [
+            *(sys.executable, "-m", "tidegate", "up"),
+            *("--data", str(folder / "data"), "--port", "0", "--nodes", str(nodes)),
+        ]
+        log = _log_path(folder)
+
+        def addresses() -> list[str]:
+            return _ADDRESS.findall(log.read_text()) if log.exists() else []
+
+        try:
+            with running(
+                command,
+                folder=folder,
+                is_ready=lambda: len(addresses()) >= nodes,
+                environment=os.environ | (environment or {}),
+            ) as process:
+                yield Deployment(folder, process.pid, addresses()[:nodes])
+        finally:
+            if keep_log is not None:
+                keep_log.write_bytes(log.read_bytes())
+
+
+def _log_path(folder: Path) -> Path:
+    return folder / f"{Path(sys.executable).name}.out"
+
+
+@dataclass(frozen=True)
+class JoinedNode:
+    """A node that joined a store by itself: dead is dead."""
+
+    process: subprocess.Popen[bytes]
+    address: str
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+
+@contextlib.contextmanager
+def joined_node(
+    store: str, folder: Path, *, port: int = 0, environment: Mapping[str, str] | None = None
+) -> Iterator[JoinedNode]:
+    """`tidegate node` on a store, until the block ends or it is killed."""
+    number = len(list(folder.glob("node-*.out")))
+    output, log = folder / f"node-{number}.out", folder / f"node-{number}.log"
+    with output.open("wb") as stdout, log.open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tidegate", "node", "--port", str(port)],
+            env=os.environ | {"TIDEGATE_STORE__URL": store} | (environment or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + _READY_S
+        while not (found := _ADDRESS.search(output.read_text())):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"a node did not start:\n{log.read_text()[-2000:]}")
+            time.sleep(_ASK_AGAIN_S)
+        yield JoinedNode(process, found.group())
+    finally:
+        stop(process)

@@ -1,0 +1,208 @@
+"""Kill nodes and PostgreSQL at random moments under load, and count what was lost.
+
+    python -m tidegate.lab.faults.kills --kills 200 [--what node|postgres|both] [--nodes 2] [--json]
+
+Strategy: `tidegate up` and client processes of their own. After most kills a probe waits until
+something is confirmed again, which also measures how long that took; some kills fall into the
+recovery from the last one. In the end everything is healed and drained, and the checker judges.
+The moments come from a seed, which the report names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import psycopg
+
+import tidegate
+from tidegate.lab.checker import Outcome, Verdict
+from tidegate.lab.faults.clients import clients_in
+from tidegate.lab.faults.deployment import Deployment, deployed, joined_url
+from tidegate.lab.faults.injector import Injector, Kind
+from tidegate.lab.history import MessageKey
+from tidegate.lab.peers.server import temporary_folder
+
+MIXTURES: dict[str, tuple[list[Kind], list[int]]] = {
+    "node": (["node"], [1]),
+    "postgres": (["postgres"], [1]),
+    "both": (["node", "postgres", "backends"], [5, 4, 2]),
+}
+# One queue with one consumer, where order is strict, and one that two consumers share.
+SOLE, SHARED, PROBE = "orders", "jobs", "probe"
+
+
+class KillOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do to whom."""
+
+    kills: int = 200
+    what: str = "both"
+    nodes: int = 1
+    # Of each of the three producers.
+    rate_per_s: float = 400.0
+    tasks: int = 50
+    # Between a recovery and the next kill.
+    pause_s_max: float = 1.5
+    # Of the kills, those that do not wait for the recovery from the one before.
+    hasty: float = 0.2
+    drain_s: float = 60.0
+    seed: int | None = None
+    keep_log: Path | None = None
+
+
+class KillReport(msgspec.Struct, kw_only=True):
+    """What came of it."""
+
+    seed: int
+    kills: dict[str, int]
+    duration_s: float
+    # From a kill to the next confirmed put.
+    recovery_s_median: float
+    recovery_s_max: float
+    verdict: Verdict
+    outcome: Outcome
+    # Messages that everybody is done with and the store still holds.
+    left_in_store: int
+    client_failures: list[str]
+
+    def as_json(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome == "pass" and not self.client_failures
+
+
+def run_kills(
+    options: KillOptions, progress: Callable[[str], None] = lambda line: None
+) -> KillReport:
+    """Run, and judge."""
+    with (
+        temporary_folder("histories") as folder,
+        deployed(nodes=options.nodes, keep_log=options.keep_log) as deployment,
+    ):
+        return asyncio.run(_run(options, progress, folder, deployment))
+
+
+async def _run(
+    options: KillOptions,
+    progress: Callable[[str], None],
+    folder: Path,
+    deployment: Deployment,
+) -> KillReport:
+    seed = random.SystemRandom().randrange(1 << 31) if options.seed is None else options.seed
+    chance = random.Random(seed)
+    injector = Injector(deployment)
+    done: dict[str, int] = {}
+    recoveries_s: list[float] = []
+    began = time.monotonic()
+    async with tidegate.connect(deployment.url, name="probe") as mq:
+        for queue in (SOLE, SHARED, PROBE):
+            await mq.create_queue(queue)
+        with clients_in(folder) as clients:
+            # Each starts at another node, so that some are relayed.
+            urls = _rotations(deployment.addresses)
+            rate = ("--rate", str(options.rate_per_s), "--tasks", str(options.tasks))
+            for number, queue in enumerate((SOLE, SHARED, SHARED)):
+                url = urls[number % len(urls)]
+                clients.add_producer(f"producer-{number}", url, queue, *rate)
+                clients.add_consumer(f"consumer-{number}", url, queue)
+            await asyncio.to_thread(clients.wait_for_confirms, 100)
+
+            kinds, weights = MIXTURES[options.what]
+            for number in range(1, options.kills + 1):
+                await asyncio.sleep(chance.uniform(0.0, options.pause_s_max))
+                kind = chance.choices(kinds, weights)[0]
+                victim = await asyncio.to_thread(injector.strike, kind)
+                struck = time.monotonic()
+                done[kind] = done.get(kind, 0) + 1
+                waited = ""
+                if number == options.kills or chance.random() >= options.hasty:
+                    await _confirm_something(mq)
+                    recoveries_s.append(time.monotonic() - struck)
+                    waited = f", confirming again after {recoveries_s[-1]:.2f} s"
+                waiting = clients.follow()
+                progress(
+                    f"{number}/{options.kills} killed {victim}{waited}; "
+                    f"{clients.confirmed} confirmed, {waiting} on their way"
+                )
+
+            progress("healed; draining")
+            await asyncio.to_thread(clients.finish_producers)
+            await asyncio.to_thread(clients.drain, options.drain_s)
+            stored = _stored(deployment)
+            clients.finish_consumers()
+            verdict = clients.verdict(stored=stored, sole_consumer=[SOLE])
+            failures = clients.failures
+    recoveries_s.sort()
+    return KillReport(
+        seed=seed,
+        kills=done,
+        duration_s=time.monotonic() - began,
+        recovery_s_median=recoveries_s[len(recoveries_s) // 2],
+        recovery_s_max=recoveries_s[-1],
+        verdict=verdict,
+        outcome=verdict.outcome,
+        left_in_store=len([key for key in stored or () if key[0] != PROBE]),
+        client_failures=failures,
+    )
+
+
+def _rotations(addresses: list[str]) -> list[str]:
+    return [joined_url(addresses[at:] + addresses[:at]) for at in range(len(addresses))]
+
+
+async def _confirm_something(mq: tidegate.Client) -> None:
+    async with asyncio.timeout(60.0):
+        await mq.put(PROBE, b"?")
+
+
+def _stored(deployment: Deployment) -> list[MessageKey] | None:
+    try:
+        return deployment.stored()
+    except psycopg.Error:
+        return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--what", choices=sorted(MIXTURES), default="both")
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--rate", type=float, default=400.0, help="puts a second of a producer")
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--log", type=Path, default=None, help="keep the log of `tidegate up`")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    options = KillOptions(
+        kills=arguments.kills,
+        what=arguments.what,
+        nodes=arguments.nodes,
+        rate_per_s=arguments.rate,
+        seed=arguments.seed,
+        keep_log=arguments.log,
+    )
+    report = run_kills(options, lambda line: print(line, file=sys.stderr, flush=True))
+    if arguments.json:
+        print(report.as_json())
+    else:
+        kills = ", ".join(f"{count} {kind}" for kind, count in sorted(report.kills.items()))
+        print(f"{kills} in {report.duration_s:.0f} s (seed {report.seed})")
+        print(
+            f"confirming again after {report.recovery_s_median:.2f} s (median), "
+            f"{report.recovery_s_max:.2f} s at most; {report.left_in_store} left in the store"
+        )
+        print(report.verdict)
+        for failure in report.client_failures:
+            print(failure)
+    sys.exit(0 if report.passed else 1)
+
+
+if __name__ == "__main__":
+    main()

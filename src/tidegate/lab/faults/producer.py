@@ -1,0 +1,113 @@
+"""A producer process: many tasks put numbered messages, each put awaited and written down.
+
+    python -m tidegate.lab.faults.producer --url … --queue … --name … --history …
+
+Numbers are handed out in the order of the puts, so the queue's order can be checked. SIGTERM ends
+the putting; what is under way is awaited, and a put without an answer by then is unknown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from itertools import count
+from pathlib import Path
+
+import uvloop
+
+import tidegate
+from tidegate.core.errors import CallerError, LimitReached, TidegateError
+from tidegate.lab.faults.payload import numbered_payload
+from tidegate.lab.history import HistoryWriter
+
+FLUSH_S = 0.05
+# Longer than any outage that a run makes: an answer that takes this long is called unknown.
+PATIENCE_S = 60.0
+
+
+async def produce(
+    url: str,
+    queue: str,
+    name: str,
+    history: HistoryWriter,
+    *,
+    tasks: int,
+    rate_per_s: float,
+    stop: asyncio.Event,
+    limit: int | None = None,
+) -> int:
+    """Put until told to stop, or until `limit` is reached; how many."""
+    loop = asyncio.get_running_loop()
+    numbers = count(1)
+    put = 0
+
+    async with tidegate.connect(url, name=name, reconnect_s=PATIENCE_S) as mq:
+
+        async def put_next() -> None:
+            nonlocal put
+            seq = next(numbers)
+            payload = numbered_payload(name, seq)
+            history.note("put", "invoke", queue, name, seq, hash_of=payload)
+            put += 1
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    message_id = await mq.put(queue, payload)
+            except (CallerError, LimitReached):
+                history.note("put", "fail", queue, name, seq)
+            except (TidegateError, TimeoutError):
+                history.note("put", "info", queue, name, seq)
+            else:
+                history.note("put", "ok", queue, name, seq, message_id=message_id)
+
+        async def work() -> None:
+            pause_s = tasks / rate_per_s if rate_per_s else 0.0
+            while not stop.is_set() and (limit is None or put < limit):
+                began = loop.time()
+                await put_next()
+                if pause_s:
+                    await asyncio.sleep(max(began + pause_s - loop.time(), 0.0))
+
+        flushing = asyncio.create_task(_flush_forever(history))
+        await asyncio.gather(*(work() for _ in range(tasks)))
+        flushing.cancel()
+    history.flush()
+    return put
+
+
+async def _flush_forever(history: HistoryWriter) -> None:
+    while True:
+        await asyncio.sleep(FLUSH_S)
+        history.flush()
+
+
+async def _run(options: argparse.Namespace) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    with HistoryWriter(options.history, options.name) as history:
+        await produce(
+            options.url,
+            options.queue,
+            options.name,
+            history,
+            tasks=options.tasks,
+            rate_per_s=options.rate,
+            stop=stop,
+            limit=options.limit,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--queue", required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--history", type=Path, required=True)
+    parser.add_argument("--tasks", type=int, default=50)
+    parser.add_argument("--rate", type=float, default=0.0, help="puts a second, 0: no limit")
+    parser.add_argument("--limit", type=int, default=None, help="puts in all")
+    uvloop.run(_run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
