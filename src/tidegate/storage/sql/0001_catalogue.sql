@@ -101,8 +101,11 @@ $$;
 
 -- Members and ownership
 
+-- Who listens at an address is alone there: a member that was there before is dead, and what it
+-- owned can be claimed at once instead of when its lease runs out.
 create function join_cluster(name varchar, at_address text, lease_s float8) returns int
 language sql as $$
+    delete from member where address = at_address;
     insert into member (member_name, address, alive_until)
     values (name, at_address, clock_timestamp() + make_interval(secs => lease_s))
     returning member_id
@@ -159,8 +162,9 @@ begin
     if not found then
         return;
     end if;
+    -- For update: a renewal comes before us and keeps the queue, or after us and finds nothing.
     select m.alive_until > clock_timestamp() into owner_alive from member m
-    where m.member_id = held.owner;
+    where m.member_id = held.owner for update;
     if coalesce(owner_alive, false) and held.owner <> taker then
         return;
     end if;
@@ -168,6 +172,9 @@ begin
                    and m.alive_until > clock_timestamp()) then
         return;
     end if;
+    -- Declared dead. It may only be paused, with messages in memory that now are ours: its next
+    -- renewal must tell it to forget them.
+    delete from member m where m.member_id = held.owner and held.owner <> taker;
     return query
         update replica r set owner = taker, epoch = r.epoch + 1 where r.queue_id = id
         returning r.epoch, r.next_id;
