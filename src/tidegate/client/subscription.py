@@ -25,8 +25,9 @@ from tidegate.wire import packets as w
 if TYPE_CHECKING:
     from tidegate.client.client import Client
 
-# Acknowledgements gathered before they are sent in the middle of a turn.
-_ACKS_MAX = 256
+# Acknowledgements that leave the node enough credit may wait for company this long: a packet
+# each would cost the node more than the messages do.
+_ACK_LINGER_S = 0.003
 
 
 class Subscription:
@@ -57,6 +58,8 @@ class Subscription:
         self._ack_high = -1
         self._acks: list[tuple[int, int]] = []
         self._acks_scheduled = False
+        self._acks_pending = 0
+        self._ack_timer: asyncio.TimerHandle | None = None
         self._lease_s = 60.0
         self._renewal: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -210,12 +213,20 @@ class Subscription:
             if self._ack_high >= self._ack_low:
                 self._acks.append((self._ack_low, self._ack_high))
             self._ack_low, self._ack_high = first, last
-        if not self._acks_scheduled:
+        self._acks_pending += last - first + 1
+        if self._ack_timer is None:
+            self._ack_timer = self._loop.call_later(_ACK_LINGER_S, self._flush_acks)
+        # A quarter of the prefetch: the node still has work for us while they travel.
+        if not self._acks_scheduled and 4 * self._acks_pending >= self.prefetch:
             self._acks_scheduled = True
             self._loop.call_soon(self._flush_acks)
 
     def _flush_acks(self) -> None:
         self._acks_scheduled = False
+        self._acks_pending = 0
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
         if self._ack_high < self._ack_low:
             return
         self._acks.append((self._ack_low, self._ack_high))

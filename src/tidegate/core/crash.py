@@ -17,7 +17,8 @@ VARIABLE = "TIDEGATE_CRASH_POINT"
 POINTS = (
     "before-commit",
     "after-commit-before-confirm",
-    "after-confirm-before-deliver",
+    "after-deliver-before-confirm",
+    "after-confirm",
     "before-settle",
     "after-settle",
 )

@@ -1,6 +1,6 @@
 """A queue replica that this node owns: the way of a message between two sockets.
 
-    put → waiting batches → (commit) → confirm → ready → deliver → settle → (commit) → gone
+    put → waiting batches → (commit) → deliver, confirm → settle → (commit) → gone
 
 The index of what is ready lies in memory (queueing), the truth in the store. Everything here
 runs between two turns of the event loop; only the writer and the tail reader wait for the
@@ -251,7 +251,7 @@ class Replica:
         return []
 
     def written(self, write: Write, stored: bool) -> None:
-        """A segment is on disk: confirm first, then deliver."""
+        """A segment is on disk: deliver and confirm it."""
         builder = self._under_way.pop(write)
         if not stored or self.fenced:
             self._refuse(builder, StaleEpoch(f"queue {self.info.name!r} has a new owner"))
@@ -259,6 +259,10 @@ class Replica:
                 self.fence(StaleEpoch(f"queue {self.info.name!r} has a new owner"))
             return
         now = self._clock.monotonic()
+        # Consumers first: what they do with it takes longer than hearing that it is stored.
+        self.meters.put.add(write.segment.count)
+        self._admit(write.segment)
+        crash_point("after-deliver-before-confirm")
         for batch in builder.batches:
             batch.stored_at = now
             if batch.part_stored():
@@ -269,10 +273,7 @@ class Replica:
                         batch.confirm()
                     else:
                         twin.confirm_duplicate()
-        segment = write.segment
-        self.meters.put.add(segment.count)
-        crash_point("after-confirm-before-deliver")
-        self._admit(segment)
+        crash_point("after-confirm")
 
     def refused(self, writes: Sequence[Write], error: TidegateError) -> None:
         """None of these is stored."""

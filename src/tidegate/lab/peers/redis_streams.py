@@ -8,13 +8,11 @@ XDEL makes the stream a queue, where an acknowledged message is gone.
 from __future__ import annotations
 
 import itertools
-import time
 from typing import Any
 
 import redis
 import redis.asyncio
 
-from tidegate.lab.bench.payload import make_payload
 from tidegate.lab.bench.side import ConsumerSide, ProducerSide, run_on_uvloop
 
 GROUP = "workers"
@@ -63,11 +61,10 @@ def _produce_at_full_speed(side: ProducerSide) -> None:
     client = redis.Redis(port=work.port)
     client.ping()
     side.wait_for_go()
-    sequences = iter(range(work.messages))
-    while batch := list(itertools.islice(sequences, work.in_flight)):
+    payloads = iter(side.payloads)
+    while batch := list(itertools.islice(payloads, work.in_flight)):
         with client.pipeline(transaction=False) as pipeline:
-            for sequence in batch:
-                payload = make_payload(sequence, time.monotonic_ns())
+            for payload in batch:
                 pipeline.xadd(work.queue, {FIELD: payload})
             pipeline.execute()
     side.confirmed_all()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import tidegate
-from tidegate.lab.bench.payload import make_payload
 from tidegate.lab.bench.side import ConsumerSide, ProducerSide, run_on_uvloop
 
-MESSAGES_PER_PUT = 250
-PREFETCH = 8000
+MESSAGES_PER_PUT = 1000
+PUTS_IN_FLIGHT = 8
+PREFETCH = 20_000
 
 
 def produce(side: ProducerSide) -> None:
@@ -30,14 +29,11 @@ async def _produce(side: ProducerSide) -> None:
 
         async def put_in_turn() -> None:
             for start in starts:
-                sequences = range(start, min(start + MESSAGES_PER_PUT, work.messages))
-                now_ns = time.monotonic_ns()
-                await mq.put_many(work.queue, [make_payload(n, now_ns) for n in sequences])
+                await mq.put_many(work.queue, side.payloads[start : start + MESSAGES_PER_PUT])
 
         side.wait_for_go()
         async with asyncio.TaskGroup() as tasks:
-            # As many messages in flight as everyone else has.
-            for _ in range(max(1, work.in_flight // MESSAGES_PER_PUT)):
+            for _ in range(PUTS_IN_FLIGHT):
                 tasks.create_task(put_in_turn())
         side.confirmed_all()
 

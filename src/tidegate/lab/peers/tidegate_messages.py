@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import tidegate
 from tidegate.lab.bench.side import ConsumerSide, ProducerSide, run_on_uvloop
 
@@ -21,12 +23,8 @@ def consume(side: ConsumerSide) -> None:
 async def _produce(side: ProducerSide) -> None:
     queue = side.work.queue
     async with tidegate.connect(_url(side.work.port)) as mq:
-
-        async def put(payload: bytes) -> object:
-            return await mq.put(queue, payload)
-
         side.wait_for_go()
-        await side.put_all(put)
+        await side.put_all(partial(mq.put, queue))
 
 
 async def _consume(side: ConsumerSide) -> None:
