@@ -88,6 +88,16 @@ class Child:
         """Its next answer."""
         return msgspec.json.decode(self._next_line(time.monotonic() + timeout_s), type=kind)
 
+    def has_answered(self, wait_s: float) -> bool:
+        """Whether an answer, or its end, has come within this time."""
+        if b"\n" in self._received:
+            return True
+        stdout = self._process.stdout
+        assert stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdout, selectors.EVENT_READ)
+            return bool(selector.select(timeout=wait_s))
+
     def _next_line(self, deadline: float) -> bytes:
         stdout = self._process.stdout
         assert stdout is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
@@ -13,7 +15,7 @@ def render(report: CompareReport, console: Console) -> None:
     console.print(_throughput_table(report))
     if report.latency_ms_at_2000_per_s:
         console.print(_latency_table(report))
-    console.print(_bar_table(report))
+    console.print(bar_table(report.bars))
     for name, why in {**report.skipped, **report.failed}.items():
         console.print(f"{name}: not measured: {why}", style="yellow", markup=False)
     for note in report.notes:
@@ -53,13 +55,14 @@ def _latency_table(report: CompareReport) -> Table:
     return table
 
 
-def _bar_table(report: CompareReport) -> Table:
+def bar_table(bars: Sequence[Bar]) -> Table:
+    """What was promised, and whether it holds."""
     table = Table(title="Bars")
     table.add_column("bar")
     table.add_column("wanted", justify="right")
     table.add_column("figure", justify="right")
     table.add_column("met")
-    for bar in report.bars:
+    for bar in bars:
         limit = "–" if bar.limit is None else f"{bar.limit:.2f} {bar.unit}"
         table.add_row(
             f"{bar.bar} (beyond the issue)" if bar.beyond_the_issue else bar.bar,

@@ -1,0 +1,306 @@
+"""`tidegate bench backlog`: does a queue slow down as it fills (the papers' queues did)?
+
+Strategy: two servers, one with an empty queue, one whose queue holds the backlog. A producer
+process and a consumer process, the public API for single messages at both ends, move the same
+number of messages on either in turn. First in, first out: on the full queue the consumer eats
+the backlog from its front while the producer adds at its end, so as many wait afterwards as
+before. Throughput is that number over the time until both are done. Where the backlog exceeds
+the node's memory, what lies in memory is moved on first: measured is a queue whose messages come
+back from the store. The loaded node's memory is watched all the while, and must stay within its
+bound and a fixed allowance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+import tidegate
+from tidegate.client.blocking import BlockingClient
+from tidegate.lab.bench.backlog_process import Ended, Share
+from tidegate.lab.bench.child import Child
+from tidegate.lab.bench.compare import describe_machine
+from tidegate.lab.bench.compare_report import Bar
+from tidegate.lab.bench.compare_table import bar_table
+from tidegate.lab.peers.tidegate_server import tidegate_server
+
+MIB = 1024 * 1024
+QUEUE = "backlog"
+WANTED_RATIO = 0.8
+ALLOWANCE_MIB = 150
+CALIBRATION_MESSAGES = 20_000
+WATCH_EVERY_S = 0.5
+READY_TIMEOUT_S = 30.0
+MEASUREMENT_SECONDS_MAX = 600.0
+Progress = Callable[[str], None]
+
+
+class BacklogOptions(msgspec.Struct, frozen=True):
+    """How much waits, and how long each run takes."""
+
+    backlogs: Sequence[int] = (1_000_000, 5_000_000)
+    rounds: int = 3
+    seconds_per_run: float = 4.0
+    # Messages per run; None finds as many as make a run of the wanted length.
+    messages: int | None = None
+
+    @staticmethod
+    def quick() -> BacklogOptions:
+        """A short run that shows that it works, and no figure to quote."""
+        return BacklogOptions(backlogs=(20_000,), rounds=1, messages=10_000)
+
+
+class BacklogFailed(RuntimeError):
+    """Something is not where it should be after a run."""
+
+
+class BacklogReport(msgspec.Struct, frozen=True):
+    """Medians; per backlog (as text, 0 for the empty queue measured in turn with it)."""
+
+    throughput: dict[str, float]
+    throughput_empty: dict[str, float]
+    ratio: dict[str, float]
+    memory_mib: dict[str, float]
+    memory_bound_mib: float
+    loaded_per_s: dict[str, float]
+    messages_per_run: int
+    rounds: dict[str, list[float]]
+    rounds_empty: dict[str, list[float]]
+    bars: list[Bar]
+    environment: dict[str, str]
+
+    @property
+    def met(self) -> bool:
+        return all(bar.met for bar in self.bars)
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        for bar, struct in zip(plain["bars"], self.bars, strict=True):
+            bar["met"] = struct.met
+        return plain
+
+
+class _QueueUnderTest:
+    """A queue on a server of its own: which sequences are in it, and the node's memory."""
+
+    def __init__(self, url: str, control: BlockingClient) -> None:
+        self._url = url
+        self._control = control
+        # Sequences below `taken` are gone, those up to `put` are in.
+        self._taken = 0
+        self._put = 0
+        self.memory_bytes_max = 0
+
+    @property
+    def waiting(self) -> int:
+        return self._put - self._taken
+
+    def load(self, count: int) -> float:
+        """Put this many more as fast as they go; messages per second."""
+        (ended,) = self._run([Share("load", self._url, QUEUE, self._put, count)])
+        self._put += count
+        self._check()
+        return count / ended.seconds
+
+    def move(self, count: int) -> float:
+        """Put and take this many at the same time; messages per second."""
+        shares = [
+            Share("take", self._url, QUEUE, self._taken, count),
+            Share("put", self._url, QUEUE, self._put, count),
+        ]
+        ended = self._run(shares)
+        self._put += count
+        self._taken += count
+        self._check()
+        begun_s = min(one.begun_s for one in ended)
+        return count / (max(one.ended_s for one in ended) - begun_s)
+
+    def reach_the_store(self) -> int:
+        """Move as many as lie in memory, so that what comes next has to come from the store."""
+        queue = self._control.stats(QUEUE).queue(QUEUE)
+        assert queue is not None
+        resident = queue.waiting - queue.waiting_in_store
+        if not queue.waiting_in_store or not resident:
+            return 0
+        self.move(resident)
+        return resident
+
+    def _run(self, shares: Sequence[Share]) -> list[Ended]:
+        with contextlib.ExitStack() as stack:
+            children = [
+                stack.enter_context(
+                    Child(
+                        "tidegate.lab.bench.backlog_process", [msgspec.json.encode(share).decode()]
+                    )
+                )
+                for share in shares
+            ]
+            for child in children:
+                child.hear(str, READY_TIMEOUT_S)
+            for child in children:
+                child.say("go")
+            return self._watch(children)
+
+    def _watch(self, children: Sequence[Child]) -> list[Ended]:
+        """Look at the node's memory until all have answered."""
+        deadline = time.monotonic() + MEASUREMENT_SECONDS_MAX
+        ended: list[Ended] = []
+        for child in children:
+            while not child.has_answered(WATCH_EVERY_S):
+                self.look()
+                if time.monotonic() > deadline:
+                    raise BacklogFailed(f"not done in {MEASUREMENT_SECONDS_MAX:.0f} s")
+            ended.append(child.hear(Ended, 1.0))
+        self.look()
+        return ended
+
+    def look(self) -> None:
+        node = self._control.stats().nodes[0]
+        self.memory_bytes_max = max(self.memory_bytes_max, node.process_memory_bytes)
+
+    @property
+    def memory_bound_bytes(self) -> int:
+        return self._control.stats().nodes[0].memory_bound_bytes
+
+    def _check(self) -> None:
+        """What should wait does wait."""
+        queue = self._control.stats(QUEUE).queue(QUEUE)
+        found = None if queue is None else queue.waiting + queue.unacknowledged
+        if found != self.waiting:
+            raise BacklogFailed(f"{self.waiting} messages should wait, {found} do")
+
+
+@contextlib.contextmanager
+def _queue_under_test() -> Iterator[_QueueUnderTest]:
+    with tidegate_server() as server:
+        url = f"tidegate://127.0.0.1:{server.port}"
+        with tidegate.connect(url, mode="admin") as control:
+            control.create_queue(QUEUE, durable=True)
+            yield _QueueUnderTest(url, control)
+
+
+def run_backlog(options: BacklogOptions, progress: Progress = lambda line: None) -> BacklogReport:
+    """Fill, and measure full against empty in turn."""
+    rounds: dict[str, list[float]] = {}
+    rounds_empty: dict[str, list[float]] = {}
+    memory_mib: dict[str, float] = {}
+    loaded_per_s: dict[str, float] = {}
+    with _queue_under_test() as empty, _queue_under_test() as full:
+        messages = options.messages or _calibrate(empty, options.seconds_per_run)
+        for backlog in sorted(options.backlogs):
+            name = str(backlog)
+            full.memory_bytes_max = 0
+            loaded_per_s[name] = full.load(backlog - full.waiting)
+            progress(f"{backlog:,} messages wait, loaded at {loaded_per_s[name]:,.0f} msg/s")
+            moved = full.reach_the_store()
+            if moved:
+                progress(f"moved {moved:,} on: the front of the queue is in the store only now")
+            rounds[name], rounds_empty[name] = [], []
+            for round_number in range(1, options.rounds + 1):
+                rounds_empty[name].append(empty.move(messages))
+                rounds[name].append(full.move(messages))
+                progress(
+                    f"round {round_number}: empty {rounds_empty[name][-1]:,.0f} msg/s, "
+                    f"with {backlog:,} waiting {rounds[name][-1]:,.0f} msg/s"
+                )
+            memory_mib[name] = full.memory_bytes_max / MIB
+        bound_mib = full.memory_bound_bytes / MIB
+    throughput = {name: statistics.median(found) for name, found in rounds.items()}
+    throughput_empty = {name: statistics.median(found) for name, found in rounds_empty.items()}
+    ratio = {name: throughput[name] / throughput_empty[name] for name in throughput}
+    return BacklogReport(
+        throughput=throughput,
+        throughput_empty=throughput_empty,
+        ratio=ratio,
+        memory_mib=memory_mib,
+        memory_bound_mib=bound_mib,
+        loaded_per_s=loaded_per_s,
+        messages_per_run=messages,
+        rounds=rounds,
+        rounds_empty=rounds_empty,
+        bars=_bars(ratio, memory_mib, bound_mib),
+        environment=describe_machine(),
+    )
+
+
+def _calibrate(queue: _QueueUnderTest, seconds: float) -> int:
+    """How many messages make a run of the wanted length; also the warm-up."""
+    rate = queue.move(CALIBRATION_MESSAGES)
+    rate = queue.move(int(rate))
+    return max(CALIBRATION_MESSAGES, int(rate * seconds))
+
+
+def _bars(
+    ratio: dict[str, float], memory_mib: dict[str, float], bound_mib: float
+) -> list[Bar]:
+    bars = []
+    for name, figure in ratio.items():
+        backlog = f"{int(name):,} waiting"
+        bars += [
+            Bar(f"throughput with {backlog}, of that on an empty queue", figure, WANTED_RATIO, "×"),
+            Bar(
+                f"node memory with {backlog}: its bound and {ALLOWANCE_MIB} MiB",
+                memory_mib[name],
+                bound_mib + ALLOWANCE_MIB,
+                "MiB",
+                at_most=True,
+            ),
+        ]
+    return bars
+
+
+def render(report: BacklogReport, console: Console) -> None:
+    """Print the figures, then the verdicts."""
+    table = Table(title=f"A queue as it fills, {report.messages_per_run:,} messages per run")
+    for column in ("waiting", "msg/s", "msg/s empty", "ratio", "node MiB", "loaded at"):
+        table.add_column(column, justify="right")
+    for name, figure in report.throughput.items():
+        table.add_row(
+            f"{int(name):,}",
+            f"{figure:,.0f}",
+            f"{report.throughput_empty[name]:,.0f}",
+            f"{report.ratio[name]:.2f}",
+            f"{report.memory_mib[name]:,.0f}",
+            f"{report.loaded_per_s[name]:,.0f}",
+        )
+    console.print(table)
+    console.print(bar_table(report.bars))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """From a command line; not 0 when a bar is not met."""
+    parser = argparse.ArgumentParser(prog="python -m tidegate.lab.bench.backlog")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--quick", action="store_true", help="short, to see that it works")
+    parser.add_argument("--backlogs", default="1000000,5000000", help="how many wait, by commas")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=4.0, help="wanted length of a run")
+    chosen = parser.parse_args(arguments)
+    options = BacklogOptions(
+        backlogs=[int(one) for one in chosen.backlogs.split(",")],
+        rounds=chosen.rounds,
+        seconds_per_run=chosen.seconds,
+    )
+    if chosen.quick:
+        options = BacklogOptions.quick()
+    report = run_backlog(options, lambda line: print(line, file=sys.stderr, flush=True))
+    if chosen.json:
+        print(json.dumps(report.as_json(), indent=2))
+    else:
+        render(report, Console())
+    return 0 if report.met or chosen.quick else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,136 @@
+"""`tidegate bench clients`: does throughput hold as clients come (Telesto's figure 5.8)?
+
+Strategy: 9, 90 and 270 connected clients of Telesto's mix, each count on a fresh server, all
+counts in turn within a round, so a slow drift of the machine hits all alike. Medians over the
+rounds; what counts is the throughput at the most clients over the best of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from tidegate.lab.bench.compare import describe_machine
+from tidegate.lab.bench.compare_report import Bar
+from tidegate.lab.bench.compare_table import bar_table
+from tidegate.lab.telesto.mix import MixOptions
+from tidegate.lab.telesto.trial import Plan, Setup, Trial, run_trial
+
+WANTED_OF_PEAK = 0.95
+Progress = Callable[[str], None]
+
+
+class ClientsOptions(msgspec.Struct, frozen=True):
+    """How many, how long, how often."""
+
+    counts: Sequence[int] = (9, 90, 270)
+    rounds: int = 3
+    seconds: float = 6.0
+    warm_up_s: float = 2.0
+
+    @staticmethod
+    def quick() -> ClientsOptions:
+        """A short run that shows that it works, and no figure to quote."""
+        return ClientsOptions(counts=(9, 18), rounds=1, seconds=1.0, warm_up_s=0.3)
+
+
+class ClientsReport(msgspec.Struct, frozen=True):
+    """Medians per number of clients."""
+
+    messages_per_s: dict[str, float]
+    packets_per_s: dict[str, float]
+    put_ms: dict[str, float]
+    of_peak: float
+    bars: list[Bar]
+    rounds: dict[str, list[float]]
+    environment: dict[str, str]
+
+    @property
+    def met(self) -> bool:
+        return all(bar.met for bar in self.bars)
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        for bar, struct in zip(plain["bars"], self.bars, strict=True):
+            bar["met"] = struct.met
+        return plain
+
+
+def run_clients(options: ClientsOptions, progress: Progress = lambda line: None) -> ClientsReport:
+    """Measure every count in interleaved rounds."""
+    plan = Plan(options.seconds, repeats_min=1, repeats_max=1, warm_up_s=options.warm_up_s)
+    trials: dict[int, list[Trial]] = {count: [] for count in options.counts}
+    for round_number in range(1, options.rounds + 1):
+        for count in options.counts:
+            setup = Setup(f"round {round_number}: {count} clients", MixOptions(clients=count))
+            trials[count].append(run_trial(setup, plan, progress))
+
+    def medians(read: Callable[[Trial], float]) -> dict[str, float]:
+        return {
+            str(count): statistics.median(map(read, found)) for count, found in trials.items()
+        }
+
+    throughput = medians(lambda trial: trial.messages_per_s.mean)
+    most = str(max(options.counts))
+    of_peak = throughput[most] / max(throughput.values())
+    return ClientsReport(
+        messages_per_s=throughput,
+        packets_per_s=medians(lambda trial: trial.packets_per_s.mean),
+        put_ms=medians(lambda trial: trial.responses["put"].mean_ms),
+        of_peak=of_peak,
+        bars=[Bar(f"throughput at {most} clients, of the peak", of_peak, WANTED_OF_PEAK, "×")],
+        rounds={
+            str(count): [trial.messages_per_s.mean for trial in found]
+            for count, found in trials.items()
+        },
+        environment=describe_machine(),
+    )
+
+
+def render(report: ClientsReport, console: Console) -> None:
+    """Print the figures, then the verdict."""
+    table = Table(title="Telesto's mix by number of clients (medians)")
+    for column in ("clients", "msg/s", "packets/s", "put ms", "rounds"):
+        table.add_column(column, justify="right")
+    for count, figure in report.messages_per_s.items():
+        table.add_row(
+            count,
+            f"{figure:,.0f}",
+            f"{report.packets_per_s[count]:,.0f}",
+            f"{report.put_ms[count]:.2f}",
+            " ".join(f"{one:,.0f}" for one in report.rounds[count]),
+        )
+    console.print(table)
+    console.print(bar_table(report.bars))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """From a command line; not 0 when the bar is not met."""
+    parser = argparse.ArgumentParser(prog="python -m tidegate.lab.bench.clients")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--quick", action="store_true", help="short, to see that it works")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    chosen = parser.parse_args(arguments)
+    options = ClientsOptions(rounds=chosen.rounds, seconds=chosen.seconds)
+    if chosen.quick:
+        options = ClientsOptions.quick()
+    report = run_clients(options, lambda line: print(line, file=sys.stderr, flush=True))
+    if chosen.json:
+        print(json.dumps(report.as_json(), indent=2))
+    else:
+        render(report, Console())
+    return 0 if report.met or chosen.quick else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
