@@ -36,6 +36,8 @@ MIXTURES: dict[str, tuple[list[Kind], list[int]]] = {
 }
 # One queue with one consumer, where order is strict, and one that two consumers share.
 SOLE, SHARED, PROBE = "orders", "jobs", "probe"
+# Acknowledgements that nobody waits for reach the store within this.
+SETTLE_S = 3.0
 
 
 class KillOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,8 +138,8 @@ async def _run(
             progress("healed; draining")
             await asyncio.to_thread(clients.finish_producers)
             await asyncio.to_thread(clients.drain, options.drain_s)
-            stored = _stored(deployment)
-            clients.finish_consumers()
+            await asyncio.to_thread(clients.finish_consumers)
+            stored = await asyncio.to_thread(_stored, deployment)
             verdict = clients.verdict(stored=stored, sole_consumer=[SOLE])
             failures = clients.failures
     recoveries_s.sort()
@@ -149,7 +151,7 @@ async def _run(
         recovery_s_max=recoveries_s[-1],
         verdict=verdict,
         outcome=verdict.outcome,
-        left_in_store=len([key for key in stored or () if key[0] != PROBE]),
+        left_in_store=len(stored or ()),
         client_failures=failures,
     )
 
@@ -164,10 +166,16 @@ async def _confirm_something(mq: tidegate.Client) -> None:
 
 
 def _stored(deployment: Deployment) -> list[MessageKey] | None:
-    try:
-        return deployment.stored()
-    except psycopg.Error:
-        return None
+    """What the store holds once the last acknowledgements have reached it."""
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        try:
+            stored = [key for key in deployment.stored() if key[0] != PROBE]
+        except psycopg.Error:
+            stored = None
+        if stored == [] or time.monotonic() > deadline:
+            return stored
+        time.sleep(0.1)
 
 
 def main() -> None:
