@@ -26,9 +26,9 @@ class Batch:
     def __init__(
         self,
         packet: PutMessages,
-        body: bytes,
+        body: bytes | memoryview,
         sender: int,
-        confirmed: Callable[[int, list[int] | None], None],
+        confirmed: Callable[[int, list[int] | None, float], None],
         refused: Callable[[TidegateError], None],
     ) -> None:
         self.packet = packet
@@ -50,16 +50,16 @@ class Batch:
     def confirm(self) -> None:
         first_builder, offset, indices = self.parts[0]
         if indices is None:
-            self._confirmed(first_builder.first_id + offset, None)
+            self._confirmed(first_builder.first_id + offset, None, self.stored_at)
             return
         ids = [0] * len(self.packet.lengths)
         for builder, at, chosen in self.parts:
             for position, index in enumerate(chosen or ()):
                 ids[index] = builder.first_id + at + position
-        self._confirmed(ids[0], ids)
+        self._confirmed(ids[0], ids, self.stored_at)
 
     def confirm_duplicate(self) -> None:
-        self._confirmed(0, None)
+        self._confirmed(0, None, self.stored_at)
 
 
 class SegmentBuilder:
@@ -136,12 +136,21 @@ class SegmentBuilder:
             priority=self.priority,
             arrived_at=arrived_at,
             lengths=self.lengths,
-            payload=bytes(self.bodies[0]) if len(self.bodies) == 1 else b"".join(self.bodies),
+            payload=self.bodies[0] if len(self.bodies) == 1 else b"".join(self.bodies),
             senders=senders,
             receivers=self.receivers if self.addressed else None,
             contexts=self.contexts,
             attributes=self.attributes,
         )
+
+    def release(self) -> list[Batch]:
+        """Its batches, when their fate is known.
+
+        They know this builder: let go of, their bytes are free at once and wait for no collector.
+        """
+        batches, self.batches = self.batches, []
+        self.bodies = []
+        return batches
 
     def write(self, segment: Segment, epoch: int) -> Write:
         return Write(

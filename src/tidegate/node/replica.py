@@ -263,7 +263,7 @@ class Replica:
         self.meters.put.add(write.segment.count)
         self._admit(write.segment)
         crash_point("after-deliver-before-confirm")
-        for batch in builder.batches:
+        for batch in builder.release():
             batch.stored_at = now
             if batch.part_stored():
                 key = (batch.packet.producer, batch.packet.batch)
@@ -281,7 +281,7 @@ class Replica:
             self._refuse(self._under_way.pop(write), error)
 
     def _refuse(self, builder: SegmentBuilder, error: TidegateError) -> None:
-        for batch in builder.batches:
+        for batch in builder.release():
             self.meters.refused.add(len(batch.packet.lengths))
             for twin in self._accepted.pop((batch.packet.producer, batch.packet.batch), ()):
                 twin.refused(error)

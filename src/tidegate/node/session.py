@@ -302,13 +302,13 @@ class Session(asyncio.Protocol):
         self._check_put(packet, len(frame.body))
         packet_id = frame.packet_id
 
-        def confirmed(first_id: int, ids: list[int] | None) -> None:
-            self._cycle.ready_at = batch.stored_at
+        def confirmed(first_id: int, ids: list[int] | None, stored_at: float) -> None:
+            self._cycle.ready_at = stored_at
             self._answer(w.PutMessageResponse(first_id, ids), packet_id)
 
         batch = Batch(
             packet,
-            bytes(frame.body),
+            _kept(frame.body),
             self.client_id,
             confirmed,
             lambda error: self._fail(packet_id, error),
@@ -618,6 +618,13 @@ class Session(asyncio.Protocol):
             for m in await self._node.store.members()
         ]
         self._answer(w.GetMembersResponse(members), event.packet_id)
+
+
+def _kept(body: bytes | bytearray | memoryview) -> bytes | memoryview:
+    """A body to keep: as it is when it fills its buffer, else copied out to free the rest."""
+    if isinstance(body, memoryview) and 2 * len(body) >= len(body.obj):
+        return body
+    return bytes(body)
 
 
 def _check_prefetch(prefetch: int, most: int) -> None:
