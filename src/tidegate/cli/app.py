@@ -1,13 +1,20 @@
-"""The commands, one module each group. Heavy imports wait until a command needs them."""
+"""The commands, one module each group. Heavy imports wait until a command needs them.
+
+Exit codes: 0 done, 1 an error of ours in one sentence on stderr, 2 wrong usage, 3 nothing there.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 
 import typer
 
-from tidegate.cli import serving
+from tidegate.cli import looking, messages, queues, serving, steering
+from tidegate.cli.settings import SettingsInvalid
 from tidegate.core.errors import TidegateError
+
+_LINE_END = re.compile(r"\s*\n\s*")
 
 app = typer.Typer(
     name="tidegate",
@@ -15,8 +22,16 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    # Boxes are for people.
+    rich_markup_mode="rich" if sys.stdout.isatty() and sys.stderr.isatty() else None,
 )
-serving.register(app)
+for group in (serving, looking, queues, messages, steering):
+    group.register(app)
+
+
+def _told(error: TidegateError) -> str:
+    # Complaints about settings are one a line; anything else is one line, whoever worded it.
+    return str(error) if isinstance(error, SettingsInvalid) else _LINE_END.sub(" ", str(error))
 
 
 def main() -> None:
@@ -24,7 +39,7 @@ def main() -> None:
     try:
         app()
     except TidegateError as error:
-        print(f"tidegate: {error}", file=sys.stderr)
+        print(f"tidegate: {_told(error)}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +24,7 @@ import typer
 
 from tidegate.cli.logs import set_up_logs
 from tidegate.cli.settings import Settings, load_settings
+from tidegate.client.address import SCHEME
 from tidegate.core.errors import TidegateError, Unavailable
 
 if TYPE_CHECKING:
@@ -50,12 +54,17 @@ def up(
         Path | None, typer.Option(help="folder of the embedded PostgreSQL [default: tidegate-data]")
     ] = None,
     port: Annotated[
-        int | None, typer.Option(help="port of the first node, 0 for a free one [default: 7411]")
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="port of the first node, 0 for a free one [default: 7411]"
+        ),
     ] = None,
     nodes: Annotated[int, typer.Option(min=1, max=64, help="how many node processes")] = 1,
     store_port: Annotated[
         int | None,
-        typer.Option(help="let nodes join over TCP on this port of the embedded PostgreSQL"),
+        typer.Option(
+            min=1, max=65535, help="let nodes join over TCP on this port of the embedded PostgreSQL"
+        ),
     ] = None,
     config: ConfigOption = None,
 ) -> None:
@@ -69,8 +78,8 @@ def up(
         house.start(nodes, first_port, config)
         for address in house.addresses:
             print(address, flush=True)
-        if house.join_url is not None:
-            print(f"join with: tidegate node --join {house.join_url}", flush=True)
+        if (how := house.how_to_join) is not None:
+            print(f"join with: {how}", file=sys.stderr)
         while not stop():
             house.watch()
             time.sleep(_WATCH_S)
@@ -87,13 +96,22 @@ class House:
         self._store_port = store_port
         self._embedded: EmbeddedPostgres | None = None
         self._nodes: list[NodeProcess] = []
-        self.join_url: str | None = None
 
     @property
     def addresses(self) -> list[str]:
         return [node.address for node in self._nodes]
 
+    @property
+    def how_to_join(self) -> str | None:
+        """A command for other nodes of this machine; the password is read, never shown."""
+        if self._embedded is None or self._store_port is None:
+            return None
+        password = self._data.expanduser().resolve() / "password"
+        url = f"postgresql://tidegate:$(cat {password})@127.0.0.1:{self._store_port}/tidegate"
+        return f'tidegate node --port 0 --join "{url}"'
+
     def start(self, nodes: int, first_port: int, config: Path | None) -> None:
+        """Start everything; everything serves when this returns."""
         urls = self._settings.store.all_urls
         if urls:
             url = urls[0]
@@ -102,7 +120,6 @@ class House:
 
             self._embedded = EmbeddedPostgres(self._data, port=self._store_port)
             url = self._embedded.start()
-            self.join_url = self._embedded.join_url
         for index in range(nodes):
             port = first_port + index if first_port else 0
             self._nodes.append(NodeProcess(url, port, config))
@@ -160,13 +177,15 @@ class NodeProcess:
         self._started_at = time.monotonic()
 
     def wait_until_ready(self) -> None:
-        """Its address comes through a pipe when it serves; the pipe's end says it has died."""
+        """Its address comes through a pipe when it serves, or else why it does not."""
         assert self._process is not None
         with os.fdopen(self._ready_fd, "rb") as ready:
-            line = ready.readline().decode().strip()
-        if not line:
-            code = self._process.wait(_START_S)
-            raise Unavailable(f"a node did not start (exit code {code}); its log says why")
+            readable, _, _ = select.select([ready], [], [], _START_S)
+            line = ready.readline().decode().strip() if readable else ""
+        if not line.startswith(SCHEME):
+            self._process.kill()
+            code = self._process.wait()
+            raise Unavailable(line or f"a node did not start (exit code {code}): its log says why")
         self.address = line
         # When it has to be started again, it must be found where it was.
         self._port = int(line.rpartition(":")[2])
@@ -205,7 +224,9 @@ def node(
         str | None, typer.Option(help="URL of the PostgreSQL that is the store")
     ] = None,
     host: Annotated[str | None, typer.Option(help="address to listen on")] = None,
-    port: Annotated[int | None, typer.Option(help="port, 0 for a free one")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="port, 0 for a free one")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="how the node is called in lists")] = None,
     config: ConfigOption = None,
 ) -> None:
@@ -218,18 +239,48 @@ def node(
     _end_with_parent()
     import uvloop
 
-    uvloop.run(
-        _serve(
-            urls[0],
-            settings,
-            settings.node.host if host is None else host,
-            settings.node.port if port is None else port,
-            name,
+    # Segments and spans die by reference count; looking for cycles among them is lost time.
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
+
+    ready = ReadyPipe()
+    try:
+        uvloop.run(
+            _serve(
+                urls[0],
+                settings,
+                settings.node.host if host is None else host,
+                settings.node.port if port is None else port,
+                name,
+                ready,
+            )
         )
-    )
+    except TidegateError as failure:
+        if not ready.tell(str(failure)):
+            raise
+        raise typer.Exit(1) from None
 
 
-async def _serve(url: str, settings: Settings, host: str, port: int, name: str | None) -> None:
+class ReadyPipe:
+    """Whom to tell how the start went: `up` when it started us, nobody otherwise."""
+
+    def __init__(self) -> None:
+        descriptor = os.environ.get(_READY)
+        self._descriptor = None if descriptor is None else int(descriptor)
+
+    def tell(self, text: str) -> bool:
+        """Say it once; False when nobody listens, or no longer."""
+        if self._descriptor is None:
+            return False
+        with os.fdopen(self._descriptor, "w") as pipe:
+            pipe.write(" ".join(text.split()) + "\n")
+        self._descriptor = None
+        return True
+
+
+async def _serve(
+    url: str, settings: Settings, host: str, port: int, name: str | None, ready: ReadyPipe
+) -> None:
     from tidegate.node.server import Node
     from tidegate.storage.postgres import PostgresStore
 
@@ -241,11 +292,7 @@ async def _serve(url: str, settings: Settings, host: str, port: int, name: str |
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await node.start()
-    ready_fd = os.environ.get(_READY)
-    if ready_fd is not None:
-        with os.fdopen(int(ready_fd), "w") as ready:
-            ready.write(node.address + "\n")
-    else:
+    if not ready.tell(node.address):
         print(node.address, flush=True)
     await stop.wait()
     await node.stop()
@@ -269,7 +316,7 @@ def limits_of(settings: Settings) -> Limits:
     )
 
 
-def _stop_requested():  # type: ignore[no-untyped-def]
+def _stop_requested() -> Callable[[], bool]:
     """A function that tells whether a signal asked us to stop."""
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,0 +1,63 @@
+"""How a command talks to a node: one connection, one piece of work, then goodbye."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+
+import typer
+
+from tidegate.client.connect import DEFAULT_URL, connect
+from tidegate.core.errors import InvalidValue
+from tidegate.core.quantities import parse_duration_s
+
+if TYPE_CHECKING:
+    from tidegate.client.client import Client
+
+Result = TypeVar("Result")
+
+# A person waits: long enough for a queue that changes its owner, not for a node that is gone.
+_PATIENCE_S = 6.0
+
+UrlOption = Annotated[
+    str,
+    typer.Option(
+        "--url", envvar="TIDEGATE_URL", help="Node to talk to: tidegate://host:port[,host:port…]."
+    ),
+]
+DEFAULT = DEFAULT_URL
+
+
+def ask(
+    url: str,
+    work: Callable[[Client], Awaitable[Result]],
+    mode: Literal["read-only", "read-write", "admin"] = "read-only",
+) -> Result:
+    """Do the work with a connection of its own."""
+
+    async def connected() -> Result:
+        async with connect(url, mode=mode, reconnect_s=_PATIENCE_S) as mq:
+            return await work(mq)
+
+    return asyncio.run(connected())
+
+
+def queue_key(text: str) -> str | int:
+    """A queue as people name it: by its name, or `#7` by its id."""
+    if text.startswith("#") and text[1:].isdigit():
+        return int(text[1:])
+    return text
+
+
+def duration_s(text: str | float) -> float:
+    """Seconds of an option that takes a duration: `250ms`, `5s`, or a bare number of seconds."""
+    text = str(text)
+    try:
+        return parse_duration_s(text + "s" if _is_number(text) else text)
+    except InvalidValue as wrong:
+        raise typer.BadParameter(str(wrong)) from None
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).isdigit()

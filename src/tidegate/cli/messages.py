@@ -1,0 +1,283 @@
+"""`put`, `get`, `peek`: messages in, messages out, messages looked at.
+
+`get` takes a message under a lease, prints it, and only then acknowledges it: when the reader of
+a pipe has gone away, what it did not read goes back to the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidegate.cli.asking import DEFAULT, UrlOption, ask, duration_s, queue_key
+from tidegate.cli.figures import seconds
+from tidegate.cli.output import EXIT_NOTHING_THERE, Column, JsonOption, Output
+from tidegate.cli.payload import as_json, preview, write
+from tidegate.cli.queues import QueueArgument
+from tidegate.cli.stdin import stdin_lines
+from tidegate.core.errors import NoMessagesInQueue, NoMessagesRetrieved, Notice, TidegateError
+from tidegate.core.model import PRIORITY_DEFAULT, PRIORITY_HIGHEST, PRIORITY_LOWEST
+
+if TYPE_CHECKING:
+    from tidegate.client.client import Client
+    from tidegate.client.message import Message
+
+# `get` prints at once; a lease this long only outlasts a reader that is slow to take it.
+_LEASE_S = 60.0
+
+_PEEK_COLUMNS = [
+    Column("id", right=True, style="dim"),
+    Column("age", shown=seconds, right=True),
+    Column("priority", right=True),
+    Column("sender", right=True),
+    Column("receiver", right=True),
+    Column("context", right=True),
+    Column("bytes", right=True),
+    Column("payload"),
+]
+
+
+class ReadOrder(StrEnum):
+    """Which message comes first."""
+
+    OLDEST = "oldest"
+    PRIORITY = "priority"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("put")(put)
+    app.command("get")(get)
+    app.command("peek")(peek)
+
+
+def put(
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")],
+    payload: Annotated[
+        str | None,
+        typer.Argument(metavar="PAYLOAD", help="Text; without it, or for -, lines of stdin."),
+    ] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="All of stdin is one message, byte for byte.")
+    ] = False,
+    priority: Annotated[
+        int, typer.Option(min=PRIORITY_LOWEST, max=PRIORITY_HIGHEST, help="10 goes first.")
+    ] = PRIORITY_DEFAULT,
+    receiver: Annotated[
+        str | None, typer.Option(help="Only for this client: its name, or #id.")
+    ] = None,
+    context: Annotated[int | None, typer.Option(help="Number that a reply carries back.")] = None,
+    content_type: Annotated[str | None, typer.Option(help="Such as application/json.")] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(help="Name and value, as in trace=4f2a; may be repeated.")
+    ] = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="Create the queue if there is none.")
+    ] = False,
+    url: UrlOption = DEFAULT,
+    json: JsonOption = False,
+) -> None:
+    """Put a message, or each line of stdin as one; returns once they are on disk."""
+    output = Output(json)
+    headers = _headers(header or [])
+    lone = _lone_payload(payload, whole)
+    if lone is None and sys.stdin.isatty():
+        print("one message per line, Ctrl-D ends", file=sys.stderr)
+
+    async def work(mq: Client) -> tuple[int, int | None]:
+        if create:
+            await mq.create_queue(queue, exist_ok=True)
+        receiver_id = None if receiver is None else await _client_id(mq, receiver)
+
+        def put_one(data: bytes) -> asyncio.Future[int]:
+            return mq.put(
+                queue,
+                data,
+                receiver=receiver_id,
+                context=context,
+                priority=priority,
+                content_type=content_type,
+                headers=headers or None,
+            )
+
+        if lone is not None:
+            return 1, await put_one(lone)
+        # An unknown queue is said before the first line is read.
+        await mq.queue(queue)
+        confirmed = 0
+        try:
+            async for lines in stdin_lines():
+                confirmed += await _put_all([put_one(line) for line in lines])
+        except TidegateError as failure:
+            raise type(failure)(f"{failure} ({confirmed} messages were put before)") from None
+        return confirmed, None
+
+    messages, message_id = ask(url, work, "read-write")
+    if json and message_id is not None:
+        output.json({"queue": queue, "messages": messages, "message_id": message_id})
+    elif json:
+        output.json({"queue": queue, "messages": messages})
+    elif message_id is not None:
+        output.line(str(message_id))
+    else:
+        output.line(f"{messages} messages put")
+
+
+def _lone_payload(payload: str | None, whole: bool) -> bytes | None:
+    """The one message, unless each line of stdin is one."""
+    if payload is not None and payload != "-":
+        if whole:
+            raise typer.BadParameter("--whole reads stdin: leave the payload out, or give -")
+        # What came as bytes that are no UTF-8 goes on as those bytes.
+        return payload.encode(errors="surrogateescape")
+    return sys.stdin.buffer.read() if whole else None
+
+
+def _headers(given: list[str]) -> dict[str, str]:
+    headers = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not equals or not name:
+            raise typer.BadParameter(f"a header is written name=value, not {one!r}")
+        headers[name] = value
+    return headers
+
+
+async def _client_id(mq: Client, text: str) -> int:
+    key = queue_key(text)
+    return key if isinstance(key, int) else await mq.client_id_of(key)
+
+
+async def _put_all(puts: list[asyncio.Future[int]]) -> int:
+    """How many were confirmed: all of them, or the first failure is raised."""
+    outcomes = await asyncio.gather(*puts, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return len(outcomes)
+
+
+def get(
+    queue: QueueArgument,
+    order: Annotated[ReadOrder, typer.Option(help="Which one comes first.")] = ReadOrder.OLDEST,
+    sender: Annotated[
+        str | None, typer.Option(help="Only from this client: its name, or #id.")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Only the reply to the request of this context.")
+    ] = None,
+    wait: Annotated[
+        float,
+        typer.Option(parser=duration_s, metavar="DURATION", help="Wait for one, such as 5s."),
+    ] = 0.0,
+    count: Annotated[
+        int, typer.Option(min=0, help="How many to take; 0 takes until nothing is left.")
+    ] = 1,
+    ack: Annotated[
+        bool, typer.Option("--ack/--no-ack", help="Take it for good, or put it back afterwards.")
+    ] = True,
+    lease: Annotated[
+        float,
+        typer.Option(
+            parser=duration_s, metavar="DURATION", help="How long it stays ours unacknowledged."
+        ),
+    ] = _LEASE_S,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Exactly the payload's bytes, no newline after them.")
+    ] = False,
+    url: UrlOption = DEFAULT,
+    json: JsonOption = False,
+) -> None:
+    """Take messages and print them; with --json one object a line. Exit code 3: none there."""
+    output = Output(json)
+
+    async def take(mq: Client) -> int:
+        taken = 0
+        acknowledgements: list[asyncio.Task[None]] = []
+        given_back: list[Message] = []
+        try:
+            while taken < count or count == 0:
+                message = await mq.get(
+                    queue_key(queue),
+                    order=order.value,
+                    sender=None if sender is None else await _client_id(mq, sender),
+                    context=context,
+                    wait=wait,
+                    lease=lease,
+                )
+                _print(message, output, raw)
+                taken += 1
+                if ack:
+                    acknowledgements.append(asyncio.create_task(message.ack_confirmed()))
+                else:
+                    given_back.append(message)
+        except (NoMessagesInQueue, NoMessagesRetrieved) as nothing:
+            if not taken:
+                _say_nothing_there(nothing)
+        finally:
+            await asyncio.gather(*acknowledgements)
+            for message in given_back:
+                await message.nack()
+        return taken
+
+    if not ask(url, take, "read-write"):
+        raise typer.Exit(EXIT_NOTHING_THERE)
+
+
+def _print(message: Message, output: Output, raw: bool) -> None:
+    if output.as_json:
+        output.json(as_json(message), one_line=True)
+        return
+    if output.on_terminal and not raw:
+        age = seconds(max(time.time() - message.arrived_at, 0.0))
+        repeat = ", delivered before" if message.redelivered else ""
+        output.line(
+            f"{message.message_id}: from client {message.sender}, priority {message.priority}, "
+            f"{age} old{repeat}",
+            style="dim",
+        )
+        output.line(preview(message.payload, characters_max=None))
+        return
+    write(message.payload, newline=not raw)
+
+
+def _say_nothing_there(notice: Notice) -> None:
+    print(f"tidegate: {notice}", file=sys.stderr)
+
+
+def peek(
+    queue: QueueArgument,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 20,
+    url: UrlOption = DEFAULT,
+    json: JsonOption = False,
+) -> None:
+    """Look at waiting messages without taking them. Exit code 3: there are none."""
+    output = Output(json)
+    messages = ask(url, lambda mq: mq.browse(queue_key(queue), limit=limit))
+    now = time.time()
+    if json:
+        output.json([as_json(message) for message in messages])
+    elif messages:
+        output.table(
+            _PEEK_COLUMNS,
+            [
+                [
+                    message.message_id,
+                    max(now - message.arrived_at, 0.0),
+                    message.priority,
+                    message.sender,
+                    message.receiver,
+                    message.context,
+                    len(message.payload),
+                    preview(message.payload),
+                ]
+                for message in messages
+            ],
+        )
+    if not messages:
+        _say_nothing_there(NoMessagesInQueue(f"queue {queue} is empty"))
+        raise typer.Exit(EXIT_NOTHING_THERE)

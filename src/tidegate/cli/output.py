@@ -1,0 +1,101 @@
+"""How commands print: rich tables for people, plain lines for pipes, JSON for programs.
+
+A command hands over columns and typed cells. On a terminal each column says how its cells are
+shown; in a pipe a table is lines of cells separated by tabs under one line of column names, with
+numbers as they are. JSON is never made from what people see, but from the numbers themselves.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+# Scripts branch on these; 1 is any other error of ours and 2 wrong usage.
+EXIT_NOTHING_THERE = 3
+
+Cell = str | int | float | bool | None
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: its name, and how a terminal shows its cells."""
+
+    name: str
+    shown: Callable[[Any], str] = str
+    right: bool = False
+    style: str = ""
+
+    def on_terminal(self, cell: Cell) -> Text:
+        # Text, not markup: a queue may be called [red].
+        return Text("–" if cell is None else self.shown(cell), style=self.style)
+
+
+class Output:
+    """Where one command prints to."""
+
+    def __init__(self, as_json: bool = False) -> None:
+        self.as_json = as_json
+        self.console = Console()
+        self.on_terminal = self.console.is_terminal and not as_json
+
+    def json(self, value: Any, *, one_line: bool = False) -> None:
+        """One JSON document."""
+        encoded = msgspec.json.encode(value)
+        self.line((encoded if one_line else msgspec.json.format(encoded, indent=2)).decode())
+
+    def line(self, text: str, style: str = "") -> None:
+        """One line of text."""
+        if self.on_terminal:
+            self.console.print(Text(text, style=style), soft_wrap=True)
+        else:
+            print(text, flush=True)
+
+    def table(
+        self, columns: Sequence[Column], rows: Iterable[Sequence[Cell]], title: str = ""
+    ) -> None:
+        """A table, or lines with tabs."""
+        if self.on_terminal:
+            self.console.print(terminal_table(columns, rows, title))
+            return
+        print("\t".join(column.name for column in columns))
+        for row in rows:
+            print("\t".join(_plain(cell) for cell in row))
+        sys.stdout.flush()
+
+
+def terminal_table(
+    columns: Sequence[Column], rows: Iterable[Sequence[Cell]], title: str = ""
+) -> Table:
+    """The same table for places that draw by themselves, such as a live view."""
+    table = Table(
+        title=title or None, title_justify="left", title_style="bold", header_style="dim", box=None
+    )
+    for column in columns:
+        table.add_column(
+            column.name, justify="right" if column.right else "left", no_wrap=True, min_width=3
+        )
+    for row in rows:
+        table.add_row(
+            *(column.on_terminal(cell) for column, cell in zip(columns, row, strict=True))
+        )
+    return table
+
+
+def _plain(cell: Cell) -> str:
+    if cell is None:
+        return "-"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, float):
+        return f"{cell:.3f}"
+    # A cell stays a cell, whatever it holds.
+    return str(cell).replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n")

@@ -1,0 +1,121 @@
+"""`queues`, `create`, `delete`, `purge`: what queues there are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidegate.cli.asking import DEFAULT, UrlOption, ask, queue_key
+from tidegate.cli.figures import count, seconds, yes_no
+from tidegate.cli.output import Cell, Column, JsonOption, Output
+
+if TYPE_CHECKING:
+    from tidegate.client.client import Client
+    from tidegate.core.model import QueueInfo
+    from tidegate.telemetry.numbers import QueueNumbers
+
+_COLUMNS = [
+    Column("id", right=True, style="dim"),
+    Column("queue", style="bold"),
+    Column("durable", shown=yes_no),
+    Column("node"),
+    Column("waiting", shown=count, right=True),
+    Column("unacknowledged", shown=count, right=True),
+    Column("consumers", shown=count, right=True),
+    Column("oldest", shown=seconds, right=True),
+]
+
+QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name, or #id.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("queues")(queues)
+    app.command("create")(create)
+    app.command("delete")(delete)
+    app.command("purge")(purge)
+
+
+def queues(url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
+    """List the queues."""
+    output = Output(json)
+
+    async def look(mq: Client) -> tuple[list[QueueInfo], dict[int, tuple[str, QueueNumbers]]]:
+        known = await mq.queues()
+        cluster = await mq.stats()
+        served = {
+            queue.queue_id: (node.name, queue) for node in cluster.nodes for queue in node.queues
+        }
+        return known, served
+
+    known, served = ask(url, look)
+    rows = [_row(queue, served.get(queue.queue_id)) for queue in known]
+    if json:
+        names = ["queue_id", "queue", "durable", "node", "waiting", "unacknowledged"]
+        names += ["consumers", "oldest_age_s"]
+        output.json([dict(zip(names, row, strict=True)) for row in rows])
+    elif rows or not output.on_terminal:
+        output.table(_COLUMNS, rows)
+    else:
+        output.line("there are no queues yet; `tidegate create NAME` makes one", style="dim")
+
+
+def _row(queue: QueueInfo, served: tuple[str, QueueNumbers] | None) -> list[Cell]:
+    known: list[Cell] = [queue.queue_id, queue.name, queue.durable]
+    if served is None:
+        # Nobody owns it at the moment: nobody knows its numbers either.
+        return [*known, None, None, None, None, None]
+    node, numbers = served
+    return [
+        *known,
+        node,
+        numbers.waiting,
+        numbers.unacknowledged,
+        len(numbers.consumers),
+        numbers.oldest_age_s,
+    ]
+
+
+def create(
+    name: Annotated[str, typer.Argument(help="Name of the new queue.")],
+    transient: Annotated[
+        bool, typer.Option("--transient", help="Keep its messages in memory only.")
+    ] = False,
+    exist_ok: Annotated[
+        bool, typer.Option("--exist-ok", help="It is fine if it exists already.")
+    ] = False,
+    url: UrlOption = DEFAULT,
+    json: JsonOption = False,
+) -> None:
+    """Create a queue."""
+    output = Output(json)
+    queue = ask(
+        url,
+        lambda mq: mq.create_queue(name, durable=not transient, exist_ok=exist_ok),
+        "read-write",
+    )
+    if json:
+        output.json({"queue_id": queue.queue_id, "queue": queue.name, "durable": queue.durable})
+    else:
+        kind = "durable" if queue.durable else "transient"
+        output.line(f"queue {queue.name} has id {queue.queue_id} and is {kind}")
+
+
+def delete(queue: QueueArgument, url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
+    """Delete a queue and every message in it."""
+    output = Output(json)
+    ask(url, lambda mq: mq.delete_queue(queue_key(queue)), "read-write")
+    if json:
+        output.json({"deleted": queue})
+    else:
+        output.line(f"queue {queue} is deleted")
+
+
+def purge(queue: QueueArgument, url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
+    """Drop every waiting message of a queue."""
+    output = Output(json)
+    dropped = ask(url, lambda mq: mq.purge(queue_key(queue)), "read-write")
+    if json:
+        output.json({"queue": queue, "dropped": dropped})
+    else:
+        output.line(f"{dropped} messages of {queue} were dropped")

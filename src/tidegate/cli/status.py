@@ -1,0 +1,136 @@
+"""The live numbers as tables: nodes, queues, consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+
+from tidegate.cli.figures import count, milliseconds, seconds, size
+from tidegate.cli.output import Cell, Column, terminal_table
+
+if TYPE_CHECKING:
+    from tidegate.telemetry.numbers import ClusterNumbers
+
+TableParts = tuple[str, Sequence[Column], list[list[Cell]]]
+
+_NODES = [
+    Column("id", right=True, style="dim"),
+    Column("node", style="bold"),
+    Column("address"),
+    Column("up", shown=seconds, right=True),
+    Column("connections", shown=count, right=True),
+    Column("memory", shown=size, right=True),
+    Column("of it waiting", shown=size, right=True),
+    Column("commits", shown=count, right=True),
+    Column("per commit", shown=lambda figure: f"{figure:.1f}", right=True),
+    Column("commit p50", shown=milliseconds, right=True),
+    Column("commit p99", shown=milliseconds, right=True),
+]
+_QUEUES = [
+    Column("queue", style="bold"),
+    Column("node"),
+    Column("in/s", shown=count, right=True),
+    Column("out/s", shown=count, right=True),
+    Column("acked/s", shown=count, right=True),
+    Column("waiting", shown=count, right=True),
+    Column("unacked", shown=count, right=True),
+    Column("oldest", shown=seconds, right=True),
+    Column("wait p50", shown=milliseconds, right=True),
+    Column("wait p99", shown=milliseconds, right=True),
+    Column("put in all", shown=count, right=True),
+    Column("redelivered", shown=count, right=True),
+    Column("consumers", shown=count, right=True),
+]
+_CONSUMERS = [
+    Column("consumer", style="bold"),
+    Column("number", right=True, style="dim"),
+    Column("queue"),
+    Column("prefetch", shown=count, right=True),
+    Column("unacked", shown=count, right=True),
+    Column("out/s", shown=count, right=True),
+    Column("acked/s", shown=count, right=True),
+    Column("acked in all", shown=count, right=True),
+    Column("service p50", shown=milliseconds, right=True),
+    Column("service p99", shown=milliseconds, right=True),
+]
+
+
+def tables(cluster: ClusterNumbers) -> list[TableParts]:
+    """Title, columns and rows of each table; a table without rows is left out."""
+    parts: list[TableParts] = [
+        ("Nodes", _NODES, _node_rows(cluster)),
+        ("Queues", _QUEUES, _queue_rows(cluster)),
+        ("Consumers", _CONSUMERS, _consumer_rows(cluster)),
+    ]
+    return [part for part in parts if part[2]]
+
+
+def screen(cluster: ClusterNumbers) -> RenderableType:
+    """The tables one below the other."""
+    return Group(
+        *(terminal_table(columns, rows, title) for title, columns, rows in tables(cluster))
+    )
+
+
+def _node_rows(cluster: ClusterNumbers) -> list[list[Cell]]:
+    return [
+        [
+            node.member_id,
+            node.name,
+            node.address,
+            node.uptime_s,
+            node.connections,
+            node.process_memory_bytes,
+            node.memory_resident_bytes,
+            node.commits,
+            node.messages_per_commit,
+            node.commit.p50_ms,
+            node.commit.p99_ms,
+        ]
+        for node in cluster.nodes
+    ]
+
+
+def _queue_rows(cluster: ClusterNumbers) -> list[list[Cell]]:
+    rows: list[list[Cell]] = [
+        [
+            queue.name,
+            node.name,
+            queue.put_per_s,
+            queue.delivered_per_s,
+            queue.acked_per_s,
+            queue.waiting,
+            queue.unacknowledged,
+            queue.oldest_age_s,
+            queue.wait.p50_ms,
+            queue.wait.p99_ms,
+            queue.put,
+            queue.redelivered,
+            len(queue.consumers),
+        ]
+        for node in cluster.nodes
+        for queue in node.queues
+    ]
+    return sorted(rows, key=lambda row: str(row[0]))
+
+
+def _consumer_rows(cluster: ClusterNumbers) -> list[list[Cell]]:
+    return [
+        [
+            consumer.client_name,
+            consumer.consumer,
+            queue.name,
+            consumer.prefetch,
+            consumer.unacknowledged,
+            consumer.delivered_per_s,
+            consumer.acked_per_s,
+            consumer.acked,
+            consumer.service.p50_ms,
+            consumer.service.p99_ms,
+        ]
+        for node in cluster.nodes
+        for queue in node.queues
+        for consumer in queue.consumers
+    ]
