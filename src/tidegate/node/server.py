@@ -55,7 +55,7 @@ class Node:
         self.store = store
         self.limits = limits or Limits()
         self.clock = clock or Clock()
-        self.name = name or f"{socket.gethostname()}-{port}"
+        self.name = name or ""
         self.replicas: dict[int, Replica] = {}
         self.phases = PhaseMeters()
         self.packets_in = 0
@@ -96,6 +96,8 @@ class Node:
         port = self._server.sockets[0].getsockname()[1]
         host = f"[{self._host}]" if ":" in self._host else self._host
         self.address = f"tidegate://{host}:{port}"
+        # The port only now: nodes that were given any free one must not share a name.
+        self.name = self.name or f"{socket.gethostname()}-{port}"
         self._started_at = self.clock.monotonic()
         await self._join()
         self._writers = [
