@@ -694,7 +694,7 @@ class Replica:
         waiters, self._waiters_under_way = self._waiters_under_way, []
         if not stored:
             self.fence(StaleEpoch(f"queue {self.info.name!r} has a new owner"))
-            return
+        # Refused is an answer too: whoever waits sees that we are fenced.
         for waiter in waiters:
             waiter()
 

@@ -19,6 +19,7 @@ Parameters = Sequence[bytes | bytearray | memoryview | None]
 
 # SQLSTATE classes in which nothing was stored and the cause is a shortage.
 _SHORTAGE = (b"53",)
+_UNIQUE_VIOLATION = b"23505"
 
 
 Call = tuple[bytes, Parameters, Sequence[int]]
@@ -76,6 +77,9 @@ class PipelineConnection:
             pgconn = await self._connect()
         except Unavailable as failure:
             self._finish(failure)
+        except psycopg.Error as failure:
+            # It died between answering and being set up: whoever waits must hear of it.
+            self._finish(Unavailable(f"the store went away: {failure}"))
         else:
             self._send(pgconn, calls)
 
@@ -179,6 +183,7 @@ def _explained(result: pq.abc.PGresult) -> Exception:
     ).decode(errors="replace")
     if state.startswith(_SHORTAGE):
         return LimitReached(f"the store is short of room: {text}")
-    if not state or state.startswith((b"08", b"57")):
+    # A repeated commit that finds its own segment there: the first one was stored after all.
+    if not state or state.startswith((b"08", b"57")) or state == _UNIQUE_VIOLATION:
         return Unavailable(f"the store went away: {text}")
     return psycopg.errors.lookup(state.decode())(text)

@@ -223,8 +223,9 @@ class Settler:
             try:
                 flags = await self._store.settle([s for _, s, _ in work], lasting)
                 break
-            except TidegateError as failure:
-                # Settling twice changes nothing, so an unknown outcome is simply repeated.
+            except Exception as failure:
+                # Settling twice changes nothing, so an unknown outcome is simply repeated; and
+                # whatever else it is, without this task nothing would be settled any more.
                 log.warning("acknowledgements wait for the store: %s", failure)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
