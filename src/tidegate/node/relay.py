@@ -53,6 +53,10 @@ class Relay(asyncio.Protocol):
         except (OSError, TimeoutError) as failure:
             relay.close()
             raise Unavailable(f"the node at {address} cannot be reached: {failure}") from None
+        except BaseException:
+            # The client is gone, or the owner refuses it: nobody else would hang up.
+            relay.close()
+            raise
         relay.alive = True
         return relay
 
@@ -75,6 +79,11 @@ class Relay(asyncio.Protocol):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+
+    def abort(self) -> None:
+        """Hang up on a node that may never read what we have sent."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def _write(self, pieces: list[memoryview | bytes]) -> None:
         if self._transport is not None:

@@ -270,8 +270,17 @@ class Node:
                 for queue_id in await self.store.orphans():
                     with contextlib.suppress(TidegateError):
                         await self.route(queue_id)
+                await self._leave_the_dead()
             except TidegateError as failure:
                 log.warning("could not renew the lease: %s", failure)
+
+    async def _leave_the_dead(self) -> None:
+        """What waits for the answer of a dead owner must be asked again: its socket may be open."""
+        relaying = [session for session in self._sessions if session.is_relaying]
+        if relaying:
+            alive = {m.address for m in await self.store.members() if m.alive}
+            for session in relaying:
+                session.keep_relays_to(alive)
 
     async def _start_over(self) -> None:
         """We were declared dead: everything we owned is somebody else's now."""

@@ -72,7 +72,8 @@ class Session(asyncio.Protocol):
         self._ephemeral = False
         self._paused = False
         self._pending = 0
-        self._readers: dict[Reader, Replica] = {}
+        # By packet id, so that a reader and its callbacks do not hold each other.
+        self._readers: dict[int, tuple[Reader, Replica]] = {}
         self._replicas: dict[int, Replica] = {}
         self._relays: dict[str, Relay] = {}
         self._routes: dict[int, Relay] = {}
@@ -95,7 +96,7 @@ class Session(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._wire.close()
         self._node.forget_session(self)
-        for reader, replica in self._readers.items():
+        for reader, replica in self._readers.values():
             replica.forget_reader(reader)
         for replica in set(self._replicas.values()):
             replica.forget_outlet(self)
@@ -278,8 +279,23 @@ class Session(asyncio.Protocol):
         relay = self._relays.get(address)
         if relay is None or not relay.alive:
             relay = await Relay.open(address, self)
+            known = self._relays.get(address)
+            if known is not None and known.alive:
+                # Another queue of the same owner was quicker: one relay, or one is never closed.
+                relay.close()
+                return known
             self._relays[address] = relay
         return relay
+
+    @property
+    def is_relaying(self) -> bool:
+        return bool(self._relays)
+
+    def keep_relays_to(self, addresses: set[str]) -> None:
+        """End the relays to all other nodes: those are dead, and a paused one never says so."""
+        for address, relay in list(self._relays.items()):
+            if address not in addresses:
+                relay.abort()
 
     def relay_ended(self, relay: Relay) -> None:
         self._relays = {a: r for a, r in self._relays.items() if r is not relay}
@@ -382,12 +398,15 @@ class Session(asyncio.Protocol):
         match: Match | None,
         response: type[w.ReadMessageResponse | w.ReadResponseResponse],
     ) -> None:
+        if packet_id in self._readers:
+            raise UnexpectedPacket(f"packet {packet_id} is waiting for its answer already")
+
         def answer(run: w.Run, body: memoryview) -> None:
-            self._readers.pop(reader, None)
+            self._readers.pop(packet_id, None)
             self._answer(response(run), packet_id, [body] if len(body) else None)
 
         def miss(error: TidegateError) -> None:
-            self._readers.pop(reader, None)
+            self._readers.pop(packet_id, None)
             self._fail(packet_id, error)
 
         reader = Reader(
@@ -399,7 +418,7 @@ class Session(asyncio.Protocol):
             miss,
             lambda: replica.reading_holder(self),
         )
-        self._readers[reader] = replica
+        self._readers[packet_id] = (reader, replica)
         self._replicas[replica.info.queue_id] = replica
         replica.read(reader, packet.wait_ms / 1e3)
 

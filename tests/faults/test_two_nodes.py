@@ -1,0 +1,189 @@
+"""Two nodes on one store: one relays to the other, one dies or is paused, the other takes over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import tidegate
+from tidegate.core.errors import TidegateError
+from tidegate.lab.faults.clients import clients_in
+from tidegate.lab.faults.deployment import JoinedNode, joined_node, stored_messages
+from tidegate.lab.faults.injector import kill_process
+from tidegate.lab.faults.payload import numbered_payload
+from tidegate.lab.peers.server import temporary_folder
+from tidegate.storage.embedded import EmbeddedPostgres
+
+pytestmark = pytest.mark.faults
+
+# Tidegate's own default, within which a dead owner is noticed.
+LEASE_S = 3.0
+TAKEOVER_S_MAX = 10.0
+
+
+@dataclass
+class TwoNodes:
+    folder: Path
+    store_url: str
+    owner: JoinedNode
+    other: JoinedNode
+
+    def owner_name_of(self, queue: str) -> str | None:
+        """The address of the member that owns the queue, as the store has it."""
+        with psycopg.connect(self.store_url) as connection:
+            row = connection.execute(
+                "select m.address from replica r join queue q using (queue_id)"
+                " left join member m on m.member_id = r.owner where q.queue_name = %s",
+                [queue],
+            ).fetchone()
+        return row[0] if row else None
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[tuple[str, Path]]:
+    with temporary_folder("two-nodes") as folder, EmbeddedPostgres(folder / "data") as postgres:
+        yield postgres.url, folder
+
+
+@pytest.fixture
+def two_nodes(store: tuple[str, Path]) -> Iterator[TwoNodes]:
+    url, folder = store
+    with joined_node(url, folder) as owner, joined_node(url, folder) as other:
+        yield TwoNodes(folder, url, owner, other)
+
+
+async def make_queue(url: str, queue: str) -> None:
+    """Whoever makes a queue owns it."""
+    async with tidegate.connect(url) as mq:
+        await mq.create_queue(queue)
+
+
+@pytest.mark.timeout(120)
+def test_the_other_node_serves_the_queues_of_a_killed_owner(two_nodes: TwoNodes) -> None:
+    # Given a queue of one node, and clients of the other that write to it and read from it
+    queue = "orders"
+    asyncio.run(make_queue(two_nodes.owner.address, queue))
+    assert two_nodes.owner_name_of(queue) == two_nodes.owner.address
+    with clients_in(two_nodes.folder / "killed") as clients:
+        clients.add_consumer("c1", two_nodes.other.address, queue)
+        clients.add_producer("p1", two_nodes.other.address, queue, "--rate", "500")
+        clients.wait_for_confirms(300)
+        assert two_nodes.owner_name_of(queue) == two_nodes.owner.address
+
+        # When the owner dies without a word
+        kill_process(two_nodes.owner.pid)
+        struck = time.monotonic()
+        # The pipe may still hold a few confirms of the dead.
+        clients.wait_for_confirms(100)
+        takeover_s = time.monotonic() - struck
+
+        clients.wait_for_confirms(300)
+        clients.finish_producers()
+        drained = clients.drain(30.0)
+        clients.finish_consumers()
+
+    # Then the other has taken over within seconds, and nothing confirmed is lost
+    print(f"takeover after {takeover_s:.2f} s (lease {LEASE_S} s)")
+    stored = [key for key in stored_messages(two_nodes.store_url) if key[0] == queue]
+    verdict = clients.verdict(stored=stored if drained else None, sole_consumer=[queue])
+    print(verdict)
+    assert two_nodes.owner_name_of(queue) == two_nodes.other.address
+    assert takeover_s < TAKEOVER_S_MAX
+    assert clients.failures == []
+    assert verdict.outcome == "pass", str(verdict)
+
+
+@pytest.mark.timeout(120)
+def test_an_owner_that_was_paused_past_its_lease_is_fenced(two_nodes: TwoNodes) -> None:
+    # Given an owner with clients of its own, under load
+    queue = "paused"
+    asyncio.run(make_queue(two_nodes.owner.address, queue))
+    with clients_in(two_nodes.folder / "paused") as clients:
+        clients.add_consumer("c1", two_nodes.owner.address, queue, "--prefetch", "20")
+        clients.add_consumer("c2", two_nodes.other.address, queue, "--prefetch", "20")
+        clients.add_producer("p1", two_nodes.owner.address, queue, "--rate", "500")
+        clients.add_producer("p2", two_nodes.other.address, queue, "--rate", "500")
+        clients.wait_for_confirms(300)
+
+        # When it sleeps until the other has its queue, and wakes up
+        os.kill(two_nodes.owner.pid, signal.SIGSTOP)
+        try:
+            wait_for_owner(two_nodes, queue, two_nodes.other.address)
+            clients.wait_for_confirms(100)
+        finally:
+            os.kill(two_nodes.owner.pid, signal.SIGCONT)
+        clients.wait_for_confirms(500)
+        clients.finish_producers()
+        drained = clients.drain(30.0)
+        clients.finish_consumers()
+
+    # Then nothing that it had in hand counts: no loss, no repeat without a flag
+    stored = [key for key in stored_messages(two_nodes.store_url) if key[0] == queue]
+    verdict = clients.verdict(stored=stored if drained else None)
+    print(verdict)
+    assert clients.failures == []
+    assert verdict.outcome == "pass", str(verdict)
+
+
+def wait_for_owner(two_nodes: TwoNodes, queue: str, address: str) -> None:
+    deadline = time.monotonic() + TAKEOVER_S_MAX
+    while two_nodes.owner_name_of(queue) != address:
+        assert time.monotonic() < deadline, "nobody took over"
+        time.sleep(0.05)
+
+
+@pytest.mark.timeout(120)
+async def test_acks_and_waiting_messages_of_a_paused_owner_are_worth_nothing(
+    two_nodes: TwoNodes,
+) -> None:
+    # Given an owner that has given out two messages and holds more in memory
+    queue = "fenced"
+    async with (
+        tidegate.connect(two_nodes.owner.address) as mq,
+        tidegate.connect(two_nodes.other.address) as other_mq,
+    ):
+        await mq.create_queue(queue)
+        payloads = [numbered_payload("p", seq) for seq in range(1, 11)]
+        await mq.put_many(queue, payloads)
+        async with mq.subscribe(queue, prefetch=2) as subscription:
+            messages = subscription.__aiter__()
+            held = [await anext(messages), await anext(messages)]
+
+            # When it is paused, the other takes over and a consumer there settles half
+            os.kill(two_nodes.owner.pid, signal.SIGSTOP)
+            try:
+                await asyncio.to_thread(
+                    wait_for_owner, two_nodes, queue, two_nodes.other.address
+                )
+                elsewhere = [await other_mq.get(queue, wait=5.0) for _ in range(5)]
+            finally:
+                os.kill(two_nodes.owner.pid, signal.SIGCONT)
+
+            # Then its acks are refused, not left without an answer
+            for message in held:
+                with pytest.raises(TidegateError):
+                    async with asyncio.timeout(20.0):
+                        await message.ack_confirmed()
+
+            # And what its consumer gets next is the other's, flagged, and none of the settled
+            again = [await asyncio.wait_for(anext(messages), 20.0) for _ in range(2)]
+            for message in again:
+                assert message.redelivered
+                assert message.message_id not in {m.message_id for m in elsewhere}
+                await message.ack_confirmed()
+
+        rest = [await other_mq.get(queue, wait=2.0) for _ in range(3)]
+    # Each message was settled once, wherever
+    settled = [m.message_id for m in (*elsewhere, *again, *rest)]
+    assert sorted(settled) == sorted(set(settled))
+    assert len(settled) == 10
+    assert {m.payload for m in (*elsewhere, *again, *rest)} == set(payloads)
+    assert all(m.redelivered for m in elsewhere)
