@@ -25,8 +25,9 @@ from tidegate.core.ports import (
 )
 from tidegate.core.segment import Segment
 
-# One counter over many queues leaves gaps in each: keep the last thousand only.
-_BROADCASTS_KEPT = 1024
+# Of a producer that puts to several queues, and so leaves gaps in each, all but the last
+# batches are forgotten.
+_GAPS_MAX = 2048
 
 Ranges = list[tuple[int, int]]
 
@@ -42,7 +43,7 @@ class _Member:
 
 
 class _Marks:
-    """Which batches of a producer are stored."""
+    """Which batches of a producer were stored and are gone; those of living segments are there."""
 
     def __init__(self) -> None:
         self.batches: Ranges = []
@@ -58,19 +59,33 @@ class _Replica:
         self.epoch = 0
         self.next_id = 1
         self.segments: dict[int, Segment] = {}
+        # First id → which batches of which producers its messages are.
+        self.batches: dict[int, list[tuple[int, int]]] = {}
         self.acks: dict[int, Ranges] = {}
         self.marks: dict[int, _Marks] = {}
 
-    def mark(self, producer: int, batch: int, now: float) -> _Marks:
-        marks = self.marks.setdefault(producer, _Marks())
-        marks.batches = _union(marks.batches, [(batch, batch + 1)])
-        marks.seen_at = now
-        return marks
-
-    def insert(self, segment: Segment) -> None:
+    def insert(self, segment: Segment, batches: list[tuple[int, int]]) -> None:
         if segment.first_id in self.segments:
             raise UniqueConstraint(f"segment {segment.first_id} of {self.info.name!r} is stored")
         self.segments[segment.first_id] = _copy(segment)
+        self.batches[segment.first_id] = batches
+
+    def drop(self, first_id: int, now: float) -> None:
+        """Delete a segment, and remember which batches it was."""
+        self.acks.pop(first_id, None)
+        if self.segments.pop(first_id, None) is None:
+            return
+        for producer, batch in self.batches.pop(first_id):
+            marks = self.marks.setdefault(producer, _Marks())
+            marks.batches = _union(marks.batches, [(batch, batch + 1)])
+            marks.seen_at = now
+
+    def all_marks(self) -> dict[int, Ranges]:
+        found = {producer: list(marks.batches) for producer, marks in self.marks.items()}
+        for living in self.batches.values():
+            for producer, batch in living:
+                found[producer] = _union(found.get(producer, []), [(batch, batch + 1)])
+        return found
 
     def in_order(self) -> list[Segment]:
         return [self.segments[first_id] for first_id in sorted(self.segments)]
@@ -188,6 +203,8 @@ class MemoryStore:
 
     async def join(self, name: str, address: str, lease_s: float) -> int:
         await _turn()
+        # Who listens at an address is alone there: a member that was there before is dead.
+        self._members = {i: m for i, m in self._members.items() if m.address != address}
         self._last_member += 1
         member = _Member(self._last_member, name, address, self._clock.monotonic() + lease_s)
         self._members[member.member_id] = member
@@ -250,6 +267,9 @@ class MemoryStore:
             return None
         if replica.owner != member_id and self._is_alive(replica.owner):
             return None
+        if replica.owner is not None and replica.owner != member_id:
+            # Declared dead: its next renewal tells it to forget what it owned.
+            self._members.pop(replica.owner, None)
         replica.owner = member_id
         replica.epoch += 1
         return Claim(replica.epoch, replica.next_id)
@@ -296,10 +316,7 @@ class MemoryStore:
         replica = self._fenced(write.segment.queue_id, write.epoch)
         if replica is None:
             return False
-        replica.insert(write.segment)
-        now = self._clock.monotonic()
-        for producer, batch in zip(write.producers, write.batches, strict=True):
-            replica.mark(producer, batch, now)
+        replica.insert(write.segment, list(zip(write.producers, write.batches, strict=True)))
         return True
 
     async def broadcast(self, broadcast: Broadcast) -> bool:
@@ -307,13 +324,11 @@ class MemoryStore:
         replicas = [self._fenced(queue_id, epoch) for queue_id, epoch, _ in broadcast.targets]
         if None in replicas:
             return False
-        now = self._clock.monotonic()
         for replica, (queue_id, _, first_id) in zip(replicas, broadcast.targets, strict=True):
             assert replica is not None
-            replica.insert(_alone(broadcast, queue_id, first_id))
-            marks = replica.mark(broadcast.producer, broadcast.batch, now)
-            oldest = broadcast.batch - _BROADCASTS_KEPT
-            marks.batches = [(max(a, oldest), b) for a, b in marks.batches if b > oldest]
+            replica.insert(
+                _alone(broadcast, queue_id, first_id), [(broadcast.producer, broadcast.batch)]
+            )
         return True
 
     async def settle(self, settlements: Sequence[Settlement], lasting: bool) -> list[bool]:
@@ -325,8 +340,7 @@ class MemoryStore:
         if replica is None:
             return False
         for first_id in settlement.finished:
-            replica.segments.pop(first_id, None)
-            replica.acks.pop(first_id, None)
+            replica.drop(first_id, self._clock.monotonic())
         for first_id, done in settlement.partly.items():
             replica.acks[first_id] = _union(replica.acks.get(first_id, []), done)
         return True
@@ -405,15 +419,17 @@ class MemoryStore:
     async def marks(self, queue_id: int) -> dict[int, Ranges]:
         await _turn()
         replica = self._replicas.get(queue_id)
-        if replica is None:
-            return {}
-        return {producer: list(marks.batches) for producer, marks in replica.marks.items()}
+        return {} if replica is None else replica.all_marks()
 
     async def forget_marks(self, older_than_s: float) -> int:
         await _turn()
         before = self._clock.monotonic() - older_than_s
         forgotten = 0
         for replica in self._replicas.values():
+            for marks in replica.marks.values():
+                if len(marks.batches) > _GAPS_MAX:
+                    oldest = marks.batches[-1][1] - _GAPS_MAX
+                    marks.batches = [(max(a, oldest), b) for a, b in marks.batches if b > oldest]
             kept = {p: marks for p, marks in replica.marks.items() if marks.seen_at >= before}
             forgotten += len(replica.marks) - len(kept)
             replica.marks = kept
@@ -424,9 +440,8 @@ class MemoryStore:
         replica = self._fenced(queue_id, epoch)
         if replica is None:
             return False
-        wanted = set(kept)
-        replica.segments = {f: s for f, s in replica.segments.items() if f in wanted}
-        replica.acks = {f: done for f, done in replica.acks.items() if f in wanted}
+        for first_id in replica.segments.keys() - set(kept):
+            replica.drop(first_id, self._clock.monotonic())
         return True
 
 
