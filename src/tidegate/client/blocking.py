@@ -200,9 +200,7 @@ class BlockingClient:
     def client_id_of(self, name: str) -> int:
         return self._thread.wait(self._client.client_id_of(name))
 
-    def create_queue(
-        self, name: str, *, durable: bool = True, exist_ok: bool = False
-    ) -> QueueInfo:
+    def create_queue(self, name: str, *, durable: bool = True, exist_ok: bool = False) -> QueueInfo:
         return self._thread.wait(
             self._client.create_queue(name, durable=durable, exist_ok=exist_ok)
         )
@@ -350,9 +348,7 @@ class BlockingClient:
     def set_consumer_prefetch(
         self, queue: str | int, client_id: int, consumer: int, prefetch: int
     ) -> None:
-        self._thread.wait(
-            self._client.set_consumer_prefetch(queue, client_id, consumer, prefetch)
-        )
+        self._thread.wait(self._client.set_consumer_prefetch(queue, client_id, consumer, prefetch))
 
     def set_owner(self, queue: str | int, member_id: int) -> None:
         self._thread.wait(self._client.set_owner(queue, member_id))

@@ -8,6 +8,7 @@ whose outcome is unknown and that is not safe to repeat raises IoFailure.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import secrets
@@ -120,10 +121,8 @@ class Client:
         if self._closed:
             return
         if self.link is not None and self.link.alive:
-            try:
+            with contextlib.suppress(TimeoutError, TidegateError):
                 await asyncio.wait_for(self.flush(), 5.0)
-            except (TimeoutError, TidegateError):
-                pass
         self._closed = True
         if self.link is not None:
             self.link.close()
@@ -217,9 +216,7 @@ class Client:
                 return
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(backoff_s * 2, 1.0)
-        self._gave_up(
-            Unavailable(f"no connection for {self._reconnect_s:.0f} seconds: {failure}")
-        )
+        self._gave_up(Unavailable(f"no connection for {self._reconnect_s:.0f} seconds: {failure}"))
 
     def _resume(self) -> None:
         for subscription in self._subscriptions.values():
@@ -345,7 +342,7 @@ class Client:
     # Queues
 
     async def queue_id(self, queue: str | int) -> int:
-        if isinstance(queue, int) and not isinstance(queue, bool):
+        if isinstance(queue, int):
             return queue
         known = self._queue_ids.get(queue)
         if known is None:
@@ -496,9 +493,7 @@ class Client:
         self, queue: str, payloads: Iterable[bytes], *, priority: int = PRIORITY_DEFAULT
     ) -> list[int]:
         """Put many messages in as few batches as possible; their ids once all are on disk."""
-        chosen = [
-            payload if type(payload) is bytes else _checked(payload) for payload in payloads
-        ]
+        chosen = [payload if type(payload) is bytes else _checked(payload) for payload in payloads]
         if not chosen:
             return []
         _special(None, None, priority, None, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Protocol
 
 from tidegate.core.errors import InvalidValue
@@ -21,9 +21,7 @@ class Holder(Protocol):
     def ack_tag(self, tag: int, generation: int) -> None: ...
     async def ack_tags(self, first: int, last: int, generation: int) -> None: ...
     async def nack_tags(self, first: int, last: int, generation: int) -> None: ...
-    async def extend_tags(
-        self, first: int, last: int, generation: int, lease_s: float
-    ) -> None: ...
+    async def extend_tags(self, first: int, last: int, generation: int, lease_s: float) -> None: ...
 
 
 class Message:
@@ -185,7 +183,7 @@ def batches_of(
     at = 0
     for run in runs:
         ends = list(accumulate(run.lengths, initial=at))
-        payloads = [data[low:high] for low, high in zip(ends, ends[1:], strict=False)]
+        payloads = [data[low:high] for low, high in pairwise(ends)]
         at = ends[-1]
         batches.append(MessageBatch(run, payloads, holder, generation))
     return batches

@@ -7,6 +7,7 @@ queue and will come again, so what is left of it here is dropped, and a late ack
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -86,10 +87,9 @@ class Subscription:
         link = self._client.link
         if link is not None and link.alive and self._queue_id is not None:
             self._flush_acks()
-            try:
+            # If it fails, the connection or the queue is gone, and the subscription with it.
+            with contextlib.suppress(TidegateError):
                 await link.ask(w.Unsubscribe(self._queue_id, self.consumer))
-            except TidegateError:
-                pass  # the connection or the queue is gone, and the subscription with it
 
     async def _subscribe(self) -> None:
         """(Re)establish on the present connection, as often as it takes."""
@@ -180,7 +180,10 @@ class Subscription:
             await asyncio.sleep(0)
 
     async def run(
-        self, handler: Callable[[Message], Awaitable[Any]], *, on_error: Callable[[Message, Exception], Any] | None = None
+        self,
+        handler: Callable[[Message], Awaitable[Any]],
+        *,
+        on_error: Callable[[Message, Exception], Any] | None = None,
     ) -> None:
         """Call the handler for each message: acked when it returns, given back when it raises."""
         async for batch in self.batches():
@@ -255,7 +258,12 @@ class Subscription:
             raise LeaseLost("the message was no longer held: it has gone to somebody else")
 
     async def _settle(
-        self, kind: type[w.Settle | w.Return | w.Extend], first: int, last: int, generation: int, **more: Any
+        self,
+        kind: type[w.Settle | w.Return | w.Extend],
+        first: int,
+        last: int,
+        generation: int,
+        **more: Any,
     ) -> int:
         link = self._client.link
         if generation != self._generation or link is None or not link.alive:

@@ -60,7 +60,7 @@ class Broadcasts:
         if not replicas:
             return []
         # A resend after a lost answer: those that have it need no second one.
-        new = [r for r in replicas if not r.knows(packet.producer, packet.batch)]
+        new = [r for r in replicas if not r.intake.knows(packet.producer, packet.batch)]
         if packet.partial:
             for replica in new:
                 try:
@@ -77,7 +77,7 @@ class Broadcasts:
         durable = [replica for replica in replicas if replica.info.durable]
         if durable and len(durable) < len(replicas) and not packet.partial:
             raise InvalidValue("all or none cannot span durable and transient queues")
-        message_ids = {replica: replica.prepare_broadcast() for replica in replicas}
+        message_ids = {replica: replica.intake.next_id() for replica in replicas}
         broadcast = Broadcast(
             targets=[(r.info.queue_id, r.epoch, message_ids[r]) for r in durable],
             priority=packet.priority,
@@ -93,7 +93,7 @@ class Broadcasts:
         if durable:
             await self._commit(broadcast)
         for replica in replicas:
-            replica.broadcast_stored(broadcast, message_ids[replica])
+            replica.intake.broadcast_stored(broadcast, message_ids[replica])
 
     async def _commit(self, broadcast: Broadcast) -> None:
         try:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import urlsplit
 
+from tidegate.client.address import parse_url
 from tidegate.core.errors import NotOwner, StaleEpoch, TidegateError, Unavailable, from_code
 from tidegate.wire import packets as w
 from tidegate.wire.connection import Connection, Received, relayed
@@ -39,13 +39,11 @@ class Relay(asyncio.Protocol):
     @classmethod
     async def open(cls, address: str, session: Session) -> Relay:
         """Connect to the owner in the client's name."""
-        at = urlsplit(address)
+        host, port = parse_url(address)[0]
         relay = cls(session)
         try:
             async with asyncio.timeout(_CONNECT_S):
-                await asyncio.get_running_loop().create_connection(
-                    lambda: relay, at.hostname, at.port
-                )
+                await asyncio.get_running_loop().create_connection(lambda: relay, host, port)
                 relay._write(
                     relay._wire.send(w.IdentifyClient(client_id=session.client_id), 1 << 31)
                 )
@@ -61,8 +59,7 @@ class Relay(asyncio.Protocol):
         return relay
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast("asyncio.Transport", transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.alive = False

@@ -78,6 +78,8 @@ class Node:
         self._tasks: set[asyncio.Task[None]] = set()
         self._neighbours = Neighbours()
         self._stopping = False
+        # Queues that are on their way to another member: who asks for them waits.
+        self._handing_over: dict[int, asyncio.Event] = {}
 
     # Life
 
@@ -186,6 +188,9 @@ class Node:
         return await asyncio.shield(task)
 
     async def _find(self, queue_id: int) -> Replica | str:
+        leaving = self._handing_over.get(queue_id)
+        if leaving is not None:
+            await leaving.wait()
         location = await self.store.locate(queue_id)
         if location is None:
             raise QueueNotExisting(f"no queue {queue_id}")
@@ -242,11 +247,17 @@ class Node:
         alive = {m.member_id: m for m in await self.store.members() if m.alive}
         if member_id not in alive:
             raise InvalidValue(f"no living member {member_id}; there are {sorted(alive)}")
-        # Out of the table first: what comes now waits at the gate and goes to the heir.
+        # Out of the table first: what comes now waits, and then goes to the heir.
+        queue_id = replica.info.queue_id
+        gone = self._handing_over[queue_id] = asyncio.Event()
         self._forget_replica(replica)
-        await replica.quiesce()
-        released = await self.store.release(replica.info.queue_id, replica.epoch, member_id)
-        replica.fence(NotOwner(f"queue {replica.info.name!r} moved to member {member_id}"))
+        try:
+            await replica.quiesce()
+            released = await self.store.release(queue_id, replica.epoch, member_id)
+        finally:
+            replica.fence(NotOwner(f"queue {replica.info.name!r} moved to member {member_id}"))
+            del self._handing_over[queue_id]
+            gone.set()
         if not released:
             raise StaleEpoch(f"queue {replica.info.name!r} had a new owner already")
 
@@ -304,13 +315,15 @@ class Node:
                 self._hang_up_on_the_silent(now)
             if ticks % forget_every == 0:
                 for replica in list(self.replicas.values()):
-                    replica.forget_producers(now - self.limits.dedup_window_s)
+                    replica.intake.forget_producers(now - self.limits.dedup_window_s)
                 with contextlib.suppress(TidegateError):
                     await self.store.forget_marks(self.limits.dedup_window_s)
 
     def _hang_up_on_the_silent(self, now: float) -> None:
         for session in list(self._sessions):
-            patience = 3 * self.limits.heartbeat_s if session.identified else self.limits.handshake_s
+            patience = (
+                3 * self.limits.heartbeat_s if session.identified else self.limits.handshake_s
+            )
             if now - session.last_heard > patience:
                 session.close()
 

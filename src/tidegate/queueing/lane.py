@@ -122,7 +122,7 @@ class Lane:
             self.tail_from = segment.first_id
         self.tail_count += open_count
         self.tail_bytes += segment.payload_bytes
-        self.tail_last = segment.last_id
+        self.tail_last = max(self.tail_last, segment.last_id)
 
     def expect_tail(self, first_id: int, last_id: int, count: int, payload_bytes: int) -> None:
         """What a reload found in the store beyond the head."""

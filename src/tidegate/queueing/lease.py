@@ -8,6 +8,7 @@ extended; what is not held any more is counted, never guessed.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from operator import attrgetter
 
 from tidegate.queueing.lifecycle import Event
@@ -111,5 +112,5 @@ class LeaseBook:
         leases, self._leases, self.outstanding = self._leases, [], 0
         return leases
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[Lease]:
         return iter(self._leases)

@@ -123,7 +123,10 @@ class Queue:
         True when it is in memory.
         """
         tail = self.tail_lane(segment.priority, segment.receivers is not None)
-        if tail.tail_count or not keep:
+        # A message that was stored in several queues at once may have an older id than what
+        # went to the tail meanwhile; the tail will not be read there again.
+        overtaken = tail.tail_count and segment.first_id < tail.tail_from
+        if not overtaken and (tail.tail_count or not keep):
             tail.send_to_tail(segment, segment.open)
             return False
         self._place(segment, [(0, segment.count)])
@@ -296,7 +299,12 @@ class Queue:
     def browse(self, limit: int) -> list[Span]:
         """Up to `limit` ready messages in memory, oldest first, left where they are."""
         spans = sorted(
-            (span for lanes in self._lanes.values() for lane in lanes.values() for span in lane.ready),
+            (
+                span
+                for lanes in self._lanes.values()
+                for lane in lanes.values()
+                for span in lane.ready
+            ),
             key=lambda span: span.first_id,
         )
         seen: list[Span] = []
@@ -309,9 +317,9 @@ class Queue:
         return seen
 
     @staticmethod
-    def looked_at(segment: Segment, low: int, high: int) -> list[Span]:
+    def looked_at(segment: Segment, low: int, high: int) -> Span:
         """Messages of a tail that somebody browses."""
-        return [Span(segment, low, high, State.READY)]
+        return Span(segment, low, high, State.READY)
 
     def tail_wanted(self, head_bytes_low: int) -> list[tuple[Lane, bool]]:
         """Lanes whose head is short while their tail is not; True for addressed ones."""

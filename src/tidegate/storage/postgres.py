@@ -102,7 +102,9 @@ class PostgresStore:
     # Clients and queues
 
     async def register_client(self, name: str, mode: Mode) -> ClientInfo | None:
-        return _client(await self._call("select * from register_client(%s, %s::smallint)", name, int(mode)))
+        return _client(
+            await self._call("select * from register_client(%s, %s::smallint)", name, int(mode))
+        )
 
     async def find_client(self, client_id: int | None, name: str | None) -> ClientInfo | None:
         return _client(await self._call("select * from find_client(%s, %s)", client_id, name))
@@ -132,7 +134,9 @@ class PostgresStore:
     # Members and ownership
 
     async def join(self, name: str, address: str, lease_s: float) -> int:
-        return int((await self._call("select join_cluster(%s, %s, %s)", name, address, lease_s))[0][0])
+        return int(
+            (await self._call("select join_cluster(%s, %s, %s)", name, address, lease_s))[0][0]
+        )
 
     async def renew(self, member_id: int, lease_s: float) -> bool:
         return bool((await self._call("select renew_member(%s, %s)", member_id, lease_s))[0][0])
@@ -283,12 +287,14 @@ class PostgresStore:
 
 
 async def _rows(
-    connection: psycopg.AsyncConnection[Row], query: str, arguments: tuple[Any, ...], *, binary: bool
+    connection: psycopg.AsyncConnection[Row],
+    query: str,
+    arguments: tuple[Any, ...],
+    *,
+    binary: bool,
 ) -> list[Row]:
     try:
-        cursor = await connection.execute(
-            query.encode(), arguments, prepare=True, binary=binary
-        )
+        cursor = await connection.execute(query.encode(), arguments, prepare=True, binary=binary)
         return await cursor.fetchall()
     except psycopg.errors.DiskFull as failure:
         raise LimitReached(f"the store is short of room: {failure}") from None
@@ -329,20 +335,21 @@ def _put_parameters(write: Write) -> Parameters:
 
 
 def _segment(queue_id: int, row: Row) -> Segment:
-    first_id, priority, arrived_at, lengths, senders, receivers, contexts, attributes, payload, done = row
+    """A row of the type segment_row."""
+    attributes, done = row[7], row[9]
     segment = Segment(
         queue_id=queue_id,
-        first_id=first_id,
-        priority=priority,
-        arrived_at=arrived_at,
-        lengths=lengths,
-        payload=payload,
-        senders=senders,
-        receivers=receivers,
-        contexts=contexts,
+        first_id=row[0],
+        priority=row[1],
+        arrived_at=row[2],
+        lengths=row[3],
+        senders=row[4],
+        receivers=row[5],
+        contexts=row[6],
         attributes=None
         if attributes is None
         else msgspec.convert(attributes, list[Attributes | None]),
+        payload=row[8],
         reloaded=True,
     )
     if done is not None:

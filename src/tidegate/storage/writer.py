@@ -8,6 +8,7 @@ anything is tried again, so nothing is stored twice and nothing is confirmed on 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -202,10 +203,8 @@ class Settler:
         while True:
             await self._wake.wait()
             if not self._urgent.is_set():
-                try:
+                with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._urgent.wait(), self._linger_s)
-                except TimeoutError:
-                    pass
             self._wake.clear()
             self._urgent.clear()
             sources, self._sources = self._sources, {}

@@ -46,7 +46,16 @@ class ConsumerMeters:
 class QueueMeters:
     """What one queue replica does."""
 
-    __slots__ = ("acked", "delivered", "put", "redelivered", "refused", "returned", "service", "wait")
+    __slots__ = (
+        "acked",
+        "delivered",
+        "put",
+        "redelivered",
+        "refused",
+        "returned",
+        "service",
+        "wait",
+    )
 
     def __init__(self) -> None:
         self.put = Rate()

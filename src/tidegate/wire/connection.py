@@ -17,6 +17,7 @@ from tidegate.core.errors import (
     RequiredParameterMissing,
     TidegateError,
     UnexpectedPacket,
+    from_code,
 )
 from tidegate.wire.frames import Frame, FrameReader, frame_pieces
 from tidegate.wire.packets import (
@@ -33,8 +34,9 @@ from tidegate.wire.packets import (
 
 FRAME_BEFORE_LOGIN_BYTES = 8 * 1024
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
-# Room for the metadata of the largest message, or of a batch.
-FRAME_BYTES_MAX = MESSAGE_BYTES_MAX + 1024 * 1024
+# Room beside the largest message, or the metadata of a batch.
+METADATA_BYTES_MAX = 1024 * 1024
+FRAME_BYTES_MAX = MESSAGE_BYTES_MAX + METADATA_BYTES_MAX
 
 
 class State(enum.Enum):
@@ -192,9 +194,8 @@ class Connection:
 
 def relayed(frame: Frame) -> list[memoryview | bytes]:
     """A frame as it came, for passing on to another node."""
-    return frame_pieces(
-        frame.method, frame.packet_id, bytes(frame.meta), [frame.body] if frame.body else None
-    )
+    body: list[memoryview | bytes] | None = [memoryview(frame.body)] if frame.body else None
+    return frame_pieces(frame.method, frame.packet_id, bytes(frame.meta), body)
 
 
 def _explain(kind: type[Packet], bad: msgspec.ValidationError) -> TidegateError:
@@ -207,6 +208,4 @@ def _explain(kind: type[Packet], bad: msgspec.ValidationError) -> TidegateError:
 
 def error_of(answer: Answer) -> TidegateError | None:
     """The exception behind an answer, if it is an error."""
-    from tidegate.core.errors import from_code
-
     return from_code(answer.code, answer.text) if isinstance(answer, Error) else None

@@ -29,9 +29,7 @@ class Frame:
 
     __slots__ = ("body", "meta", "method", "packet_id")
 
-    def __init__(
-        self, method: int, packet_id: int, meta: Bytes, body: Bytes
-    ) -> None:
+    def __init__(self, method: int, packet_id: int, meta: Bytes, body: Bytes) -> None:
         self.method = method
         self.packet_id = packet_id
         self.meta = meta
@@ -88,9 +86,7 @@ class FrameReader:
                     f"a frame of {length} bytes exceeds the limit of {self.frame_bytes_max}"
                 )
             if length < HEADER_BYTES or meta_bytes > length - HEADER_BYTES:
-                raise Malformed(
-                    f"a frame that claims {length} bytes with {meta_bytes} of metadata"
-                )
+                raise Malformed(f"a frame that claims {length} bytes with {meta_bytes} of metadata")
             if end - position < length:
                 self._wanted_bytes = length
                 break

@@ -1,0 +1,116 @@
+"""What a packet may ask for: checked before anything is done, so that a refusal changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sized
+
+from tidegate.core.errors import InvalidValue, RequiredParameterMissing, TooLarge
+from tidegate.core.model import PRIORITY_HIGHEST, PRIORITY_LOWEST, Attributes
+from tidegate.node.limits import Limits
+from tidegate.wire.packets import PutMessages, PutToQueues
+
+INT4_MAX = 2**31 - 1
+INT8_MAX = 2**63 - 1
+
+
+def check_put(packet: PutMessages, body_bytes: int, limits: Limits) -> None:
+    """A batch whose columns fit each other and its body."""
+    lengths = packet.lengths
+    count = len(lengths)
+    if not count:
+        raise RequiredParameterMissing("a batch needs at least one message")
+    if min(lengths) < 0 or sum(lengths) != body_bytes:
+        raise InvalidValue(f"lengths add up to {sum(lengths)}, the body has {body_bytes} bytes")
+    check_payload(max(lengths), limits)
+    if packet.batch < 1:
+        raise InvalidValue("batches of a producer count up from 1")
+    _check_column(packet.priorities, count, may_be_one=True)
+    check_priority(min(packet.priorities), max(packet.priorities))
+    _check_integers((packet.producer, packet.batch), INT8_MAX)
+    if packet.receivers is not None:
+        _check_column(packet.receivers, count, may_be_one=True)
+        _check_integers(packet.receivers, INT4_MAX)
+    if packet.contexts is not None:
+        _check_column(packet.contexts, count)
+        _check_integers(packet.contexts, INT8_MAX)
+    if packet.attributes is not None:
+        _check_column(packet.attributes, count)
+        for attributes in packet.attributes:
+            check_attributes(attributes, limits)
+
+
+def check_put_to_queues(packet: PutToQueues, body_bytes: int, limits: Limits) -> None:
+    """One message for several queues."""
+    if not packet.queue_ids:
+        raise RequiredParameterMissing("name at least one queue")
+    check_payload(body_bytes, limits)
+    check_priority(packet.priority, packet.priority)
+    check_attributes(packet.attributes, limits)
+    _check_integers((packet.producer, packet.batch, packet.context), INT8_MAX)
+    _check_integers((packet.receiver,), INT4_MAX)
+
+
+def _check_column(column: Sized, count: int, *, may_be_one: bool = False) -> None:
+    if len(column) != count and not (may_be_one and len(column) == 1):
+        raise InvalidValue(f"a column has {len(column)} entries for {count} messages")
+
+
+def _check_integers(values: Iterable[int | None], largest: int) -> None:
+    """The store keeps 4-byte receivers and 8-byte contexts; say so instead of failing there."""
+    for number in values:
+        if number is not None and not -largest - 1 <= number <= largest:
+            raise InvalidValue(f"{number} is too large: at most {largest}")
+
+
+def check_id(number: int) -> None:
+    _check_integers((number,), INT4_MAX)
+
+
+def check_payload(payload_bytes: int, limits: Limits) -> None:
+    if payload_bytes > limits.message_bytes_max:
+        raise TooLarge(
+            f"a message of {payload_bytes} bytes exceeds the limit of {limits.message_bytes_max}"
+        )
+
+
+def check_priority(lowest: int, highest: int) -> None:
+    if lowest < PRIORITY_LOWEST or highest > PRIORITY_HIGHEST:
+        raise InvalidValue(
+            f"priority runs from {PRIORITY_LOWEST} (lowest) to {PRIORITY_HIGHEST}, not "
+            f"{lowest if lowest < PRIORITY_LOWEST else highest}"
+        )
+
+
+def check_attributes(attributes: Attributes | None, limits: Limits) -> None:
+    if attributes is None:
+        return
+    headers = attributes.headers or {}
+    texts = [attributes.content_type or "", *headers, *headers.values()]
+    if len(headers) > limits.header_count_max or sum(map(len, texts)) > limits.header_bytes_max:
+        raise TooLarge(
+            f"headers are limited to {limits.header_count_max} and {limits.header_bytes_max} "
+            "characters in all"
+        )
+    if any("\x00" in text for text in texts):
+        raise InvalidValue("headers and content types cannot hold NUL characters")
+
+
+def check_name(name: str, limits: Limits) -> str:
+    """A name of a client or queue."""
+    if not name or not name.strip():
+        raise RequiredParameterMissing("a name must not be empty")
+    if len(name) > limits.name_bytes_max:
+        raise TooLarge(f"a name has at most {limits.name_bytes_max} characters")
+    if any(ord(c) < 32 or ord(c) == 127 for c in name):
+        raise InvalidValue("a name cannot hold control characters")
+    return name
+
+
+def check_prefetch(prefetch: int, limits: Limits) -> None:
+    if not 1 <= prefetch <= limits.prefetch_max:
+        raise InvalidValue(f"prefetch runs from 1 to {limits.prefetch_max}, not {prefetch}")
+
+
+def check_wait(wait_ms: int, lease_ms: int | None) -> None:
+    if not 0 <= wait_ms <= INT4_MAX or not 0 < (lease_ms or 1) <= INT4_MAX:
+        raise InvalidValue("waits and leases are counted in milliseconds, up to 24 days")

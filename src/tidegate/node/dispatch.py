@@ -1,0 +1,310 @@
+"""The way out: what is ready goes to readers who wait and to consumers who have credit.
+
+Readers come first, in the order in which they asked. Consumers take turns; each gets a share
+of what is there, within its credit. Nothing is sent when our lease on the queue has run out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from tidegate.core.errors import (
+    NoMessagesInQueue,
+    NoMessagesRetrieved,
+    TidegateError,
+    Unavailable,
+)
+from tidegate.core.model import Order
+from tidegate.node.consumer import Consumer, Outlet, Reader
+from tidegate.node.holding import Holding
+from tidegate.node.runs import run_of
+from tidegate.node.settling import Ranges, Settling
+from tidegate.node.tail import TailReader
+from tidegate.queueing.lease import Lease
+from tidegate.queueing.lifecycle import Event
+from tidegate.queueing.span import Span
+from tidegate.wire.packets import Run
+
+DELIVERY_COUNT_MAX = 2000
+DELIVERY_BYTES_MAX = 1024 * 1024
+
+
+class Dispatch:
+    """Those who take from one replica."""
+
+    def __init__(self, holding: Holding, settling: Settling) -> None:
+        self._holding = holding
+        self._settling = settling
+        self._consumers: deque[Consumer] = deque()
+        # Everyone who holds leases: consumers, and as number 0 those who read under a lease.
+        self._holders: dict[tuple[Outlet, int], Consumer] = {}
+        self._readers: dict[Reader, None] = {}
+        self._readers_of: dict[int, dict[Reader, None]] = {}
+        self.tail = TailReader(holding, lambda: self.serve(None))
+
+    @property
+    def consumers(self) -> list[Consumer]:
+        return list(self._consumers)
+
+    @property
+    def readers_waiting(self) -> int:
+        return len(self._readers)
+
+    @property
+    def unacknowledged(self) -> int:
+        return sum(holder.book.outstanding for holder in self._holders.values())
+
+    def first_ids_held(self) -> set[int]:
+        """The segments of which somebody holds messages."""
+        return {
+            lease.span.segment.first_id
+            for holder in self._holders.values()
+            for lease in holder.book
+        }
+
+    # Readers
+
+    def read(self, reader: Reader, wait_s: float) -> None:
+        """One message for a reader: now, or when it comes, or a miss."""
+        if not self._holding.may_deliver():
+            reader.miss(Unavailable("this node's lease has lapsed: ask again"))
+            return
+        if self._try_reader(reader):
+            return
+        if wait_s > 0:
+            self._readers[reader] = None
+            self._readers_of.setdefault(reader.client_id, {})[reader] = None
+            reader.timer = asyncio.get_running_loop().call_later(wait_s, self._miss, reader)
+        if self._holding.queue.tail_count:
+            # What it wants may be beyond memory.
+            self.tail.search(reader.match, reader.client_id, lambda: self._searched(reader))
+        elif wait_s <= 0:
+            self._miss(reader)
+
+    def _searched(self, reader: Reader) -> None:
+        """The store was searched for what it wants; with a timer, it may have been served since."""
+        waits = reader in self._readers
+        if not waits and reader.timer is not None:
+            return
+        if not self._try_reader(reader) and not waits:
+            self._miss(reader)
+
+    def _miss(self, reader: Reader) -> None:
+        self.drop_reader(reader)
+        name = self._holding.info.name
+        if len(self._holding.queue) == 0:
+            reader.miss(NoMessagesInQueue(f"queue {name!r} is empty"))
+        else:
+            reader.miss(NoMessagesRetrieved(f"queue {name!r} holds no message that matches"))
+
+    def drop_reader(self, reader: Reader) -> None:
+        """Served, timed out, or its connection is gone."""
+        if reader.timer is not None:
+            reader.timer.cancel()
+        self._readers.pop(reader, None)
+        mine = self._readers_of.get(reader.client_id)
+        if mine is not None:
+            mine.pop(reader, None)
+            if not mine:
+                del self._readers_of[reader.client_id]
+
+    def _try_reader(self, reader: Reader) -> bool:
+        holding = self._holding
+        if not holding.may_deliver():
+            return False
+        if reader.match is None:
+            spans = holding.queue.take(1, reader.client_id, reader.order)
+            span = spans[0] if spans else None
+        else:
+            span = holding.queue.take_match(reader.match, reader.client_id, reader.order)
+        if span is None:
+            return False
+        self.drop_reader(reader)
+        holder = reader.book_for()
+        lease = holder.book.grant(span, holding.clock.monotonic(), reader.lease_s or 0.0)
+        run = self._run(lease)
+        body = span.segment.body(span.low, span.high)
+        if reader.lease_s is None:
+            # Reading removes (Telesto): returned is acknowledged.
+            self._settling.settle(holder, [(lease.tag, lease.tag)])
+        reader.answer(run, body)
+        self.tail.fill_head()
+        return True
+
+    # Consumers
+
+    def subscribe(
+        self, outlet: Outlet, consumer: int, prefetch: int, order: Order, automatic: bool
+    ) -> None:
+        subscriber = Consumer(outlet, consumer, prefetch, order, automatic)
+        self._consumers.append(subscriber)
+        self._holders[outlet, consumer] = subscriber
+        self.dispatch()
+        if self._holding.queue.tail_count:
+            self.tail.search_for_receiver(outlet.client_id)
+
+    def holder(self, outlet: Outlet, consumer: int) -> Consumer | None:
+        return self._holders.get((outlet, consumer))
+
+    def reading_holder(self, outlet: Outlet) -> Consumer:
+        """Who holds what a connection has read under lease: its consumer 0."""
+        holder = self._holders.get((outlet, 0))
+        if holder is None:
+            holder = Consumer(outlet, 0, 0, Order.OLDEST, automatic=False)
+            self._holders[outlet, 0] = holder
+        return holder
+
+    def unsubscribe(self, outlet: Outlet, consumer: int) -> bool:
+        """End a subscription; what it holds goes back, flagged."""
+        holder = self._holders.pop((outlet, consumer), None)
+        if holder is None:
+            return False
+        if consumer:
+            self._consumers.remove(holder)
+        self._give_back(holder.book.clear(), Event.CONSUMER_GONE)
+        return True
+
+    def forget_outlet(self, outlet: Outlet) -> None:
+        """A connection is gone."""
+        for held_by, consumer in [key for key in self._holders if key[0] is outlet]:
+            self.unsubscribe(held_by, consumer)
+
+    def set_prefetch(self, holder: Consumer, prefetch: int) -> None:
+        holder.prefetch = prefetch
+        self.dispatch()
+
+    # Out
+
+    def serve(self, receivers: list[int] | None) -> None:
+        """Something became ready: for these receivers, or for anyone."""
+        if self._readers:
+            if receivers is None:
+                for reader in list(self._readers):
+                    if not self._holding.queue.head_count:
+                        break
+                    self._try_reader(reader)
+            else:
+                for receiver in set(receivers):
+                    for reader in list(self._readers_of.get(receiver, ())):
+                        if not self._try_reader(reader) and reader.match is None:
+                            break
+        if self._consumers:
+            self.dispatch()
+
+    def dispatch(self) -> None:
+        """Share what is ready over those who have credit, in turns."""
+        holding = self._holding
+        queue = holding.queue
+        consumers = self._consumers
+        if not holding.may_deliver():
+            return
+        idle = 0
+        while queue.head_count and idle < len(consumers):
+            consumer = consumers[0]
+            consumers.rotate(-1)
+            credit = consumer.credit()
+            if credit <= 0:
+                idle += 1
+                continue
+            share = -(-queue.head_count // len(consumers))
+            spans = queue.take(
+                min(credit, share, DELIVERY_COUNT_MAX), consumer.outlet.client_id, consumer.order
+            )
+            if not spans:
+                idle += 1
+                continue
+            idle = 0
+            self._deliver(consumer, spans)
+        self.tail.fill_head()
+
+    def _deliver(self, consumer: Consumer, spans: list[Span]) -> None:
+        now = self._holding.clock.monotonic()
+        lease_s = self._holding.limits.delivery_lease_s
+        runs: list[Run] = []
+        bodies: list[memoryview | bytes] = []
+        body_bytes = 0
+        for span in spans:
+            body = span.segment.body(span.low, span.high)
+            if runs and body_bytes + len(body) > DELIVERY_BYTES_MAX:
+                consumer.outlet.deliver(consumer.consumer, runs, bodies)
+                runs, bodies, body_bytes = [], [], 0
+            lease = consumer.book.grant(span, now, lease_s)
+            runs.append(self._run(lease))
+            bodies.append(body)
+            body_bytes += len(body)
+            consumer.meters.delivered.add(len(span))
+            if consumer.automatic:
+                self._settling.settle(consumer, [(lease.tag, lease.last_tag)])
+        consumer.outlet.deliver(consumer.consumer, runs, bodies)
+
+    def _run(self, lease: Lease) -> Run:
+        """A leased span as it travels, counted."""
+        span = lease.span
+        segment = span.segment
+        meters = self._holding.meters
+        meters.delivered.add(len(span))
+        if segment.reloaded or segment.attempts is not None:
+            meters.redelivered.add(len(span))
+        else:
+            waited_s = self._holding.clock.wall() - segment.arrived_at
+            meters.wait.add(max(waited_s, 0.0), len(span))
+        return run_of(span, lease.tag)
+
+    # Back
+
+    def settle(
+        self, holder: Consumer, ranges: Ranges, confirm: Callable[[int], None] | None
+    ) -> None:
+        """Acknowledge; `confirm` is called with the number of lost ones once it is on disk."""
+        lost = self._settling.settle(holder, ranges)
+        if confirm is not None:
+            self._settling.when_on_disk(lambda: confirm(lost))
+        self.dispatch()
+
+    def give_back(self, holder: Consumer, ranges: Ranges) -> int:
+        """Return messages to the queue; how many were no longer held."""
+        leases, lost = self._settling.take_back(holder, ranges)
+        self._give_back(leases, Event.RETURNED)
+        return lost
+
+    def _give_back(self, leases: list[Lease], event: Event) -> None:
+        if not leases or self._holding.fenced:
+            return
+        self._holding.queue.put_back([lease.span for lease in leases], event)
+        self._holding.meters.returned.add(sum(len(lease.span) for lease in leases))
+        self.serve(None)
+        for receiver in list(self._readers_of):
+            self.serve([receiver])
+
+    def extend(self, holder: Consumer, ranges: Ranges | None, lease_s: float | None) -> int:
+        """Lengthen leases; how many of the tags were no longer held."""
+        lease_s = lease_s or self._holding.limits.delivery_lease_s
+        held = holder.book.extend(ranges, self._holding.clock.monotonic() + lease_s)
+        return 0 if ranges is None else sum(b - a + 1 for a, b in ranges) - held
+
+    def expire(self, now: float) -> None:
+        """Leases that have run out go back."""
+        for holder in list(self._holders.values()):
+            late = holder.book.lapsed(now)
+            if late:
+                self._give_back(late, Event.LEASE_EXPIRED)
+
+    # The end
+
+    def end_all(self, error: TidegateError, *, give_back: bool) -> None:
+        """Tell everyone that it is over here; what they hold goes back unless it is not ours."""
+        for reader in list(self._readers):
+            self.drop_reader(reader)
+            reader.miss(error)
+        consumers = list(self._consumers)
+        # All at once, so that what one gives back is not handed to the next.
+        self._consumers.clear()
+        holders, self._holders = self._holders, {}
+        for holder in holders.values():
+            leases = holder.book.clear()
+            if give_back:
+                self._give_back(leases, Event.CONSUMER_GONE)
+        for consumer in consumers:
+            consumer.outlet.consumer_ended(consumer.consumer, error)

@@ -1,0 +1,40 @@
+"""Spans of a queue as runs of a packet: columns are cut, never taken apart."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from tidegate.queueing.span import Span
+from tidegate.wire.packets import Run
+
+Entry = TypeVar("Entry")
+
+
+def run_of(span: Span, tag: int) -> Run:
+    """A span that is handed out under tags from `tag`; 0 when it is only looked at."""
+    segment = span.segment
+    low, high = span.low, span.high
+    attempts = segment.attempts
+    now = 1 if tag else 0
+    if attempts is None:
+        deliveries = [now]
+    else:
+        deliveries = [attempts.get(offset, 0) + now for offset in range(low, high)]
+    return Run(
+        tag=tag,
+        message_id=segment.first_id + low,
+        lengths=segment.lengths if high - low == segment.count else segment.lengths[low:high],
+        senders=_cut(segment.senders, low, high),
+        priority=segment.priority,
+        arrived_at=segment.arrived_at,
+        receivers=None if segment.receivers is None else _cut(segment.receivers, low, high),
+        contexts=None if segment.contexts is None else segment.contexts[low:high],
+        attributes=None if segment.attributes is None else segment.attributes[low:high],
+        redelivered=segment.reloaded,
+        deliveries=deliveries,
+    )
+
+
+def _cut(column: list[Entry], low: int, high: int) -> list[Entry]:
+    """A column of one element speaks for all, so it stays."""
+    return column if len(column) in (1, high - low) else column[low:high]

@@ -1,0 +1,185 @@
+"""What waits in the store only, and how it comes back into memory before its turn.
+
+The front of a tail is read in chunks whenever the head in memory runs short. A reader that
+wants something particular (from a sender, a reply, messages addressed to it) has the store
+searched for it, and what is found is pulled out of the middle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+
+from tidegate.core.errors import TidegateError
+from tidegate.node.holding import Holding
+from tidegate.queueing.queue import Match, Queue
+from tidegate.queueing.span import Span
+
+log = logging.getLogger(__name__)
+
+# A head shorter than this is filled up, in chunks of the same size.
+HEAD_BYTES_LOW = 4 * 1024 * 1024
+CHUNK_SEGMENTS = 4000
+# Segments that one search brings back.
+FOUND_SEGMENTS = 16
+EVERYTHING = 1 << 62
+
+
+class TailReader:
+    """Reads the tails of one replica."""
+
+    def __init__(self, holding: Holding, came_back: Callable[[], None]) -> None:
+        self._holding = holding
+        self._came_back = came_back
+        self._reading: asyncio.Task[None] | None = None
+        self._searches: set[asyncio.Task[None]] = set()
+        # Receiver → first id that was not searched for it yet.
+        self._searched: dict[int, int] = {}
+
+    async def load(self) -> None:
+        """Everything a new owner finds is a tail."""
+        holding = self._holding
+        for lane in await holding.store.lanes(holding.info.queue_id):
+            holding.queue.tail_lane(lane.priority, lane.addressed).expect_tail(
+                lane.first_id, lane.last_id, lane.count, lane.payload_bytes
+            )
+        self.fill_head()
+
+    def head_bytes_least(self) -> int:
+        """What a queue may keep in memory however full the node is."""
+        return min(HEAD_BYTES_LOW // 4, self._holding.limits.memory_bytes // 64)
+
+    def fill_head(self) -> None:
+        """Read the next part of a tail, before its turn."""
+        holding = self._holding
+        if self._reading is not None or holding.fenced:
+            return
+        for lane, addressed in holding.queue.tail_wanted(HEAD_BYTES_LOW):
+            short = lane.head_bytes < self.head_bytes_least()
+            if holding.budget.has_room_for(HEAD_BYTES_LOW) or (short and not addressed):
+                self._reading = asyncio.create_task(
+                    self._read(lane.priority, addressed), name="read-tail"
+                )
+                return
+
+    async def _read(self, priority: int, addressed: bool) -> None:
+        holding = self._holding
+        lane = holding.queue.tail_lane(priority, addressed)
+        part = 1 if holding.budget.has_room_for(HEAD_BYTES_LOW) else 8
+        try:
+            segments = await holding.store.read_lane(
+                holding.info.queue_id,
+                priority,
+                addressed,
+                lane.tail_from,
+                lane.tail_last,
+                CHUNK_SEGMENTS // part,
+                HEAD_BYTES_LOW // part,
+            )
+        except TidegateError as failure:
+            log.warning("cannot read the tail of %s yet: %s", holding.info.name, failure)
+            await asyncio.sleep(0.2)
+        else:
+            if not segments:
+                # Nothing is there where we counted something: it was purged meanwhile.
+                lane.forget_tail()
+            elif lane.tail_count:
+                holding.queue.bring_back(segments)
+        finally:
+            self._reading = None
+        if not holding.fenced:
+            self._came_back()
+            self.fill_head()
+
+    # Searching
+
+    def search(self, match: Match | None, client_id: int, then: Callable[[], None]) -> None:
+        """Look for what a reader wants, then call back."""
+
+        async def search() -> None:
+            await self._pull(self._first_id(addressed_only=False), client_id, match)
+            then()
+
+        self._start(search())
+
+    def search_for_receiver(self, client_id: int) -> None:
+        """Bring back all that is addressed to a client that has come."""
+
+        async def search() -> None:
+            while not self._holding.fenced:
+                start = self._first_id(addressed_only=True)
+                if start is None:
+                    return
+                start = max(start, self._searched.get(client_id, 0))
+                last_id = await self._pull(start, client_id, None)
+                if last_id is None:
+                    return
+                self._searched[client_id] = last_id + 1
+                self._came_back()
+
+        self._start(search())
+
+    def _first_id(self, *, addressed_only: bool) -> int | None:
+        tails = [
+            lane.tail_from
+            for lane, addressed in self._holding.queue.tail_wanted(EVERYTHING)
+            if addressed or not addressed_only
+        ]
+        return min(tails, default=None)
+
+    async def _pull(self, from_id: int | None, client_id: int, match: Match | None) -> int | None:
+        """Pull what matches into memory; the last id that was found."""
+        if from_id is None:
+            return None
+        holding = self._holding
+        try:
+            segments = await holding.store.find_segments(
+                holding.info.queue_id,
+                from_id,
+                client_id,
+                None if match is None else match.sender,
+                None if match is None else match.context,
+                FOUND_SEGMENTS,
+            )
+        except TidegateError as failure:
+            log.warning("cannot search the tail of %s: %s", holding.info.name, failure)
+            return None
+        if holding.fenced or not segments:
+            return None
+        holding.queue.bring_back(segments, pulled=True)
+        return segments[-1].last_id
+
+    def _start(self, search: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(search)
+        self._searches.add(task)
+        task.add_done_callback(self._searches.discard)
+
+    async def browse(self, limit: int) -> list[Span]:
+        """Up to `limit` messages of the tails, left where they are."""
+        holding = self._holding
+        spans: list[Span] = []
+        for lane, addressed in holding.queue.tail_wanted(EVERYTHING):
+            if limit <= 0:
+                break
+            segments = await holding.store.read_lane(
+                holding.info.queue_id,
+                lane.priority,
+                addressed,
+                lane.tail_from,
+                lane.tail_last,
+                limit,
+                HEAD_BYTES_LOW,
+            )
+            for segment in segments:
+                for low, high in segment.open_ranges():
+                    if limit > 0 and segment.first_id not in lane.pulled:
+                        high = min(high, low + limit)
+                        spans.append(Queue.looked_at(segment, low, high))
+                        limit -= high - low
+        return spans
+
+    def fenced(self) -> None:
+        for task in (self._reading, *self._searches):
+            if task is not None:
+                task.cancel()
