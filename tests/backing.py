@@ -1,0 +1,194 @@
+"""What nodes stand on in tests: one of three stores, and ways to make it forget a node."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+import pytest
+
+from tidegate.client.client import Client
+from tidegate.core.ports import Clock, Store
+from tidegate.node.server import Node
+from tidegate.storage.memory import MemoryStore
+from tidegate.storage.postgres import PostgresStore
+
+StartNode = Callable[..., Awaitable[Node]]
+Connect = Callable[..., Awaitable[Client]]
+
+START_S_MAX = 30.0
+PATIENCE_S = 15.0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that nobody announces."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+class TurnedClock(Clock):
+    """A clock that tests turn; it also runs by itself, so nothing waits for ever."""
+
+    def __init__(self) -> None:
+        self.turned_s = 0.0
+        super().__init__(
+            lambda: time.time() + self.turned_s, lambda: time.monotonic() + self.turned_s
+        )
+
+    def turn(self, seconds: float) -> None:
+        self.turned_s += seconds
+
+
+class Backing:
+    """A store's contents; every node gets a store object onto them."""
+
+    name = ""
+
+    def store(self) -> Store:
+        raise NotImplementedError
+
+    async def declare_dead(self, member_id: int) -> None:
+        """As if the member's lease had run out just now."""
+        raise NotImplementedError
+
+
+class MemoryBacking(Backing):
+    """All nodes share one object."""
+
+    name = "memory"
+
+    def __init__(self) -> None:
+        self._store = MemoryStore()
+
+    def store(self) -> Store:
+        return self._store
+
+    async def declare_dead(self, member_id: int) -> None:
+        await self._store.renew(member_id, 0.0)
+
+
+class PostgresBacking(Backing):
+    """A schema of its own in a running PostgreSQL."""
+
+    _made = 0
+
+    def __init__(self, name: str, server_url: str) -> None:
+        PostgresBacking._made += 1
+        self.name = name
+        self.schema = f"test_{PostgresBacking._made}"
+        with psycopg.connect(server_url, autocommit=True) as connection:
+            connection.execute(f"create schema {self.schema}".encode())
+        joint = "&" if "?" in server_url else "?"
+        self.url = f"{server_url}{joint}options={quote(f'-csearch_path={self.schema}')}"
+
+    def store(self) -> Store:
+        return PostgresStore(self.url)
+
+    async def declare_dead(self, member_id: int) -> None:
+        async with await psycopg.AsyncConnection.connect(self.url, autocommit=True) as connection:
+            await connection.execute(
+                "update member set alive_until = clock_timestamp() where member_id = %s",
+                (member_id,),
+            )
+
+
+class ExternalPostgres:
+    """Debian's PostgreSQL, started fresh in a temporary folder on a free port."""
+
+    def __init__(self) -> None:
+        folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=_version)
+        if not folders:
+            reason = "no external PostgreSQL on this machine: apt-get install postgresql"
+            if os.environ.get("CI") == "true":
+                pytest.fail(reason)
+            pytest.skip(reason)
+        self._binaries = folders[-1]
+        self._account = _account()
+        self._folder = Path(tempfile.mkdtemp(prefix="tidegate-external-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = ""
+
+    def start(self) -> None:
+        user_id, group_id = self._account
+        os.chown(self._folder, user_id, group_id)
+        data = self._folder / "data"
+        subprocess.run(
+            [self._binaries / "initdb", "-D", data, "-U", "tidegate", "--auth=trust", "-N"],
+            check=True,
+            capture_output=True,
+            cwd=self._folder,
+            user=user_id,
+            group=group_id,
+            extra_groups=[] if os.geteuid() == 0 else None,
+        )
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = [self._binaries / "postgres", "-D", data, "-p", str(port), "-F"]
+        for setting in ("listen_addresses=127.0.0.1", "unix_socket_directories="):
+            command += ["-c", setting]
+        self._process = subprocess.Popen(
+            command,
+            cwd=self._folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=(self._folder / "log").open("wb"),
+            user=user_id,
+            group=group_id,
+            extra_groups=[] if os.geteuid() == 0 else None,
+        )
+        self.url = f"postgresql://tidegate@127.0.0.1:{port}/postgres"
+        self._wait_until_ready()
+
+    def _wait_until_ready(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + START_S_MAX
+        while True:
+            try:
+                psycopg.connect(self.url, connect_timeout=5).close()
+                return
+            except psycopg.OperationalError:
+                log = (self._folder / "log").read_text(errors="replace")
+                assert self._process.poll() is None, log
+                assert time.monotonic() < deadline, log
+                time.sleep(0.02)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGINT)
+            self._process.wait(timeout=30)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _version(binaries: Path) -> int:
+    return int(binaries.parent.name) if binaries.parent.name.isdigit() else 0
+
+
+def _account() -> tuple[int, int]:
+    """PostgreSQL does not run as root."""
+    if os.geteuid() != 0:
+        return os.geteuid(), os.getegid()
+    for name in ("postgres", "nobody"):
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return entry.pw_uid, entry.pw_gid
+    pytest.skip("no account to run PostgreSQL under: apt-get install postgresql")
+
+
+async def crash(node: Node) -> None:
+    """End a node as a kill would: no goodbye to anybody, nothing written any more."""
+    await node.abort()
