@@ -127,12 +127,12 @@ class Subscription:
             try:
                 await self._subscribe()
             except TidegateError as error:
-                self._fail(error)
+                self.fail(error)
 
         self._new_generation()
         self._client.spawn(again())
 
-    def _fail(self, error: TidegateError) -> None:
+    def fail(self, error: TidegateError) -> None:
         self._failure = error
         self._announce()
 
@@ -151,7 +151,7 @@ class Subscription:
         if isinstance(error, RetryLater):
             self.resubscribe()
         else:
-            self._fail(error)
+            self.fail(error)
 
     def prefetch_changed(self, prefetch: int) -> None:
         self.prefetch = prefetch

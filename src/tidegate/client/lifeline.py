@@ -1,0 +1,227 @@
+"""A connection that heals itself: connects, identifies, beats, and comes back when it breaks.
+
+Every connection is a generation: what was leased in an earlier one has gone back to its queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import secrets
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from tidegate.client.link import Answered, Link
+from tidegate.core.errors import (
+    ClientNameNotUnique,
+    InvalidValue,
+    IoFailure,
+    NotOwner,
+    RetryLater,
+    StaleEpoch,
+    TidegateError,
+    Unavailable,
+)
+from tidegate.core.model import ClientInfo, Mode
+from tidegate.wire import packets as w
+
+_CONNECT_S = 5.0
+_HEARTBEAT_S = 10.0
+# Answers that say: the queue is on its way to another node, ask again.
+NOT_YET = (Unavailable, NotOwner, StaleEpoch)
+
+
+class Lifeline:
+    """One client's way to the nodes that its URL names."""
+
+    def __init__(
+        self,
+        nodes: list[tuple[str, int]],
+        *,
+        name: str | None,
+        client_id: int | None,
+        mode: Mode,
+        reconnect_s: float,
+        on_push: Callable[[w.Packet, memoryview], None],
+        on_resumed: Callable[[], None],
+        on_gave_up: Callable[[TidegateError], None],
+    ) -> None:
+        self._nodes = nodes
+        self._name = name
+        self._wanted_id = client_id
+        self._mode = mode
+        self._reconnect_s = reconnect_s
+        self._on_push = on_push
+        self._on_resumed = on_resumed
+        self._on_gave_up = on_gave_up
+        self.link: Link | None = None
+        self.info: ClientInfo | None = None
+        self.generation = 0
+        self.closed = False
+        self._connected: asyncio.Future[Link] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def open(self) -> None:
+        """Connect to the first node that answers; Unavailable when none does."""
+        self._connected = asyncio.get_running_loop().create_future()
+        failures = []
+        for host, port in self._nodes:
+            try:
+                await self._connect(host, port)
+                break
+            except Unavailable as failure:
+                failures.append(str(failure))
+        else:
+            raise Unavailable("; ".join(failures))
+        self.spawn(self._beat())
+
+    async def close(self) -> None:
+        self.closed = True
+        if self.link is not None:
+            self.link.close()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        # Let the transport close before the loop may end.
+        await asyncio.sleep(0)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _connect(self, host: str, port: int) -> None:
+        link = await Link.open(host, port, self._on_push, self._lost, _CONNECT_S)
+        try:
+            self.info = await asyncio.wait_for(self._identify(link), _CONNECT_S)
+        except TimeoutError:
+            link.abort()
+            raise Unavailable(f"the node at {host}:{port} does not answer") from None
+        except TidegateError:
+            link.abort()
+            raise
+        self.link = link
+        self.generation += 1
+        assert self._connected is not None
+        if not self._connected.done():
+            self._connected.set_result(link)
+
+    async def _identify(self, link: Link) -> ClientInfo:
+        """Become who we are: the client of that id or name; a new one if there is none."""
+        known = self._wanted_id if self.info is None else self.info.client_id
+        if known is not None:
+            try:
+                return _client_of(await link.ask(w.IdentifyClient(client_id=known)))
+            except TidegateError:
+                if self._name is not None or self._wanted_id is not None:
+                    raise
+                # A client without a name of its own went with its connection.
+        if self._name is None:
+            name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+            return _client_of(await link.ask(w.RegisterClient(name, self._mode, True)))
+        try:
+            return _client_of(await link.ask(w.RegisterClient(self._name, self._mode)))
+        except ClientNameNotUnique:
+            client = _client_of(await link.ask(w.IdentifyClient(name=self._name)))
+            if client.mode != self._mode:
+                raise InvalidValue(
+                    f"client {self._name!r} is registered as {client.mode.name.lower()}, not "
+                    f"{self._mode.name.lower()}: delete it first, or choose another name"
+                ) from None
+            return client
+
+    def _lost(self, link: Link) -> None:
+        if link is not self.link or self.closed:
+            return
+        self.link = None
+        self._connected = asyncio.get_running_loop().create_future()
+        # Nobody may be waiting for it when it fails.
+        self._connected.add_done_callback(lambda f: f.cancelled() or f.exception())
+        self.spawn(self._reconnect())
+
+    async def _reconnect(self) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._reconnect_s
+        backoff_s = 0.02
+        failure: TidegateError = Unavailable("the connection was lost")
+        while loop.time() < deadline and not self.closed:
+            for host, port in self._nodes:
+                try:
+                    await self._connect(host, port)
+                except RetryLater as error:
+                    failure = error
+                    continue
+                except TidegateError as error:
+                    self._gave_up(error)
+                    return
+                self._on_resumed()
+                return
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            backoff_s = min(backoff_s * 2, 1.0)
+        self._gave_up(Unavailable(f"no connection for {self._reconnect_s:.0f} seconds: {failure}"))
+
+    def _gave_up(self, error: TidegateError) -> None:
+        assert self._connected is not None
+        if not self._connected.done():
+            self._connected.set_exception(error)
+        self._on_gave_up(error)
+
+    async def connected(self) -> Link:
+        """The link, when there is one."""
+        if self.closed:
+            raise Unavailable("the client is closed")
+        link = self.link
+        if link is not None and link.alive:
+            return link
+        if self._connected is None:
+            raise InvalidValue("not connected: use `async with tidegate.connect(url) as mq`")
+        if self._connected.done() and not self._connected.cancelled():
+            self._connected.result()  # raises when we gave up
+            await asyncio.sleep(0)
+        return await asyncio.shield(self._connected)
+
+    async def _beat(self) -> None:
+        """Ping when idle; hang up when nothing was heard for three beats."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_HEARTBEAT_S)
+            link = self.link
+            if link is None or not link.alive:
+                continue
+            if loop.time() - link.heard_at > 3 * _HEARTBEAT_S:
+                link.abort()
+                continue
+            link.submit(w.Ping(), None, lambda answer, body: None)
+
+    async def ask(
+        self,
+        packet: w.Packet,
+        bodies: list[memoryview | bytes] | None = None,
+        *,
+        repeatable: bool = True,
+    ) -> Answered:
+        """Ask until there is an answer; what must not be repeated is asked once."""
+        backoff_s = 0.02
+        deadline = asyncio.get_running_loop().time() + self._reconnect_s
+        while True:
+            link = await self.connected()
+            try:
+                return await link.ask(packet, bodies)
+            except IoFailure:
+                if not repeatable:
+                    raise
+            except NOT_YET:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, 0.5)
+
+
+def _client_of(answered: Answered) -> ClientInfo:
+    packet = answered.packet
+    assert isinstance(packet, w.RegisterClientResponse | w.IdentifyClientResponse)
+    return packet.client

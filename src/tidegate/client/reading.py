@@ -1,0 +1,44 @@
+"""Messages that were read under a lease, not pushed: held by consumer 0 of the connection."""
+
+from __future__ import annotations
+
+from tidegate.client.lifeline import Lifeline
+from tidegate.client.link import Link
+from tidegate.core.errors import LeaseLost
+from tidegate.wire import packets as w
+
+
+class ReadHolder:
+    """Who settles them."""
+
+    def __init__(self, lifeline: Lifeline, queue: str, queue_id: int) -> None:
+        self._lifeline = lifeline
+        self.queue = queue
+        self._queue_id = queue_id
+
+    def _link(self, generation: int) -> Link:
+        link = self._lifeline.link
+        if generation != self._lifeline.generation or link is None or not link.alive:
+            raise LeaseLost("the connection was lost meanwhile, and the message went back")
+        return link
+
+    def ack_tag(self, tag: int, generation: int) -> None:
+        self._link(generation).post(w.Settle(self._queue_id, 0, [(tag, tag)]))
+
+    async def ack_tags(self, first: int, last: int, generation: int) -> None:
+        await self._settle(w.Settle(self._queue_id, 0, [(first, last)], confirm=True), generation)
+
+    async def nack_tags(self, first: int, last: int, generation: int) -> None:
+        await self._settle(w.Return(self._queue_id, 0, [(first, last)]), generation)
+
+    async def extend_tags(self, first: int, last: int, generation: int, lease_s: float) -> None:
+        lease_ms = max(int(lease_s * 1e3), 1)
+        await self._settle(w.Extend(self._queue_id, 0, [(first, last)], lease_ms), generation)
+
+    async def _settle(self, packet: w.Settle | w.Return | w.Extend, generation: int) -> None:
+        answered = await self._link(generation).ask(packet)
+        assert isinstance(answered.packet, w.SettleResponse)
+        # Of a cumulative ack, what was settled before does not count as lost.
+        single = packet.ranges is not None and packet.ranges[0][0] == packet.ranges[0][1]
+        if answered.packet.lost and single:
+            raise LeaseLost("the message was no longer held: it has gone to somebody else")
