@@ -150,22 +150,24 @@ class Client:
 
     # Who we are
 
-    def _known(self) -> ClientInfo:
+    @property
+    def info(self) -> ClientInfo:
+        """Who we are to the nodes."""
         if self._lifeline.info is None:
             raise InvalidValue("not connected: use `async with tidegate.connect(url) as mq`")
         return self._lifeline.info
 
     @property
     def client_id(self) -> int:
-        return self._known().client_id
+        return self.info.client_id
 
     @property
     def client_name(self) -> str:
-        return self._known().name
+        return self.info.name
 
     @property
     def mode(self) -> str:
-        return {mode: name for name, mode in MODES.items()}[self._known().mode]
+        return {mode: name for name, mode in MODES.items()}[self.info.mode]
 
     async def ping(self) -> float:
         """The round trip to the node, in seconds."""
