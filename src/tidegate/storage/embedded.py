@@ -288,7 +288,14 @@ class EmbeddedPostgres:
         ]
         with self._open_log() as log_file:
             initdb = _ServerProcess(command, account, log_file)
-            initdb.wait(None)
+            try:
+                initdb.wait(None)
+            except BaseException:
+                # Interrupted: it leads a group of its own, and must not write on behind our back.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(initdb.pid, signal.SIGKILL)
+                initdb.wait(STOP_IMMEDIATE_S_MAX)
+                raise
         if initdb.exit_code != 0:
             raise EmbeddedPostgresFailed(f"initdb could not make a database: {self._log_end()}")
         unfinished.rename(self._database)
