@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from tidegate.cli import looking, messages, queues, serving, steering
+from tidegate.cli import benching, demo, looking, messages, queues, serving, steering
 from tidegate.cli.settings import SettingsInvalid
 from tidegate.core.errors import TidegateError
 
@@ -25,7 +25,7 @@ app = typer.Typer(
     # Boxes are for people.
     rich_markup_mode="rich" if sys.stdout.isatty() and sys.stderr.isatty() else None,
 )
-for group in (serving, looking, queues, messages, steering):
+for group in (serving, looking, queues, messages, steering, benching, demo):
     group.register(app)
 
 

@@ -52,12 +52,16 @@ class Output:
         encoded = msgspec.json.encode(value)
         self.line((encoded if one_line else msgspec.json.format(encoded, indent=2)).decode())
 
-    def line(self, text: str, style: str = "") -> None:
-        """One line of text."""
+    def line(self, text: str, style: str = "", *, wrap: bool = False) -> None:
+        """One line of text; long ones of ours may be wrapped between words, others' never."""
         if self.on_terminal:
-            self.console.print(Text(text, style=style), soft_wrap=True)
+            self.console.print(Text(text, style=style), soft_wrap=not wrap)
         else:
             print(text, flush=True)
+
+    def report_console(self) -> Console:
+        """Where reports draw their tables: without boxes when nobody looks."""
+        return self.console if self.on_terminal else _PlainConsole()
 
     def table(
         self, columns: Sequence[Column], rows: Iterable[Sequence[Cell]], title: str = ""
@@ -70,6 +74,27 @@ class Output:
         for row in rows:
             print("\t".join(_plain(cell) for cell in row))
         sys.stdout.flush()
+
+
+class _PlainConsole(Console):
+    """Prints rich tables as lines with tabs."""
+
+    def __init__(self) -> None:
+        super().__init__(no_color=True, highlight=False, width=10_000)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        for one in objects:
+            if not isinstance(one, Table):
+                super().print(one, **(options | {"soft_wrap": True}))
+                continue
+            if one.title:
+                super().print(one.title, soft_wrap=True)
+            columns = [list(column.cells) for column in one.columns]
+            names = [column.header for column in one.columns]
+            for row in [names, *zip(*columns, strict=True)]:
+                cells = (self.render_str(c).plain if isinstance(c, str) else str(c) for c in row)
+                # Not through the console, which would turn tabs into spaces.
+                print("\t".join(cells), file=self.file)
 
 
 def terminal_table(

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
@@ -90,10 +90,17 @@ def up(
 class House:
     """A store and the nodes on it."""
 
-    def __init__(self, settings: Settings, data: Path, store_port: int | None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        data: Path,
+        store_port: int | None = None,
+        log_file: IO[bytes] | None = None,
+    ) -> None:
         self._settings = settings
         self._data = data
         self._store_port = store_port
+        self._log_file = log_file
         self._embedded: EmbeddedPostgres | None = None
         self._nodes: list[NodeProcess] = []
 
@@ -122,7 +129,7 @@ class House:
             url = self._embedded.start()
         for index in range(nodes):
             port = first_port + index if first_port else 0
-            self._nodes.append(NodeProcess(url, port, config))
+            self._nodes.append(NodeProcess(url, port, config, self._log_file))
         for node in self._nodes:
             node.start()
         for node in self._nodes:
@@ -147,10 +154,14 @@ class House:
 class NodeProcess:
     """A node in a process of its own."""
 
-    def __init__(self, store_url: str, port: int, config: Path | None) -> None:
+    def __init__(
+        self, store_url: str, port: int, config: Path | None, log_file: IO[bytes] | None = None
+    ) -> None:
         self._store_url = store_url
         self._port = port
         self._config = config
+        # Where its log lines go; None is our stderr.
+        self._log_file = log_file
         self._process: subprocess.Popen[bytes] | None = None
         self._ready_fd = -1
         self._started_at = 0.0
@@ -170,7 +181,11 @@ class NodeProcess:
         environment.pop("TIDEGATE_STORE__URLS", None)
         # A group of its own: Ctrl-C is for us, and we tell the nodes in order.
         self._process = subprocess.Popen(
-            command, env=environment, pass_fds=(child_fd,), start_new_session=True
+            command,
+            env=environment,
+            pass_fds=(child_fd,),
+            start_new_session=True,
+            stderr=self._log_file,
         )
         os.close(child_fd)
         self._ready_fd = ready_fd
