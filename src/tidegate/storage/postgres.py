@@ -8,6 +8,7 @@ serves the catalogue and reads.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ from tidegate.core.ports import (
 from tidegate.core.segment import Segment
 from tidegate.storage import parameters as p
 from tidegate.storage.migrations import migrate
-from tidegate.storage.pipeline import Parameters, PipelineConnection
+from tidegate.storage.pipeline import Call, Parameters, PipelineConnection
 
 _PUT = b"select put_segment($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
 _BROADCAST = b"select put_message_to_all($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
@@ -40,6 +41,7 @@ _ALL_BINARY = [_BINARY] * 13
 _STORED = (b"\x00\x00\x00\x00", None)
 
 Row = tuple[Any, ...]
+Committed = Callable[[list[bool] | Exception], None]
 
 
 class PostgresStore:
@@ -47,9 +49,10 @@ class PostgresStore:
 
     def __init__(self, url: str, *, writers: int = 1) -> None:
         self.url = url
-        # One for each writer; a writer submits one commit at a time.
+        # As a rule one for each writer; a writer submits one commit at a time.
         self._putters = [PipelineConnection(url, (_PUT,)) for _ in range(writers)]
         self._free_putters = list(self._putters)
+        self._awaiting_putter: deque[tuple[list[Call], Committed]] = deque()
         self._broadcaster = PipelineConnection(url, (_BROADCAST,))
         self._broadcaster_lock = asyncio.Lock()
         self._settler = PipelineConnection(url, (_SETTLE,))
@@ -171,14 +174,20 @@ class PostgresStore:
 
     # Messages
 
-    def submit(
-        self, writes: Sequence[Write], done: Callable[[list[bool] | Exception], None]
-    ) -> None:
-        calls = [(_PUT, _put_parameters(write), _ALL_BINARY) for write in writes]
-        putter = self._free_putters.pop()
+    def submit(self, writes: Sequence[Write], done: Committed) -> None:
+        calls: list[Call] = [(_PUT, _put_parameters(write), _ALL_BINARY) for write in writes]
+        if not self._free_putters:
+            # More writers than connections: the first to be free takes it.
+            self._awaiting_putter.append((calls, done))
+            return
+        self._submit_on(self._free_putters.pop(), calls, done)
 
+    def _submit_on(self, putter: PipelineConnection, calls: list[Call], done: Committed) -> None:
         def finished(outcome: list[bytes | None] | Exception) -> None:
-            self._free_putters.append(putter)
+            if self._awaiting_putter:
+                self._submit_on(putter, *self._awaiting_putter.popleft())
+            else:
+                self._free_putters.append(putter)
             if isinstance(outcome, Exception):
                 done(outcome)
             else:

@@ -88,6 +88,11 @@ class Child:
         """Its next answer."""
         return msgspec.json.decode(self._next_line(time.monotonic() + timeout_s), type=kind)
 
+    def check(self) -> None:
+        """Raise if it has ended."""
+        if self._process.poll() is not None:
+            raise self._failure(f"ended with {self._process.returncode}")
+
     def has_answered(self, wait_s: float) -> bool:
         """Whether an answer, or its end, has come within this time."""
         if b"\n" in self._received:

@@ -25,6 +25,7 @@ from tidegate.telemetry.numbers import ClusterNumbers
 PROCESSES = 2
 CONNECT_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 30.0
+LOOK_EVERY_S = 1.0
 
 Answer = TypeVar("Answer")
 
@@ -57,8 +58,12 @@ class Crew:
         return self._control.stats()
 
     def work_for(self, seconds: float) -> None:
-        """Let them work."""
-        time.sleep(seconds)
+        """Let them work, and notice when one of them fails."""
+        deadline = time.monotonic() + seconds
+        while (left_s := deadline - time.monotonic()) > 0:
+            time.sleep(min(left_s, LOOK_EVERY_S))
+            for child in self._children:
+                child.check()
 
     def stop(self) -> int:
         """End the work in order and check that nothing is missing; how many were left over."""
@@ -83,9 +88,10 @@ def crew_at_work(ports: Sequence[int], options: MixOptions) -> Iterator[Crew]:
     urls = [f"tidegate://127.0.0.1:{port}" for port in ports]
     roles = roles_of(options.clients)
     with contextlib.ExitStack() as stack:
-        control = stack.enter_context(tidegate.connect(urls[0], mode="admin"))
-        for queue in QUEUES:
-            control.create_queue(queue, durable=options.durable, exist_ok=True)
+        controls = [stack.enter_context(tidegate.connect(url, mode="admin")) for url in urls]
+        for position, queue in enumerate(QUEUES):
+            # A queue is owned by the node that made it: spread them.
+            controls[position % len(controls)].create_queue(queue, durable=options.durable)
         children = [
             stack.enter_context(
                 Child(
@@ -105,4 +111,4 @@ def crew_at_work(ports: Sequence[int], options: MixOptions) -> Iterator[Crew]:
         roster = [ids[number] for number in range(options.clients)]
         for child in children:
             child.say(roster)
-        yield Crew(children, control)
+        yield Crew(children, controls[0])

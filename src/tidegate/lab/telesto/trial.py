@@ -102,16 +102,16 @@ def run_trial(setup: Setup, plan: Plan, progress: Progress) -> Trial:
         phases = phase_table(numbers, crew.numbers(), setup.mix.clients)
         left_over = crew.stop()
     trial = _trial(setup, windows, window_of(first, before), phases, left_over)
-    progress(f"{setup.label}: {said(trial.messages_per_s)} msg/s")
+    progress(f"{setup.label}: {said(trial.messages_per_s)}")
     return trial
 
 
 def said(figure: Estimate) -> str:
-    """A mean with its interval in words."""
+    """A message throughput with its interval, in words."""
     if figure.half_width is None:
-        return f"{figure.mean:,.0f}"
-    doubt = "" if figure.sure else f", not sure: the interval is above 5 % after {figure.repeats}"
-    return f"{figure.mean:,.0f} ± {figure.half_width:,.0f}{doubt}"
+        return f"{figure.mean:,.0f} messages/s"
+    doubt = "" if figure.sure else f" (not below 5 % after {figure.repeats} repeats)"
+    return f"{figure.mean:,.0f} ± {figure.half_width:,.0f} messages/s{doubt}"
 
 
 def _trial(
