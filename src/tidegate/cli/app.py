@@ -10,7 +10,18 @@ import sys
 
 import typer
 
-from tidegate.cli import benching, demo, looking, messages, queues, serving, steering
+from tidegate.cli import (
+    benching,
+    configuration,
+    demo,
+    experiments,
+    looking,
+    messages,
+    queues,
+    serving,
+    steering,
+)
+from tidegate.cli.measuring import MeasurementFailed
 from tidegate.cli.settings import SettingsInvalid
 from tidegate.core.errors import TidegateError
 
@@ -25,13 +36,20 @@ app = typer.Typer(
     # Boxes are for people.
     rich_markup_mode="rich" if sys.stdout.isatty() and sys.stderr.isatty() else None,
 )
-for group in (serving, looking, queues, messages, steering, benching, demo):
+for group in (
+    *(serving, configuration, demo),
+    *(looking, queues, messages, steering),
+    *(benching, experiments),
+):
     group.register(app)
 
 
 def _told(error: TidegateError) -> str:
-    # Complaints about settings are one a line; anything else is one line, whoever worded it.
-    return str(error) if isinstance(error, SettingsInvalid) else _LINE_END.sub(" ", str(error))
+    # Complaints about settings are one a line, and a measurement may tell a long story;
+    # anything else is one line, whoever worded it.
+    if isinstance(error, SettingsInvalid | MeasurementFailed):
+        return str(error)
+    return _LINE_END.sub(" ", str(error))
 
 
 def main() -> None:

@@ -1,73 +1,22 @@
-"""`tidegate bench …` and `tidegate lab …`: what this machine does, measured.
-
-Progress goes to stderr, the report to stdout. What only measurements need is imported here, when
-a command needs it, and a missing part of the `lab` extra is said in a sentence.
-"""
+"""`tidegate bench …`: how fast it is here, alone and beside its peers."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Protocol
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from tidegate.cli.asking import DEFAULT, UrlOption
-from tidegate.cli.output import JsonOption, Output
+from tidegate.cli.measuring import QuickOption, changed, names_in, say, show, with_the_lab
+from tidegate.cli.output import JsonOption
 from tidegate.core.errors import InvalidValue, TidegateError
 from tidegate.core.quantities import parse_size_bytes
 
 bench = typer.Typer(no_args_is_help=True, help="Benchmarks.")
-lab = typer.Typer(no_args_is_help=True, help="Experiments of the papers.")
-
-QuickOption = Annotated[
-    bool, typer.Option("--quick", help="Show that it works; no figures to quote.")
-]
-
-
-class Report(Protocol):
-    """What every measurement returns."""
-
-    def as_json(self) -> dict[str, Any]: ...
-
-
-class LabMissing(TidegateError):
-    """A package that only measurements need is not installed."""
-
-    name = "LAB_MISSING"
 
 
 def register(app: typer.Typer) -> None:
     app.add_typer(bench, name="bench")
-    app.add_typer(lab, name="lab")
-
-
-@contextlib.contextmanager
-def _with_the_lab() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as missing:
-        if missing.name is not None and missing.name.startswith("tidegate."):
-            raise
-        raise LabMissing(
-            f"this needs the package {missing.name}: pip install 'tidegate[lab]'"
-        ) from None
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _show(report: Report, render: Callable[[Any, Console], None], as_json: bool) -> None:
-    output = Output(as_json)
-    if as_json:
-        output.json(report.as_json())
-    else:
-        render(report, output.report_console())
-    if getattr(report, "failed", None):
-        raise typer.Exit(1)
 
 
 @bench.command("run")
@@ -86,25 +35,26 @@ def run(
     json: JsonOption = False,
 ) -> None:
     """Put load on a running node, in a queue of its own, and count what came of it."""
-    with _with_the_lab():
-        from tidegate.lab.bench import load
     try:
         size_bytes = parse_size_bytes(size)
     except InvalidValue as wrong:
         raise typer.BadParameter(str(wrong)) from None
-    options = load.LoadOptions(
-        url=url,
-        rate_per_s=rate,
-        producers=producers,
-        consumers=consumers,
-        prefetch=prefetch,
-        size_bytes=size_bytes,
-        seconds=seconds,
-        in_flight_max=in_flight,
-        durable=not transient,
-    )
-    report = load.run_load(options, _say)
-    _show(report, load.render, json)
+    with with_the_lab():
+        from tidegate.lab.bench import load
+
+        options = load.LoadOptions(
+            url=url,
+            rate_per_s=rate,
+            producers=producers,
+            consumers=consumers,
+            prefetch=prefetch,
+            size_bytes=size_bytes,
+            seconds=seconds,
+            in_flight_max=in_flight,
+            durable=not transient,
+        )
+        report = load.run_load(options, say)
+    show(report, load.render, as_json=json, good=True)
     if report.lost:
         raise TidegateError(f"{report.lost} confirmed messages were lost")
 
@@ -122,11 +72,11 @@ def compare(
     json: JsonOption = False,
 ) -> None:
     """Tidegate beside RabbitMQ, Redis and NATS, each started fresh on this machine."""
-    with _with_the_lab():
+    with with_the_lab():
         from tidegate.lab.bench import compare, compare_table
 
         options = compare.CompareOptions(
-            only=[name.strip() for name in only.split(",") if name.strip()],
+            only=names_in(only),
             repeat=repeat,
             messages=messages,
             seconds_per_run=seconds,
@@ -137,8 +87,8 @@ def compare(
             options.contenders()
         except ValueError as wrong:
             raise typer.BadParameter(str(wrong)) from None
-        report = compare.run_compare(options, _say)
-    _show(report, compare_table.render, json)
+        report = compare.run_compare(options, say)
+    show(report, compare_table.render, as_json=json, good=not report.failed)
 
 
 @bench.command("backlog")
@@ -153,17 +103,17 @@ def backlog(
     json: JsonOption = False,
 ) -> None:
     """Throughput and memory with a million messages waiting, beside an empty queue."""
-    with _with_the_lab():
+    with with_the_lab():
         from tidegate.lab.bench import backlog
 
-        options = _changed(
+        options = changed(
             backlog.BacklogOptions.quick() if quick else backlog.BacklogOptions(),
             backlogs=waiting,
             rounds=rounds,
             seconds_per_run=seconds,
         )
-        report = backlog.run_backlog(options, _say)
-    _show(report, backlog.render, json)
+        report = backlog.run_backlog(options, say)
+    show(report, backlog.render, as_json=json, good=report.met or quick)
 
 
 @bench.command("clients")
@@ -178,23 +128,14 @@ def clients(
     json: JsonOption = False,
 ) -> None:
     """Throughput as clients of Telesto's mix come."""
-    with _with_the_lab():
+    with with_the_lab():
         from tidegate.lab.bench import clients
 
-        options = _changed(
+        options = changed(
             clients.ClientsOptions.quick() if quick else clients.ClientsOptions(),
             counts=count,
             rounds=rounds,
             seconds=seconds,
         )
-        report = clients.run_clients(options, _say)
-    _show(report, clients.render, json)
-
-
-def _changed(options: Any, **given: Any) -> Any:
-    """The options with what was given on the command line."""
-    import msgspec
-
-    return msgspec.structs.replace(
-        options, **{name: value for name, value in given.items() if value is not None}
-    )
+        report = clients.run_clients(options, say)
+    show(report, clients.render, as_json=json, good=report.met or quick)

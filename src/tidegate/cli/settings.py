@@ -153,6 +153,18 @@ def load_settings(file: Path | None, environment: Mapping[str, str]) -> Settings
     return reader.settings()
 
 
+def as_document(settings: Settings) -> dict[str, dict[str, Any]]:
+    """Sections and keys as one would write them, without secrets; None is not set."""
+    document: dict[str, dict[str, Any]] = {}
+    for section, fields in _SECTIONS.items():
+        chosen = getattr(settings, section)
+        attributes = {field.encode_name: field.name for field in msgspec.structs.fields(chosen)}
+        document[section] = {
+            key: field.written(getattr(chosen, attributes[key])) for key, field in fields.items()
+        }
+    return document
+
+
 class _Reader:
     """Gathers values and complaints from one source after the other; later ones win."""
 
@@ -248,6 +260,16 @@ class _Field:
         if self._quantity is None and self._kind in (int, float, bool):
             return self.convert(msgspec.convert(text, self._kind, strict=False))
         return self.convert(text)
+
+    def written(self, value: Any) -> Any:
+        """A value as it is written in a file, without secrets."""
+        if self._quantity is DurationS:
+            return format_duration(value)
+        if self._quantity is SizeBytes:
+            return format_size(value)
+        if isinstance(value, list):
+            return [without_secrets(one) for one in value]
+        return without_secrets(value) if isinstance(value, str) else value
 
     @property
     def allowed(self) -> str:

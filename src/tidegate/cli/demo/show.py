@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
+from tidegate.cli.interruption import terminated_like_interrupted, undisturbed
 from tidegate.cli.output import JsonOption, Output
 from tidegate.cli.serving import House
 from tidegate.cli.settings import Settings
@@ -54,7 +54,7 @@ def demo(
     output = Output(json)
     # In pipes lines are for people who wait; with --json stdout holds the JSON only.
     told = sys.stderr if json else sys.stdout
-    with _terminated_like_interrupted(), _temporary_folder() as folder:
+    with terminated_like_interrupted(), _temporary_folder() as folder:
         log_path = folder / "demo.log"
         with log_path.open("ab") as log_file:
             try:
@@ -85,7 +85,7 @@ def _perform(
         stage = _Stage(house, seconds, ready_s, output, told)
         return asyncio.run(stage.play(log_file))
     finally:
-        with _undisturbed():
+        with undisturbed():
             house.stop()
 
 
@@ -197,25 +197,5 @@ def _temporary_folder() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        with _undisturbed():
+        with undisturbed():
             shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM ends it as Ctrl-C does: everything is cleaned up."""
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C does not stop the cleaning up, which is bounded anyway."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -17,7 +17,6 @@ import asyncio
 import base64
 import contextlib
 import secrets
-import signal
 import struct
 import sys
 import time
@@ -488,17 +487,10 @@ def run_load(options: LoadOptions, progress: Progress = lambda line: None) -> Lo
     """Put load on a node for a while, in a queue of its own that is deleted afterwards."""
     if options.size_bytes < SIZE_BYTES_MIN:
         raise InvalidValue(f"a message has at least {SIZE_BYTES_MIN} bytes here")
-    try:
-        return asyncio.run(_run_load(options, progress))
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+    return asyncio.run(_run_load(options, progress))
 
 
 async def _run_load(options: LoadOptions, progress: Progress) -> LoadReport:
-    told = asyncio.current_task()
-    assert told is not None
-    # SIGTERM ends it as Ctrl-C does: nobody is left, and no queue.
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.cancel)
     queue = f"bench-{secrets.token_hex(4)}"
     async with tidegate.connect(options.url) as mq:
         await mq.create_queue(queue, durable=options.durable)
