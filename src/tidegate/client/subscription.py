@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tidegate.client.message import Message, MessageBatch, batches_of
@@ -52,7 +52,9 @@ class Subscription:
         self._queue_id: int | None = None
         self._generation = 0
         self._arrived: deque[MessageBatch] = deque()
-        self._news: asyncio.Future[None] | None = None
+        # The rest of the batch that is being taken message by message.
+        self._opened: Iterator[Message] = iter(())
+        self._news = asyncio.Event()
         self._failure: TidegateError | None = None
         self._open = False
         self._ack_low = 0
@@ -134,17 +136,13 @@ class Subscription:
 
     def fail(self, error: TidegateError) -> None:
         self._failure = error
-        self._announce()
-
-    def _announce(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+        self._news.set()
 
     # Pushes
 
     def delivered(self, packet: w.Deliver, body: memoryview) -> None:
         self._arrived.extend(batches_of(packet.runs, body, self, self._generation))
-        self._announce()
+        self._news.set()
 
     def ended(self, packet: w.ConsumerEnded) -> None:
         error = from_code(packet.code, packet.text)
@@ -160,24 +158,32 @@ class Subscription:
 
     async def batches(self) -> AsyncIterator[MessageBatch]:
         """Messages as they come together."""
-        arrived = self._arrived
         while True:
-            while arrived:
-                yield arrived.popleft()
-            if self._failure is not None:
-                raise self._failure
-            self._news = self._loop.create_future()
-            await self._news
-            self._news = None
+            while self._arrived:
+                yield self._arrived.popleft()
+            await self._wait_for_news()
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        async for batch in self.batches():
-            for message in batch:
+        """Message by message; several tasks may share a subscription, and go on after a break."""
+        while True:
+            for message in self._opened:
                 if message._generation != self._generation:
                     break
                 yield message
-            # Between batches, so that acknowledgements and other tasks get their turn.
-            await asyncio.sleep(0)
+            if self._arrived:
+                # Between batches, so that acknowledgements and other tasks get their turn.
+                await asyncio.sleep(0)
+            if self._arrived:
+                self._opened = iter(self._arrived.popleft())
+                self._news.set()  # whoever shares the subscription may help with it
+            else:
+                await self._wait_for_news()
+
+    async def _wait_for_news(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        self._news.clear()
+        await self._news.wait()
 
     async def run(
         self,
@@ -186,21 +192,19 @@ class Subscription:
         on_error: Callable[[Message, Exception], Any] | None = None,
     ) -> None:
         """Call the handler for each message: acked when it returns, given back when it raises."""
-        async for batch in self.batches():
-            for message in batch:
-                if message._generation != self._generation:
-                    break
-                try:
-                    await handler(message)
-                except Exception as error:
-                    if not self.automatic:
+        async for message in self:
+            try:
+                await handler(message)
+            except Exception as error:
+                if not self.automatic:
+                    # Lost with its connection, it goes back by itself.
+                    with contextlib.suppress(LeaseLost):
                         await message.nack()
-                    if on_error is not None:
-                        on_error(message, error)
-                else:
-                    if not self.automatic:
-                        message.ack()
-            await asyncio.sleep(0)
+                if on_error is not None:
+                    on_error(message, error)
+            else:
+                if not self.automatic:
+                    message.ack()
 
     # Settling
 

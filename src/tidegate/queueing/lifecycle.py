@@ -47,3 +47,11 @@ def after(state: State, event: Event) -> State:
         return TRANSITIONS[state][event]
     except KeyError:
         raise InternalError(f"a message that is {state.value} cannot be {event.value}") from None
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram, for the docs."""
+    lines = ["```mermaid", "stateDiagram-v2", "    [*] --> accepted: put"]
+    for state, moves in TRANSITIONS.items():
+        lines += [f"    {state.value} --> {to.value}: {event.value}" for event, to in moves.items()]
+    return "\n".join([*lines, "    done --> [*]", "```"])
