@@ -241,9 +241,7 @@ def _calibrate(queue: _QueueUnderTest, seconds: float) -> int:
     return max(CALIBRATION_MESSAGES, int(rate * seconds))
 
 
-def _bars(
-    ratio: dict[str, float], memory_mib: dict[str, float], bound_mib: float
-) -> list[Bar]:
+def _bars(ratio: dict[str, float], memory_mib: dict[str, float], bound_mib: float) -> list[Bar]:
     bars = []
     for name, figure in ratio.items():
         backlog = f"{int(name):,} waiting"

@@ -75,9 +75,7 @@ def run_clients(options: ClientsOptions, progress: Progress = lambda line: None)
             trials[count].append(run_trial(setup, plan, progress))
 
     def medians(read: Callable[[Trial], float]) -> dict[str, float]:
-        return {
-            str(count): statistics.median(map(read, found)) for count, found in trials.items()
-        }
+        return {str(count): statistics.median(map(read, found)) for count, found in trials.items()}
 
     throughput = medians(lambda trial: trial.messages_per_s.mean)
     most = str(max(options.counts))

@@ -20,7 +20,7 @@ import msgspec
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 DOTS_PER_INCH = 130
 WIDTH_IN = 9.0
@@ -118,8 +118,11 @@ def draw_panels(panels: Sequence[Panel], file: Path, *, height_in: float = 3.6) 
 def draw_rows(panels: Sequence[Panel], file: Path, *, height_in: float = 2.6) -> None:
     """Panels below each other, for time that runs along."""
     with _drawing(file, len(panels), 1, height_in * len(panels)) as axes:
-        for panel, each in zip(panels, axes, strict=True):
+        for position, (panel, each) in enumerate(zip(panels, axes, strict=True)):
             _draw_panel(panel, each)
+            each.margins(x=0.01)
+            if position < len(panels) - 1:
+                each.set_xlabel("")
 
 
 def _draw_panel(panel: Panel, axes: Axes) -> None:
@@ -196,7 +199,8 @@ def _thousands(value: float, _: int) -> str:
 def draw_distribution(
     bins: Mapping[str, Sequence[float]], file: Path, *, title: str, x_label: str, bin_width: float
 ) -> None:
-    """Shares per bin, one panel for each thing, cut where 99.9 % lie to the left."""
+    """Shares per bin, one panel for each thing, cut where 99.9 % of each lie to the left."""
+    reach = max([4, *(_reach(shares) for shares in bins.values())])
     with _drawing(file, len(bins), 1, 1.75 * len(bins) + 0.4) as axes:
         for position, ((label, shares), each) in enumerate(zip(bins.items(), axes, strict=True)):
             each.bar(
@@ -207,7 +211,9 @@ def draw_distribution(
             )
             each.set_ylabel("share")
             each.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
-            each.set_xlim(0, max(_reach(shares), 4) * bin_width)
+            # The same scale for all: they are there to be compared.
+            each.set_xlim(0, reach * bin_width)
+            each.xaxis.set_major_locator(MaxNLocator(integer=True))
             each.set_title(f"{title}: {label}" if position == 0 else label)
         axes[-1].set_xlabel(x_label)
 
@@ -260,4 +266,4 @@ def draw_shares(
         axes.set_xlim(0, 1)
         axes.set_xlabel(x_label)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.32), ncols=len(parts), fontsize=9)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=len(parts), fontsize=9)

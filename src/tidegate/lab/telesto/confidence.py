@@ -1,6 +1,8 @@
 """How sure a mean is: Student's 95 % confidence interval, without scipy.
 
-    half width = t(0.975, n − 1) · s / √n
+half width = t(0.975, n − 1) · s / √n
+
+where n repeats have the standard deviation s.
 """
 
 from __future__ import annotations

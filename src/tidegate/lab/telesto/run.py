@@ -131,9 +131,7 @@ class _Run:
         return self._long_run
 
     def stability(self) -> Section:
-        return stability.stability_section(
-            self.long_run(), self.options.run_seconds, self.folder
-        )
+        return stability.stability_section(self.long_run(), self.options.run_seconds, self.folder)
 
     def distribution(self) -> Section:
         return stability.distribution_section(self.long_run(), self.folder)
@@ -159,9 +157,7 @@ EXPERIMENTS: dict[str, Callable[[_Run], Section]] = {
 }
 
 
-def run_telesto(
-    options: TelestoOptions, progress: Progress = lambda line: None
-) -> TelestoReport:
+def run_telesto(options: TelestoOptions, progress: Progress = lambda line: None) -> TelestoReport:
     """Run the chosen experiments, and write what they found."""
     chosen = options.experiments()
     began = datetime.datetime.now(datetime.UTC)

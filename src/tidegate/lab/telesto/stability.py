@@ -76,9 +76,7 @@ def stability_section(trial: Trial, seconds: float, folder: Path) -> Section:
             )
         ],
         tables=[_response_table(trial)],
-        bars=[
-            Bar("drift of the mean, later half to earlier", drift, DRIFT_MAX, "×", at_most=True)
-        ],
+        bars=[Bar("drift of the mean, later half to earlier", drift, DRIFT_MAX, "×", at_most=True)],
         notes=[
             "Every message was accounted for: taken, or still in its queue at the end "
             f"({trial.left_over} were)."
@@ -176,9 +174,7 @@ def _means_ms(rows: list[Row]) -> dict[str, float]:
 
 
 def _draw_over_time(rows: list[Row], interval_s: int, file: Path) -> None:
-    groups = [
-        rows[at : at + interval_s] for at in range(0, len(rows) - interval_s + 1, interval_s)
-    ]
+    groups = [rows[at : at + interval_s] for at in range(0, len(rows) - interval_s + 1, interval_s)]
     in_minutes = len(rows) > 300
     unit_s = 60.0 if in_minutes else 1.0
     times = [(position + 0.5) * interval_s / unit_s for position in range(len(groups))]
@@ -191,9 +187,7 @@ def _draw_over_time(rows: list[Row], interval_s: int, file: Path) -> None:
         lines = []
         for kind in kinds:
             known = [at for at, found in enumerate(means) if kind in found]
-            lines.append(
-                Line(kind, [times[at] for at in known], [means[at][kind] for at in known])
-            )
+            lines.append(Line(kind, [times[at] for at in known], [means[at][kind] for at in known]))
         return lines
 
     x_label = "minutes" if in_minutes else "seconds"

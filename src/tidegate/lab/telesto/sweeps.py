@@ -46,7 +46,9 @@ def writers_section(values: SweepValues, plan: Plan, progress: Progress, folder:
     mix = MixOptions(clients=values.clients)
     trials = [
         run_trial(
-            Setup(_counted(count, "writer"), mix, writers=count, connections=values.fixed), plan, progress
+            Setup(_counted(count, "writer"), mix, writers=count, connections=values.fixed),
+            plan,
+            progress,
         )
         for count in values.counts
     ]
@@ -54,10 +56,7 @@ def writers_section(values: SweepValues, plan: Plan, progress: Progress, folder:
         "writers",
         "Writers",
         "Telesto §5.5.3, figure 5.4",
-        (
-            "More worker threads than database connections (25) gain nothing, and fewer do as "
-            "well."
-        ),
+        ("More worker threads than database connections (25) gain nothing, and fewer do as well."),
         f"writers, with {values.fixed} store connections",
         values.counts,
         trials,
@@ -72,7 +71,9 @@ def connections_section(
     mix = MixOptions(clients=values.clients)
     trials = [
         run_trial(
-            Setup(_counted(count, "store connection"), mix, writers=values.fixed, connections=count),
+            Setup(
+                _counted(count, "store connection"), mix, writers=values.fixed, connections=count
+            ),
             plan,
             progress,
         )
@@ -330,9 +331,7 @@ def clients_section(values: SweepValues, plan: Plan, progress: Progress, folder:
     )
 
 
-def storeless_section(
-    values: SweepValues, plan: Plan, progress: Progress, folder: Path
-) -> Section:
+def storeless_section(values: SweepValues, plan: Plan, progress: Progress, folder: Path) -> Section:
     """§5.6: the same on transient queues, which skip the store."""
     kinds = {
         label: [
@@ -514,6 +513,4 @@ def _doubts(trials: Sequence[Trial]) -> list[str]:
 
 def _data(trials: Sequence[Trial]) -> dict[str, Any]:
     bare = [msgspec.structs.replace(trial, timings={}, rows=[]) for trial in trials]
-    return {
-        trial.label: {**msgspec.to_builtins(trial), "sure": trial.sure} for trial in bare
-    }
+    return {trial.label: {**msgspec.to_builtins(trial), "sure": trial.sure} for trial in bare}
