@@ -28,7 +28,7 @@ from tidegate.core.ports import Store
 from tidegate.node.server import Node
 from tidegate.storage.embedded import EmbeddedPostgres
 
-TEST_S_MAX = 8.0
+TEST_S_MAX = 60.0
 STORES = [
     "memory",
     pytest.param("embedded", marks=pytest.mark.slow),

@@ -17,13 +17,14 @@ from tidegate.core.errors import (
     Unavailable,
 )
 from tidegate.core.model import Order
+from tidegate.core.segment import Segment
 from tidegate.node.consumer import Consumer, Outlet, Reader
 from tidegate.node.holding import Holding
 from tidegate.node.runs import run_of
 from tidegate.node.settling import Ranges, Settling
 from tidegate.node.tail import TailReader
 from tidegate.queueing.lease import Lease
-from tidegate.queueing.lifecycle import Event
+from tidegate.queueing.lifecycle import Event, State
 from tidegate.queueing.span import Span
 from tidegate.wire.packets import Run
 
@@ -73,22 +74,25 @@ class Dispatch:
             return
         if self._try_reader(reader):
             return
-        if wait_s > 0:
-            self._readers[reader] = None
-            self._readers_of.setdefault(reader.client_id, {})[reader] = None
-            reader.timer = asyncio.get_running_loop().call_later(wait_s, self._miss, reader)
-        if self._holding.queue.tail_count:
-            # What it wants may be beyond memory.
-            self.tail.search(reader.match, reader.client_id, lambda: self._searched(reader))
-        elif wait_s <= 0:
+        in_store = self._holding.queue.tail_count > 0
+        if wait_s <= 0 and not in_store:
             self._miss(reader)
-
-    def _searched(self, reader: Reader) -> None:
-        """The store was searched for what it wants; with a timer, it may have been served since."""
-        waits = reader in self._readers
-        if not waits and reader.timer is not None:
             return
-        if not self._try_reader(reader) and not waits:
+        self._readers[reader] = None
+        self._readers_of.setdefault(reader.client_id, {})[reader] = None
+        if wait_s > 0:
+            reader.timer = asyncio.get_running_loop().call_later(wait_s, self._miss, reader)
+        if in_store:
+            # What it wants may be beyond memory.
+            self.tail.search(
+                reader.match,
+                reader.client_id,
+                lambda: reader not in self._readers or self._try_reader(reader),
+                lambda: self._not_found(reader),
+            )
+
+    def _not_found(self, reader: Reader) -> None:
+        if reader.timer is None:
             self._miss(reader)
 
     def _miss(self, reader: Reader) -> None:
@@ -142,8 +146,7 @@ class Dispatch:
         self._consumers.append(subscriber)
         self._holders[outlet, consumer] = subscriber
         self.dispatch()
-        if self._holding.queue.tail_count:
-            self.tail.search_for_receiver(outlet.client_id)
+        self.tail.search_for_receiver(outlet.client_id)
 
     def holder(self, outlet: Outlet, consumer: int) -> Consumer | None:
         return self._holders.get((outlet, consumer))
@@ -193,6 +196,22 @@ class Dispatch:
         if self._consumers:
             self.dispatch()
 
+    def spilled(self, segment: Segment) -> None:
+        """A segment went to the tail; somebody here may be waiting for just this one."""
+        for receiver in set(segment.receivers or ()):
+            if receiver in self._readers_of or any(
+                consumer.outlet.client_id == receiver for consumer in self._consumers
+            ):
+                self.tail.search_for_receiver(receiver)
+        whole = Span(segment, 0, segment.count, State.READY)
+        if any(
+            reader.match is not None and reader.match.find(whole) is not None
+            for reader in self._readers
+        ):
+            self._holding.queue.bring_back([segment], pulled=True)
+            self.serve(None)
+        self.tail.fill_head()
+
     def dispatch(self) -> None:
         """Share what is ready over those who have credit, in turns."""
         holding = self._holding
@@ -213,6 +232,7 @@ class Dispatch:
                 min(credit, share, DELIVERY_COUNT_MAX), consumer.outlet.client_id, consumer.order
             )
             if not spans:
+                self.tail.search_for_receiver(consumer.outlet.client_id)
                 idle += 1
                 continue
             idle = 0

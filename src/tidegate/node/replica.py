@@ -93,8 +93,8 @@ class Replica:
         )
         if queue.add(segment, keep=keep):
             self.dispatch.serve(segment.receivers)
-        elif not queue.head_count:
-            tail.fill_head()
+        else:
+            self.dispatch.spilled(segment)
 
     # The end of ownership
 

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Coroutine
 
 from tidegate.core.errors import TidegateError
+from tidegate.core.segment import Segment
 from tidegate.node.holding import Holding
 from tidegate.queueing.queue import Match, Queue
 from tidegate.queueing.span import Span
@@ -34,8 +35,8 @@ class TailReader:
         self._came_back = came_back
         self._reading: asyncio.Task[None] | None = None
         self._searches: set[asyncio.Task[None]] = set()
-        # Receiver → first id that was not searched for it yet.
-        self._searched: dict[int, int] = {}
+        # Receivers for whom a search is under way.
+        self._searched_for: set[int] = set()
 
     async def load(self) -> None:
         """Everything a new owner finds is a tail."""
@@ -56,7 +57,7 @@ class TailReader:
         if self._reading is not None or holding.fenced:
             return
         for lane, addressed in holding.queue.tail_wanted(HEAD_BYTES_LOW):
-            short = lane.head_bytes < self.head_bytes_least()
+            short = lane.waits_for_tail or lane.head_bytes < self.head_bytes_least()
             if holding.budget.has_room_for(HEAD_BYTES_LOW) or (short and not addressed):
                 self._reading = asyncio.create_task(
                     self._read(lane.priority, addressed), name="read-tail"
@@ -94,44 +95,75 @@ class TailReader:
 
     # Searching
 
-    def search(self, match: Match | None, client_id: int, then: Callable[[], None]) -> None:
-        """Look for what a reader wants, then call back."""
+    def search(
+        self,
+        match: Match | None,
+        client_id: int,
+        is_served: Callable[[], bool],
+        not_found: Callable[[], None],
+    ) -> None:
+        """Look for what a reader wants until it is served, or there is nothing more to look at."""
 
         async def search() -> None:
-            await self._pull(self._first_id(addressed_only=False), client_id, match)
-            then()
+            if match is None:
+                await self._pull_addressed(client_id)
+            from_id = None if match is None else self._first_id()
+            while not is_served():
+                if from_id is not None:
+                    found = await self._pull(from_id, client_id, match)
+                    from_id = found[-1].last_id + 1 if found else None
+                elif match is None and self._is_coming():
+                    assert self._reading is not None
+                    await asyncio.wait([self._reading])
+                else:
+                    not_found()
+                    return
 
         self._start(search())
+
+    def _is_coming(self) -> bool:
+        """Whether more of what is for anyone is on its way from the store."""
+        if not self._holding.queue.has_tail_for_anyone:
+            return False
+        self.fill_head()
+        return self._reading is not None
 
     def search_for_receiver(self, client_id: int) -> None:
-        """Bring back all that is addressed to a client that has come."""
+        """Bring back all that is addressed to a client that is here."""
+        if (
+            client_id in self._searched_for
+            or self._holding.queue.unsearched_from(client_id) is None
+        ):
+            return
 
         async def search() -> None:
-            while not self._holding.fenced:
-                start = self._first_id(addressed_only=True)
-                if start is None:
-                    return
-                start = max(start, self._searched.get(client_id, 0))
-                last_id = await self._pull(start, client_id, None)
-                if last_id is None:
-                    return
-                self._searched[client_id] = last_id + 1
+            await self._pull_addressed(client_id)
+            if not self._holding.fenced:
                 self._came_back()
 
-        self._start(search())
+        self._searched_for.add(client_id)
+        task = self._start(search())
+        task.add_done_callback(lambda _: self._searched_for.discard(client_id))
 
-    def _first_id(self, *, addressed_only: bool) -> int | None:
-        tails = [
-            lane.tail_from
-            for lane, addressed in self._holding.queue.tail_wanted(EVERYTHING)
-            if addressed or not addressed_only
-        ]
-        return min(tails, default=None)
+    async def _pull_addressed(self, client_id: int) -> None:
+        queue = self._holding.queue
+        while (from_id := queue.unsearched_from(client_id)) is not None:
+            end = queue.addressed_end
+            found = await self._pull(from_id, client_id, None)
+            if found is None:
+                return
+            if len(found) == FOUND_SEGMENTS:
+                end = min(end, found[-1].last_id + 1)
+            queue.searched(client_id, end)
 
-    async def _pull(self, from_id: int | None, client_id: int, match: Match | None) -> int | None:
-        """Pull what matches into memory; the last id that was found."""
-        if from_id is None:
-            return None
+    def _first_id(self) -> int | None:
+        wanted = self._holding.queue.tail_wanted(EVERYTHING)
+        return min((lane.tail_from for lane, _ in wanted), default=None)
+
+    async def _pull(
+        self, from_id: int, client_id: int, match: Match | None
+    ) -> list[Segment] | None:
+        """Pull what matches into memory; None when the store cannot be asked."""
         holding = self._holding
         try:
             segments = await holding.store.find_segments(
@@ -145,15 +177,16 @@ class TailReader:
         except TidegateError as failure:
             log.warning("cannot search the tail of %s: %s", holding.info.name, failure)
             return None
-        if holding.fenced or not segments:
+        if holding.fenced:
             return None
         holding.queue.bring_back(segments, pulled=True)
-        return segments[-1].last_id
+        return segments
 
-    def _start(self, search: Coroutine[None, None, None]) -> None:
+    def _start(self, search: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(search)
         self._searches.add(task)
         task.add_done_callback(self._searches.discard)
+        return task
 
     async def browse(self, limit: int) -> list[Span]:
         """Up to `limit` messages of the tails, left where they are."""

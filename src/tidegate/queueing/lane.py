@@ -20,6 +20,7 @@ class Lane:
     __slots__ = (
         "count",
         "head_bytes",
+        "newest_id",
         "priority",
         "pulled",
         "ready",
@@ -40,8 +41,11 @@ class Lane:
         self.tail_bytes = 0
         self.tail_from = 0
         self.tail_last = 0
-        # Segments that a selective read fetched from the middle of the tail.
+        # Segments in the range of the tail that are in memory all the same: a selective read
+        # fetched them, or they were stored late.
         self.pulled: set[int] = set()
+        # The newest that ever came; what comes with an older id was stored late.
+        self.newest_id = 0
 
     def __len__(self) -> int:
         return self.count + self.tail_count
@@ -128,20 +132,33 @@ class Lane:
         """What a reload found in the store beyond the head."""
         self.tail_from, self.tail_last = first_id, last_id
         self.tail_count, self.tail_bytes = count, payload_bytes
+        self.newest_id = last_id
+
+    def comes_late(self, segment: Segment) -> bool:
+        """Note a new segment; whether it lies before others that are known already."""
+        if segment.first_id > self.newest_id:
+            self.newest_id = segment.last_id
+            return False
+        if self.tail_count and segment.first_id >= self.tail_from:
+            self.pulled.add(segment.first_id)
+        return True
 
     def leave_tail(self, segment: Segment, *, pulled: bool = False) -> bool:
         """A segment of the tail is in memory now; False if it was before."""
-        if pulled:
-            if segment.first_id in self.pulled:
-                return False
-            self.pulled.add(segment.first_id)
-        else:
+        if not self.tail_count or not self.tail_from <= segment.first_id <= self.tail_last:
+            return False
+        known = segment.first_id in self.pulled
+        if not pulled:
             self.tail_from = segment.last_id + 1
-            if segment.first_id in self.pulled:
-                self.pulled.discard(segment.first_id)
-                return False
-        self.tail_count = max(self.tail_count - segment.open, 0)
+            self.pulled.discard(segment.first_id)
+        if known:
+            return False
+        if pulled:
+            self.pulled.add(segment.first_id)
         self.tail_bytes = max(self.tail_bytes - segment.payload_bytes, 0)
+        self.tail_count -= segment.open
+        if self.tail_count <= 0:
+            self.forget_tail()
         return True
 
     def forget_tail(self) -> int:

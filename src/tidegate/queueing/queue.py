@@ -21,6 +21,7 @@ from tidegate.queueing.span import Span
 
 # Who an unaddressed message is for.
 ANYONE = 0
+_NO_LANES: dict[int, Lane] = {}
 
 
 class Match:
@@ -68,7 +69,14 @@ class Match:
 class Queue:
     """The ready messages of a queue."""
 
-    __slots__ = ("_addressed_tails", "_budget", "_lanes", "head_count", "resident_bytes")
+    __slots__ = (
+        "_addressed_tails",
+        "_budget",
+        "_lanes",
+        "_searched",
+        "head_count",
+        "resident_bytes",
+    )
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -76,6 +84,8 @@ class Queue:
         self._lanes: dict[int, dict[int, Lane]] = {ANYONE: {}}
         # Addressed segments beyond memory: priority → a lane of which only the tail is used.
         self._addressed_tails: dict[int, Lane] = {}
+        # Receiver → up to which id the store was searched for its messages.
+        self._searched: dict[int, int] = {}
         self.head_count = 0
         # What the open segments of this queue weigh, ready or leased.
         self.resident_bytes = 0
@@ -90,6 +100,10 @@ class Queue:
     @property
     def tail_bytes(self) -> int:
         return sum(lane.tail_bytes for lane in self._all_tails())
+
+    @property
+    def has_tail_for_anyone(self) -> bool:
+        return any(lane.tail_count for lane in self._lanes[ANYONE].values())
 
     def _all_tails(self) -> Iterator[Lane]:
         yield from self._lanes[ANYONE].values()
@@ -124,13 +138,22 @@ class Queue:
         """
         tail = self.tail_lane(segment.priority, segment.receivers is not None)
         # A message that was stored in several queues at once may have an older id than what
-        # went to the tail meanwhile; the tail will not be read there again.
-        overtaken = tail.tail_count and segment.first_id < tail.tail_from
-        if not overtaken and (tail.tail_count or not keep):
+        # came meanwhile; the tail may not be read there again, so it stays.
+        if not tail.comes_late(segment) and (tail.tail_count or not keep):
+            if segment.receivers is not None:
+                self._note_unsearched(segment)
             tail.send_to_tail(segment, segment.open)
             return False
         self._place(segment, [(0, segment.count)])
         return True
+
+    def _note_unsearched(self, segment: Segment) -> None:
+        """Who was searched for up to here, and is not meant by this one, still is."""
+        addressed_to = set(segment.receivers or ())
+        end = self.addressed_end
+        for client_id, searched in self._searched.items():
+            if searched >= end and client_id not in addressed_to:
+                self._searched[client_id] = segment.last_id + 1
 
     def bring_back(self, segments: Iterable[Segment], *, pulled: bool = False) -> None:
         """Segments of a tail, read from the store: from its front, or pulled out of it."""
@@ -181,51 +204,82 @@ class Queue:
         """Up to `count` messages that this client may have, in order."""
         taken: list[Span] = []
         while count > 0:
-            lane, limit = self._next_lane(client_id, order)
+            lane = self._next_lane(client_id, order)
             if lane is None:
                 break
-            span = lane.take(min(count, limit))
+            span = lane.take(count)
             taken.append(span)
             count -= len(span)
             self.head_count -= len(span)
         return taken
 
-    def _next_lane(self, client_id: int, order: Order) -> tuple[Lane | None, int]:
-        """The lane to take from, and how many before another one has its turn."""
+    def _next_lane(self, client_id: int, order: Order) -> Lane | None:
+        """The lane whose turn it is; None when nothing is there, or only the store holds it.
+
+        A span is never cut short for another lane: nothing lies between the ids of a segment.
+        """
         best: Lane | None = None
-        limit = 1 << 62
+        best_id = 0
+        in_store = False
+        by_priority = order is Order.PRIORITY
         mine = self._lanes.get(client_id) if client_id != ANYONE else None
-        # Within a lane's run only ids below the next best lane's first may go.
         for lanes in (self._lanes[ANYONE], mine):
             if lanes is None:
                 continue
             for lane in lanes.values():
-                if lane.waits_for_tail:
-                    if self._tail_goes_first(lane, best, order):
-                        # Its turn, but it is still in the store: nothing may overtake it.
-                        return None, 0
+                waits = lane.waits_for_tail
+                if not waits and not lane.ready:
                     continue
-                if not lane.ready:
-                    continue
-                if best is None:
-                    best = lane
-                elif order is Order.OLDEST or lane.priority == best.priority:
-                    if lane.first_id < best.first_id:
-                        best, lane = lane, best
-                    limit = min(limit, lane.first_id - best.first_id)
-                elif lane.priority > best.priority:
-                    best, limit = lane, 1 << 62
-                if order is Order.PRIORITY:
+                next_id = lane.tail_from if waits else lane.first_id
+                if (
+                    best is None
+                    or (by_priority and lane.priority > best.priority)
+                    or (next_id < best_id and not (by_priority and lane.priority < best.priority))
+                ):
+                    best, best_id, in_store = lane, next_id, waits
+                if by_priority:
                     break  # lanes are kept from high to low
-        return best, max(limit, 1)
+        if best is None or in_store or self._is_overtaken(best, best_id, client_id, by_priority):
+            return None
+        return best
 
-    @staticmethod
-    def _tail_goes_first(lane: Lane, best: Lane | None, order: Order) -> bool:
-        if best is None:
-            return True
-        if order is Order.PRIORITY:
-            return lane.priority >= best.priority
-        return lane.tail_from < best.first_id
+    def _is_overtaken(self, best: Lane, best_id: int, client_id: int, by_priority: bool) -> bool:
+        """Whether something addressed to the client may come first, and only the store knows."""
+        if not self._addressed_tails:
+            return False
+        searched = self._searched.get(client_id, 0)
+        for tail in self._addressed_tails.values():
+            if not tail.tail_count or searched > tail.tail_last:
+                continue
+            if by_priority and tail.priority != best.priority:
+                if tail.priority > best.priority:
+                    return True
+            elif max(tail.tail_from, searched) < best_id:
+                return True
+        return False
+
+    # Messages for one receiver, beyond memory
+
+    @property
+    def addressed_end(self) -> int:
+        """One more than the last id of all addressed tails; 0 when there are none."""
+        return max(
+            (lane.tail_last + 1 for lane in self._addressed_tails.values() if lane.tail_count),
+            default=0,
+        )
+
+    def unsearched_from(self, client_id: int) -> int | None:
+        """From which id on the store may hold messages for the client that we have not seen."""
+        tails = [lane for lane in self._addressed_tails.values() if lane.tail_count]
+        if not tails:
+            self._searched.clear()
+            return None
+        start = max(self._searched.get(client_id, 0), min(lane.tail_from for lane in tails))
+        return start if start < self.addressed_end else None
+
+    def searched(self, client_id: int, end: int) -> None:
+        """All that is addressed to the client, with ids below `end`, is in memory."""
+        self._searched[client_id] = max(end, self._searched.get(client_id, 0))
 
     def take_match(self, match: Match, client_id: int, order: Order) -> Span | None:
         """The first message in order that matches, out of what is in memory."""
@@ -326,7 +380,7 @@ class Queue:
         wanted = [
             (lane, False)
             for lane in self._lanes[ANYONE].values()
-            if lane.tail_count and lane.head_bytes < head_bytes_low
+            if lane.tail_count and (lane.waits_for_tail or lane.head_bytes < head_bytes_low)
         ]
         wanted += [(lane, True) for lane in self._addressed_tails.values() if lane.tail_count]
         return wanted

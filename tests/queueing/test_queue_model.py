@@ -1,0 +1,376 @@
+"""One queue in memory against a model: a dictionary of messages and a sort.
+
+The machine plays the replica and the store: segments come in and stay or spill, tails come back
+from the front or are searched, messages are taken in every way, returned, settled and purged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+
+from tidegate.core.budget import Budget
+from tidegate.core.model import Order
+from tidegate.core.segment import Segment
+from tidegate.queueing.lifecycle import Event
+from tidegate.queueing.queue import ANYONE, Match, Queue
+from tidegate.queueing.span import Span
+
+CLIENTS = [1, 2, 3]
+SENDERS = [1, 2]
+CONTEXTS = [None, 7, 8]
+PRIORITIES = [1, 5, 9]
+
+
+class Entry:
+    """What the model knows of a message."""
+
+    def __init__(self, segment: Segment, offset: int) -> None:
+        self.message_id = segment.first_id + offset
+        self.segment_id = segment.first_id
+        self.priority = segment.priority
+        receivers = segment.receivers
+        self.receiver = None if receivers is None else receivers[offset]
+        self.sender = segment.sender(offset)
+        self.context = segment.context(offset)
+        self.state = "ready"
+
+    def is_for(self, client: int) -> bool:
+        return self.receiver in (None, client)
+
+    def rank(self, order: Order) -> tuple[int, int]:
+        return (-self.priority if order is Order.PRIORITY else 0, self.message_id)
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Everything that can happen to a queue, in any order."""
+
+    leased = Bundle("leased")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.budget = Budget(1 << 40)
+        self.queue = Queue(self.budget)
+        self.next_id = 1
+        self.reserved: list[int] = []
+        self.messages: dict[int, Entry] = {}
+        # Columns as the store keeps them, and which segments are in memory.
+        self.stored: dict[int, Segment] = {}
+        self.resident: dict[int, Segment] = {}
+
+    # The store
+
+    def fresh_copy(self, first_id: int) -> Segment:
+        stored = self.stored[first_id]
+        copy = Segment(
+            queue_id=1,
+            first_id=stored.first_id,
+            priority=stored.priority,
+            arrived_at=0.0,
+            lengths=stored.lengths,
+            payload=stored.payload,
+            senders=stored.senders,
+            receivers=stored.receivers,
+            contexts=stored.contexts,
+            reloaded=True,
+        )
+        for offset in range(copy.count):
+            if self.messages[first_id + offset].state == "done":
+                copy.mark_done(offset, offset + 1)
+        return copy
+
+    def settle(self, message_ids: Iterable[int]) -> None:
+        for message_id in message_ids:
+            self.messages[message_id].state = "done"
+        for first_id in list(self.stored):
+            count = self.stored[first_id].count
+            if all(self.messages[first_id + n].state == "done" for n in range(count)):
+                del self.stored[first_id]
+                self.resident.pop(first_id, None)
+
+    def note_residents(self, segments: Iterable[Segment]) -> None:
+        for segment in segments:
+            if segment.first_id not in self.resident:
+                self.resident[segment.first_id] = segment
+
+    # In
+
+    @rule(
+        count=st.integers(1, 5),
+        priority=st.sampled_from(PRIORITIES),
+        receivers=st.none() | st.lists(st.sampled_from(CLIENTS), min_size=5, max_size=5),
+        senders=st.lists(st.sampled_from(SENDERS), min_size=5, max_size=5) | st.just([1]),
+        contexts=st.none() | st.lists(st.sampled_from(CONTEXTS), min_size=5, max_size=5),
+        keep=st.booleans(),
+        late=st.booleans(),
+    )
+    def add(
+        self,
+        count: int,
+        priority: int,
+        receivers: list[int] | None,
+        senders: list[int],
+        contexts: list[int | None] | None,
+        keep: bool,
+        late: bool,
+    ) -> None:
+        if late and self.reserved:
+            # A message to several queues got its id earlier and is stored only now.
+            first_id, count = self.reserved.pop(), 1
+        else:
+            first_id = self.next_id
+            self.next_id += count
+        segment = Segment(
+            queue_id=1,
+            first_id=first_id,
+            priority=priority,
+            arrived_at=0.0,
+            lengths=[1] * count,
+            payload=b"x" * count,
+            senders=senders[:count] if len(senders) > 1 else senders,
+            receivers=None if receivers is None else receivers[:count],
+            contexts=None if contexts is None else contexts[:count],
+        )
+        self.stored[first_id] = segment
+        for offset in range(count):
+            self.messages[first_id + offset] = Entry(segment, offset)
+        if self.queue.add(segment, keep=keep):
+            self.resident[first_id] = segment
+
+    @rule()
+    def reserve_an_id(self) -> None:
+        self.reserved.append(self.next_id)
+        self.next_id += 1
+
+    # The tail
+
+    def lane_segments(self, priority: int, addressed: bool, low: int, high: int) -> list[Segment]:
+        return [
+            self.fresh_copy(first_id)
+            for first_id, segment in sorted(self.stored.items())
+            if segment.priority == priority
+            and (segment.receivers is not None) == addressed
+            and low <= first_id <= high
+        ]
+
+    @precondition(lambda self: self.queue.tail_count)
+    @rule(which=st.integers(0, 10), count_max=st.integers(1, 3))
+    def read_front(self, which: int, count_max: int) -> None:
+        wanted = self.queue.tail_wanted(1 << 62)
+        lane, addressed = wanted[which % len(wanted)]
+        found = self.lane_segments(lane.priority, addressed, lane.tail_from, lane.tail_last)
+        if found:
+            self.queue.bring_back(found[:count_max])
+            self.note_residents(found[:count_max])
+        else:
+            lane.forget_tail()
+
+    @precondition(lambda self: self.queue.tail_count)
+    @rule(
+        client=st.sampled_from(CLIENTS),
+        sender=st.none() | st.sampled_from(SENDERS),
+        context=st.sampled_from(CONTEXTS),
+        count_max=st.integers(1, 3),
+    )
+    def search(self, client: int, sender: int | None, context: int | None, count_max: int) -> None:
+        """As find_segments of the store does."""
+        start = min(lane.tail_from for lane, _ in self.queue.tail_wanted(1 << 62))
+        found = [
+            self.fresh_copy(first_id)
+            for first_id, segment in sorted(self.stored.items())
+            if first_id >= start
+            and (segment.receivers is None or client in segment.receivers)
+            and (sender is None or sender in segment.senders)
+            and (context is None or context in (segment.contexts or ()))
+            and not (sender is None and context is None and segment.receivers is None)
+        ][:count_max]
+        before = self.queue.head_count
+        self.queue.bring_back(found, pulled=True)
+        new = [segment for segment in found if segment.first_id not in self.resident]
+        assert self.queue.head_count - before == sum(segment.open for segment in new)
+        self.note_residents(new)
+
+    @rule(client=st.sampled_from(CLIENTS), count_max=st.integers(1, 3))
+    def search_for_receiver(self, client: int, count_max: int) -> None:
+        start = self.queue.unsearched_from(client)
+        if start is None:
+            for segment in self.spilled():
+                assert client not in (segment.receivers or ())
+            return
+        end = self.queue.addressed_end
+        found = [
+            self.fresh_copy(first_id)
+            for first_id, segment in sorted(self.stored.items())
+            if first_id >= start and client in (segment.receivers or ())
+        ][:count_max]
+        self.queue.bring_back(found, pulled=True)
+        self.note_residents(found)
+        self.queue.searched(client, found[-1].last_id + 1 if len(found) == count_max else end)
+
+    def bring_everything_back(self) -> None:
+        for _ in range(10_000):
+            if not self.queue.tail_count:
+                return
+            self.read_front(0, 3)
+        raise AssertionError("the tail never ends")
+
+    # Out
+
+    def expected(self, client: int, order: Order) -> list[Entry]:
+        ready = [m for m in self.messages.values() if m.state == "ready" and m.is_for(client)]
+        return sorted(ready, key=lambda entry: entry.rank(order))
+
+    def spilled(self) -> list[Segment]:
+        return [s for first_id, s in self.stored.items() if first_id not in self.resident]
+
+    def may_stand_before(self, entry: Entry, tail: Segment, client: int, order: Order) -> bool:
+        """Whether a queue that cannot see into a tail must let the entry wait for it."""
+        if order is Order.PRIORITY and tail.priority < entry.priority:
+            return False
+        return tail.receivers is None or self.queue.unsearched_from(client) is not None
+
+    def is_in_memory(self, entry: Entry) -> bool:
+        return entry.segment_id in self.resident
+
+    def check_taken(self, spans: list[Span], client: int, order: Order, count: int) -> None:
+        taken = [span.first_id + n for span in spans for n in range(len(span))]
+        expected = self.expected(client, order)
+        assert taken == [entry.message_id for entry in expected[: len(taken)]]
+        assert len(taken) <= count
+        if len(taken) < min(count, len(expected)):
+            after = expected[len(taken)]
+            assert any(self.may_stand_before(after, s, client, order) for s in self.spilled())
+        for message_id in taken:
+            self.messages[message_id].state = "leased"
+
+    @rule(
+        target=leased,
+        count=st.integers(1, 12),
+        client=st.sampled_from(CLIENTS),
+        order=st.sampled_from(Order),
+    )
+    def take(self, count: int, client: int, order: Order) -> object:
+        spans = self.queue.take(count, client, order)
+        self.check_taken(spans, client, order, count)
+        for span in spans:
+            span.advance(Event.DELIVERED)
+        return multiple(*spans)
+
+    @rule(
+        target=leased,
+        client=st.sampled_from(CLIENTS),
+        order=st.sampled_from(Order),
+        sender=st.none() | st.sampled_from(SENDERS),
+        context=st.sampled_from(CONTEXTS),
+    )
+    def take_match(
+        self, client: int, order: Order, sender: int | None, context: int | None
+    ) -> object:
+        span = self.queue.take_match(Match(sender, context), client, order)
+        matching = [
+            entry
+            for entry in self.expected(client, order)
+            if self.is_in_memory(entry)
+            and (sender is None or entry.sender == sender)
+            and (context is None or entry.context == context)
+        ]
+        if span is None:
+            assert not matching
+            return multiple()
+        assert len(span) == 1
+        assert span.first_id == matching[0].message_id
+        matching[0].state = "leased"
+        span.advance(Event.DELIVERED)
+        return span
+
+    @rule(span=consumes(leased), at=st.integers(0, 10))
+    def give_back(self, span: Span, at: int) -> None:
+        """A part is acknowledged, the rest returns: spans split and join again."""
+        cut = span.low + at % (len(span) + 1)
+        if cut > span.low:
+            self.done(Span(span.segment, span.low, cut, span.state))
+        if cut < span.high:
+            rest = Span(span.segment, cut, span.high, span.state)
+            for n in range(len(rest)):
+                self.messages[rest.first_id + n].state = "ready"
+            self.queue.put_back([rest], Event.RETURNED)
+
+    @rule(span=consumes(leased))
+    def acknowledge(self, span: Span) -> None:
+        self.done(span)
+
+    def done(self, span: Span) -> None:
+        finished = self.queue.done(span)
+        first_id = span.segment.first_id
+        self.settle(range(span.first_id, span.first_id + len(span)))
+        assert finished == (first_id not in self.stored)
+
+    @rule()
+    def purge(self) -> None:
+        ready = [m.message_id for m in self.messages.values() if m.state == "ready"]
+        _, count = self.queue.purge()
+        assert count == len(ready)
+        self.settle(ready)
+
+    @rule(limit=st.integers(1, 20))
+    def browse(self, limit: int) -> None:
+        spans = self.queue.browse(limit)
+        seen = [span.first_id + n for span in spans for n in range(len(span))]
+        ready = sorted(
+            m.message_id
+            for m in self.messages.values()
+            if m.state == "ready" and self.is_in_memory(m)
+        )
+        assert seen == ready[:limit]
+
+    # What always holds
+
+    @invariant()
+    def nothing_is_lost_or_counted_twice(self) -> None:
+        ready = [entry for entry in self.messages.values() if entry.state == "ready"]
+        assert len(self.queue) == len(ready)
+        in_memory = [entry for entry in ready if self.is_in_memory(entry)]
+        assert self.queue.head_count == len(in_memory)
+        for client in CLIENTS:
+            for_client = [entry for entry in in_memory if entry.is_for(client)]
+            if for_client:
+                assert self.queue.has_for(client)
+
+    @invariant()
+    def memory_is_accounted_for(self) -> None:
+        weight = sum(segment.cost_bytes for segment in self.resident.values())
+        assert self.queue.resident_bytes == weight
+        assert self.budget.used_bytes == weight
+        heads = sum(
+            lane.head_bytes for lanes in self.queue._lanes.values() for lane in lanes.values()
+        )
+        assert heads == self.queue.head_count, "one byte each"
+
+    def teardown(self) -> None:
+        """In the end everything comes back and comes out, once and in order."""
+        self.bring_everything_back()
+        for client in CLIENTS:
+            self.check_taken(
+                self.queue.take(1 << 62, client, Order.OLDEST), client, Order.OLDEST, 1 << 62
+            )
+        assert len(self.queue) == 0
+        assert all(entry.state != "ready" for entry in self.messages.values())
+
+
+TestQueueModel = QueueMachine.TestCase
+TestQueueModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_nobody_is_client_zero() -> None:
+    assert ANYONE not in CLIENTS
