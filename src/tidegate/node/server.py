@@ -142,6 +142,25 @@ class Node:
         await self._neighbours.close()
         await self.store.close()
 
+    async def abort(self) -> None:
+        """End at once, as a kill would: nothing more is written, nobody hears goodbye."""
+        self._stopping = True
+        if self._server is not None:
+            self._server.close()
+        for writer in self._writers:
+            writer.abort()
+        self._settler.abort()
+        for session in list(self._sessions):
+            session.abort()
+        for replica in list(self.replicas.values()):
+            replica.fence(Unavailable("this node has ended"))
+        ending = [*self._tasks, *self._routing.values()]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+        await self._neighbours.close()
+        await self.store.close()
+
     def may_deliver(self) -> bool:
         """A paused owner wakes up with its lease gone: look at the clock before every socket."""
         return self.clock.monotonic() < self._alive_until and not self._stopping

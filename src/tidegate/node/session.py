@@ -66,6 +66,10 @@ class Session(asyncio.Protocol):
         self._gates: dict[int, list[tuple[Any, Frame]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
     @property
     def limits(self) -> Limits:
         return self.node.limits

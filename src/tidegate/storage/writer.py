@@ -73,6 +73,13 @@ class Writer:
         """Return when everything is written."""
         await self.idle.wait()
 
+    def abort(self) -> None:
+        """Write nothing more; whoever waits is told by its source."""
+        self._busy = True
+        self._sources.clear()
+        for repair in self._repairs:
+            repair.cancel()
+
     def wants(self, source: WriteSource) -> None:
         """A source has something to write: at the end of this turn, when the store is free."""
         self._sources[source] = None
@@ -191,6 +198,11 @@ class Settler:
             await self.idle.wait()
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    def abort(self) -> None:
+        """Write nothing more."""
+        if self._task is not None:
+            self._task.cancel()
 
     def wants(self, source: SettleSource, *, urgent: bool = False) -> None:
         self._sources[source] = None
