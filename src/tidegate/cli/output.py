@@ -123,4 +123,4 @@ def _plain(cell: Cell) -> str:
     if isinstance(cell, float):
         return f"{cell:.3f}"
     # A cell stays a cell, whatever it holds.
-    return str(cell).replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n")
+    return str(cell).replace("\t", "\\t").replace("\n", "\\n")

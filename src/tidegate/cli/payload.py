@@ -45,12 +45,14 @@ def preview(payload: bytes, characters_max: int | None = _PREVIEW_CHARACTERS) ->
         text = f"<{len(payload)} bytes: {shown.hex(' ')}>"
     else:
         keep = "\n\t" if characters_max is None else ""
-        text = "".join(
-            c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
-        )
+        text = "".join(c if c.isprintable() or c in keep else _escaped(c) for c in text)
     if characters_max is not None and len(text) > characters_max:
         text = text[: characters_max - 1] + "…"
     return text
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
 
 
 def write(payload: bytes, *, newline: bool) -> None:

@@ -1,0 +1,348 @@
+"""Every client command, as a script uses it: output, JSON and exit codes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pty
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from command_line import CommandLine, Finished, Up, clean_environment, lines
+
+import tidegate as client
+
+BOX = set("╭╮╰╯│─┏┓┗┛┃━┡┩└┘├┤")
+
+
+class Script:
+    """Commands against one node, by the environment as scripts do."""
+
+    def __init__(self, command_line: CommandLine, up: Up) -> None:
+        self._run = command_line
+        self._environment = {"TIDEGATE_URL": up.url}
+
+    def __call__(self, *arguments: str, stdin: bytes = b"") -> Finished:
+        return self._run(*arguments, stdin=stdin, environment=self._environment)
+
+    def json(self, *arguments: str, stdin: bytes = b"") -> Any:
+        finished = self(*arguments, "--json", stdin=stdin)
+        assert finished.returncode == 0, finished.stderr
+        return json.loads(finished.stdout)
+
+
+@pytest.fixture
+def script(command_line: CommandLine, up: Up) -> Script:
+    return Script(command_line, up)
+
+
+def test_a_message_goes_in_and_comes_out(script: Script, queue: str) -> None:
+    assert script("create", queue).returncode == 0
+
+    put = script("put", queue, "hello")
+    got = script("get", queue)
+
+    assert put.returncode == 0
+    assert put.stdout.strip().isdigit(), "a lone put prints the id of its message"
+    assert (got.returncode, got.stdout) == (0, b"hello\n")
+    assert script("get", queue).returncode == 3, "taken for good"
+
+
+def test_lines_of_stdin_are_messages_in_order(script: Script, queue: str) -> None:
+    put = script.json("put", queue, "-", "--create", stdin=b"one\ntwo\n\nfour")
+    got = script("get", queue, "--count", "0")
+
+    assert put == {"queue": queue, "messages": 4}
+    assert got.stdout == b"one\ntwo\n\nfour\n"
+
+
+def test_bytes_that_are_no_text_survive(script: Script, queue: str) -> None:
+    payload = b"\xff\x00\x01\n\xfe"
+    for _ in range(2):
+        script("put", queue, "--whole", "--create", stdin=payload)
+
+    shown = script.json("get", queue)
+    raw = script("get", queue, "--raw")
+
+    assert base64.b64decode(shown["payload_base64"]) == payload
+    assert "payload" not in shown
+    assert raw.stdout == payload
+
+
+def test_a_message_shows_all_it_carries(script: Script, queue: str) -> None:
+    script("create", queue)
+    options = ["--priority", "9", "--context", "7", "--content-type", "text/plain"]
+    message_id = script.json("put", queue, "ä", *options, "--header", "k=v=w")["message_id"]
+
+    (peeked,) = script.json("peek", queue)
+
+    assert peeked["message_id"] == message_id
+    assert peeked["payload"] == "ä"
+    assert (peeked["priority"], peeked["context"]) == (9, 7)
+    assert (peeked["content_type"], peeked["headers"]) == ("text/plain", {"k": "v=w"})
+    assert script.json("get", queue, "--context", "7")["message_id"] == message_id
+
+
+def test_order_and_giving_back(script: Script, queue: str) -> None:
+    script("create", queue)
+    script("put", queue, "first")
+    script("put", queue, "urgent", "--priority", "10")
+
+    shown = script("get", queue, "--order", "priority", "--no-ack")
+    again = script.json("get", queue, "--order", "priority")
+    oldest = script("get", queue)
+
+    assert shown.stdout == b"urgent\n"
+    assert (again["payload"], again["redelivered"]) == ("urgent", True)
+    assert oldest.stdout == b"first\n"
+
+
+def test_a_message_for_a_client_is_for_no_other(script: Script, up: Up, queue: str) -> None:
+    script("create", queue)
+    script("put", queue, "for bob", "--receiver", "bob")
+
+    assert script("get", queue).returncode == 3
+    with client.connect(up.url, name="bob") as bob:
+        assert bob.get(queue).payload == b"for bob"
+
+
+def test_get_waits_for_a_message(script: Script, up: Up, queue: str) -> None:
+    script("create", queue)
+    waiting = subprocess.Popen(
+        [sys.executable, "-m", "tidegate", "get", queue, "--wait", "30s"],
+        stdout=subprocess.PIPE,
+        env=clean_environment() | {"TIDEGATE_URL": up.url},
+    )
+    try:
+        with client.connect(up.url) as mq:
+            while not (numbers := mq.stats(queue).queue(queue)) or not numbers.readers_waiting:
+                assert waiting.poll() is None
+        script("put", queue, "at last")
+        output, _ = waiting.communicate(timeout=20)
+    finally:
+        waiting.kill()
+        waiting.wait()
+    assert output == b"at last\n"
+
+
+def test_a_reader_that_has_gone_takes_no_message_with_it(up: Up, queue: str) -> None:
+    with client.connect(up.url) as mq:
+        mq.create_queue(queue)
+        mq.put_many(queue, [b"x" * 1000 for _ in range(500)])
+        command = f"{sys.executable} -m tidegate get {queue} --count 0 | head -c 1000 > /dev/null"
+        environment = clean_environment() | {"TIDEGATE_URL": up.url}
+        subprocess.run(["sh", "-c", command], env=environment, check=False, capture_output=True)
+        left = mq.purge(queue)
+    # A pipe holds 64 KiB; what was not even written there is still in the queue.
+    assert left >= 500 - 66 - 10
+
+
+def test_nothing_there_is_exit_code_3(script: Script, queue: str) -> None:
+    script("create", queue)
+
+    for command in (["get", queue], ["get", queue, "--wait", "10ms"], ["peek", queue]):
+        finished = script(*command)
+        assert finished.returncode == 3, command
+        assert finished.stdout == b""
+        assert finished.stderr.startswith(b"tidegate: queue")
+    assert script("peek", queue, "--json").stdout.strip() == b"[]"
+
+
+def test_queues_are_listed_purged_and_deleted(script: Script, queue: str) -> None:
+    created = script.json("create", queue, "--transient")
+    script("put", queue, "--", "a")
+    script("put", queue, "-", stdin=b"b\nc\n")
+
+    listed = {entry["queue"]: entry for entry in script.json("queues")}
+    purged = script.json("purge", f"#{created['queue_id']}")
+    deleted = script("delete", queue)
+
+    assert created["durable"] is False
+    assert listed[queue]["waiting"] == 3
+    assert purged["dropped"] == 3
+    assert deleted.returncode == 0
+    assert queue not in {entry["queue"] for entry in script.json("queues")}
+
+
+def test_creating_twice_is_an_error_unless_it_is_fine(script: Script, queue: str) -> None:
+    script("create", queue)
+
+    again = script("create", queue)
+
+    assert again.returncode == 1
+    assert again.stderr == f"tidegate: a queue named {queue!r} exists\n".encode()
+    assert script("create", queue, "--exist-ok").returncode == 0
+
+
+def test_status_and_members_know_the_node(script: Script, up: Up, queue: str) -> None:
+    script("create", queue)
+    script("put", queue, "x")
+
+    status = script.json("status", "--queue", queue)
+    (member,) = script.json("members")
+
+    (node,) = status["nodes"]
+    assert node["address"] == member["address"] == up.url
+    assert member["alive"] is True
+    (numbers,) = node["queues"]
+    assert (numbers["name"], numbers["put"], numbers["waiting"]) == (queue, 1, 1)
+    assert lines(script("members"))[1].split("\t")[2] == up.url
+
+
+def test_ping_measures(script: Script, up: Up) -> None:
+    answer = script.json("ping", "--count", "3")
+
+    assert answer["url"] == up.url
+    assert len(answer["round_trip_ms"]) == 3
+    assert up.url in script("ping").stdout.decode()
+
+
+def test_an_admin_changes_the_prefetch_of_a_consumer(script: Script, up: Up, queue: str) -> None:
+    script("create", queue)
+    lonely = script("prefetch", queue, "50")
+
+    with client.connect(up.url) as mq, mq.subscribe(queue, prefetch=10):
+        (changed,) = script.json("prefetch", queue, "50")
+        numbers = mq.stats(queue).queue(queue)
+        assert numbers is not None
+        assert numbers.consumers[0].prefetch == 50
+    assert (changed["before"], changed["prefetch"]) == (10, 50)
+    assert lonely.returncode == 1
+    assert b"no such consumer" in lonely.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["ping", "--url", "http://x"], "is no Tidegate URL"),
+        (["ping", "--url", "tidegate://127.0.0.1:1"], "nothing answers at 127.0.0.1:1"),
+        (["get", "no-such-queue"], "no queue named 'no-such-queue'"),
+        (["put", "no-such-queue", "x"], "no queue named 'no-such-queue'"),
+        (["put", "no-such-queue"], "no queue named 'no-such-queue'"),
+        (["peek", "no-such-queue"], "no queue named 'no-such-queue'"),
+        (["move", "no-such-queue", "77"], "no living node is called 77"),
+        (["config", "--config", "/no/such.toml"], "/no/such.toml: cannot be read"),
+    ],
+)
+def test_an_expected_failure_is_one_sentence(
+    script: Script, arguments: list[str], says: str
+) -> None:
+    finished = script(*arguments)
+
+    assert finished.returncode == 1
+    assert finished.stdout == b""
+    (sentence,) = finished.stderr.decode().splitlines()
+    assert sentence.startswith("tidegate: ")
+    assert says in sentence
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["no-such-command"],
+        ["get"],
+        ["get", "q", "--wait", "5 parsecs"],
+        ["put", "q", "x", "--priority", "11"],
+        ["put", "q", "x", "--header", "nothing"],
+        ["put", "q", "x", "--whole"],
+        ["bench", "run", "--size", "big"],
+        ["bench", "compare", "--only", "no-such-system"],
+    ],
+)
+def test_wrong_usage_is_exit_code_2(command_line: CommandLine, arguments: list[str]) -> None:
+    finished = command_line(*arguments)
+
+    assert finished.returncode == 2
+    assert b"Error" in finished.stderr
+    assert b"Traceback" not in finished.stderr
+    assert not BOX & set(finished.stderr.decode()), "boxes are for terminals"
+
+
+def test_what_is_piped_has_no_boxes_and_tabs_between_cells(script: Script, queue: str) -> None:
+    script("create", queue)
+    script("put", queue, "tab\tin it")
+
+    for command in (["queues"], ["members"], ["status"], ["peek", queue], ["--help"]):
+        text = script(*command).stdout.decode()
+        assert text
+        assert not BOX & set(text), command
+        assert "\x1b" not in text
+    header, row = lines(script("peek", queue))
+    assert len(header.split("\t")) == len(row.split("\t"))
+    assert row.endswith("tab\\tin it")
+
+
+def test_a_terminal_gets_no_control_characters_of_a_payload(up: Up, queue: str) -> None:
+    with client.connect(up.url) as mq:
+        mq.create_queue(queue)
+        mq.put(queue, b"\x1b[2Jgone?")
+    leader, follower = pty.openpty()
+    subprocess.run(
+        [sys.executable, "-m", "tidegate", "get", queue],
+        stdout=follower,
+        env=clean_environment() | {"TIDEGATE_URL": up.url, "TERM": "xterm"},
+        check=True,
+    )
+    shown = _read_terminal(leader, follower)
+    assert b"\x1b[2J" not in shown
+    assert rb"\x1b[2Jgone?" in shown
+
+
+def _read_terminal(leader: int, follower: int) -> bytes:
+    os.close(follower)
+    shown = b""
+    try:
+        while chunk := os.read(leader, 65536):
+            shown += chunk
+    except OSError:
+        pass  # that is how a terminal says that the other side has closed
+    os.close(leader)
+    return shown
+
+
+def test_a_missing_part_of_the_lab_is_said_in_a_sentence() -> None:
+    without = (
+        "import sys; sys.modules['matplotlib'] = None; sys.argv = ['tidegate', 'lab', 'run', "
+        "'telesto', '--quick']; from tidegate.cli import main; main()"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", without], capture_output=True, check=False, env=clean_environment()
+    )
+    assert finished.returncode == 1
+    assert finished.stderr.decode().startswith("tidegate: this needs the package matplotlib")
+    assert "pip install 'tidegate[lab]'" in finished.stderr.decode()
+
+
+def test_config_shows_what_holds_and_no_secret(command_line: CommandLine) -> None:
+    finished = command_line(
+        "config",
+        environment={
+            "TIDEGATE_STORE__URL": "postgresql://me:hush@host/db",
+            "TIDEGATE_NODE__LEASE": "1500ms",
+        },
+    )
+    shown = finished.stdout.decode()
+    assert 'lease = "1.5s"' in shown
+    assert 'url = "postgresql://me:***@host/db"' in shown
+    assert "hush" not in shown
+
+
+def test_load_on_a_node_is_counted_and_leaves_no_queue(script: Script) -> None:
+    def names() -> list[str]:
+        return [entry["queue"] for entry in script.json("queues")]
+
+    before = names()
+    report = script.json(
+        *("bench", "run", "--rate", "500", "--seconds", "0.5", "--size", "1KiB"),
+        *("--producers", "2", "--consumers", "2", "--prefetch", "10"),
+    )
+
+    tally = report["tally"]
+    assert report["lost"] == 0
+    assert 200 <= tally["put"] == tally["confirmed"] == tally["handled"]
+    assert tally["repeated"] == 0
+    assert tally["confirm"]["p99_ms"] > 0
+    assert names() == before
