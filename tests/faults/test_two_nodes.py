@@ -160,9 +160,7 @@ async def test_acks_and_waiting_messages_of_a_paused_owner_are_worth_nothing(
             # When it is paused, the other takes over and a consumer there settles half
             os.kill(two_nodes.owner.pid, signal.SIGSTOP)
             try:
-                await asyncio.to_thread(
-                    wait_for_owner, two_nodes, queue, two_nodes.other.address
-                )
+                await asyncio.to_thread(wait_for_owner, two_nodes, queue, two_nodes.other.address)
                 elsewhere = [await other_mq.get(queue, wait=5.0) for _ in range(5)]
             finally:
                 os.kill(two_nodes.owner.pid, signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""The client processes of a run: started together, followed by their histories, stopped in order."""
+"""The client processes of a run: followed by their histories, and stopped in order."""
 
 from __future__ import annotations
 

@@ -93,7 +93,9 @@ def postmaster_pid(data: Path) -> int | None:
 def stored_messages(url: str) -> list[MessageKey]:
     """Every message of the store: its queue, its producer and its number."""
     with psycopg.connect(url, connect_timeout=5) as connection:
-        rows = connection.execute("select queue_name, message from message").fetchall()
+        rows = connection.execute(
+            "select queue_name, message from message order by message_id"
+        ).fetchall()
     return [(queue, *numbered(bytes(payload))) for queue, payload in rows]
 
 
@@ -120,7 +122,7 @@ def deployed(
                 command,
                 folder=folder,
                 is_ready=lambda: len(addresses()) >= nodes,
-                environment=os.environ | (environment or {}),
+                environment={**os.environ, **(environment or {})},
             ) as process:
                 yield Deployment(folder, process.pid, addresses()[:nodes])
         finally:
@@ -154,7 +156,7 @@ def joined_node(
     with output.open("wb") as stdout, log.open("wb") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-m", "tidegate", "node", "--port", str(port)],
-            env=os.environ | {"TIDEGATE_STORE__URL": store} | (environment or {}),
+            env={**os.environ, "TIDEGATE_STORE__URL": store, **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
