@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from hypothesis import settings
 
 from backing import (
     Backing,
@@ -27,6 +28,11 @@ from tidegate.client.client import Client
 from tidegate.core.ports import Store
 from tidegate.node.server import Node
 from tidegate.storage.embedded import EmbeddedPostgres
+
+# `pytest --hypothesis-profile thorough` looks longer; tests that name a number mean it.
+settings.register_profile("quick", max_examples=40, deadline=None)
+settings.register_profile("thorough", max_examples=2000, deadline=None)
+settings.load_profile("quick")
 
 TEST_S_MAX = 60.0
 STORES = [
