@@ -87,6 +87,7 @@ class Intake:
             return
         self._accepted[key] = [batch]
         self._waiting.append(batch)
+        holding.budget.waiting_bytes += len(batch.body)
         self._writer.wants(self)
 
     # For the writer
@@ -128,6 +129,7 @@ class Intake:
         """A segment is on disk: deliver and confirm it."""
         holding = self._holding
         builder = self._under_way.pop(write)
+        holding.budget.waiting_bytes -= write.segment.payload_bytes
         if not stored or holding.fenced:
             # Stored by us but fenced since: the new owner knows the batch when it comes again.
             self._refuse(builder, holding.taken_over())
@@ -154,6 +156,7 @@ class Intake:
     def refused(self, writes: Sequence[Write], error: TidegateError) -> None:
         """None of these is stored."""
         for write in writes:
+            self._holding.budget.waiting_bytes -= write.segment.payload_bytes
             self._refuse(self._under_way.pop(write), error)
 
     def _refuse(self, builder: SegmentBuilder, error: TidegateError) -> None:
@@ -169,6 +172,7 @@ class Intake:
         """What waits will not be written here; what is under way learns its fate from the store."""
         waiting, self._waiting = self._waiting, deque()
         for batch in waiting:
+            self._holding.budget.waiting_bytes -= len(batch.body)
             self._refuse_batch(batch, error)
         if self._reserving is not None:
             self._reserving.cancel()

@@ -82,6 +82,22 @@ class Relay(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    # Neither side may send more than the other reads.
+
+    def pause_writing(self) -> None:
+        self._session.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._session.resume_reading()
+
+    def pause_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
     def _write(self, pieces: list[memoryview | bytes]) -> None:
         if self._transport is not None:
             self._transport.writelines(pieces)

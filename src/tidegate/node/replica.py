@@ -138,6 +138,12 @@ class Replica:
         ):
             self.fence(holding.taken_over())
             raise holding.taken_over()
+        # Of segments that somebody still holds a part of, the rest is acknowledged.
+        on_disk: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._settling.when_on_disk(lambda: None if on_disk.done() else on_disk.set_result(None))
+        await on_disk
+        if holding.fenced:
+            raise holding.taken_over()
         return count
 
     async def browse(self, limit: int) -> list[Span]:

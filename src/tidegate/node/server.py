@@ -71,6 +71,7 @@ class Node:
         self._writers: list[Writer] = []
         self._settler = Settler(store, linger_s=self.limits.settle_linger_s)
         self._sessions: set[Session] = set()
+        self._waiting_sessions: set[Session] = set()
         self._routing: dict[int, asyncio.Task[Replica | str]] = {}
         self._alive_until = 0.0
         self._started_at = 0.0
@@ -168,6 +169,24 @@ class Node:
     def _count_commit(self, duration_s: float, messages: int) -> None:
         self._commits.add(duration_s)
         self._committed_messages += messages
+        if self._waiting_sessions:
+            self._resume_reading()
+
+    # Back-pressure
+
+    @property
+    def is_flooded(self) -> bool:
+        return self._budget.is_flooded
+
+    def resume_when_dry(self, session: Session) -> None:
+        """A session that reads no more until the store has caught up."""
+        self._waiting_sessions.add(session)
+
+    def _resume_reading(self) -> None:
+        if not self._budget.is_flooded:
+            waiting, self._waiting_sessions = self._waiting_sessions, set()
+            for session in waiting:
+                session.resume_reading()
 
     # Sessions
 
@@ -180,6 +199,7 @@ class Node:
 
     def forget_session(self, session: Session) -> None:
         self._sessions.discard(session)
+        self._waiting_sessions.discard(session)
 
     def forget_client(self, client_id: int) -> None:
         """A client that lived as long as its connection."""
@@ -326,6 +346,7 @@ class Node:
             await asyncio.sleep(_TICK_S)
             ticks += 1
             now = self.clock.monotonic()
+            self._resume_reading()
             for replica in list(self.replicas.values()):
                 replica.tick()
                 if ticks % 4 == 0:
@@ -339,7 +360,7 @@ class Node:
                     await self.store.forget_marks(self.limits.dedup_window_s)
 
     def _hang_up_on_the_silent(self, now: float) -> None:
-        for session in list(self._sessions):
+        for session in self._sessions - self._waiting_sessions:
             patience = (
                 3 * self.limits.heartbeat_s if session.identified else self.limits.handshake_s
             )
@@ -349,6 +370,9 @@ class Node:
     # Numbers
 
     async def numbers(self, queue_id: int | None, cluster: bool) -> ClusterNumbers:
+        if queue_id is not None:
+            # A queue that nobody has asked for since its owner went has no numbers yet.
+            await self.route(queue_id)
         nodes = [self._numbers(queue_id)]
         if cluster:
             others = [

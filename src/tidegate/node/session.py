@@ -103,9 +103,13 @@ class Session(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._paused = True
+        for relay in self._relays.values():
+            relay.pause_reading()
 
     def resume_writing(self) -> None:
         self._paused = False
+        for relay in self._relays.values():
+            relay.resume_reading()
         for replica in set(self._replicas.values()):
             replica.dispatch.dispatch()
 
@@ -128,6 +132,20 @@ class Session(asyncio.Protocol):
             # No frame can be trusted any more: say why, and hang up on this one alone.
             self.fail(0, error)
             self.close()
+        if node.is_flooded:
+            # What it sends now stays in its socket until the store has caught up.
+            self.pause_reading()
+            node.resume_when_dry(self)
+
+    def pause_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            # Silence was our doing, not the client's.
+            self.last_heard = self.node.clock.monotonic()
+            self._transport.resume_reading()
 
     def close(self) -> None:
         if self._transport is not None and not self._transport.is_closing():

@@ -1,0 +1,64 @@
+"""A store that cannot keep up makes producers wait at their sockets, not the node grow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import tidegate
+from tidegate.core.ports import Write
+from tidegate.node.limits import Limits
+from tidegate.node.server import Node
+from tidegate.storage.memory import MemoryStore
+
+MIB = 1024 * 1024
+
+
+class StalledStore(MemoryStore):
+    """A store that takes commits and answers when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = asyncio.Event()
+
+    def submit(
+        self, writes: Sequence[Write], done: Callable[[list[bool] | Exception], None]
+    ) -> None:
+        async def later() -> None:
+            await self.answers.wait()
+            super(StalledStore, self).submit(writes, done)
+
+        self._later = asyncio.create_task(later())
+
+
+async def test_what_waits_for_the_store_is_bounded_and_all_of_it_arrives() -> None:
+    store = StalledStore()
+    node = Node(store, limits=Limits(memory_bytes=16 * MIB))
+    await node.start()
+    try:
+        async with tidegate.connect(node.address) as mq:
+            await mq.create_queue("full")
+            puts = [mq.put("full", bytes(MIB)) for _ in range(64)]
+            while not node.is_flooded:
+                await asyncio.sleep(0.001)
+            # It reads no more: one frame may have been under way.
+            held_bytes = node._budget.waiting_bytes
+            await mq_settles(node, held_bytes)
+            assert node._budget.waiting_bytes <= 16 * MIB // 8 + 4 * MIB
+
+            store.answers.set()
+            ids = await asyncio.wait_for(asyncio.gather(*puts), 30)
+
+            assert sorted(ids) == list(range(ids[0], ids[0] + 64))
+            assert node._budget.waiting_bytes == 0
+    finally:
+        await node.stop()
+
+
+async def mq_settles(node: Node, held_bytes: int) -> None:
+    """Turns of the loop until no more comes in."""
+    for _ in range(200):
+        await asyncio.sleep(0.001)
+        if node._budget.waiting_bytes == held_bytes:
+            return
+        held_bytes = node._budget.waiting_bytes
