@@ -39,7 +39,7 @@ async def test_what_waits_for_the_store_is_bounded_and_all_of_it_arrives() -> No
         async with tidegate.connect(node.address) as mq:
             await mq.create_queue("full")
             puts = [mq.put("full", bytes(MIB)) for _ in range(64)]
-            while not node.is_flooded:
+            while not node.is_flooded:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             # It reads no more: one frame may have been under way.
             held_bytes = node._budget.waiting_bytes
