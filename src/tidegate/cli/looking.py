@@ -74,7 +74,7 @@ async def _watch_live(mq: Client, output: Output, queue: str | int | None, every
 
     with Live(console=output.console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(status.screen(await mq.stats(queue)), refresh=True)
+            live.update(status.screen(await mq.stats(queue), output.console.width), refresh=True)
             await asyncio.sleep(every_s)
 
 

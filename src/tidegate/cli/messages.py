@@ -34,10 +34,10 @@ _PEEK_COLUMNS = [
     Column("id", right=True, style="dim"),
     Column("age", shown=seconds, right=True),
     Column("priority", right=True),
-    Column("sender", right=True),
-    Column("receiver", right=True),
-    Column("context", right=True),
-    Column("bytes", right=True),
+    Column("sender", right=True, spare=True),
+    Column("receiver", right=True, spare=True),
+    Column("context", right=True, spare=True),
+    Column("bytes", right=True, spare=True),
     Column("payload"),
 ]
 

@@ -21,6 +21,8 @@ from rich.text import Text
 # Scripts branch on these; 1 is any other error of ours and 2 wrong usage.
 EXIT_NOTHING_THERE = 3
 
+_CELL_PADDING = 2
+
 Cell = str | int | float | bool | None
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -33,6 +35,8 @@ class Column:
     shown: Callable[[Any], str] = str
     right: bool = False
     style: str = ""
+    # Left out where there is no room for it.
+    spare: bool = False
 
     def on_terminal(self, cell: Cell) -> Text:
         # Text, not markup: a queue may be called [red].
@@ -68,7 +72,7 @@ class Output:
     ) -> None:
         """A table, or lines with tabs."""
         if self.on_terminal:
-            self.console.print(terminal_table(columns, rows, title))
+            self.console.print(terminal_table(columns, rows, title, width=self.console.width))
             return
         print("\t".join(column.name for column in columns))
         for row in rows:
@@ -98,21 +102,44 @@ class _PlainConsole(Console):
 
 
 def terminal_table(
-    columns: Sequence[Column], rows: Iterable[Sequence[Cell]], title: str = ""
+    columns: Sequence[Column],
+    rows: Iterable[Sequence[Cell]],
+    title: str = "",
+    *,
+    width: int,
 ) -> Table:
     """The same table for places that draw by themselves, such as a live view."""
+    texts = [
+        [column.on_terminal(cell) for column, cell in zip(columns, row, strict=True)]
+        for row in rows
+    ]
+    chosen = _fitting(columns, texts, width)
     table = Table(
         title=title or None, title_justify="left", title_style="bold", header_style="dim", box=None
     )
-    for column in columns:
+    for index in chosen:
+        column = columns[index]
         table.add_column(
             column.name, justify="right" if column.right else "left", no_wrap=True, min_width=3
         )
-    for row in rows:
-        table.add_row(
-            *(column.on_terminal(cell) for column, cell in zip(columns, row, strict=True))
-        )
+    for row in texts:
+        table.add_row(*(row[index] for index in chosen))
     return table
+
+
+def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int) -> list[int]:
+    """Which columns there is room for: of the spare ones the last go first."""
+    widths = [
+        max(len(column.name), 3, *(row[index].cell_len for row in rows)) + _CELL_PADDING
+        for index, column in enumerate(columns)
+    ]
+    chosen = list(range(len(columns)))
+    for index in reversed(range(len(columns))):
+        if sum(widths[one] for one in chosen) <= width:
+            break
+        if columns[index].spare:
+            chosen.remove(index)
+    return chosen
 
 
 def _plain(cell: Cell) -> str:

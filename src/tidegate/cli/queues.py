@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _COLUMNS = [
     Column("id", right=True, style="dim"),
     Column("queue", style="bold"),
-    Column("durable", shown=yes_no),
-    Column("node"),
+    Column("durable", shown=yes_no, spare=True),
+    Column("node", spare=True),
     Column("waiting", shown=count, right=True),
     Column("unacknowledged", shown=count, right=True),
     Column("consumers", shown=count, right=True),

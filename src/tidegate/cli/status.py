@@ -19,41 +19,41 @@ _NODES = [
     Column("id", right=True, style="dim"),
     Column("node", style="bold"),
     Column("address"),
-    Column("up", shown=seconds, right=True),
-    Column("connections", shown=count, right=True),
+    Column("up", shown=seconds, right=True, spare=True),
+    Column("connections", shown=count, right=True, spare=True),
     Column("memory", shown=size, right=True),
-    Column("of it waiting", shown=size, right=True),
-    Column("commits", shown=count, right=True),
-    Column("per commit", shown=lambda figure: f"{figure:.1f}", right=True),
-    Column("commit p50", shown=milliseconds, right=True),
-    Column("commit p99", shown=milliseconds, right=True),
+    Column("of it waiting", shown=size, right=True, spare=True),
+    Column("commits", shown=count, right=True, spare=True),
+    Column("per commit", shown=lambda figure: f"{figure:.1f}", right=True, spare=True),
+    Column("commit p50", shown=milliseconds, right=True, spare=True),
+    Column("commit p99", shown=milliseconds, right=True, spare=True),
 ]
 _QUEUES = [
     Column("queue", style="bold"),
-    Column("node"),
+    Column("node", spare=True),
     Column("in/s", shown=count, right=True),
     Column("out/s", shown=count, right=True),
-    Column("acked/s", shown=count, right=True),
+    Column("acked/s", shown=count, right=True, spare=True),
     Column("waiting", shown=count, right=True),
     Column("unacked", shown=count, right=True),
     Column("oldest", shown=seconds, right=True),
-    Column("wait p50", shown=milliseconds, right=True),
+    Column("wait p50", shown=milliseconds, right=True, spare=True),
     Column("wait p99", shown=milliseconds, right=True),
-    Column("put in all", shown=count, right=True),
-    Column("redelivered", shown=count, right=True),
+    Column("put in all", shown=count, right=True, spare=True),
+    Column("redelivered", shown=count, right=True, spare=True),
     Column("consumers", shown=count, right=True),
 ]
 _CONSUMERS = [
     Column("consumer", style="bold"),
-    Column("number", right=True, style="dim"),
+    Column("number", right=True, style="dim", spare=True),
     Column("queue"),
     Column("prefetch", shown=count, right=True),
     Column("unacked", shown=count, right=True),
     Column("out/s", shown=count, right=True),
-    Column("acked/s", shown=count, right=True),
-    Column("acked in all", shown=count, right=True),
+    Column("acked/s", shown=count, right=True, spare=True),
+    Column("acked in all", shown=count, right=True, spare=True),
     Column("service p50", shown=milliseconds, right=True),
-    Column("service p99", shown=milliseconds, right=True),
+    Column("service p99", shown=milliseconds, right=True, spare=True),
 ]
 
 
@@ -67,10 +67,11 @@ def tables(cluster: ClusterNumbers) -> list[TableParts]:
     return [part for part in parts if part[2]]
 
 
-def screen(cluster: ClusterNumbers) -> RenderableType:
+def screen(cluster: ClusterNumbers, width: int) -> RenderableType:
     """The tables one below the other."""
+    parts = tables(cluster)
     return Group(
-        *(terminal_table(columns, rows, title) for title, columns, rows in tables(cluster))
+        *(terminal_table(columns, rows, title, width=width) for title, columns, rows in parts)
     )
 
 

@@ -31,7 +31,10 @@ class Turn:
 
 TURNS = (
     Turn(0.0, "steady producers; workers of different speed share the orders"),
-    Turn(BURST_FROM, "a burst of clicks begins: more than their worker takes at this prefetch"),
+    Turn(
+        BURST_FROM,
+        f"a burst of clicks begins: more than its worker takes at prefetch {CLICKS_PREFETCH}",
+    ),
     Turn(
         (BURST_FROM + BURST_UNTIL) / 2,
         f"prefetch of clicks raised from {CLICKS_PREFETCH} to {CLICKS_PREFETCH_RAISED:,}, live",

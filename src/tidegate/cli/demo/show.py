@@ -102,9 +102,8 @@ class _Stage:
         self._seconds = seconds
         self._output = output
         self._told = told
-        self._turns = [
-            f"   0 s  {len(house.addresses)} node(s) on PostgreSQL, up in {ready_s:.1f} s"
-        ]
+        nodes = "1 node" if len(house.addresses) == 1 else f"{len(house.addresses)} nodes"
+        self._turns = [f"   0 s  {nodes} on PostgreSQL, up in {ready_s:.1f} s"]
 
     async def play(self, log_file: IO[bytes]) -> Summary:
         """Everything from the first message to the last."""

@@ -14,13 +14,13 @@ from tidegate.lab.bench.load import Duty, Outcome, Tally, tally
 
 _COLUMNS = [
     Column("queue", style="bold cyan"),
-    Column("put", shown=count, right=True),
+    Column("put", shown=count, right=True, spare=True),
     Column("confirmed", shown=count, right=True),
     Column("handled", shown=count, right=True),
     Column("lost", shown=count, right=True, style="bold"),
-    Column("repeated", shown=count, right=True),
-    Column("confirm p50", shown=milliseconds, right=True),
-    Column("p99", shown=milliseconds, right=True),
+    Column("repeated", shown=count, right=True, spare=True),
+    Column("confirm p50", shown=milliseconds, right=True, spare=True),
+    Column("p99", shown=milliseconds, right=True, spare=True),
     Column("handler p50", shown=milliseconds, right=True),
     Column("p99", shown=milliseconds, right=True),
 ]

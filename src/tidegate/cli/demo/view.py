@@ -19,8 +19,8 @@ _QUEUES = [
     Column("in/s", shown=count, right=True, style="green"),
     Column("out/s", shown=count, right=True, style="green"),
     Column("waiting", shown=count, right=True, style="yellow"),
-    Column("unacked", shown=count, right=True),
-    Column("oldest", shown=seconds, right=True),
+    Column("unacked", shown=count, right=True, spare=True),
+    Column("oldest", shown=seconds, right=True, spare=True),
     Column("wait p50", shown=milliseconds, right=True),
     Column("p99", shown=milliseconds, right=True),
     Column("prefetch", shown=count, right=True, style="magenta"),
@@ -39,6 +39,7 @@ _SPARK_MAX = 60
 # What the columns before the sparkline need.
 _QUEUES_WIDTH = 88
 _TURNS_SHOWN = 4
+_MARGIN = 4
 
 
 def screen(
@@ -55,11 +56,11 @@ def screen(
         _head(elapsed_s, seconds_all, width),
         Padding(_totals(moment), (0, 0, 1, 0)),
         _queue_table(moment, recent, width),
-        Padding(_worker_table(moment), (1, 0)),
+        Padding(_worker_table(moment, width), (1, 0)),
     ]
     parts += [Text(turn, style="dim") for turn in turns[-_TURNS_SHOWN:-1]]
     parts += [Text(turn, style="bold") for turn in turns[-1:]]
-    return Padding(Group(*parts), (1, 2))
+    return Padding(Group(*parts), (1, _MARGIN // 2))
 
 
 def _head(elapsed_s: float, seconds_all: float, width: int) -> Table:
@@ -108,10 +109,10 @@ def _queue_table(moment: Moment, recent: Recent, width: int) -> Table:
                 *sparklines[:histories],
             ]
         )
-    return terminal_table(columns, rows)
+    return terminal_table(columns, rows, width=width - _MARGIN)
 
 
-def _worker_table(moment: Moment) -> Table:
+def _worker_table(moment: Moment, width: int) -> Table:
     return terminal_table(
         _WORKERS,
         [
@@ -125,6 +126,7 @@ def _worker_table(moment: Moment) -> Table:
             ]
             for worker in sorted(moment.workers, key=lambda one: (one.queue, one.name))
         ],
+        width=width - _MARGIN,
     )
 
 
