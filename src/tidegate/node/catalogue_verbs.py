@@ -108,7 +108,8 @@ async def active_queues(session: Session, packet: w.GetActiveQueues, event: Rece
     active: dict[int, QueueInfo] = {queue.queue_id: queue for queue in stored}
     # What is ours is known better, and transient queues only here.
     for queue_id, replica in session.node.replicas.items():
-        active.pop(queue_id, None)
+        if replica.knows_all_for(session.client_id):
+            active.pop(queue_id, None)
         if replica.has_for(session.client_id):
             active[queue_id] = replica.info
     if not active:

@@ -154,6 +154,10 @@ class Replica:
     def has_for(self, client_id: int) -> bool:
         return self._holding.queue.has_for(client_id)
 
+    def knows_all_for(self, client_id: int) -> bool:
+        """Whether nothing is addressed to the client that only the store knows of."""
+        return self._holding.queue.unsearched_from(client_id) is None
+
     # Once in a while
 
     def tick(self) -> None:

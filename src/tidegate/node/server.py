@@ -170,7 +170,8 @@ class Node:
         self._commits.add(duration_s)
         self._committed_messages += messages
         if self._waiting_sessions:
-            self._resume_reading()
+            # In the next turn: then what was committed no longer counts as waiting.
+            asyncio.get_running_loop().call_soon(self._resume_reading)
 
     # Back-pressure
 
