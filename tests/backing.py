@@ -27,6 +27,12 @@ from tidegate.storage.postgres import PostgresStore
 StartNode = Callable[..., Awaitable[Node]]
 Connect = Callable[..., Awaitable[Client]]
 
+SQL_STORES = [
+    pytest.param("embedded", marks=pytest.mark.slow),
+    pytest.param("external", marks=pytest.mark.peers),
+]
+STORES = ["memory", *SQL_STORES]
+
 START_S_MAX = 30.0
 PATIENCE_S = 15.0
 

@@ -17,6 +17,7 @@ import uvloop
 from hypothesis import settings
 
 from backing import (
+    STORES,
     Backing,
     Connect,
     ExternalPostgres,
@@ -35,11 +36,6 @@ settings.register_profile("thorough", max_examples=2000, deadline=None)
 settings.load_profile("quick")
 
 TEST_S_MAX = 60.0
-STORES = [
-    "memory",
-    pytest.param("embedded", marks=pytest.mark.slow),
-    pytest.param("external", marks=pytest.mark.peers),
-]
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

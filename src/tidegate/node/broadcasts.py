@@ -1,12 +1,15 @@
 """One message into several queues: all or none, whoever owns them.
 
 All-or-none is one transaction, fenced by the epochs of all queues, so one node must own
-them all: queues that are put to together are brought together first.
+them all: queues that are put to together are brought together first. It is the owner of the
+first queue that brings the others; were it whoever is asked, two nodes that are asked at once
+would pull at the same queues for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import TYPE_CHECKING
 
 from tidegate.core.errors import (
@@ -34,24 +37,36 @@ class Broadcasts:
         # One at a time: two that bring the same queues together would pull at them.
         self._lock = asyncio.Lock()
 
-    async def put(self, packet: PutToQueues, payload: bytes, sender: int) -> list[int]:
-        """The queues that took the message."""
-        wanted = list(dict.fromkeys(packet.queue_ids))
+    async def put(self, packet: PutToQueues, payload: bytes, sender: int) -> list[int] | str:
+        """The queues that took the message; or the address of the node that should be asked."""
         async with self._lock:
             for attempt in range(_TRIES):
                 try:
-                    return await self._try(wanted, packet, payload, sender)
+                    elsewhere = await self._coordinator(packet)
+                    if elsewhere is not None:
+                        return elsewhere
+                    return await self._try(packet, payload, sender)
                 except (StaleEpoch, Unavailable):
                     if attempt == _TRIES - 1:
                         raise
-                    await asyncio.sleep(0.05 * 2**attempt)
+                    await asyncio.sleep(0.05 * 2**attempt * random.uniform(0.5, 1.0))
         raise AssertionError("unreachable")
 
-    async def _try(
-        self, wanted: list[int], packet: PutToQueues, payload: bytes, sender: int
-    ) -> list[int]:
+    async def _coordinator(self, packet: PutToQueues) -> str | None:
+        """Where the first of the queues lives; None: here."""
+        for queue_id in sorted(packet.queue_ids):
+            try:
+                found = await self._node.route(queue_id)
+            except QueueNotExisting:
+                if not packet.partial:
+                    raise
+            else:
+                return None if isinstance(found, Replica) else found
+        return None
+
+    async def _try(self, packet: PutToQueues, payload: bytes, sender: int) -> list[int]:
         replicas: list[Replica] = []
-        for queue_id in wanted:
+        for queue_id in dict.fromkeys(packet.queue_ids):
             try:
                 replicas.append(await self._node.bring_here(queue_id))
             except QueueNotExisting:

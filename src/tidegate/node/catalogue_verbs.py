@@ -121,6 +121,9 @@ async def active_queues(session: Session, packet: w.GetActiveQueues, event: Rece
 async def put_to_queues(session: Session, packet: w.PutToQueues, event: Received) -> None:
     check_put_to_queues(packet, len(event.body), session.limits)
     took = await session.node.broadcasts.put(packet, bytes(event.body), session.client_id)
+    if isinstance(took, str):
+        await session.forward_to(took, packet, event.frame)
+        return
     session.answer(w.PutToQueuesResponse(took), event.packet_id)
 
 

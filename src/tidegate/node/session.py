@@ -320,6 +320,10 @@ class Session(asyncio.Protocol):
         self.cycle.unanswered()
         relay.forward(packet, frame)
 
+    async def forward_to(self, address: str, packet: w.Request, frame: Frame) -> None:
+        """Let another node answer."""
+        self._forward(await self._relay_to(address), packet, frame)
+
     async def _relay_to(self, address: str) -> Relay:
         relay = self._relays.get(address)
         if relay is None or not relay.alive:
