@@ -32,6 +32,7 @@ from tidegate.lab.bench.child import Child
 from tidegate.lab.bench.compare import describe_machine
 from tidegate.lab.bench.compare_report import Bar
 from tidegate.lab.bench.compare_table import bar_table
+from tidegate.lab.bench.processors import QUIET, Processors
 from tidegate.lab.peers.tidegate_server import tidegate_server
 
 MIB = 1024 * 1024
@@ -77,6 +78,8 @@ class BacklogReport(msgspec.Struct, frozen=True):
     rounds: dict[str, list[float]]
     rounds_empty: dict[str, list[float]]
     bars: list[Bar]
+    # The share of the machine that processes of others took meanwhile.
+    taken_by_others: float
     environment: dict[str, str]
 
     @property
@@ -197,6 +200,7 @@ def run_backlog(options: BacklogOptions, progress: Progress = lambda line: None)
     memory_mib: dict[str, float] = {}
     loaded_per_s: dict[str, float] = {}
     with _queue_under_test() as empty, _queue_under_test() as full:
+        processors = Processors()
         messages = options.messages or _calibrate(empty, options.seconds_per_run)
         for backlog in sorted(options.backlogs):
             name = str(backlog)
@@ -216,6 +220,7 @@ def run_backlog(options: BacklogOptions, progress: Progress = lambda line: None)
                 )
             memory_mib[name] = full.memory_bytes_max / MIB
         bound_mib = full.memory_bound_bytes / MIB
+        taken_by_others = processors.share_of_others()
     throughput = {name: statistics.median(found) for name, found in rounds.items()}
     throughput_empty = {name: statistics.median(found) for name, found in rounds_empty.items()}
     ratio = {name: throughput[name] / throughput_empty[name] for name in throughput}
@@ -230,6 +235,7 @@ def run_backlog(options: BacklogOptions, progress: Progress = lambda line: None)
         rounds=rounds,
         rounds_empty=rounds_empty,
         bars=_bars(ratio, memory_mib, bound_mib),
+        taken_by_others=taken_by_others,
         environment=describe_machine(),
     )
 
@@ -274,6 +280,11 @@ def render(report: BacklogReport, console: Console) -> None:
         )
     console.print(table)
     console.print(bar_table(report.bars))
+    if report.taken_by_others > QUIET:
+        console.print(
+            f"Other processes took {100 * report.taken_by_others:.0f} % of the machine meanwhile.",
+            style="yellow",
+        )
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -21,6 +21,7 @@ from rich.table import Table
 from tidegate.lab.bench.compare import describe_machine
 from tidegate.lab.bench.compare_report import Bar
 from tidegate.lab.bench.compare_table import bar_table
+from tidegate.lab.bench.processors import QUIET
 from tidegate.lab.telesto.mix import MixOptions
 from tidegate.lab.telesto.trial import Plan, Setup, Trial, run_trial
 
@@ -51,6 +52,8 @@ class ClientsReport(msgspec.Struct, frozen=True):
     of_peak: float
     bars: list[Bar]
     rounds: dict[str, list[float]]
+    # The largest share of the machine that processes of others took during a run.
+    taken_by_others: float
     environment: dict[str, str]
 
     @property
@@ -90,6 +93,7 @@ def run_clients(options: ClientsOptions, progress: Progress = lambda line: None)
             str(count): [trial.messages_per_s.mean for trial in found]
             for count, found in trials.items()
         },
+        taken_by_others=max(one.taken_by_others for found in trials.values() for one in found),
         environment=describe_machine(),
     )
 
@@ -109,6 +113,12 @@ def render(report: ClientsReport, console: Console) -> None:
         )
     console.print(table)
     console.print(bar_table(report.bars))
+    if report.taken_by_others > QUIET:
+        console.print(
+            f"Other processes took up to {100 * report.taken_by_others:.0f} % of the machine "
+            "meanwhile.",
+            style="yellow",
+        )
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ from tidegate.lab.report.figures import draw_shares
 from tidegate.lab.report.section import Drawing, Section, TableData
 from tidegate.lab.telesto.mix import MixOptions
 from tidegate.lab.telesto.phases import PhaseTable
-from tidegate.lab.telesto.trial import Plan, Progress, Setup, Trial, run_trial
+from tidegate.lab.telesto.trial import Plan, Progress, Setup, Trial, disturbances, run_trial
 
 OFF_BY_MAX = 0.02
 # The table prints "9.574 µs" for the database; the shares beside it say that it is 9 574.
@@ -93,6 +93,7 @@ def phases_section(trial: Trial, folder: Path) -> Section:
             "to be answered as responding.",
             "The clients' total is clients × seconds / answers: it knows nothing of the node's "
             "clocks.",
+            *disturbances([trial]),
         ],
         data={"phases": msgspec.to_builtins(table), "store_share": store_share},
     )

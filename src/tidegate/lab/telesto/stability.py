@@ -26,7 +26,15 @@ from tidegate.lab.telesto.tally import (
     Row,
     Timing,
 )
-from tidegate.lab.telesto.trial import Plan, Progress, Setup, Trial, run_trial, said
+from tidegate.lab.telesto.trial import (
+    Plan,
+    Progress,
+    Setup,
+    Trial,
+    disturbances,
+    run_trial,
+    said,
+)
 
 GLANCE_EVERY = 10
 SEGMENTS = 10
@@ -79,7 +87,8 @@ def stability_section(trial: Trial, seconds: float, folder: Path) -> Section:
         bars=[Bar("drift of the mean, later half to earlier", drift, DRIFT_MAX, "×", at_most=True)],
         notes=[
             "Every message was accounted for: taken, or still in its queue at the end "
-            f"({trial.left_over} were)."
+            f"({trial.left_over} were).",
+            *disturbances([trial]),
         ],
         data={
             "drift": drift,

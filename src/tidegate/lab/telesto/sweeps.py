@@ -13,7 +13,15 @@ from tidegate.lab.report.figures import Line, Panel, draw_panels
 from tidegate.lab.report.section import Drawing, Section, TableData
 from tidegate.lab.telesto.mix import QUEUES, MixOptions
 from tidegate.lab.telesto.tally import PUT, READ_HIT, REQUEST, WAITING_READ
-from tidegate.lab.telesto.trial import Plan, Progress, Setup, Trial, run_trial, said
+from tidegate.lab.telesto.trial import (
+    Plan,
+    Progress,
+    Setup,
+    Trial,
+    disturbances,
+    run_trial,
+    said,
+)
 
 CLIENTS_OF_PEAK = 0.95
 
@@ -501,14 +509,15 @@ def _table(
 
 
 def _doubts(trials: Sequence[Trial]) -> list[str]:
-    """Say of which means we are not sure."""
+    """Say of which means we are not sure, and who disturbed them."""
     unsure = [trial.label for trial in trials if not trial.sure]
-    if not unsure:
-        return ["Every mean has a 95 % confidence interval below 5 %."]
-    return [
-        "The 95 % confidence interval is NOT below 5 % of the mean, after all repeats allowed, "
-        f"for: {', '.join(unsure)}."
-    ]
+    doubts = ["Every mean has a 95 % confidence interval below 5 %."]
+    if unsure:
+        doubts = [
+            "The 95 % confidence interval is NOT below 5 % of the mean, after all repeats "
+            f"allowed, for: {', '.join(unsure)}."
+        ]
+    return [*doubts, *disturbances(trials)]
 
 
 def _data(trials: Sequence[Trial]) -> dict[str, Any]:

@@ -8,10 +8,11 @@ allowed are done. Then the trial says that it is not sure.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
+from tidegate.lab.bench.processors import QUIET, Processors
 from tidegate.lab.peers.tidegate_server import tidegate_server
 from tidegate.lab.telesto.confidence import Estimate, estimate
 from tidegate.lab.telesto.crew import crew_at_work
@@ -72,6 +73,8 @@ class Trial(msgspec.Struct, frozen=True):
     phases: PhaseTable
     left_over: int
     rounds: list[float]
+    # The share of the machine that processes of others took meanwhile.
+    taken_by_others: float
     # Heavy, and only some figures need them; left out of the JSON of sweeps.
     timings: dict[str, Timing] = {}
     rows: list[Row] = []
@@ -91,6 +94,7 @@ def run_trial(setup: Setup, plan: Plan, progress: Progress) -> Trial:
         windows: list[Window] = []
         first = before = crew.sample()
         numbers = crew.numbers()
+        processors = Processors()
         while len(windows) < plan.repeats_max:
             crew.work_for(plan.seconds)
             after = crew.sample()
@@ -100,10 +104,28 @@ def run_trial(setup: Setup, plan: Plan, progress: Progress) -> Trial:
             if len(windows) >= plan.repeats_min and sure.sure:
                 break
         phases = phase_table(numbers, crew.numbers(), setup.mix.clients)
+        taken_by_others = processors.share_of_others()
         left_over = crew.stop()
-    trial = _trial(setup, windows, window_of(first, before), phases, left_over)
-    progress(f"{setup.label}: {said(trial.messages_per_s)}")
+    trial = _trial(setup, windows, window_of(first, before), phases, left_over, taken_by_others)
+    progress(f"{setup.label}: {said(trial.messages_per_s)}{_disturbance(taken_by_others)}")
     return trial
+
+
+def disturbances(trials: Sequence[Trial]) -> list[str]:
+    """A sentence when others used the machine while these were measured."""
+    most = max(trial.taken_by_others for trial in trials)
+    if most <= QUIET:
+        return []
+    return [
+        f"Other processes took up to {100 * most:.0f} % of the machine meanwhile: differences "
+        "between settings may be theirs."
+    ]
+
+
+def _disturbance(taken_by_others: float) -> str:
+    if taken_by_others <= QUIET:
+        return ""
+    return f" (others took {100 * taken_by_others:.0f} % of the machine)"
 
 
 def said(figure: Estimate) -> str:
@@ -115,7 +137,12 @@ def said(figure: Estimate) -> str:
 
 
 def _trial(
-    setup: Setup, windows: list[Window], whole: Window, phases: PhaseTable, left_over: int
+    setup: Setup,
+    windows: list[Window],
+    whole: Window,
+    phases: PhaseTable,
+    left_over: int,
+    taken_by_others: float,
 ) -> Trial:
     return Trial(
         label=setup.label,
@@ -132,6 +159,7 @@ def _trial(
         phases=phases,
         left_over=left_over,
         rounds=[window.messages_per_s for window in windows],
+        taken_by_others=taken_by_others,
         timings=whole.timings,
         rows=[row for window in windows for row in window.rows],
     )
