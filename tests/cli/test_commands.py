@@ -346,3 +346,8 @@ def test_load_on_a_node_is_counted_and_leaves_no_queue(script: Script) -> None:
     assert tally["repeated"] == 0
     assert tally["confirm"]["p99_ms"] > 0
     assert names() == before
+
+
+def test_it_says_which_version_it_is(command_line: CommandLine) -> None:
+    finished = command_line("--version")
+    assert (finished.returncode, lines(finished)) == (0, [f"tidegate {client.__version__}"])

@@ -92,12 +92,23 @@ def test_on_a_terminal_it_draws_what_fits(
         assert expected in text, expected
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "in_background"),
+    [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)],
+)
 def test_interrupted_it_leaves_nothing(
-    folder: Path, temporary: dict[str, str], number: int
+    folder: Path, temporary: dict[str, str], number: int, in_background: bool
 ) -> None:
+    def as_shells_do() -> None:
+        if in_background:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
     process = subprocess.Popen(
-        demo(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=temporary
+        demo(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=temporary,
+        preexec_fn=as_shells_do,
     )
     assert process.stdout is not None
     process.stdout.readline()  # it has begun

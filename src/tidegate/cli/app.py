@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from typing import Annotated
 
 import typer
 
@@ -42,6 +43,22 @@ for group in (
     *(benching, experiments),
 ):
     group.register(app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from tidegate import __version__
+
+        print(f"tidegate {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Which one.")
+    ] = False,
+) -> None: ...
 
 
 def _told(error: TidegateError) -> str:

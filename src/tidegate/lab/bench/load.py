@@ -38,6 +38,9 @@ _HEAD = struct.Struct("<IQq")
 SIZE_BYTES_MIN = _HEAD.size
 _TICK_S = 0.002
 _START_S_MAX = 20.0
+# A node may be started again meanwhile; one that has gone for good ends the load.
+_RECONNECT_S = 15.0
+_DELETE_S_MAX = 5.0
 
 Progress = Callable[[str], None]
 
@@ -492,7 +495,7 @@ def run_load(options: LoadOptions, progress: Progress = lambda line: None) -> Lo
 
 async def _run_load(options: LoadOptions, progress: Progress) -> LoadReport:
     queue = f"bench-{secrets.token_hex(4)}"
-    async with tidegate.connect(options.url) as mq:
+    async with tidegate.connect(options.url, reconnect_s=_RECONNECT_S) as mq:
         await mq.create_queue(queue, durable=options.durable)
         try:
             async with crew_of(options.duties(queue)) as crew:
@@ -507,7 +510,9 @@ async def _run_load(options: LoadOptions, progress: Progress) -> LoadReport:
                 finally:
                     reporting.cancel()
         finally:
-            await mq.delete_queue(queue)
+            # Bounded: the node may be what has gone.
+            with contextlib.suppress(TidegateError, TimeoutError):
+                await asyncio.wait_for(mq.delete_queue(queue), _DELETE_S_MAX)
     found = tally(produced, consumed)
     return LoadReport(options, found, found.unhandled if empty else None)
 
