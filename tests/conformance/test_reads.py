@@ -55,7 +55,9 @@ async def test_a_message_waits_for_a_receiver_that_is_not_registered_yet(
     assert (await newcomer.get("orders")).payload == b"welcome"
 
 
-async def test_3_4_sender_id_a_read_can_ask_for_one_sender(node: Node, connect: Connect) -> None:
+async def test_3_4_sender_id_and_4_1_retrieve_message_from_a_sender_by_read_mode(
+    node: Node, connect: Connect
+) -> None:
     ann, bob = await connect(node, name="ann"), await connect(node, name="bob")
     await ann.create_queue("orders")
     for n in range(3):

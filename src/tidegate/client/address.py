@@ -22,5 +22,10 @@ def parse_url(url: str) -> list[tuple[str, int]]:
             host, port = part, str(DEFAULT_PORT)
         if not port.isdigit() or not 0 < int(port) < 65536:
             raise InvalidValue(f"{port!r} in {url!r} is no port: 1 to 65535")
-        nodes.append((host.strip("[]"), int(port)))
+        bare = host.removeprefix("[").removesuffix("]")
+        if not bare:
+            raise InvalidValue(f"{url!r} names no host: write tidegate://host:port")
+        if ":" in bare and bare == host:
+            raise InvalidValue(f"{host!r} in {url!r}: write tidegate://[{host}]:{port}")
+        nodes.append((bare, int(port)))
     return nodes

@@ -66,6 +66,10 @@ def check_id(number: int) -> None:
     _check_integers((number,), INT4_MAX)
 
 
+def check_context(context: int) -> None:
+    _check_integers((context,), INT8_MAX)
+
+
 def check_payload(payload_bytes: int, limits: Limits) -> None:
     if payload_bytes > limits.message_bytes_max:
         raise TooLarge(

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 from tidegate.core.errors import InvalidValue, LeaseLost, TidegateError, UniqueConstraint
 from tidegate.core.model import Order
 from tidegate.node.batch import Batch
-from tidegate.node.checks import check_prefetch, check_put, check_wait
+from tidegate.node.checks import (
+    check_context,
+    check_id,
+    check_prefetch,
+    check_put,
+    check_wait,
+)
 from tidegate.node.consumer import Consumer, Reader
 from tidegate.node.replica import Replica
 from tidegate.node.runs import run_of
@@ -50,11 +56,15 @@ def _kept(body: bytes | bytearray | memoryview) -> bytes | memoryview:
 
 
 def read_message(session: Session, replica: Replica, packet: w.ReadMessage, frame: Frame) -> None:
-    match = None if packet.sender is None else Match(sender=packet.sender)
+    match = None
+    if packet.sender is not None:
+        check_id(packet.sender)
+        match = Match(sender=packet.sender)
     _read(session, replica, packet, frame, packet.order, match, w.ReadMessageResponse)
 
 
 def read_response(session: Session, replica: Replica, packet: w.ReadResponse, frame: Frame) -> None:
+    check_context(packet.context)
     match = Match(context=packet.context, asker=session.client_id)
     _read(session, replica, packet, frame, Order.OLDEST, match, w.ReadResponseResponse)
 

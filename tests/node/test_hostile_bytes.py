@@ -1,0 +1,150 @@
+"""Garbage on one connection closes that one; the node, and everyone else, goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import struct
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tidegate.client.address import parse_url
+from tidegate.client.client import Client
+from tidegate.node.limits import Limits
+from tidegate.node.server import Node
+from tidegate.storage.memory import MemoryStore
+from tidegate.wire import packets as w
+from tidegate.wire.connection import Connection, Received
+from tidegate.wire.frames import HEADER, HEADER_BYTES, frame_pieces
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    node = Node(MemoryStore(), limits=Limits(handshake_s=0.5))
+    await node.start()
+    yield node
+    await node.stop()
+
+
+async def hang_up_after(node: Node, stream: bytes, *, identified: bool = False) -> bytes:
+    """Send bytes, and return what came back when the node has hung up."""
+    ((host, port),) = parse_url(node.address)
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        if identified:
+            register = w.RegisterClient(f"hostile-{random.getrandbits(60)}", w.Mode.READ_ONLY)
+            writer.writelines(Connection(server=False).send(register, 1))
+            (length,) = struct.unpack("!I", await reader.readexactly(4))
+            await reader.readexactly(length - 4)
+        try:
+            writer.write(stream)
+            return await asyncio.wait_for(reader.read(), 10)
+        except ConnectionResetError:
+            return b""
+    finally:
+        writer.close()
+
+
+def code_in(answer: bytes) -> int:
+    *_, event = Connection(server=False).receive(answer)
+    assert isinstance(event, Received)
+    assert isinstance(event.packet, w.Error)
+    return event.packet.code
+
+
+NONSENSE = {
+    "a length of nothing": b"\x00" * 64,
+    "a length beyond everything": HEADER.pack(2**32 - 1, 1, 1, 0),
+    "a length shorter than its header": HEADER.pack(HEADER_BYTES - 1, 1, 1, 0) + b"x",
+    "metadata longer than its frame": HEADER.pack(HEADER_BYTES + 4, 1, 1, 2**32 - 1) + b"abcd",
+    "a browser": b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
+    "a TLS client": bytes.fromhex("16030100c8010000c4030300") + b"\x00" * 100,
+    "no MessagePack": b"".join(map(bytes, frame_pieces(w.Ping.method, 1, b"\xc1"))),
+    "metadata cut off": b"".join(
+        map(bytes, frame_pieces(w.RegisterClient.method, 1, b"\x93\xa5a"))
+    ),
+    "an endless array": b"".join(
+        map(bytes, frame_pieces(w.RegisterClient.method, 1, b"\xdd\xff\xff\xff\xff"))
+    ),
+    "deep nesting": b"".join(
+        map(bytes, frame_pieces(w.RegisterClient.method, 1, b"\x94\xa1a\x02\xc2" + b"\x91" * 5000))
+    ),
+}
+
+
+@pytest.mark.parametrize("stream", NONSENSE.values(), ids=NONSENSE)
+@pytest.mark.parametrize("identified", [False, True], ids=["stranger", "client"])
+async def test_nonsense_closes_its_connection_with_a_reason(
+    stream: bytes, identified: bool, node: Node
+) -> None:
+    async with Client(node.address) as healthy:
+        answer = await hang_up_after(node, stream, identified=identified)
+        assert code_in(answer) in (32, 39)
+        await healthy.ping()
+
+
+async def test_a_frame_too_large_for_a_stranger_is_refused_before_it_comes(node: Node) -> None:
+    large = HEADER.pack(9000, w.RegisterClient.method, 1, 100)
+    assert code_in(await hang_up_after(node, large)) == 32
+
+
+async def test_a_healthy_client_is_served_while_hundreds_send_garbage(node: Node) -> None:
+    chance = random.Random(7411)
+    lost = []
+
+    async def attack(seed: int) -> None:
+        stream = random.Random(seed).randbytes(chance.randrange(20, 4000))
+        ((host, port),) = parse_url(node.address)
+        reader, writer = await asyncio.open_connection(host, port)
+        # Cut, or a frame that claims more than was sent: then we hang up ourselves.
+        with contextlib.suppress(ConnectionResetError, TimeoutError):
+            writer.write(stream)
+            await asyncio.wait_for(reader.read(), 0.5)
+        writer.close()
+
+    async with Client(node.address) as mq:
+        await mq.create_queue("orders")
+        attacks = [asyncio.create_task(attack(seed)) for seed in range(300)]
+        for n in range(200):
+            await mq.put("orders", b"%d" % n)
+            lost += [n] if (await mq.get("orders")).payload != b"%d" % n else []
+            held = sum(session._wire.held_bytes for session in node._sessions)
+            assert held <= len(node._sessions) * (node.limits.frame_before_login_bytes + 65536)
+        await asyncio.gather(*attacks)
+    assert lost == []
+
+
+async def test_whoever_does_not_introduce_itself_is_hung_up_on(node: Node) -> None:
+    ping = b"".join(map(bytes, frame_pieces(w.Ping.method, 1, b"\x90")))
+    answer = await hang_up_after(node, ping[:5])
+    assert answer == b""
+
+
+async def test_a_byte_at_a_time_is_served(node: Node) -> None:
+    ((host, port),) = parse_url(node.address)
+    reader, writer = await asyncio.open_connection(host, port)
+    for byte in b"".join(map(bytes, Connection(server=False).send(w.RegisterClient("slow"), 1))):
+        writer.write(bytes([byte]))
+        await writer.drain()
+        await asyncio.sleep(0)
+    (length,) = struct.unpack("!I", await asyncio.wait_for(reader.readexactly(4), 5))
+    answer = struct.pack("!I", length) + await reader.readexactly(length - 4)
+    (event,) = Connection(server=False).receive(answer)
+    assert isinstance(event, Received)
+    assert isinstance(event.packet, w.RegisterClientResponse)
+    writer.close()
+
+
+async def test_connections_beyond_the_limit_are_turned_away() -> None:
+    node = Node(MemoryStore(), limits=Limits(connections_max=3))
+    await node.start()
+    try:
+        async with Client(node.address) as mq:
+            await asyncio.gather(
+                *(hang_up_after(node, b"\x00" * 20) for _ in range(20)), return_exceptions=True
+            )
+            await mq.ping()
+    finally:
+        await node.stop()
