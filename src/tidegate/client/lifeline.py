@@ -144,6 +144,14 @@ class Lifeline:
         self.spawn(self._reconnect())
 
     async def _reconnect(self) -> None:
+        try:
+            await self._reconnect_in_time()
+        except asyncio.CancelledError:
+            # The loop is ending: whoever waits must not wait for ever.
+            self._gave_up(Unavailable("the client was closed"))
+            raise
+
+    async def _reconnect_in_time(self) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._reconnect_s
         backoff_s = 0.02

@@ -18,6 +18,7 @@ from tidegate.core.errors import (
     LeaseLost,
     RetryLater,
     TidegateError,
+    UniqueConstraint,
     from_code,
 )
 from tidegate.core.model import Order
@@ -25,6 +26,7 @@ from tidegate.wire import packets as w
 
 if TYPE_CHECKING:
     from tidegate.client.client import Client
+    from tidegate.client.link import Link
 
 # Acknowledgements that leave the node enough credit may wait for company this long: a packet
 # each would cost the node more than the messages do.
@@ -64,6 +66,8 @@ class Subscription:
         self._acks_pending = 0
         self._ack_timer: asyncio.TimerHandle | None = None
         self._lease_s = 60.0
+        self._subscribing = False
+        self._ended_meanwhile = False
         self._renewal: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -89,30 +93,49 @@ class Subscription:
         link = self._client.link
         if link is not None and link.alive and self._queue_id is not None:
             self._flush_acks()
-            # If it fails, the connection or the queue is gone, and the subscription with it.
-            with contextlib.suppress(TidegateError):
-                await link.ask(w.Unsubscribe(self._queue_id, self.consumer))
+            await self._unsubscribe(link)
+
+    async def _unsubscribe(self, link: Link) -> None:
+        assert self._queue_id is not None
+        # If it fails, the connection or the queue is gone, and the subscription with it.
+        with contextlib.suppress(TidegateError):
+            await link.ask(w.Unsubscribe(self._queue_id, self.consumer))
 
     async def _subscribe(self) -> None:
-        """(Re)establish on the present connection, as often as it takes."""
+        """(Re)establish on the present connection, as often as it takes; one at a time."""
         assert self._queue_id is not None
         backoff_s = 0.02
-        while self._open:
-            link = await self._client.connected()
-            self._new_generation()
-            try:
-                answered = await link.ask(
-                    w.Subscribe(
-                        self._queue_id, self.consumer, self.prefetch, self._order, self.automatic
+        self._subscribing = True
+        try:
+            while self._open:
+                link = await self._client.connected()
+                self._new_generation()
+                self._ended_meanwhile = False
+                try:
+                    answered = await link.ask(
+                        w.Subscribe(
+                            self._queue_id,
+                            self.consumer,
+                            self.prefetch,
+                            self._order,
+                            self.automatic,
+                        )
                     )
-                )
-            except RetryLater:
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(backoff_s * 2, 1.0)
-                continue
-            assert isinstance(answered.packet, w.SubscribeResponse)
-            self._lease_s = answered.packet.lease_ms / 1e3
-            return
+                except RetryLater:
+                    await asyncio.sleep(backoff_s)
+                    backoff_s = min(backoff_s * 2, 1.0)
+                    continue
+                except UniqueConstraint:
+                    # The end that we heard was an older one's: what stands there is ours.
+                    await self._unsubscribe(link)
+                    continue
+                if self._ended_meanwhile:
+                    continue
+                assert isinstance(answered.packet, w.SubscribeResponse)
+                self._lease_s = answered.packet.lease_ms / 1e3
+                return
+        finally:
+            self._subscribing = False
 
     def _new_generation(self) -> None:
         self._generation += 1
@@ -124,6 +147,12 @@ class Subscription:
         """The client has a new connection, or the queue a new owner."""
         if not self._open:
             return
+        if self._subscribing:
+            # Whoever is at it meets the new connection by itself; a second one would be refused
+            # for having the same number.
+            self._ended_meanwhile = True
+            return
+        self._subscribing = True
 
         async def again() -> None:
             try:

@@ -37,6 +37,7 @@ from tidegate.telemetry.numbers import ClusterNumbers, NodeNumbers, PhaseNumbers
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.25
+_TICKS_PER_S = 4
 
 
 class Node:
@@ -324,6 +325,9 @@ class Node:
                 await self._leave_the_dead()
             except TidegateError as failure:
                 log.warning("could not renew the lease: %s", failure)
+            except Exception:
+                # Without this loop the node would go on confirming and never deliver again.
+                log.exception("a bug while renewing the lease")
 
     async def _leave_the_dead(self) -> None:
         """What waits for the answer of a dead owner must be asked again: its socket may be open."""
@@ -346,19 +350,31 @@ class Node:
         while True:
             await asyncio.sleep(_TICK_S)
             ticks += 1
-            now = self.clock.monotonic()
-            self._resume_reading()
-            for replica in list(self.replicas.values()):
-                replica.tick()
-                if ticks % 4 == 0:
-                    replica.tick_rates(now)
-            if ticks % 4 == 0:
-                self._hang_up_on_the_silent(now)
-            if ticks % forget_every == 0:
-                for replica in list(self.replicas.values()):
-                    replica.intake.forget_producers(now - self.limits.dedup_window_s)
-                with contextlib.suppress(TidegateError):
-                    await self.store.forget_marks(self.limits.dedup_window_s)
+            try:
+                self._tick(second=ticks % _TICKS_PER_S == 0)
+                if ticks % forget_every == 0:
+                    await self._forget_producers()
+            except TidegateError as failure:
+                log.warning("could not forget old producers: %s", failure)
+            except Exception:
+                # Without this loop no lease would ever lapse.
+                log.exception("a bug in the node's tick")
+
+    def _tick(self, *, second: bool) -> None:
+        now = self.clock.monotonic()
+        self._resume_reading()
+        for replica in list(self.replicas.values()):
+            replica.tick()
+            if second:
+                replica.tick_rates(now)
+        if second:
+            self._hang_up_on_the_silent(now)
+
+    async def _forget_producers(self) -> None:
+        before = self.clock.monotonic() - self.limits.dedup_window_s
+        for replica in list(self.replicas.values()):
+            replica.intake.forget_producers(before)
+        await self.store.forget_marks(self.limits.dedup_window_s)
 
     def _hang_up_on_the_silent(self, now: float) -> None:
         for session in self._sessions - self._waiting_sessions:
