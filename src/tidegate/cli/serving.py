@@ -301,7 +301,8 @@ async def _serve(
 
     limits = limits_of(settings)
     store = PostgresStore(url, writers=settings.store.connections or limits.writers)
-    node = Node(store, host=host, port=port, name=name, limits=limits)
+    advertise = settings.node.advertise
+    node = Node(store, host=host, port=port, advertise=advertise, name=name, limits=limits)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

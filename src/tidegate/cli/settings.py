@@ -87,6 +87,8 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a node serves, and its bounds."""
 
     host: str = "127.0.0.1"
+    # The host under which other machines reach the node; needed when it is not what it listens on.
+    advertise: str | None = None
     port: Annotated[int, Between(0, 65535)] = 7411
     memory_bytes_max: Annotated[Size, Between(16 * _MIB, 1024 * _GIB)] = msgspec.field(
         default=512 * _MIB, name="memory"

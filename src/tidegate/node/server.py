@@ -36,6 +36,7 @@ from tidegate.telemetry.numbers import ClusterNumbers, NodeNumbers, PhaseNumbers
 
 log = logging.getLogger(__name__)
 
+_ALL_ADDRESSES = ("0.0.0.0", "::", "")
 _TICK_S = 0.25
 _TICKS_PER_S = 4
 
@@ -49,6 +50,7 @@ class Node:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
+        advertise: str | None = None,
         name: str | None = None,
         limits: Limits | None = None,
         clock: Clock | None = None,
@@ -65,6 +67,8 @@ class Node:
         self.member_id = 0
         self.address = ""
         self._host = host
+        # Under which name others reach us; a node that listens on all addresses has none there.
+        self._reached_as = advertise or (socket.gethostname() if host in _ALL_ADDRESSES else host)
         self._port = port
         self._budget = Budget(self.limits.memory_bytes)
         self._commits = Histogram()
@@ -98,7 +102,7 @@ class Node:
                 f"cannot listen on {self._host}:{self._port}: {failure.strerror or failure}"
             ) from None
         port = self._server.sockets[0].getsockname()[1]
-        host = f"[{self._host}]" if ":" in self._host else self._host
+        host = f"[{self._reached_as}]" if ":" in self._reached_as else self._reached_as
         self.address = f"tidegate://{host}:{port}"
         # The port only now: nodes that were given any free one must not share a name.
         self.name = self.name or f"{socket.gethostname()}-{port}"
