@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
@@ -90,7 +91,7 @@ async def test_a_put_whose_answer_was_swallowed_is_resent_and_stored_once(
         # Given a put that reaches the node while its confirm does not come back
         proxy.set_mode("deaf")
         put = asyncio.ensure_future(mq.put(queue, numbered_payload("p", 2)))
-        while stored_numbers(node, queue) != [1, 2]:
+        while stored_numbers(node, queue) != [1, 2]:  # noqa: ASYNC110 - asks the store
             await asyncio.sleep(0.02)
         assert not put.done()
 
@@ -116,7 +117,7 @@ async def test_a_half_open_link_is_noticed_and_left(
         proxy.set_mode("frozen")
         frozen_at = time.monotonic()
         put = asyncio.ensure_future(mq.put(queue, numbered_payload("p", 2)))
-        while first.alive:
+        while first.alive:  # noqa: ASYNC110 - nobody announces it
             await asyncio.sleep(0.02)
         noticed_s = time.monotonic() - frozen_at
         print(f"half-open link noticed after {noticed_s:.2f} s, heartbeat 0.2 s")
@@ -170,3 +171,38 @@ async def test_the_node_takes_back_what_a_silent_consumer_held(
             proxy.set_mode("passes")
     assert again.message_id == message.message_id
     assert again.redelivered
+
+
+async def consumers_of(mq: tidegate.Client, queue: str) -> int:
+    return len((await mq.stats(queue)).nodes[0].queues[0].consumers)
+
+
+@pytest.mark.timeout(60)
+async def test_a_subscription_survives_cuts_while_it_is_being_made(
+    proxy: TcpProxy, node: tuple[str, str], queue: str
+) -> None:
+    # Given subscriptions whose connections break at any moment, also while they are made
+    messages, subscriptions = 200, 20
+    async with tidegate.connect(node[0]) as mq, tidegate.connect(proxy.url) as behind:
+        seen: set[int] = set()
+
+        async def consume() -> None:
+            async with behind.subscribe(queue, prefetch=5) as subscription:
+                async for message in subscription:
+                    seen.add(numbered(message.payload)[1])
+                    message.ack()
+
+        consuming = [asyncio.create_task(consume()) for _ in range(subscriptions)]
+        chance = random.Random(7)
+        for _ in range(30):
+            await asyncio.sleep(chance.uniform(0.0, 0.06))
+            proxy.cut()
+        # When it holds again, then all of them are there, and consume
+        await mq.put_many(queue, [numbered_payload("p", n) for n in range(1, messages + 1)])
+        async with asyncio.timeout(20.0):
+            while len(seen) < messages or await consumers_of(mq, queue) < subscriptions:
+                await asyncio.sleep(0.02)
+        assert [task for task in consuming if task.done()] == []
+        for task in consuming:
+            task.cancel()
+        await asyncio.gather(*consuming, return_exceptions=True)

@@ -104,6 +104,9 @@ class Lifeline:
         except TidegateError:
             link.abort()
             raise
+        if not link.alive:
+            # It broke between the answer and now: nobody would tell us again.
+            raise Unavailable(f"the node at {host}:{port} hung up")
         self.link = link
         self.generation += 1
         assert self._connected is not None

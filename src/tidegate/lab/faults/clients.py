@@ -80,6 +80,11 @@ class Clients:
             time.sleep(_ASK_AGAIN_S / 5)
             self.follow()
 
+    def ended_early(self) -> list[str]:
+        """Clients that are gone though nobody told them to stop."""
+        everyone = {**self._producers, **self._consumers}
+        return [name for name, process in everyone.items() if process.poll() is not None]
+
     def finish_producers(self) -> None:
         """No more puts; what is under way gets its answer."""
         self._finish(self._producers)

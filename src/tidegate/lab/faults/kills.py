@@ -134,10 +134,13 @@ async def _run(
                     f"{number}/{options.kills} killed {victim}{waited}; "
                     f"{clients.confirmed} confirmed, {waiting} on their way"
                 )
+                if clients.ended_early():
+                    break
 
             progress("healed; draining")
             await asyncio.to_thread(clients.finish_producers)
-            await asyncio.to_thread(clients.drain, options.drain_s)
+            if not await asyncio.to_thread(clients.drain, options.drain_s):
+                await _explain(mq, progress)
             await asyncio.to_thread(clients.finish_consumers)
             stored = await asyncio.to_thread(_stored, deployment)
             verdict = clients.verdict(stored=stored, sole_consumer=[SOLE])
@@ -165,6 +168,19 @@ async def _confirm_something(mq: tidegate.Client) -> None:
         await mq.put(PROBE, b"?")
 
 
+async def _explain(mq: tidegate.Client, progress: Callable[[str], None]) -> None:
+    """What the nodes say about queues that do not drain."""
+    for node in (await mq.stats()).nodes:
+        for queue in node.queues:
+            consumers = [
+                f"{c.client_name}: {c.unacknowledged} of {c.prefetch}" for c in queue.consumers
+            ]
+            progress(
+                f"not drained: {queue.name} at {node.address} in epoch {queue.epoch}, "
+                f"{queue.waiting} wait, {queue.unacknowledged} are held; {consumers}"
+            )
+
+
 def _stored(deployment: Deployment) -> list[MessageKey] | None:
     """What the store holds once the last acknowledgements have reached it."""
     deadline = time.monotonic() + SETTLE_S
@@ -184,6 +200,7 @@ def main() -> None:
     parser.add_argument("--what", choices=sorted(MIXTURES), default="both")
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--rate", type=float, default=400.0, help="puts a second of a producer")
+    parser.add_argument("--tasks", type=int, default=50, help="puts in flight of a producer")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--log", type=Path, default=None, help="keep the log of `tidegate up`")
     parser.add_argument("--json", action="store_true")
@@ -193,6 +210,7 @@ def main() -> None:
         what=arguments.what,
         nodes=arguments.nodes,
         rate_per_s=arguments.rate,
+        tasks=arguments.tasks,
         seed=arguments.seed,
         keep_log=arguments.log,
     )
