@@ -200,7 +200,9 @@ async def test_a_subscription_survives_cuts_while_it_is_being_made(
         # When it holds again, then all of them are there, and consume
         await mq.put_many(queue, [numbered_payload("p", n) for n in range(1, messages + 1)])
         async with asyncio.timeout(20.0):
-            while len(seen) < messages or await consumers_of(mq, queue) < subscriptions:
+            while (  # noqa: ASYNC110 - asks the node
+                len(seen) < messages or await consumers_of(mq, queue) < subscriptions
+            ):
                 await asyncio.sleep(0.02)
         assert [task for task in consuming if task.done()] == []
         for task in consuming:
