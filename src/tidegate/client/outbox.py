@@ -194,6 +194,8 @@ class Outbox:
         link = self._client.link
         assert link is not None
         number = batch.packet.batch
+        # A queue that changes its owner may refuse the one before and take this one.
+        batch.packet.after = max((n for n in self._in_flight if n < number), default=None)
         self._in_flight[number] = batch
 
         def done(answer: Packet | TidegateError, body: memoryview) -> None:

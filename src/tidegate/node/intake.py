@@ -76,6 +76,10 @@ class Intake:
         if accepted is not None:
             accepted.append(batch)
             return
+        after = batch.packet.after
+        if after is not None and not self._knows(batch.packet.producer, after):
+            batch.refused(Unavailable(f"batch {after} has to come first: send both again"))
+            return
         if not holding.info.durable and not holding.budget.has_room_for(len(batch.body)):
             holding.meters.refused.add(len(batch.packet.lengths))
             batch.refused(
@@ -89,6 +93,9 @@ class Intake:
         self._waiting.append(batch)
         holding.budget.waiting_bytes += len(batch.body)
         self._writer.wants(self)
+
+    def _knows(self, producer: int, number: int) -> bool:
+        return (producer, number) in self._accepted or self._marks.has(producer, number)
 
     # For the writer
 

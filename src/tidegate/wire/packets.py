@@ -286,7 +286,11 @@ class PutMessageResponse(Answer):
 
 
 class PutMessages(Request):
-    """Put a batch into one queue; `producer` and `batch` make a resend harmless."""
+    """Put a batch into one queue; `producer` and `batch` make a resend harmless.
+
+    `after` is a batch of the producer that was on its way when this one was sent. A node that
+    has never met it refuses: it was refused elsewhere, comes again, and must not be overtaken.
+    """
 
     method = 0x31
     answer = PutMessageResponse
@@ -299,6 +303,7 @@ class PutMessages(Request):
     receivers: list[int | None] | None = None
     contexts: list[int | None] | None = None
     attributes: list[Attributes | None] | None = None
+    after: int | None = None
 
 
 class PutToQueuesResponse(Answer):
