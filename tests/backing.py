@@ -142,7 +142,7 @@ class ExternalPostgres:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        command = [self._binaries / "postgres", "-D", data, "-p", str(port), "-F"]
+        command: list[str | Path] = [self._binaries / "postgres", "-D", data, "-p", str(port), "-F"]
         for setting in ("listen_addresses=127.0.0.1", "unix_socket_directories="):
             command += ["-c", setting]
         self._process = subprocess.Popen(

@@ -13,7 +13,7 @@ from tidegate.client.address import parse_url
 from tidegate.client.client import Client
 from tidegate.client.link import Link
 from tidegate.core import errors as e
-from tidegate.core.model import ClientInfo, QueueInfo
+from tidegate.core.model import ClientInfo, Mode, QueueInfo
 from tidegate.node.limits import Limits
 from tidegate.node.server import Node
 from tidegate.storage.memory import MemoryStore
@@ -349,10 +349,10 @@ async def test_before_identification_every_verb_but_three_is_refused(
 
 
 @on_memory
-@pytest.mark.parametrize("mode", w.Mode)
+@pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("kind", w.REQUESTS.values(), ids=lambda kind: kind.__name__)
 async def test_every_verb_asks_for_its_mode(
-    kind: type[w.Request], mode: w.Mode, node: Node, connect: Connect
+    kind: type[w.Request], mode: Mode, node: Node, connect: Connect
 ) -> None:
     await (await connect(node)).create_queue("orders")
     link = await open_link(node)
@@ -369,6 +369,6 @@ async def test_every_verb_asks_for_its_mode(
     except e.TidegateError:
         refused = False
 
-    deletes_another = kind is w.DeleteClient and mode is not w.Mode.ADMIN
+    deletes_another = kind is w.DeleteClient and mode is not Mode.ADMIN
     assert refused == (kind.mode > mode or deletes_another)
     link.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -192,8 +193,8 @@ async def test_a_waiting_read_gets_its_message_though_memory_is_full(
             await reader.flush()
     await reader.flush()
     assert not node._budget.has_room_for(20 * len(PADDING))
-    selection: dict[str, int] = {"sender": other.client_id} if what == "sender" else {}
-    fields: dict[str, int] = {} if what == "sender" else {"receiver": reader.client_id}
+    selection: dict[str, Any] = {"sender": other.client_id} if what == "sender" else {}
+    fields: dict[str, Any] = {} if what == "sender" else {"receiver": reader.client_id}
     if what == "context":
         selection["context"] = fields["context"] = 5
     waiting = reader.spawn(reader.get("orders", wait=20, **selection))

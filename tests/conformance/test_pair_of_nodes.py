@@ -226,7 +226,7 @@ async def test_the_other_takes_over_within_seconds_when_the_owner_dies(pair: Pai
         await crash(pair.b)
 
         put = pair.at_a.put("orders", b"50")
-        received = []
+        received: list[int] = []
         while len(received) < 49 or 50 not in received:
             message = await anext(stream)
             await message.ack_confirmed()

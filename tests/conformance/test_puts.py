@@ -10,6 +10,7 @@ import pytest
 from backing import Connect
 from tidegate.client.client import Client
 from tidegate.core import errors as e
+from tidegate.core.model import Attributes
 from tidegate.node.server import Node
 from tidegate.wire import packets as w
 
@@ -50,7 +51,9 @@ async def test_a_plain_message_has_the_middle_priority_and_nothing_else(mq: Clie
 
     assert message.payload == b""
     assert message.priority == 5
-    assert message.receiver is message.context is message.content_type is None
+    assert message.receiver is None
+    assert message.context is None
+    assert message.content_type is None
     assert message.headers == {}
 
 
@@ -249,9 +252,9 @@ async def test_another_producers_batch_of_the_same_number_is_another_batch(mq: C
         w.PutMessages(0, 2**64 - 1, 1, [1], [5]),
         w.PutMessages(0, 1, 2**64 - 1, [1], [5]),
         w.PutMessages(0, 1, 1, [1], [5], attributes=[]),
-        w.PutMessages(0, 1, 1, [1], [5], attributes=[w.Attributes("a\x00b")]),
-        w.PutMessages(0, 1, 1, [1], [5], attributes=[w.Attributes(None, {"a": "\x00"})]),
-        w.PutMessages(0, 1, 1, [1], [5], attributes=[w.Attributes(None, {"a": "x" * 70_000})]),
+        w.PutMessages(0, 1, 1, [1], [5], attributes=[Attributes("a\x00b")]),
+        w.PutMessages(0, 1, 1, [1], [5], attributes=[Attributes(None, {"a": "\x00"})]),
+        w.PutMessages(0, 1, 1, [1], [5], attributes=[Attributes(None, {"a": "x" * 70_000})]),
     ],
 )
 async def test_a_bad_batch_is_refused_and_harms_nobody(packet: w.PutMessages, mq: Client) -> None:

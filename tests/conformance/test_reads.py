@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
@@ -202,8 +203,8 @@ async def test_a_waiting_read_is_answered_when_its_message_comes(
 ) -> None:
     reader, sender = await connect(node), await connect(node)
     queue = await reader.create_queue("orders")
-    selection: dict[str, int] = {}
-    fields: dict[str, int] = {}
+    selection: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if what == "sender":
         selection["sender"] = sender.client_id
     elif what == "context":

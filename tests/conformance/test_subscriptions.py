@@ -298,7 +298,7 @@ async def test_a_dead_connection_gives_back_what_was_not_acknowledged(
     async with dying.subscribe("orders") as subscription:
         await take(subscription, 2)
         assert dying.link is not None
-        dying._closed = True
+        dying._lifeline.closed = True
         dying.link.abort()
 
         received = [await other.get("orders", wait=10) for _ in range(2)]

@@ -50,7 +50,7 @@ def batch_of(number: int, rows: list[tuple], confirmed: Confirmed) -> Batch:  # 
 
 
 def rows_of(segment: Segment) -> list[tuple[object, ...]]:
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for offset in range(segment.count):
         receivers = segment.receivers
         rows.append(

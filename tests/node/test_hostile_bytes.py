@@ -12,6 +12,7 @@ import pytest
 
 from tidegate.client.address import parse_url
 from tidegate.client.client import Client
+from tidegate.core.model import Mode
 from tidegate.node.limits import Limits
 from tidegate.node.server import Node
 from tidegate.storage.memory import MemoryStore
@@ -34,7 +35,7 @@ async def hang_up_after(node: Node, stream: bytes, *, identified: bool = False) 
     reader, writer = await asyncio.open_connection(host, port)
     try:
         if identified:
-            register = w.RegisterClient(f"hostile-{random.getrandbits(60)}", w.Mode.READ_ONLY)
+            register = w.RegisterClient(f"hostile-{random.getrandbits(60)}", Mode.READ_ONLY)
             writer.writelines(Connection(server=False).send(register, 1))
             (length,) = struct.unpack("!I", await reader.readexactly(4))
             await reader.readexactly(length - 4)

@@ -472,6 +472,6 @@ def test_a_node_on_memory_behaves_as_the_model_for_longer() -> None:
 @pytest.mark.slow
 def test_a_node_on_postgresql_behaves_as_the_model(embedded_url: str) -> None:
     run_state_machine_as_test(
-        lambda: NodeMachine(PostgresBacking("embedded", embedded_url)),
+        lambda: NodeMachine(PostgresBacking("embedded", embedded_url)),  # type: ignore[arg-type]
         settings=settings(max_examples=20, stateful_step_count=40, deadline=None),
     )

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.errors import Malformed, RequiredParameterMissing, TooLarge, UnexpectedPacket
+from tidegate.core.model import ClientInfo, Mode
 from tidegate.wire import packets as w
 from tidegate.wire.connection import (
     FRAME_BEFORE_LOGIN_BYTES,
@@ -206,7 +207,7 @@ def test_identification_raises_the_limit_on_frames() -> None:
         list(node.receive(large))
 
     node = Connection(server=True, frame_bytes_max=100_000, frame_before_login_bytes=1000)
-    node.send(w.RegisterClientResponse(w.ClientInfo(1, "a", w.Mode.ADMIN)), 1)
+    node.send(w.RegisterClientResponse(ClientInfo(1, "a", Mode.ADMIN)), 1)
     assert node.state is State.IDENTIFIED
     (event,) = node.receive(large)
     assert isinstance(event, Received)
@@ -245,7 +246,7 @@ def test_a_closed_connection_says_nothing_more() -> None:
     ping = b"".join(map(bytes, frame_pieces(w.Ping.method, 1, b"\x90")))
     assert list(connection.receive(ping)) == []
     with pytest.raises(UnexpectedPacket):
-        connection.send(w.RegisterClientResponse(w.ClientInfo(1, "a", w.Mode.ADMIN)), 1)
+        connection.send(w.RegisterClientResponse(ClientInfo(1, "a", Mode.ADMIN)), 1)
 
 
 def test_every_state_knows_its_end() -> None:

@@ -109,7 +109,8 @@ class Node:
         self._started_at = self.clock.monotonic()
         await self._join()
         self._writers = [
-            Writer(self.store, on_commit=self._count_commit) for _ in range(self.limits.writers)
+            Writer(self.store, on_commit=self._count_commit, on_free=self._resume_reading)
+            for _ in range(self.limits.writers)
         ]
         self._settler.start()
         for work in (self._renew_forever(), self._tick_forever()):
@@ -174,9 +175,6 @@ class Node:
     def _count_commit(self, duration_s: float, messages: int) -> None:
         self._commits.add(duration_s)
         self._committed_messages += messages
-        if self._waiting_sessions:
-            # In the next turn: then what was committed no longer counts as waiting.
-            asyncio.get_running_loop().call_soon(self._resume_reading)
 
     # Back-pressure
 
@@ -189,7 +187,7 @@ class Node:
         self._waiting_sessions.add(session)
 
     def _resume_reading(self) -> None:
-        if not self._budget.is_flooded:
+        if self._waiting_sessions and not self._budget.is_flooded:
             waiting, self._waiting_sessions = self._waiting_sessions, set()
             for session in waiting:
                 session.resume_reading()

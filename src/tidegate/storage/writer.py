@@ -57,10 +57,16 @@ class Writer:
     """Puts of many replicas, in as few commits as the store allows."""
 
     def __init__(
-        self, store: Store, *, on_commit: Callable[[float, int], None] | None = None
+        self,
+        store: Store,
+        *,
+        on_commit: Callable[[float, int], None] | None = None,
+        on_free: Callable[[], None] | None = None,
     ) -> None:
         self._store = store
         self._on_commit = on_commit
+        # Told whenever what was collected has found its fate.
+        self._on_free = on_free
         self._sources: dict[WriteSource, None] = {}
         self._busy = False
         self._scheduled = False
@@ -100,6 +106,8 @@ class Writer:
 
     def _next(self) -> None:
         self._busy = False
+        if self._on_free is not None:
+            self._on_free()
         if self._sources:
             if not self._scheduled:
                 self._scheduled = True
