@@ -44,6 +44,8 @@ class Intake:
         self._under_way: dict[Write, SegmentBuilder] = {}
         # Every batch that is waiting or under way, with its twins.
         self._accepted: dict[tuple[int, int], list[Batch]] = {}
+        # The last batch of a producer that was refused for good: nobody need wait for it.
+        self._given_up: dict[int, int] = {}
 
     @property
     def busy(self) -> bool:
@@ -82,6 +84,7 @@ class Intake:
             return
         if not holding.info.durable and not holding.budget.has_room_for(len(batch.body)):
             holding.meters.refused.add(len(batch.packet.lengths))
+            self._given_up[batch.packet.producer] = batch.packet.batch
             batch.refused(
                 LimitReached(
                     f"the node's memory ({holding.limits.memory_bytes} bytes) is full and queue "
@@ -95,7 +98,11 @@ class Intake:
         self._writer.wants(self)
 
     def _knows(self, producer: int, number: int) -> bool:
-        return (producer, number) in self._accepted or self._marks.has(producer, number)
+        return (
+            (producer, number) in self._accepted
+            or self._marks.has(producer, number)
+            or self._given_up.get(producer) == number
+        )
 
     # For the writer
 
@@ -186,6 +193,7 @@ class Intake:
 
     def forget_producers(self, before: float) -> None:
         self._marks.forget(before)
+        self._given_up.clear()
 
     # Ids
 
