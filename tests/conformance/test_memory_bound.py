@@ -208,6 +208,48 @@ async def test_a_waiting_read_gets_its_message_though_memory_is_full(
     assert (await asyncio.wait_for(waiting, 5)).payload == b"it"
 
 
+async def test_who_waited_before_memory_was_full_is_served_after(
+    node: Node, connect: Connect
+) -> None:
+    reader, other = await connect(node), await connect(node)
+    absent = await reader.client_id_of("absent")
+    queue = await reader.create_queue("orders")
+    waiting = reader.spawn(reader.get("orders", wait=20))
+    await until(lambda: node.replicas[queue.queue_id].dispatch.readers_waiting == 1)
+    for n in range(300):
+        other.put_soon("orders", payload(n), receiver=absent)
+        if n % 20 == 0:
+            await other.flush()
+    await other.flush()
+
+    await other.put("orders", b"for anyone")
+
+    assert (await asyncio.wait_for(waiting, 5)).payload == b"for anyone"
+
+
+@pytest.mark.parametrize(("order", "expected"), [("oldest", [0, 1, 2]), ("priority", [1, 2, 0])])
+async def test_selective_reads_keep_the_order_though_some_lie_in_the_store(
+    order: str, expected: list[int], node: Node, connect: Connect
+) -> None:
+    ann, bob = await connect(node, name="ann"), await connect(node, name="bob")
+    await ann.create_queue("orders")
+    await fill(ann, 200)
+    await bob.put("orders", payload(0), priority=5)
+    await fill(ann, 100, priority=8)
+    await bob.put("orders", payload(1), priority=9)
+    await fill(ann, 100, priority=8)
+    await bob.put("orders", payload(2), priority=8)
+    # Something of bob's is in memory, and newer than what is not.
+    await bob.put("orders", payload(3), priority=1)
+
+    received = [
+        number((await ann.get("orders", sender="bob", order=order)).payload)  # type: ignore[arg-type]
+        for _ in range(3)
+    ]
+
+    assert received == expected
+
+
 async def test_a_subscriber_gets_its_messages_though_memory_is_full_of_others(
     node: Node, connect: Connect
 ) -> None:

@@ -24,7 +24,7 @@ from tidegate.core.budget import Budget
 from tidegate.core.model import Order
 from tidegate.core.segment import Segment
 from tidegate.queueing.lifecycle import Event
-from tidegate.queueing.queue import ANYONE, Match, Queue
+from tidegate.queueing.queue import ANYONE, EVERYTHING, NOTHING, Match, Queue
 from tidegate.queueing.span import Span
 
 CLIENTS = [1, 2, 3]
@@ -273,11 +273,26 @@ class QueueMachine(RuleBasedStateMachine):
         order=st.sampled_from(Order),
         sender=st.none() | st.sampled_from(SENDERS),
         context=st.sampled_from(CONTEXTS),
+        searched=st.booleans(),
     )
     def take_match(
-        self, client: int, order: Order, sender: int | None, context: int | None
+        self,
+        client: int,
+        order: Order,
+        sender: int | None,
+        context: int | None,
+        searched: bool,
     ) -> object:
-        span = self.queue.take_match(Match(sender, context), client, order)
+        horizon = EVERYTHING if searched else NOTHING
+        span = self.queue.take_match(Match(sender, context), client, order, horizon)
+        if span is not None and not searched and context is None:
+            # Then it is the first of all, in memory or not.
+            first = next(
+                entry
+                for entry in self.expected(client, order)
+                if sender is None or entry.sender == sender
+            )
+            assert span.first_id == first.message_id
         matching = [
             entry
             for entry in self.expected(client, order)
@@ -286,7 +301,7 @@ class QueueMachine(RuleBasedStateMachine):
             and (context is None or entry.context == context)
         ]
         if span is None:
-            assert not matching
+            assert not matching or (not searched and self.queue.tail_count)
             return multiple()
         assert len(span) == 1
         assert span.first_id == matching[0].message_id

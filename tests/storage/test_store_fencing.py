@@ -269,9 +269,15 @@ async def test_searching_finds_by_receiver_sender_and_context(scene: Scene) -> N
     store, queue_id = scene.store, scene.queue.queue_id
 
     async def find(
-        from_id: int, receiver: int, sender: int | None, context: int | None
+        from_id: int,
+        receiver: int,
+        sender: int | None,
+        context: int | None,
+        priority: int | None = None,
     ) -> list[int]:
-        found = await store.find_segments(queue_id, from_id, receiver, sender, context, 10)
+        found = await store.find_segments(
+            queue_id, from_id, receiver, sender, context, priority, 10
+        )
         return [segment.first_id for segment in found]
 
     assert await find(0, 5, None, None) == [20]
@@ -282,6 +288,8 @@ async def test_searching_finds_by_receiver_sender_and_context(scene: Scene) -> N
     assert await find(0, 7, None, 9) == [30]
     assert await find(0, 7, 3, 8) == [30]
     assert await find(0, 7, 1, 8) == []
+    assert await find(0, 6, None, 9, 5) == [20, 30]
+    assert await find(0, 6, None, 9, 4) == []
 
 
 async def test_batches_are_remembered_while_they_live_and_after(scene: Scene) -> None:

@@ -210,6 +210,7 @@ class Store(Protocol):
         receiver: int,
         sender: int | None,
         context: int | None,
+        priority: int | None,
         count_max: int,
     ) -> list[Segment]: ...
     async def marks(self, queue_id: int) -> dict[int, list[tuple[int, int]]]: ...

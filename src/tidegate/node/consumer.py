@@ -9,7 +9,7 @@ from typing import Protocol
 from tidegate.core.errors import TidegateError
 from tidegate.core.model import Order
 from tidegate.queueing.lease import LeaseBook
-from tidegate.queueing.queue import Match
+from tidegate.queueing.queue import NOTHING, Match, Rank
 from tidegate.telemetry.meters import ConsumerMeters
 from tidegate.wire.packets import Run
 
@@ -59,7 +59,17 @@ class Consumer:
 class Reader:
     """Somebody who waits for one message."""
 
-    __slots__ = ("answer", "book_for", "client_id", "lease_s", "match", "miss", "order", "timer")
+    __slots__ = (
+        "answer",
+        "book_for",
+        "client_id",
+        "horizon",
+        "lease_s",
+        "match",
+        "miss",
+        "order",
+        "timer",
+    )
 
     def __init__(
         self,
@@ -80,3 +90,5 @@ class Reader:
         # The holder of leases on messages that were read, not pushed.
         self.book_for = book_for
         self.timer: asyncio.TimerHandle | None = None
+        # How far the store was searched for what it wants.
+        self.horizon: Rank = NOTHING

@@ -85,8 +85,7 @@ class Dispatch:
         if in_store:
             # What it wants may be beyond memory.
             self.tail.search(
-                reader.match,
-                reader.client_id,
+                reader,
                 lambda: reader not in self._readers or self._try_reader(reader),
                 lambda: self._not_found(reader),
             )
@@ -122,8 +121,13 @@ class Dispatch:
             spans = holding.queue.take(1, reader.client_id, reader.order)
             span = spans[0] if spans else None
         else:
-            span = holding.queue.take_match(reader.match, reader.client_id, reader.order)
+            span = holding.queue.take_match(
+                reader.match, reader.client_id, reader.order, reader.horizon
+            )
         if span is None:
+            if reader.match is None:
+                # It may be held up by what lies in the store, and be for somebody else.
+                self.tail.search_for_receiver(reader.client_id)
             return False
         self.drop_reader(reader)
         holder = reader.book_for()

@@ -12,9 +12,11 @@ import logging
 from collections.abc import Callable, Coroutine
 
 from tidegate.core.errors import TidegateError
+from tidegate.core.model import Order
 from tidegate.core.segment import Segment
+from tidegate.node.consumer import Reader
 from tidegate.node.holding import Holding
-from tidegate.queueing.queue import Match, Queue
+from tidegate.queueing.queue import EVERYTHING, Match, Queue
 from tidegate.queueing.span import Span
 
 log = logging.getLogger(__name__)
@@ -24,7 +26,7 @@ HEAD_BYTES_LOW = 4 * 1024 * 1024
 CHUNK_SEGMENTS = 4000
 # Segments that one search brings back.
 FOUND_SEGMENTS = 16
-EVERYTHING = 1 << 62
+ALL_BYTES = 1 << 62
 
 
 class TailReader:
@@ -96,30 +98,41 @@ class TailReader:
     # Searching
 
     def search(
-        self,
-        match: Match | None,
-        client_id: int,
-        is_served: Callable[[], bool],
-        not_found: Callable[[], None],
+        self, reader: Reader, is_served: Callable[[], bool], not_found: Callable[[], None]
     ) -> None:
         """Look for what a reader wants until it is served, or there is nothing more to look at."""
 
         async def search() -> None:
-            if match is None:
-                await self._pull_addressed(client_id)
-            from_id = None if match is None else self._first_id()
-            while not is_served():
-                if from_id is not None:
-                    found = await self._pull(from_id, client_id, match)
-                    from_id = found[-1].last_id + 1 if found else None
-                elif match is None and self._is_coming():
+            if reader.match is None:
+                await self._pull_addressed(reader.client_id)
+                while not is_served() and self._is_coming():
                     assert self._reading is not None
                     await asyncio.wait([self._reading])
-                else:
-                    not_found()
-                    return
+            else:
+                await self._pull_matches(reader, is_served)
+                reader.horizon = EVERYTHING
+            if not is_served():
+                not_found()
 
         self._start(search())
+
+    async def _pull_matches(self, reader: Reader, is_served: Callable[[], bool]) -> None:
+        """In the reader's order, so that the first one found is the first one there is."""
+        priorities: list[int | None] = [None]
+        if reader.order is Order.PRIORITY:
+            tails = self._holding.queue.tail_wanted(ALL_BYTES)
+            priorities = [*sorted({lane.priority for lane, _ in tails}, reverse=True)]
+        for priority in priorities:
+            from_id = self._first_id(priority)
+            while from_id is not None:
+                found = await self._pull(from_id, reader.client_id, reader.match, priority)
+                if found is None:
+                    return
+                is_last = len(found) < FOUND_SEGMENTS
+                from_id = None if is_last else found[-1].last_id + 1
+                reader.horizon = (0 if priority is None else -priority, from_id or ALL_BYTES)
+                if is_served():
+                    return
 
     def _is_coming(self) -> bool:
         """Whether more of what is for anyone is on its way from the store."""
@@ -156,12 +169,13 @@ class TailReader:
                 end = min(end, found[-1].last_id + 1)
             queue.searched(client_id, end)
 
-    def _first_id(self) -> int | None:
-        wanted = self._holding.queue.tail_wanted(EVERYTHING)
-        return min((lane.tail_from for lane, _ in wanted), default=None)
+    def _first_id(self, priority: int | None) -> int | None:
+        wanted = self._holding.queue.tail_wanted(ALL_BYTES)
+        starts = [lane.tail_from for lane, _ in wanted if priority in (None, lane.priority)]
+        return min(starts, default=None)
 
     async def _pull(
-        self, from_id: int, client_id: int, match: Match | None
+        self, from_id: int, client_id: int, match: Match | None, priority: int | None = None
     ) -> list[Segment] | None:
         """Pull what matches into memory; None when the store cannot be asked."""
         holding = self._holding
@@ -172,6 +186,7 @@ class TailReader:
                 client_id,
                 None if match is None else match.sender,
                 None if match is None else match.context,
+                priority,
                 FOUND_SEGMENTS,
             )
         except TidegateError as failure:
@@ -192,7 +207,7 @@ class TailReader:
         """Up to `limit` messages of the tails, left where they are."""
         holding = self._holding
         spans: list[Span] = []
-        for lane, addressed in holding.queue.tail_wanted(EVERYTHING):
+        for lane, addressed in holding.queue.tail_wanted(ALL_BYTES):
             if limit <= 0:
                 break
             segments = await holding.store.read_lane(

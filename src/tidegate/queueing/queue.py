@@ -21,6 +21,11 @@ from tidegate.queueing.span import Span
 
 # Who an unaddressed message is for.
 ANYONE = 0
+
+# Where a message stands in an order: its priority (highest first) if that counts, then its id.
+Rank = tuple[int, int]
+NOTHING: Rank = (-(1 << 62), 0)
+EVERYTHING: Rank = (1 << 62, 0)
 _NO_LANES: dict[int, Lane] = {}
 
 
@@ -43,13 +48,10 @@ class Match:
     def find(self, span: Span) -> int | None:
         """The offset of the first message of the span that matches."""
         segment = span.segment
-        if (
-            self.sender is not None
-            and len(segment.senders) == 1
-            and segment.senders[0] != self.sender
-        ):
+        # Whole columns are searched at the speed of C before messages are looked at one by one.
+        if self.sender is not None and self.sender not in segment.senders:
             return None
-        if self.context is not None and segment.contexts is None:
+        if self.context is not None and self.context not in (segment.contexts or ()):
             return None
         for offset in range(span.low, span.high):
             if self.sender is not None and segment.sender(offset) != self.sender:
@@ -281,9 +283,15 @@ class Queue:
         """All that is addressed to the client, with ids below `end`, is in memory."""
         self._searched[client_id] = max(end, self._searched.get(client_id, 0))
 
-    def take_match(self, match: Match, client_id: int, order: Order) -> Span | None:
-        """The first message in order that matches, out of what is in memory."""
-        best: tuple[tuple[int, int], Lane, Span, int] | None = None
+    def take_match(
+        self, match: Match, client_id: int, order: Order, horizon: Rank = NOTHING
+    ) -> Span | None:
+        """The first message in order that matches, out of what is in memory.
+
+        None, too, when the store may hold one that comes first. Up to the `horizon` it does not:
+        what matches there was brought back.
+        """
+        best: tuple[Rank, Lane, Span, int] | None = None
         for receiver in {ANYONE, client_id}:
             for lane in self._lanes.get(receiver, {}).values():
                 for span in lane.spans():
@@ -297,9 +305,23 @@ class Queue:
                     break
         if best is None:
             return None
-        _, lane, span, offset = best
+        rank, lane, span, offset = best
+        # A context names one reply: there is no other that could come first.
+        if match.context is None and self._may_come_first(rank, client_id, order, horizon):
+            return None
         self.head_count -= 1
         return lane.remove(span, offset, offset + 1)
+
+    def _may_come_first(self, rank: Rank, client_id: int, order: Order, horizon: Rank) -> bool:
+        """Whether the store may hold something for the client before `rank`, beyond `horizon`."""
+        for lane in self._all_tails():
+            if not lane.tail_count:
+                continue
+            priority = -lane.priority if order is Order.PRIORITY else 0
+            first = max((priority, lane.tail_from), horizon)
+            if first < rank and first <= (priority, lane.tail_last):
+                return True
+        return False
 
     def done(self, span: Span) -> bool:
         """Settle a leased span; True when its whole segment is done."""

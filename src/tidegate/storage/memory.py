@@ -399,6 +399,7 @@ class MemoryStore:
         receiver: int,
         sender: int | None,
         context: int | None,
+        priority: int | None,
         count_max: int,
     ) -> list[Segment]:
         await _turn()
@@ -413,6 +414,7 @@ class MemoryStore:
             and (selective if segment.receivers is None else receiver in segment.receivers)
             and (sender is None or sender in segment.senders)
             and (context is None or context in (segment.contexts or ()))
+            and (priority is None or priority == segment.priority)
         ]
         return found[:count_max]
 

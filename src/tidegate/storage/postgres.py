@@ -270,15 +270,17 @@ class PostgresStore:
         receiver: int,
         sender: int | None,
         context: int | None,
+        priority: int | None,
         count_max: int,
     ) -> list[Segment]:
         rows = await self._read(
-            "select * from find_segments(%s, %s, %s, %s, %s, %s::int)",
+            "select * from find_segments(%s, %s, %s, %s, %s, %s::smallint, %s::int)",
             queue_id,
             from_id,
             receiver,
             sender,
             context,
+            priority,
             count_max,
         )
         return [_segment(queue_id, row) for row in rows]

@@ -182,7 +182,7 @@ $$;
 -- The first segments beyond memory that hold a message a selective read wants.
 create function find_segments(
     in_queue int, from_id bigint, wanted_receiver int, wanted_sender int, wanted_context bigint,
-    count_max int
+    wanted_priority smallint, count_max int
 ) returns setof segment_row language sql stable as $$
     select s.first_id, s.priority, extract(epoch from s.arrived_at)::float8, s.lengths, s.senders,
            s.receivers, s.contexts, s.attributes, s.payload, a.done
@@ -191,6 +191,7 @@ create function find_segments(
       and (s.receivers is null or wanted_receiver = any (s.receivers))
       and (wanted_sender is null or wanted_sender = any (s.senders))
       and (wanted_context is null or wanted_context = any (s.contexts))
+      and (wanted_priority is null or wanted_priority = s.priority)
       and (wanted_sender is not null or wanted_context is not null or s.receivers is not null)
     order by s.first_id limit count_max
 $$;
