@@ -32,7 +32,8 @@ def report(name: str, times_s: list[float], messages: int) -> None:
     times_s.sort()
     p50, p99 = times_s[len(times_s) // 2], times_s[int(len(times_s) * 0.99)]
     rate = messages * len(times_s) / sum(times_s)
-    print(f"{name:<28} {messages:>5} p50 {p50 * 1e6:7.0f} µs  p99 {p99 * 1e6:7.0f} µs  {rate:>9,.0f} msg/s")
+    figures = f"p50 {p50 * 1e6:7.0f} µs  p99 {p99 * 1e6:7.0f} µs  {rate:>9,.0f} msg/s"
+    print(f"{name:<16} {messages:>5} messages  {figures}")
 
 
 async def measure(url: str) -> None:
