@@ -137,8 +137,13 @@ class House:
 
     def watch(self) -> None:
         """Start again what has died."""
-        if self._embedded is not None and self._embedded.ensure_running():
-            log.error("PostgreSQL had died and was started again")
+        try:
+            if self._embedded is not None and self._embedded.ensure_running():
+                log.error("PostgreSQL had died and was started again")
+        except TidegateError as failure:
+            # It died again while it recovered. We are here to try again, not to give up.
+            log.error("PostgreSQL did not come back yet: %s", failure)
+            return
         for node in self._nodes:
             node.ensure_running()
 
