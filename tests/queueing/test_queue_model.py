@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -18,6 +19,7 @@ from hypothesis.stateful import (
     multiple,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
 
 from tidegate.core.budget import Budget
@@ -385,6 +387,13 @@ class QueueMachine(RuleBasedStateMachine):
 
 TestQueueModel = QueueMachine.TestCase
 TestQueueModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.slow
+def test_a_queue_behaves_as_the_model_for_longer() -> None:
+    run_state_machine_as_test(
+        QueueMachine, settings=settings(max_examples=1500, stateful_step_count=60, deadline=None)
+    )
 
 
 def test_nobody_is_client_zero() -> None:

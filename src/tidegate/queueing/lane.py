@@ -134,10 +134,11 @@ class Lane:
         self.tail_count, self.tail_bytes = count, payload_bytes
         self.newest_id = last_id
 
-    def comes_late(self, segment: Segment) -> bool:
-        """Note a new segment; whether it lies before others that are known already."""
-        if segment.first_id > self.newest_id:
-            self.newest_id = segment.last_id
+    def comes_late(self, segment: Segment, newest_id: int) -> bool:
+        """Note a new segment; whether it lies before others that are known, here or beside."""
+        newest_id = max(newest_id, self.newest_id)
+        self.newest_id = max(segment.last_id, self.newest_id)
+        if segment.first_id > newest_id:
             return False
         if self.tail_count and segment.first_id >= self.tail_from:
             self.pulled.add(segment.first_id)

@@ -138,10 +138,14 @@ class Queue:
 
         True when it is in memory.
         """
+        newest_id = 0
+        if segment.receivers is not None:
+            # Receivers are searched for in all addressed tails at once.
+            newest_id = max((t.newest_id for t in self._addressed_tails.values()), default=0)
         tail = self.tail_lane(segment.priority, segment.receivers is not None)
         # A message that was stored in several queues at once may have an older id than what
         # came meanwhile; the tail may not be read there again, so it stays.
-        if not tail.comes_late(segment) and (tail.tail_count or not keep):
+        if not tail.comes_late(segment, newest_id) and (tail.tail_count or not keep):
             if segment.receivers is not None:
                 self._note_unsearched(segment)
             tail.send_to_tail(segment, segment.open)
