@@ -15,6 +15,8 @@ def parse_url(url: str) -> list[tuple[str, int]]:
     rest = url[len(SCHEME) :].rstrip("/")
     if not rest:
         raise InvalidValue(f"{url!r} names no host: write tidegate://host:port")
+    if "@" in rest:
+        raise InvalidValue("a Tidegate URL names no user yet: write tidegate://host:port")
     nodes = []
     for part in rest.split(","):
         host, colon, port = part.rpartition(":")

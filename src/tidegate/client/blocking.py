@@ -37,18 +37,25 @@ class LoopThread:
             self.loop.run_forever()
 
     def wait(self, work: Coroutine[Any, Any, Result]) -> Result:
-        if not self._thread.is_alive():
+        try:
+            self._check_alive()
+        except Unavailable:
             work.close()
-            raise Unavailable("the client is closed")
+            raise
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def call(self, function: Callable[[], asyncio.Future[Result]]) -> Future[Result]:
         """A call that returns a future over there, as a future here."""
+        self._check_alive()
 
         async def run() -> Result:
             return await function()
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop)
+
+    def _check_alive(self) -> None:
+        if not self._thread.is_alive() or self.loop.is_closed():
+            raise Unavailable("the client is closed")
 
     def stop(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)

@@ -12,13 +12,20 @@ import contextlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import partial as bound
 from itertools import count
 from typing import Any, Literal
 
 import msgspec
 
 from tidegate.client.address import parse_url
-from tidegate.client.checks import checked_payload, checked_properties
+from tidegate.client.checks import (
+    check_count,
+    check_seconds,
+    check_text,
+    checked_payload,
+    checked_properties,
+)
 from tidegate.client.lifeline import NOT_YET, Lifeline
 from tidegate.client.link import Link
 from tidegate.client.message import Message, batches_of
@@ -29,7 +36,10 @@ from tidegate.core.errors import (
     InvalidValue,
     IoFailure,
     NoActiveQueues,
+    NoMessagesInQueue,
+    NoMessagesRetrieved,
     NoQueues,
+    NoReply,
     QueueNameNotUnique,
     TidegateError,
     Unavailable,
@@ -52,6 +62,8 @@ OrderName = Literal["oldest", "priority"]
 
 # How long closing waits for what was put soon.
 _FLUSH_S = 5.0
+# A read that acknowledges is a lease until it has arrived.
+READ_LEASE_S = 30.0
 
 
 class Client:
@@ -78,8 +90,6 @@ class Client:
             on_resumed=self._resumed,
             on_gave_up=self._gave_up,
         )
-        self._broadcaster = secrets.randbits(62) + 1
-        self._broadcasts = count(1)
         self._consumers = count(1)
         self._outboxes: dict[str, Outbox] = {}
         self._queue_ids: dict[str, int] = {}
@@ -260,6 +270,7 @@ class Client:
 
     async def browse(self, queue: str | int, *, limit: int = 100) -> list[Message]:
         """Look at waiting messages without taking them."""
+        check_count("limit", limit)
         answered = await self._lifeline.ask(w.GetMessages(await self.queue_id(queue), limit))
         assert isinstance(answered.packet, w.GetMessagesResponse)
         holder = ReadHolder(self._lifeline, str(queue), 0)
@@ -291,7 +302,7 @@ class Client:
         is not known here.
         """
         outbox = self._outboxes.get(queue)
-        if outbox is None:
+        if outbox is None or self._lifeline.outage is not None:
             outbox = self._new_outbox(queue)
         if type(payload) is not bytes or len(payload) > MESSAGE_BYTES_MAX:
             payload = checked_payload(payload)
@@ -356,7 +367,7 @@ class Client:
             return []
         checked_properties(None, None, priority, None, None)
         outbox = self._outboxes.get(queue)
-        if outbox is None:
+        if outbox is None or self._lifeline.outage is not None:
             outbox = self._new_outbox(queue)
         ids: list[int] = []
         for answer in await outbox.add_many(chosen, priority):
@@ -394,8 +405,9 @@ class Client:
             return []
         packet = w.PutToQueues(
             list(by_id),
-            self._broadcaster,
-            next(self._broadcasts),
+            # A producer of its own: resends are recognised, and nothing else is taken for one.
+            secrets.randbits(62) + 1,
+            1,
             priority,
             partial,
             receiver,
@@ -408,15 +420,19 @@ class Client:
         return [by_id[queue_id] for queue_id in answered.packet.queue_ids]
 
     def _new_outbox(self, queue: str) -> Outbox:
-        if self._lifeline.closed:
-            raise Unavailable("the client is closed")
+        if self._lifeline.outage is not None:
+            raise self._lifeline.outage
         if not isinstance(queue, str) or not queue:
             raise InvalidValue(f"a queue is named by a string that is not empty, not {queue!r}")
+        check_text(queue)
         if self._lifeline.info is None:
             raise InvalidValue("not connected: use `async with tidegate.connect(url) as mq`")
         outbox = self._outboxes[queue] = Outbox(self, queue)
         outbox.queue_id = self._queue_ids.get(queue)
         return outbox
+
+    def forget_queue_id(self, queue: str) -> None:
+        self._queue_ids.pop(queue, None)
 
     def forget_outbox(self, outbox: Outbox, error: TidegateError) -> None:
         """A queue may have been deleted and made anew: look its id up again next time."""
@@ -438,14 +454,16 @@ class Client:
     ) -> Message:
         """Take one message, at once or when one comes within `wait` seconds.
 
-        It is thereby acknowledged, unless a `lease` in seconds is asked for.
+        It is thereby acknowledged, unless a `lease` in seconds is asked for. What arrives for a
+        call that was cancelled meanwhile goes back to the queue.
         """
         if order not in ORDERS:
             raise InvalidValue(f"order is one of {', '.join(ORDERS)}, not {order!r}")
-        if wait < 0 or (lease is not None and lease <= 0):
-            raise InvalidValue("wait must not be negative, and a lease must be positive")
+        check_seconds("wait", wait, at_least=0.0)
+        if lease is not None:
+            check_seconds("lease", lease, at_least=0.001)
         queue_id = await self.queue_id(queue)
-        lease_ms = None if lease is None else max(int(lease * 1e3), 1)
+        lease_ms = int((READ_LEASE_S if lease is None else lease) * 1e3)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
         while True:
@@ -458,15 +476,17 @@ class Client:
                 packet = w.ReadMessage(queue_id, ORDERS[order], sender_id, wait_ms, lease_ms)
             link = await self.connected()
             try:
-                answered = await link.ask(packet)
+                answered = await link.ask(packet, abandoned=bound(_give_back, link, queue_id))
                 break
             except (*NOT_YET, IoFailure):
+                # It was under lease, so whatever was on its way to us goes back.
                 if loop.time() >= deadline:
                     raise
                 await asyncio.sleep(0.02)
         run = answered.packet.run  # type: ignore[attr-defined]
         holder = ReadHolder(self._lifeline, str(queue), queue_id)
         if lease is None:
+            link.post(w.Settle(queue_id, 0, [(run.tag, run.tag)]))
             run.tag = 0
         return batches_of([run], answered.body, holder, self._lifeline.generation)[0][0]
 
@@ -482,6 +502,7 @@ class Client:
         headers: dict[str, str] | None = None,
     ) -> Message:
         """Put a request and wait for its reply, which `reply()` on the other side sends."""
+        check_seconds("timeout", timeout, at_least=0.0)
         context = secrets.randbits(62)
         await self.put(
             queue,
@@ -492,7 +513,10 @@ class Client:
             content_type=content_type,
             headers=headers,
         )
-        return await self.get(queue, context=context, wait=timeout)
+        try:
+            return await self.get(queue, context=context, wait=timeout)
+        except (NoMessagesInQueue, NoMessagesRetrieved):
+            raise NoReply(f"no reply in queue {queue!r} within {timeout:g} s") from None
 
     def reply(
         self,
@@ -528,8 +552,7 @@ class Client:
             raise InvalidValue(f"ack is explicit or automatic, not {ack!r}")
         if order not in ORDERS:
             raise InvalidValue(f"order is one of {', '.join(ORDERS)}, not {order!r}")
-        if not isinstance(prefetch, int) or prefetch < 1:
-            raise InvalidValue(f"prefetch must be a whole number from 1, not {prefetch!r}")
+        check_count("prefetch", prefetch)
         return Subscription(
             self, str(queue), next(self._consumers), prefetch, ORDERS[order], ack == "automatic"
         )
@@ -583,3 +606,13 @@ class Client:
     async def set_owner(self, queue: str | int, member_id: int) -> None:
         """As admin: move a queue to another node."""
         await self._lifeline.ask(w.SetOwner(await self.queue_id(queue), member_id))
+
+
+def _give_back(link: Link, queue_id: int, packet_id: int, answer: w.Packet | None) -> None:
+    """Nobody waits for this read any more: withdraw it, and return what came all the same."""
+    if answer is None:
+        link.submit(w.Withdraw(queue_id, packet_id), None, lambda answer, body: None)
+        return
+    assert isinstance(answer, w.ReadMessageResponse | w.ReadResponseResponse)
+    tag = answer.run.tag
+    link.submit(w.Return(queue_id, 0, [(tag, tag)]), None, lambda answer, body: None)

@@ -60,6 +60,10 @@ class Lifeline:
         self.info: ClientInfo | None = None
         self.generation = 0
         self.closed = False
+        # Why calls fail at once: the client is closed, or has been without a node for too long.
+        self.outage: TidegateError | None = None
+        self._last_failure = "the connection was lost"
+        self._node: tuple[str, int] | None = None
         self._connected: asyncio.Future[Link] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -79,6 +83,7 @@ class Lifeline:
 
     async def close(self) -> None:
         self.closed = True
+        self.outage = Unavailable("the client is closed")
         if self.link is not None:
             self.link.close()
         for task in list(self._tasks):
@@ -97,7 +102,7 @@ class Lifeline:
     async def _connect(self, host: str, port: int) -> None:
         link = await Link.open(host, port, self._on_push, self._lost, _CONNECT_S)
         try:
-            self.info = await asyncio.wait_for(self._identify(link), _CONNECT_S)
+            self.info = await asyncio.wait_for(self._identify(link, (host, port)), _CONNECT_S)
         except TimeoutError:
             link.abort()
             raise Unavailable(f"the node at {host}:{port} does not answer") from None
@@ -108,17 +113,22 @@ class Lifeline:
             # It broke between the answer and now: nobody would tell us again.
             raise Unavailable(f"the node at {host}:{port} hung up")
         self.link = link
+        self._node = (host, port)
         self.generation += 1
-        assert self._connected is not None
-        if not self._connected.done():
-            self._connected.set_result(link)
+        if self._connected is None or self._connected.done():
+            self._connected = asyncio.get_running_loop().create_future()
+        self._connected.set_result(link)
 
-    async def _identify(self, link: Link) -> ClientInfo:
+    async def _identify(self, link: Link, node: tuple[str, int]) -> ClientInfo:
         """Become who we are: the client of that id or name; a new one if there is none."""
         known = self._wanted_id if self.info is None else self.info.client_id
+        if self._name is None and self._wanted_id is None and node != self._node:
+            # Another node would not know that we are still there, and delete us behind our back.
+            known = None
         if known is not None:
             try:
-                return _client_of(await link.ask(w.IdentifyClient(client_id=known)))
+                ephemeral = self._name is None and self._wanted_id is None
+                return _client_of(await link.ask(w.IdentifyClient(known, None, ephemeral)))
             except TidegateError:
                 if self._name is not None or self._wanted_id is not None:
                     raise
@@ -147,51 +157,58 @@ class Lifeline:
         self.spawn(self._reconnect())
 
     async def _reconnect(self) -> None:
+        """Come back, however long it takes; calls stop waiting after `reconnect_s`."""
+        loop = asyncio.get_running_loop()
+        patience = loop.call_later(self._reconnect_s, self._out_of_patience)
+        backoff_s = 0.02
         try:
-            await self._reconnect_in_time()
+            while not await self._try_every_node():
+                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+                backoff_s = min(backoff_s * 2, 1.0)
         except asyncio.CancelledError:
             # The loop is ending: whoever waits must not wait for ever.
-            self._gave_up(Unavailable("the client was closed"))
+            self._give_up(Unavailable("the client was closed"))
             raise
+        except TidegateError as error:
+            self._give_up(error)  # we are not wanted any more: trying again would not help
+            return
+        finally:
+            patience.cancel()
+        self.outage = None
+        self._on_resumed()
 
-    async def _reconnect_in_time(self) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._reconnect_s
-        backoff_s = 0.02
-        failure: TidegateError = Unavailable("the connection was lost")
-        while loop.time() < deadline and not self.closed:
-            for host, port in self._nodes:
-                try:
-                    await self._connect(host, port)
-                except RetryLater as error:
-                    failure = error
-                    continue
-                except TidegateError as error:
-                    self._gave_up(error)
-                    return
-                self._on_resumed()
-                return
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
-            backoff_s = min(backoff_s * 2, 1.0)
-        self._gave_up(Unavailable(f"no connection for {self._reconnect_s:.0f} seconds: {failure}"))
+    async def _try_every_node(self) -> bool:
+        for host, port in self._nodes:
+            try:
+                await self._connect(host, port)
+            except RetryLater as error:
+                self._last_failure = str(error)
+            else:
+                return True
+        return False
 
-    def _gave_up(self, error: TidegateError) -> None:
-        assert self._connected is not None
-        if not self._connected.done():
+    def _out_of_patience(self) -> None:
+        waited = f"{self._reconnect_s:g} s"
+        self._give_up(Unavailable(f"no connection for {waited}: {self._last_failure}"))
+
+    def _give_up(self, error: TidegateError) -> None:
+        """Whoever waits is told, and whoever comes until there is a connection again."""
+        self.outage = error
+        if self._connected is not None and not self._connected.done():
             self._connected.set_exception(error)
         self._on_gave_up(error)
 
     async def connected(self) -> Link:
         """The link, when there is one."""
-        if self.closed:
-            raise Unavailable("the client is closed")
         link = self.link
-        if link is not None and link.alive:
+        if link is not None and link.alive and not self.closed:
             return link
+        if self.outage is not None:
+            raise self.outage
         if self._connected is None:
             raise InvalidValue("not connected: use `async with tidegate.connect(url) as mq`")
-        if self._connected.done() and not self._connected.cancelled():
-            self._connected.result()  # raises when we gave up
+        if self._connected.done():
+            # The link has just died, and we are about to hear of it.
             await asyncio.sleep(0)
         return await asyncio.shield(self._connected)
 

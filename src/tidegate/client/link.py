@@ -7,9 +7,18 @@ from collections.abc import Callable
 from itertools import count
 from typing import cast
 
-from tidegate.core.errors import IoFailure, TidegateError, Unavailable, from_code
+from tidegate.core.errors import (
+    InvalidValue,
+    IoFailure,
+    TidegateError,
+    Unavailable,
+    from_code,
+)
 from tidegate.wire import packets as w
 from tidegate.wire.connection import Connection, Received
+
+# Ids are 32 bits; the highest is left to nodes that relay.
+_PACKET_ID_MASK = 0x7FFF_FFFF
 
 
 class Answered:
@@ -51,6 +60,8 @@ class Link(asyncio.Protocol):
         try:
             async with asyncio.timeout(timeout_s):
                 _, link = await loop.create_connection(lambda: cls(on_push, on_lost), host, port)
+        except (UnicodeError, ValueError) as failure:
+            raise InvalidValue(f"{host!r} is no host: {failure}") from None
         except (OSError, TimeoutError) as failure:
             raise Unavailable(
                 f"nothing answers at {host}:{port} ({failure or 'timed out'}): is a node running "
@@ -121,38 +132,59 @@ class Link(asyncio.Protocol):
     def post(self, packet: w.Packet, bodies: list[memoryview | bytes] | None = None) -> None:
         """Send what nobody answers."""
         if self.alive and self._transport is not None:
-            self._transport.writelines(self._wire.send(packet, next(self._packet_ids), bodies))
+            self._transport.writelines(self._wire.send(packet, self._next_packet_id(), bodies))
+
+    def _next_packet_id(self) -> int:
+        return next(self._packet_ids) & _PACKET_ID_MASK
 
     def submit(
         self,
         packet: w.Packet,
         bodies: list[memoryview | bytes] | None,
         done: Callable[[w.Packet | TidegateError, memoryview], None],
-    ) -> None:
-        """Send a request; `done` gets its answer, or the error."""
+    ) -> int:
+        """Send a request; `done` gets its answer, or the error. The packet's id."""
         if not self.alive or self._transport is None:
             done(Unavailable("not connected"), memoryview(b""))
-            return
-        packet_id = next(self._packet_ids)
-        self._asked[packet_id] = done
+            return 0
+        packet_id = self._next_packet_id()
+        # Before it is registered: what cannot be encoded is not asked.
         pieces = self._wire.send(packet, packet_id, bodies)
+        self._asked[packet_id] = done
         if len(pieces) == 1:
             self._transport.write(pieces[0])
         else:
             self._transport.writelines(pieces)
+        return packet_id
 
     async def ask(
-        self, packet: w.Packet, bodies: list[memoryview | bytes] | None = None
+        self,
+        packet: w.Packet,
+        bodies: list[memoryview | bytes] | None = None,
+        *,
+        abandoned: Callable[[int, w.Packet | None], None] | None = None,
     ) -> Answered:
+        """Send a request and wait for its answer.
+
+        When the wait is cancelled, `abandoned` is called with the packet's id and None, and
+        again with the answer if one comes all the same.
+        """
         future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
 
         def done(answer: w.Packet | TidegateError, body: memoryview) -> None:
             if future.done():
-                return
-            if isinstance(answer, TidegateError):
+                if abandoned is not None and not isinstance(answer, TidegateError):
+                    abandoned(packet_id, answer)
+            elif isinstance(answer, TidegateError):
                 future.set_exception(answer)
             else:
                 future.set_result(Answered(answer, body))
 
-        self.submit(packet, bodies, done)
-        return await future
+        packet_id = self.submit(packet, bodies, done)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if abandoned is not None:
+                answered = future.done() and not future.cancelled() and not future.exception()
+                abandoned(packet_id, future.result().packet if answered else None)
+            raise

@@ -14,7 +14,7 @@ import secrets
 from collections import deque
 from typing import TYPE_CHECKING
 
-from tidegate.core.errors import LimitReached, RetryLater, TidegateError
+from tidegate.core.errors import LimitReached, QueueNotExisting, RetryLater, TidegateError
 from tidegate.core.model import PRIORITY_DEFAULT, Attributes
 from tidegate.wire.packets import Packet, PutMessageResponse, PutMessages
 
@@ -32,7 +32,7 @@ _PLAIN: Special = (None, None, PRIORITY_DEFAULT, None)
 class Batch:
     """Messages that travel together."""
 
-    __slots__ = ("bodies", "futures", "packet", "tries")
+    __slots__ = ("bodies", "futures", "looked_up", "packet", "tries")
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class Batch:
         self.bodies = bodies
         self.futures = futures
         self.tries = 0
+        self.looked_up = False
 
 
 class Outbox:
@@ -209,6 +210,7 @@ class Outbox:
                 self._scheduled = True
                 self._loop.call_soon(self._flush)
 
+        batch.packet.queue_id = self.queue_id or batch.packet.queue_id
         link.submit(batch.packet, batch.bodies, done)
 
     @staticmethod
@@ -234,21 +236,32 @@ class Outbox:
             message_id += step
 
     def _failed(self, batch: Batch, error: TidegateError) -> None:
+        if isinstance(error, QueueNotExisting) and not batch.looked_up:
+            # Deleted and made anew under the same name, perhaps: look it up once.
+            batch.looked_up = True
+            if batch.packet.queue_id == self.queue_id:
+                self.queue_id = None
+                self._client.forget_queue_id(self.queue)
+            self._put_back(batch)
+            return
         if not isinstance(error, RetryLater) or isinstance(error, LimitReached):
             self._give_up(batch, error)
             self._client.forget_outbox(self, error)
             return
-        # In order: older batches go first again.
-        at = 0
-        while at < len(self._resend) and self._resend[at].packet.batch < batch.packet.batch:
-            at += 1
-        self._resend.insert(at, batch)
+        self._put_back(batch)
         batch.tries += 1
         if self._client.link is not None and self._client.link.alive:
             delay_s = min(0.02 * 2 ** min(batch.tries, 6), 1.0) * random.uniform(0.5, 1.0)
             if not self._scheduled:
                 self._scheduled = True
                 self._loop.call_later(delay_s, self._flush)
+
+    def _put_back(self, batch: Batch) -> None:
+        """In order: older batches go first again."""
+        at = 0
+        while at < len(self._resend) and self._resend[at].packet.batch < batch.packet.batch:
+            at += 1
+        self._resend.insert(at, batch)
 
     @staticmethod
     def _give_up(batch: Batch, error: TidegateError) -> None:
@@ -279,9 +292,9 @@ class Outbox:
             try:
                 self.queue_id = await self._client.queue_id(self.queue)
             except TidegateError as error:
-                if not isinstance(error, RetryLater):
-                    self.fail(error)
-                    self._client.forget_outbox(self, error)
+                # Asked for as long as calls wait for an answer: nobody would flush again.
+                self.fail(error)
+                self._client.forget_outbox(self, error)
             finally:
                 self._resolving = False
             if self.queue_id is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ from tidegate.wire import packets as w
 if TYPE_CHECKING:
     from tidegate.client.client import Client
     from tidegate.client.link import Link
+
+log = logging.getLogger(__name__)
 
 # Acknowledgements that leave the node enough credit may wait for company this long: a packet
 # each would cost the node more than the messages do.
@@ -80,13 +83,21 @@ class Subscription:
         try:
             await self._subscribe()
         except BaseException:
+            self._open = False
             self._client.drop_subscription(self)
+            link = self._client.link
+            if link is not None:
+                # It may stand already, or be about to.
+                link.submit(
+                    w.Unsubscribe(self._queue_id, self.consumer), None, lambda answer, body: None
+                )
             raise
         self._renewal = self._client.spawn(self._renew())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._open = False
+        self._news.set()  # tasks that still iterate hear that it is over
         self._client.drop_subscription(self)
         if self._renewal is not None:
             self._renewal.cancel()
@@ -200,17 +211,18 @@ class Subscription:
                     break
                 yield message
             if self._arrived:
-                # Between batches, so that acknowledgements and other tasks get their turn.
-                await asyncio.sleep(0)
-            if self._arrived:
                 self._opened = iter(self._arrived.popleft())
                 self._news.set()  # whoever shares the subscription may help with it
+                # Between batches, so that acknowledgements and other tasks get their turn.
+                await asyncio.sleep(0)
             else:
                 await self._wait_for_news()
 
     async def _wait_for_news(self) -> None:
         if self._failure is not None:
             raise self._failure
+        if not self._open:
+            raise InvalidValue("the subscription is not open: use `async with mq.subscribe(...)`")
         self._news.clear()
         await self._news.wait()
 
@@ -221,10 +233,19 @@ class Subscription:
         on_error: Callable[[Message, Exception], Any] | None = None,
     ) -> None:
         """Call the handler for each message: acked when it returns, given back when it raises."""
+        failures = 0
         async for message in self:
             try:
                 await handler(message)
             except Exception as error:
+                failures += 1
+                log.warning(
+                    "a handler failed, the message goes back",
+                    extra={"queue": self.queue, "message_id": message.message_id},
+                    exc_info=on_error is None,
+                )
+                # Slower and slower while nothing succeeds: the same message comes again at once.
+                await asyncio.sleep(min(0.05 * 2 ** min(failures - 1, 7), 5.0))
                 if not self.automatic:
                     # Lost with its connection, it goes back by itself.
                     with contextlib.suppress(LeaseLost):
@@ -232,6 +253,7 @@ class Subscription:
                 if on_error is not None:
                     on_error(message, error)
             else:
+                failures = 0
                 if not self.automatic:
                     message.ack()
 

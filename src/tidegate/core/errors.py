@@ -16,7 +16,8 @@ TidegateError
 │   ├── NoQueues
 │   ├── NoActiveQueues
 │   ├── NoMessagesInQueue            the queue is empty
-│   └── NoMessagesRetrieved          it is not, but nothing in it matches
+│   ├── NoMessagesRetrieved          it is not, but nothing in it matches
+│   └── NoReply                      a request was not answered in time
 ├── RetryLater                   the same request may succeed in a moment
 │   ├── LimitReached
 │   ├── NotOwner                     another node owns the queue
@@ -153,6 +154,13 @@ class NoMessagesRetrieved(Notice):
 
     code = 14
     name = "NO_MESSAGES_RETRIEVED"
+
+
+class NoReply(Notice, TimeoutError):
+    """No reply came in time; the request may still be answered."""
+
+    code = 40
+    name = "NO_REPLY"
 
 
 class TooLarge(CallerError):

@@ -36,9 +36,20 @@ class Broadcasts:
         self._node = node
         # One at a time: two that bring the same queues together would pull at them.
         self._lock = asyncio.Lock()
+        # A client that was cut off asks again: it must meet its first question, not a second one.
+        self._under_way: dict[tuple[int, int], asyncio.Task[list[int] | str]] = {}
 
     async def put(self, packet: PutToQueues, payload: bytes, sender: int) -> list[int] | str:
         """The queues that took the message; or the address of the node that should be asked."""
+        key = (packet.producer, packet.batch)
+        task = self._under_way.get(key)
+        if task is None:
+            task = asyncio.create_task(self._put(packet, payload, sender))
+            self._under_way[key] = task
+            task.add_done_callback(lambda _: self._under_way.pop(key, None))
+        return await asyncio.shield(task)
+
+    async def _put(self, packet: PutToQueues, payload: bytes, sender: int) -> list[int] | str:
         async with self._lock:
             for attempt in range(_TRIES):
                 try:
@@ -105,19 +116,30 @@ class Broadcasts:
             producer=packet.producer,
             batch=packet.batch,
         )
-        if durable:
-            await self._commit(broadcast)
+        try:
+            if durable:
+                await self._commit(broadcast)
+        except BaseException:
+            for replica in replicas:
+                replica.intake.broadcast_refused(message_ids[replica])
+            raise
         for replica in replicas:
             replica.intake.broadcast_stored(broadcast, message_ids[replica])
 
     async def _commit(self, broadcast: Broadcast) -> None:
-        try:
-            stored = await self._node.store.broadcast(broadcast)
-        except Unavailable:
-            queue_id, _, message_id = broadcast.targets[0]
-            # The answer was lost: all or none, so one of them tells.
-            stored = message_id in await self._node.store.stored(queue_id, [message_id])
-            if not stored:
-                raise
-        if not stored:
-            raise StaleEpoch("one of the queues has a new owner: try again")
+        """Store it, with the same ids until the outcome is known: never twice."""
+        queue_id, _, message_id = broadcast.targets[0]
+        backoff_s = 0.05
+        in_doubt = False
+        while True:
+            try:
+                # All or none, so one of them tells.
+                if in_doubt and await self._node.store.stored(queue_id, [message_id]):
+                    return
+                if not await self._node.store.broadcast(broadcast):
+                    raise StaleEpoch("one of the queues has a new owner: try again")
+                return
+            except Unavailable:
+                in_doubt = True
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, 1.0)

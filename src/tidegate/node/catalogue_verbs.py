@@ -52,7 +52,7 @@ async def identify(session: Session, packet: w.IdentifyClient, event: Received) 
     client = await session.node.store.find_client(packet.client_id, packet.name)
     if client is None:
         raise ClientNotExisting(f"no client {packet.name or packet.client_id!r}")
-    session.become(client)
+    session.become(client, ephemeral=packet.ephemeral)
     session.answer(w.IdentifyClientResponse(client), event.packet_id)
 
 

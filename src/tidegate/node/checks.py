@@ -9,6 +9,7 @@ from tidegate.core.model import PRIORITY_HIGHEST, PRIORITY_LOWEST, Attributes
 from tidegate.node.limits import Limits
 from tidegate.wire.packets import PutMessages, PutToQueues
 
+BATCH_COUNT_MAX = 100_000
 INT4_MAX = 2**31 - 1
 INT8_MAX = 2**63 - 1
 
@@ -19,6 +20,8 @@ def check_put(packet: PutMessages, body_bytes: int, limits: Limits) -> None:
     count = len(lengths)
     if not count:
         raise RequiredParameterMissing("a batch needs at least one message")
+    if count > BATCH_COUNT_MAX:
+        raise TooLarge(f"a batch has at most {BATCH_COUNT_MAX} messages, not {count}")
     if min(lengths) < 0 or sum(lengths) != body_bytes:
         raise InvalidValue(f"lengths add up to {sum(lengths)}, the body has {body_bytes} bytes")
     check_payload(max(lengths), limits)
@@ -29,7 +32,7 @@ def check_put(packet: PutMessages, body_bytes: int, limits: Limits) -> None:
     _check_integers((packet.producer, packet.batch), INT8_MAX)
     if packet.receivers is not None:
         _check_column(packet.receivers, count, may_be_one=True)
-        _check_integers(packet.receivers, INT4_MAX)
+        _check_receivers(packet.receivers)
     if packet.contexts is not None:
         _check_column(packet.contexts, count)
         _check_integers(packet.contexts, INT8_MAX)
@@ -47,7 +50,7 @@ def check_put_to_queues(packet: PutToQueues, body_bytes: int, limits: Limits) ->
     check_priority(packet.priority, packet.priority)
     check_attributes(packet.attributes, limits)
     _check_integers((packet.producer, packet.batch, packet.context), INT8_MAX)
-    _check_integers((packet.receiver,), INT4_MAX)
+    _check_receivers((packet.receiver,))
 
 
 def _check_column(column: Sized, count: int, *, may_be_one: bool = False) -> None:
@@ -60,6 +63,12 @@ def _check_integers(values: Iterable[int | None], largest: int) -> None:
     for number in values:
         if number is not None and not -largest - 1 <= number <= largest:
             raise InvalidValue(f"{number} is too large: at most {largest}")
+
+
+def _check_receivers(receivers: Iterable[int | None]) -> None:
+    for receiver in receivers:
+        if receiver is not None and not 0 < receiver <= INT4_MAX:
+            raise InvalidValue(f"a receiver is a client's id, not {receiver}")
 
 
 def check_id(number: int) -> None:

@@ -51,7 +51,7 @@ class Consumer:
         self.meters = ConsumerMeters()
 
     def credit(self) -> int:
-        if not self.outlet.can_take():
+        if not self.outlet.can_take() or self.book.held_bytes > HELD_BYTES_MAX:
             return 0
         return max(self.prefetch - self.book.outstanding, 0)
 

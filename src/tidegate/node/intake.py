@@ -42,6 +42,9 @@ class Intake:
         self._marks = ProducerMarks()
         self._waiting: deque[Batch] = deque()
         self._under_way: dict[Write, SegmentBuilder] = {}
+        # Messages that are being stored in several queues at once.
+        self._broadcast_ids: set[int] = set()
+        self._closed = False
         # Every batch that is waiting or under way, with its twins.
         self._accepted: dict[tuple[int, int], list[Batch]] = {}
         # The last batch of a producer that was refused for good: nobody need wait for it.
@@ -53,7 +56,12 @@ class Intake:
         return bool(self._waiting or self._under_way)
 
     def first_ids_under_way(self) -> set[int]:
-        return {write.segment.first_id for write in self._under_way}
+        return {write.segment.first_id for write in self._under_way} | self._broadcast_ids
+
+    @property
+    def ids_given_below(self) -> int:
+        """Every id that was given out is below this one."""
+        return self._next_id
 
     async def load(self) -> None:
         """Reserve ids, and learn which batches are stored."""
@@ -67,7 +75,7 @@ class Intake:
     def put(self, batch: Batch) -> None:
         """Accept a batch; it is confirmed once it is on disk."""
         holding = self._holding
-        if holding.fenced:
+        if holding.fenced or self._closed:
             batch.refused(NotOwner(f"queue {holding.info.name!r} has moved"))
             return
         key = (batch.packet.producer, batch.packet.batch)
@@ -182,6 +190,10 @@ class Intake:
             self._holding.meters.refused.add(len(twin.packet.lengths))
             twin.refused(error)
 
+    def close(self) -> None:
+        """Accept nothing more: the queue is about to leave."""
+        self._closed = True
+
     def fenced(self, error: TidegateError) -> None:
         """What waits will not be written here; what is under way learns its fate from the store."""
         waiting, self._waiting = self._waiting, deque()
@@ -233,7 +245,12 @@ class Intake:
             self._reserve_more()
             raise Unavailable("out of message ids for a moment, try again")
         self._next_id += 1
+        self._broadcast_ids.add(self._next_id - 1)
         return self._next_id - 1
+
+    def broadcast_refused(self, message_id: int) -> None:
+        """The message with that id will not come."""
+        self._broadcast_ids.discard(message_id)
 
     def knows(self, producer: int, batch: int) -> bool:
         return self._marks.has(producer, batch)
@@ -241,6 +258,9 @@ class Intake:
     def broadcast_stored(self, broadcast: Broadcast, message_id: int) -> None:
         """A message that was stored in several queues at once has come to this one."""
         holding = self._holding
+        self._broadcast_ids.discard(message_id)
+        if holding.fenced:
+            return  # the new owner finds it in the store
         self._marks.add(broadcast.producer, broadcast.batch, holding.clock.monotonic())
         holding.meters.put.add(1)
         self._admit(

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 
 from tidegate.client.client import Client
-from tidegate.core.errors import TidegateError
+from tidegate.core.errors import TidegateError, Unavailable
 from tidegate.telemetry.numbers import NodeNumbers
 from tidegate.wire.packets import SetOwner
 
 _PATIENCE_S = 2.0
+_HAND_OVER_S = 5.0
 
 
 class Neighbours:
@@ -30,9 +31,13 @@ class Neighbours:
 
     async def ask_for(self, address: str, queue_id: int, member_id: int) -> None:
         """Ask the owner of a queue to hand it to a member."""
-        client = await self._client(address)
-        link = await client.connected()
-        await link.ask(SetOwner(queue_id, member_id))
+        try:
+            async with asyncio.timeout(_HAND_OVER_S):
+                client = await self._client(address)
+                link = await client.connected()
+                await link.ask(SetOwner(queue_id, member_id))
+        except TimeoutError:
+            raise Unavailable(f"the node at {address} does not let go of the queue") from None
 
     async def numbers(self, addresses: list[str], queue_id: int | None) -> list[NodeNumbers]:
         """The numbers of those that answer in time."""

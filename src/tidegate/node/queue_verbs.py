@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from tidegate.core.errors import InvalidValue, LeaseLost, TidegateError, UniqueConstraint
+from tidegate.core.errors import (
+    InvalidValue,
+    LeaseLost,
+    NoMessagesRetrieved,
+    TidegateError,
+    UniqueConstraint,
+)
 from tidegate.core.model import Order
 from tidegate.node.batch import Batch
 from tidegate.node.checks import (
@@ -99,6 +105,14 @@ def _read(
     )
     session.remember_reader(frame.packet_id, reader, replica)
     replica.dispatch.read(reader, packet.wait_ms / 1e3)
+
+
+def withdraw(session: Session, replica: Replica, packet: w.Withdraw, frame: Frame) -> None:
+    reader = session.reader(packet.read_packet_id)
+    if reader is not None:
+        replica.dispatch.drop_reader(reader)
+        reader.miss(NoMessagesRetrieved("the read was withdrawn"))
+    session.answer(w.Success(), frame.packet_id)
 
 
 def subscribe(session: Session, replica: Replica, packet: w.Subscribe, frame: Frame) -> None:
@@ -227,6 +241,7 @@ QUEUE_VERBS: dict[type[w.Packet], QueueVerb] = {
     w.PutMessages: put,
     w.ReadMessage: read_message,
     w.ReadResponse: read_response,
+    w.Withdraw: withdraw,
     w.Subscribe: subscribe,
     w.Unsubscribe: unsubscribe,
     w.Settle: settle,

@@ -103,9 +103,8 @@ class Relay(asyncio.Protocol):
             self._transport.writelines(pieces)
 
     def forward(self, packet: Any, frame: Frame) -> None:
-        if isinstance(packet, w.Settle) and not packet.confirm:
-            pass  # nobody answers these
-        else:
+        # An ack that asks for no confirmation is the one request without an answer.
+        if not isinstance(packet, w.Settle) or packet.confirm:
             self._asked.add(frame.packet_id)
         if isinstance(packet, w.Subscribe):
             self._consumers.add(packet.consumer)

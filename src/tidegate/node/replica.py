@@ -114,6 +114,7 @@ class Replica:
     async def quiesce(self) -> None:
         """Before handing over: end consumers, then let everything accepted reach the disk."""
         moving = NotOwner(f"queue {self.info.name!r} is moving to another node")
+        self.intake.close()
         self.dispatch.end_all(moving, give_back=True)
         while self.intake.busy or self._settling.busy:
             self._settling.hurry()
@@ -125,19 +126,33 @@ class Replica:
     # The whole queue
 
     async def purge(self) -> int:
-        """Drop what waits; what consumers hold stays theirs."""
+        """Drop what waits; what consumers hold stays theirs.
+
+        Once memory has forgotten, the store must too: not even its caller's end stops it.
+        """
+        return await asyncio.shield(asyncio.create_task(self._purge()))
+
+    async def _purge(self) -> int:
         holding = self._holding
+        below_id = self.intake.ids_given_below
         dropped, count = holding.queue.purge()
         kept = self.intake.first_ids_under_way() | self.dispatch.first_ids_held()
         for span in dropped:
             if span.segment.open:
                 kept.add(span.segment.first_id)
                 self._settling.note_done(span, False)
-        if holding.info.durable and not await holding.store.purge(
-            holding.info.queue_id, holding.epoch, sorted(kept)
-        ):
-            self.fence(holding.taken_over())
-            raise holding.taken_over()
+        if holding.info.durable:
+            try:
+                purged = await holding.store.purge(
+                    holding.info.queue_id, holding.epoch, below_id, sorted(kept)
+                )
+            except TidegateError:
+                # Whether it was purged or not, a reload knows better than we do.
+                self.fence(holding.taken_over())
+                raise
+            if not purged:
+                self.fence(holding.taken_over())
+                raise holding.taken_over()
         # Of segments that somebody still holds a part of, the rest is acknowledged.
         on_disk: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._settling.when_on_disk(lambda: None if on_disk.done() else on_disk.set_result(None))
@@ -150,6 +165,10 @@ class Replica:
         """Messages that wait, oldest first, from memory and then from the store."""
         spans = self._holding.queue.browse(limit)
         return spans + await self.dispatch.tail.browse(limit - sum(map(len, spans)))
+
+    @property
+    def is_empty(self) -> bool:
+        return len(self._holding.queue) == 0 and self.dispatch.unacknowledged == 0
 
     def has_for(self, client_id: int) -> bool:
         return self._holding.queue.has_for(client_id)

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import resource
 import socket
+from collections.abc import AsyncIterator
 
 from tidegate.core.budget import Budget
 from tidegate.core.errors import (
@@ -37,6 +38,8 @@ from tidegate.telemetry.numbers import ClusterNumbers, NodeNumbers, PhaseNumbers
 log = logging.getLogger(__name__)
 
 _ALL_ADDRESSES = ("0.0.0.0", "::", "")
+# How long a client without a name is remembered after its connection has broken.
+_EPHEMERAL_S = 30.0
 _TICK_S = 0.25
 _TICKS_PER_S = 4
 
@@ -86,6 +89,7 @@ class Node:
         self._stopping = False
         # Queues that are on their way to another member: who asks for them waits.
         self._handing_over: dict[int, asyncio.Event] = {}
+        self._adopting: asyncio.Task[None] | None = None
 
     # Life
 
@@ -138,16 +142,26 @@ class Node:
                 for writer in self._writers:
                     await writer.stop()
                 await self._settler.stop()
+        except TimeoutError:
+            log.warning("stopped before everything was drained")
+        try:
+            async with asyncio.timeout(self.limits.lease_s):
                 await self.store.leave(self.member_id)
         except (TimeoutError, TidegateError) as failure:
-            log.warning("stopped before everything was drained: %s", failure)
+            log.warning("left without saying so: %s", failure or "no answer")
         for session in list(self._sessions):
             session.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._end_tasks()
         await self._neighbours.close()
         await self.store.close()
+
+    async def _end_tasks(self) -> None:
+        ending = [*self._tasks, *self._routing.values()]
+        if self._adopting is not None:
+            ending.append(self._adopting)
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
 
     async def abort(self) -> None:
         """End at once, as a kill would: nothing more is written, nobody hears goodbye."""
@@ -161,10 +175,7 @@ class Node:
             session.abort()
         for replica in list(self.replicas.values()):
             replica.fence(Unavailable("this node has ended"))
-        ending = [*self._tasks, *self._routing.values()]
-        for task in ending:
-            task.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
+        await self._end_tasks()
         await self._neighbours.close()
         await self.store.close()
 
@@ -206,9 +217,12 @@ class Node:
         self._waiting_sessions.discard(session)
 
     def forget_client(self, client_id: int) -> None:
-        """A client that lived as long as its connection."""
+        """A client that lived as long as its connection, unless it comes back soon."""
 
         async def delete() -> None:
+            await asyncio.sleep(_EPHEMERAL_S)
+            if any(session.client_id == client_id for session in self._sessions):
+                return
             with contextlib.suppress(TidegateError):
                 await self.store.delete_client(client_id)
 
@@ -290,24 +304,43 @@ class Node:
         alive = {m.member_id: m for m in await self.store.members() if m.alive}
         if member_id not in alive:
             raise InvalidValue(f"no living member {member_id}; there are {sorted(alive)}")
-        # Out of the table first: what comes now waits, and then goes to the heir.
-        queue_id = replica.info.queue_id
-        gone = self._handing_over[queue_id] = asyncio.Event()
-        self._forget_replica(replica)
-        try:
-            await replica.quiesce()
-            released = await self.store.release(queue_id, replica.epoch, member_id)
-        finally:
-            replica.fence(NotOwner(f"queue {replica.info.name!r} moved to member {member_id}"))
-            del self._handing_over[queue_id]
-            gone.set()
+        if not replica.info.durable and not replica.is_empty:
+            raise InvalidValue(
+                f"queue {replica.info.name!r} is transient: what is in it cannot move"
+            )
+        async with self._taking_out(replica):
+            try:
+                await replica.quiesce()
+                released = await self.store.release(replica.info.queue_id, replica.epoch, member_id)
+            finally:
+                replica.fence(NotOwner(f"queue {replica.info.name!r} moved to member {member_id}"))
         if not released:
             raise StaleEpoch(f"queue {replica.info.name!r} had a new owner already")
 
     async def delete_queue(self, replica: Replica) -> None:
-        if not await self.store.delete_queue(replica.info.queue_id):
+        async with self._taking_out(replica):
+            try:
+                deleted = await self.store.delete_queue(replica.info.queue_id)
+            except TidegateError:
+                replica.fence(StaleEpoch(f"queue {replica.info.name!r} may be deleted: ask again"))
+                raise
+            replica.deleted()
+        if not deleted:
             raise QueueNotExisting(f"no queue {replica.info.name!r}")
-        replica.deleted()
+
+    @contextlib.asynccontextmanager
+    async def _taking_out(self, replica: Replica) -> AsyncIterator[None]:
+        """Out of the table: what comes now waits until it is clear where to."""
+        queue_id = replica.info.queue_id
+        if queue_id in self._handing_over or self.replicas.get(queue_id) is not replica:
+            raise NotOwner(f"queue {replica.info.name!r} is leaving already: ask again")
+        gone = self._handing_over[queue_id] = asyncio.Event()
+        del self.replicas[queue_id]
+        try:
+            yield
+        finally:
+            del self._handing_over[queue_id]
+            gone.set()
 
     # Forever
 
@@ -321,15 +354,22 @@ class Node:
                     self._alive_until = asked_at + self.limits.lease_s
                 else:
                     await self._start_over()
-                for queue_id in await self.store.orphans():
-                    with contextlib.suppress(TidegateError):
-                        await self.route(queue_id)
+                if self._adopting is None or self._adopting.done():
+                    # Beside the renewal: a large queue takes longer to load than a lease lasts.
+                    self._adopting = asyncio.create_task(self._adopt())
                 await self._leave_the_dead()
             except TidegateError as failure:
                 log.warning("could not renew the lease: %s", failure)
             except Exception:
                 # Without this loop the node would go on confirming and never deliver again.
                 log.exception("a bug while renewing the lease")
+
+    async def _adopt(self) -> None:
+        """Claim the queues that nobody living owns."""
+        with contextlib.suppress(TidegateError):
+            for queue_id in await self.store.orphans():
+                with contextlib.suppress(TidegateError):
+                    await self.route(queue_id)
 
     async def _leave_the_dead(self) -> None:
         """What waits for the answer of a dead owner must be asked again: its socket may be open."""
@@ -383,7 +423,9 @@ class Node:
             patience = (
                 3 * self.limits.heartbeat_s if session.identified else self.limits.handshake_s
             )
-            if now - session.last_heard > patience:
+            # Before login, bytes that drip in are no sign of life.
+            since = session.last_heard if session.identified else session.connected_at
+            if now - since > patience:
                 session.close()
 
     # Numbers

@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-from tidegate.core.errors import InternalError, ModeForbids, TidegateError, UnexpectedPacket
+from tidegate.core.errors import (
+    InternalError,
+    ModeForbids,
+    NotOwner,
+    TidegateError,
+    UnexpectedPacket,
+)
 from tidegate.core.model import ClientInfo, Mode
 from tidegate.node.catalogue_verbs import CATALOGUE_VERBS
 from tidegate.node.consumer import Reader
@@ -22,7 +28,7 @@ from tidegate.node.queue_verbs import QUEUE_VERBS
 from tidegate.node.relay import Relay
 from tidegate.node.replica import Replica
 from tidegate.wire import packets as w
-from tidegate.wire.connection import METADATA_BYTES_MAX, Connection, Received, Refused, State
+from tidegate.wire.connection import FRAME_BYTES_MAX, Connection, Received, Refused, State
 from tidegate.wire.frames import Frame
 
 if TYPE_CHECKING:
@@ -30,8 +36,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Requests of one connection that may wait for the catalogue or for a route.
-PENDING_MAX = 10_000
+# Requests of one connection that may wait for the catalogue or for a route; then it is not read.
+PENDING_MAX = 256
+# Packets of one connection that are handled before others have their turn.
+PACKETS_PER_TURN = 500
 # A socket with more than this unsent gets no more deliveries.
 UNSENT_BYTES_MAX = 4 * 1024 * 1024
 
@@ -47,10 +55,12 @@ class Session(asyncio.Protocol):
         self.client_name = ""
         self.mode = Mode.READ_ONLY
         self.last_heard = 0.0
+        self.connected_at = 0.0
         self.cycle = RequestCycle(node.phases)
         self._wire = Connection(
             server=True,
-            frame_bytes_max=node.limits.message_bytes_max + METADATA_BYTES_MAX,
+            # Whatever the limit on messages: one that is too large is refused with a sentence.
+            frame_bytes_max=FRAME_BYTES_MAX,
             frame_before_login_bytes=node.limits.frame_before_login_bytes,
         )
         self._transport: asyncio.Transport | None = None
@@ -83,7 +93,7 @@ class Session(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
-        self.last_heard = self.node.clock.monotonic()
+        self.connected_at = self.last_heard = self.node.clock.monotonic()
         if not self.node.admit(self):
             self._transport.close()
 
@@ -103,23 +113,30 @@ class Session(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._paused = True
+        # Who does not read our answers may ask nothing more.
+        self.pause_reading()
         for relay in self._relays.values():
             relay.pause_reading()
 
     def resume_writing(self) -> None:
         self._paused = False
+        self.resume_reading()
         for relay in self._relays.values():
             relay.resume_reading()
         for replica in set(self._replicas.values()):
             replica.dispatch.dispatch()
 
     def data_received(self, data: bytes) -> None:
+        self.last_heard = self.node.clock.monotonic()
+        self._take_in(self._wire.receive(data))
+
+    def _take_in(self, events: Iterator[Received | Refused]) -> None:
+        """Handle packets, and after a good many let others have their turn."""
         node = self.node
         cycle = self.cycle
         started = node.clock.monotonic()
-        self.last_heard = started
         try:
-            for event in self._wire.receive(data):
+            for count, event in enumerate(events, 1):
                 node.packets_in += 1
                 cycle.asked(started, node.clock.monotonic())
                 if isinstance(event, Refused):
@@ -127,6 +144,10 @@ class Session(asyncio.Protocol):
                     continue
                 self._handle(event)
                 cycle.handled(type(event.packet) in _READS)
+                if count == PACKETS_PER_TURN:
+                    self.pause_reading()
+                    asyncio.get_running_loop().call_soon(self._go_on, events)
+                    return
                 started = node.clock.monotonic()
         except TidegateError as error:
             # No frame can be trusted any more: say why, and hang up on this one alone.
@@ -136,6 +157,12 @@ class Session(asyncio.Protocol):
             # What it sends now stays in its socket until the store has caught up.
             self.pause_reading()
             node.resume_when_dry(self)
+
+    def _go_on(self, events: Iterator[Received | Refused]) -> None:
+        if not self.identified and self._wire.state is State.CLOSED:
+            return
+        self.resume_reading()
+        self._take_in(events)
 
     def pause_reading(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -216,6 +243,11 @@ class Session(asyncio.Protocol):
         self._readers[packet_id] = (reader, replica)
         self.uses(replica)
 
+    def reader(self, packet_id: int) -> Reader | None:
+        """The read that waits under this packet id."""
+        found = self._readers.get(packet_id)
+        return None if found is None else found[0]
+
     def forget_reader(self, packet_id: int) -> None:
         self._readers.pop(packet_id, None)
 
@@ -245,10 +277,9 @@ class Session(asyncio.Protocol):
 
     def _later(self, work: Awaitable[None], packet_id: int) -> None:
         """Run what has to wait for the store, beside what follows."""
-        if self._pending >= PENDING_MAX:
-            self.fail(packet_id, UnexpectedPacket("too many requests wait on this connection"))
-            return
         self._pending += 1
+        if self._pending == PENDING_MAX:
+            self.pause_reading()
 
         async def run() -> None:
             try:
@@ -260,6 +291,8 @@ class Session(asyncio.Protocol):
                 self.fail(packet_id, InternalError("the node's log says more"))
             finally:
                 self._pending -= 1
+                if self._pending == PENDING_MAX // 2:
+                    self.resume_reading()
 
         task = asyncio.create_task(run())
         self._tasks.add(task)
@@ -306,6 +339,9 @@ class Session(asyncio.Protocol):
                 self._forward(relay, packet, frame)
 
     def _at_replica(self, replica: Replica, packet: Any, frame: Frame) -> None:
+        if replica.fenced:
+            self.fail(frame.packet_id, NotOwner(f"queue {replica.info.name!r} has moved"))
+            return
         try:
             waiting = QUEUE_VERBS[type(packet)](self, replica, packet, frame)
         except TidegateError as error:

@@ -55,12 +55,13 @@ class Settling:
 
     def when_on_disk(self, tell: Callable[[], None]) -> None:
         """Call back when everything acknowledged so far is on disk."""
-        if self._settlement is None:
-            if self._under_way is None:
-                tell()
-            else:
-                self._waiters_under_way.append(tell)
+        holding = self._holding
+        if not holding.info.durable or holding.fenced:
+            tell()
             return
+        if self._settlement is None:
+            # What was acknowledged before may not be flushed yet: an empty one brings that about.
+            self._settlement = Settlement(holding.info.queue_id, holding.epoch)
         self._waiters.append(tell)
         self._settler.wants(self, urgent=True)
 

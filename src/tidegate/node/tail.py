@@ -70,13 +70,13 @@ class TailReader:
         holding = self._holding
         lane = holding.queue.tail_lane(priority, addressed)
         part = 1 if holding.budget.has_room_for(HEAD_BYTES_LOW) else 8
+        asked = (lane.tail_from, lane.tail_last)
         try:
             segments = await holding.store.read_lane(
                 holding.info.queue_id,
                 priority,
                 addressed,
-                lane.tail_from,
-                lane.tail_last,
+                *asked,
                 CHUNK_SEGMENTS // part,
                 HEAD_BYTES_LOW // part,
             )
@@ -84,9 +84,12 @@ class TailReader:
             log.warning("cannot read the tail of %s yet: %s", holding.info.name, failure)
             await asyncio.sleep(0.2)
         else:
-            if not segments:
+            if not segments and (lane.tail_from, lane.tail_last) == asked:
                 # Nothing is there where we counted something: it was purged meanwhile.
                 lane.forget_tail()
+            elif not segments:
+                # A new tail has begun behind what we asked for.
+                lane.tail_from = max(lane.tail_from, asked[1] + 1)
             elif lane.tail_count:
                 holding.queue.bring_back(segments)
         finally:

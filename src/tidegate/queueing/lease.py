@@ -36,12 +36,14 @@ class Lease:
 class LeaseBook:
     """The leases of one holder, in order of their tags."""
 
-    __slots__ = ("_leases", "_next_tag", "outstanding")
+    __slots__ = ("_leases", "_next_tag", "held_bytes", "outstanding")
 
     def __init__(self) -> None:
         self._leases: list[Lease] = []
         self._next_tag = 1
         self.outstanding = 0
+        # What the payloads of all that is held weigh.
+        self.held_bytes = 0
 
     def grant(self, span: Span, now: float, lease_s: float) -> Lease:
         """Hand a span out."""
@@ -49,6 +51,7 @@ class LeaseBook:
         lease = Lease(self._next_tag, span, now, now + lease_s)
         self._next_tag += len(span)
         self.outstanding += len(span)
+        self.held_bytes += span.payload_bytes
         self._leases.append(lease)
         return lease
 
@@ -80,8 +83,13 @@ class LeaseBook:
             if behind is not None:
                 kept.append(Lease(high + 1, behind, lease.granted_at, lease.deadline))
         leases[at:end] = kept
-        self.outstanding -= sum(len(lease.span) for lease in taken)
+        self._let_go(taken)
         return taken
+
+    def _let_go(self, leases: list[Lease]) -> None:
+        for lease in leases:
+            self.outstanding -= len(lease.span)
+            self.held_bytes -= lease.span.payload_bytes
 
     def extend(self, ranges: list[tuple[int, int]] | None, deadline: float) -> int:
         """Move deadlines; how many tags were still held."""
@@ -94,6 +102,7 @@ class LeaseBook:
             # Cut out and put back, so that only these tags get the new deadline.
             for lease in self.take(first, last):
                 held += len(lease.span)
+                self.held_bytes += lease.span.payload_bytes
                 lease.deadline = deadline
                 self._leases.insert(bisect_right(self._leases, lease.tag, key=_tag), lease)
         self.outstanding += held
@@ -104,12 +113,12 @@ class LeaseBook:
         late = [lease for lease in self._leases if lease.deadline <= now]
         if late:
             self._leases = [lease for lease in self._leases if lease.deadline > now]
-            self.outstanding -= sum(len(lease.span) for lease in late)
+            self._let_go(late)
         return late
 
     def clear(self) -> list[Lease]:
         """Everything that was held."""
-        leases, self._leases, self.outstanding = self._leases, [], 0
+        leases, self._leases, self.outstanding, self.held_bytes = self._leases, [], 0, 0
         return leases
 
     def __iter__(self) -> Iterator[Lease]:

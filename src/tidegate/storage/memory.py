@@ -437,13 +437,14 @@ class MemoryStore:
             replica.marks = kept
         return forgotten
 
-    async def purge(self, queue_id: int, epoch: int, kept: list[int]) -> bool:
+    async def purge(self, queue_id: int, epoch: int, below_id: int, kept: list[int]) -> bool:
         await _turn()
         replica = self._fenced(queue_id, epoch)
         if replica is None:
             return False
         for first_id in replica.segments.keys() - set(kept):
-            replica.drop(first_id, self._clock.monotonic())
+            if first_id < below_id:
+                replica.drop(first_id, self._clock.monotonic())
         return True
 
 

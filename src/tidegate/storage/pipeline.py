@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import psycopg
 from psycopg import pq
@@ -21,6 +22,15 @@ Parameters = Sequence[bytes | bytearray | memoryview | None]
 _SHORTAGE = (b"53",)
 _UNIQUE_VIOLATION = b"23505"
 
+
+# A store that does not answer is noticed within seconds, not when TCP gives up.
+CONNECTION: dict[str, Any] = {
+    "connect_timeout": 5,
+    "keepalives_idle": 3,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
 
 Call = tuple[bytes, Parameters, Sequence[int]]
 Done = Callable[["list[bytes | None] | Exception"], None]
@@ -86,7 +96,7 @@ class PipelineConnection:
     async def _connect(self) -> pq.abc.PGconn:
         try:
             connection = await psycopg.AsyncConnection.connect(
-                self._url, autocommit=True, connect_timeout=5
+                self._url, autocommit=True, **CONNECTION
             )
         except psycopg.Error as failure:
             raise Unavailable(f"the store does not answer: {failure}") from None
@@ -186,4 +196,4 @@ def _explained(result: pq.abc.PGresult) -> Exception:
     # A repeated commit that finds its own segment there: the first one was stored after all.
     if not state or state.startswith((b"08", b"57")) or state == _UNIQUE_VIOLATION:
         return Unavailable(f"the store went away: {text}")
-    return psycopg.errors.lookup(state.decode())(text)
+    return psycopg.DatabaseError(f"{text} ({state.decode()})")

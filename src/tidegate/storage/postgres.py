@@ -31,7 +31,7 @@ from tidegate.core.ports import (
 from tidegate.core.segment import Segment
 from tidegate.storage import parameters as p
 from tidegate.storage.migrations import migrate
-from tidegate.storage.pipeline import Call, Parameters, PipelineConnection
+from tidegate.storage.pipeline import CONNECTION, Call, Parameters, PipelineConnection
 
 _PUT = b"select put_segment($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
 _BROADCAST = b"select put_message_to_all($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
@@ -61,6 +61,8 @@ class PostgresStore:
         self._catalogue_lock = asyncio.Lock()
         self._reader: psycopg.AsyncConnection[Row] | None = None
         self._reader_lock = asyncio.Lock()
+        self._renewer: psycopg.AsyncConnection[Row] | None = None
+        self._renewer_lock = asyncio.Lock()
 
     async def open(self) -> None:
         """Connect and bring the schema up to date."""
@@ -75,15 +77,15 @@ class PostgresStore:
             putter.close()
         self._settler.close()
         self._broadcaster.close()
-        for connection in (self._catalogue, self._reader):
+        for connection in (self._catalogue, self._reader, self._renewer):
             if connection is not None:
                 await connection.close()
-        self._catalogue = self._reader = None
+        self._catalogue = self._reader = self._renewer = None
 
     async def _connect(self) -> psycopg.AsyncConnection[Row]:
         try:
             return await psycopg.AsyncConnection.connect(
-                self.url, autocommit=True, row_factory=tuple_row, connect_timeout=5
+                self.url, autocommit=True, row_factory=tuple_row, **CONNECTION
             )
         except psycopg.Error as failure:
             raise Unavailable(f"the store does not answer: {failure}") from None
@@ -142,7 +144,14 @@ class PostgresStore:
         )
 
     async def renew(self, member_id: int, lease_s: float) -> bool:
-        return bool((await self._call("select renew_member(%s, %s)", member_id, lease_s))[0][0])
+        # On a connection of its own: no long call may stand between a node and its life.
+        async with self._renewer_lock:
+            if self._renewer is None or self._renewer.closed:
+                self._renewer = await self._connect()
+            rows = await _rows(
+                self._renewer, "select renew_member(%s, %s)", (member_id, lease_s), binary=False
+            )
+        return bool(rows[0][0])
 
     async def leave(self, member_id: int) -> None:
         await self._call("select leave_cluster(%s)", member_id)
@@ -286,14 +295,16 @@ class PostgresStore:
         return [_segment(queue_id, row) for row in rows]
 
     async def marks(self, queue_id: int) -> dict[int, list[tuple[int, int]]]:
-        rows = await self._call("select * from marks(%s)", queue_id)
+        rows = await self._read("select * from marks(%s)", queue_id)
         return {producer: _ranges(batches) for producer, batches in rows}
 
     async def forget_marks(self, older_than_s: float) -> int:
         return int((await self._call("select forget_marks(%s)", older_than_s))[0][0])
 
-    async def purge(self, queue_id: int, epoch: int, kept: list[int]) -> bool:
-        rows = await self._call("select purge_queue(%s, %s, %s::bigint[])", queue_id, epoch, kept)
+    async def purge(self, queue_id: int, epoch: int, below_id: int, kept: list[int]) -> bool:
+        rows = await self._read(
+            "select purge_queue(%s, %s, %s, %s::bigint[])", queue_id, epoch, below_id, kept
+        )
         return bool(rows[0][0] == 0)
 
 

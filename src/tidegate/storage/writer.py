@@ -96,10 +96,13 @@ class Writer:
 
     def _commit(self) -> None:
         self._scheduled = False
+        if self._busy:
+            return
+        # Busy from here on: a source that has more than fits asks again while it is collected.
+        self._busy = True
         sources, self._sources = self._sources, {}
         pending = [(source, write) for source in sources for write in source.collect_writes()]
         if pending:
-            self._busy = True
             self._submit(pending, time.perf_counter(), _BACKOFF_FIRST_S)
         else:
             self._next()
@@ -124,7 +127,7 @@ class Writer:
                     self._on_commit(time.perf_counter() - started, count)
                 crash_point("after-commit-before-confirm")
                 for (source, write), stored in zip(pending, outcome, strict=True):
-                    source.written(write, stored)
+                    self._tell(source, write, stored)
                 self._next()
             elif isinstance(outcome, Unavailable):
                 log.warning("commit without an answer, looking it up: %s", outcome)
@@ -138,37 +141,44 @@ class Writer:
         crash_point("before-commit")
         self._store.submit([write for _, write in pending], done)
 
+    @staticmethod
+    def _tell(source: WriteSource, write: Write, stored: bool) -> None:
+        """One source's bug is not the others' loss: the writer must go on."""
+        try:
+            source.written(write, stored)
+        except Exception:
+            log.exception("a bug while a stored segment was handed on")
+
     async def _repair(self, pending: Pending, started: float, backoff_s: float) -> None:
-        """After an unknown outcome: confirm what turns out to be stored, write the rest again."""
-        await asyncio.sleep(backoff_s)
+        """After an unknown outcome: confirm what turns out to be stored, write the rest again.
+
+        Nothing is written before the store has answered the question.
+        """
         by_queue: dict[int, list[int]] = {}
         for _, write in pending:
             by_queue.setdefault(write.segment.queue_id, []).append(write.segment.first_id)
-        try:
-            found = {
-                (queue_id, first_id)
-                for queue_id, firsts in by_queue.items()
-                for first_id in await self._store.stored(queue_id, firsts)
-            }
-        except Unavailable:
-            found = set()
-            known = False
-        else:
-            known = True
+        while True:
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+            try:
+                found = {
+                    (queue_id, first_id)
+                    for queue_id, firsts in by_queue.items()
+                    for first_id in await self._store.stored(queue_id, firsts)
+                }
+                break
+            except Exception as failure:
+                log.warning("the store does not say what it has: %s", failure)
         left = []
         for source, write in pending:
             if (write.segment.queue_id, write.segment.first_id) in found:
-                source.written(write, True)
+                self._tell(source, write, True)
             else:
                 left.append((source, write))
-        backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
-        if not left:
-            self._next()
-        elif known:
+        if left:
             self._submit(left, started, backoff_s)
         else:
-            # Not even the question was answered: nothing may be written before it is.
-            await self._repair(left, started, backoff_s)
+            self._next()
 
     @staticmethod
     def _refuse(pending: Pending, failure: Exception) -> None:
@@ -250,4 +260,7 @@ class Settler:
                 backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
         crash_point("after-settle")
         for (source, settlement, _), stored in zip(work, flags, strict=True):
-            source.settled(settlement, stored)
+            try:
+                source.settled(settlement, stored)
+            except Exception:
+                log.exception("a bug while a settlement was handed on")

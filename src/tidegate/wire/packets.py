@@ -107,6 +107,8 @@ class IdentifyClient(Request):
     before_identification = True
     client_id: int | None = None
     name: str | None = None
+    # As in RegisterClient: it came back before it was forgotten.
+    ephemeral: bool = False
 
 
 class DeleteClient(Request):
@@ -367,6 +369,15 @@ class ReadResponse(Request):
     context: int
     wait_ms: int = 0
     lease_ms: int | None = None
+
+
+class Withdraw(Request):
+    """Wait no longer with that read, which is answered with an error if it was still waiting."""
+
+    method = 0x39
+    answer = Success
+    queue_id: int
+    read_packet_id: int
 
 
 # Subscriptions

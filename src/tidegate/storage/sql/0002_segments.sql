@@ -230,16 +230,21 @@ create function forget_marks(older_than_s float8) returns bigint language sql as
     ) select count(*) from gone
 $$;
 
-create function purge_queue(in_queue int, in_epoch bigint, kept bigint[]) returns int
+-- Drop every segment with an id below `below`, but for those in `kept`.
+create function purge_queue(
+    in_queue int, in_epoch bigint, below bigint, kept bigint[]
+) returns int
 language plpgsql as $$
 begin
     perform 1 from replica where queue_id = in_queue and epoch = in_epoch for share;
     if not found then
         return 1;
     end if;
-    delete from ack where queue_id = in_queue and not first_id = any (kept);
+    delete from ack
+    where queue_id = in_queue and first_id < below and not first_id = any (kept);
     perform drop_segments(in_queue, array(
-        select first_id from segment where queue_id = in_queue and not first_id = any (kept)));
+        select first_id from segment
+        where queue_id = in_queue and first_id < below and not first_id = any (kept)));
     return 0;
 end $$;
 
