@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from backing import Connect, until
+from backing import Connect
 from tidegate.client.client import Client
 from tidegate.core import errors as e
+from tidegate.node import server
 from tidegate.node.server import Node
 
 
@@ -67,17 +70,18 @@ async def test_an_admin_deletes_other_clients_and_nobody_else_does(
         await admin.delete_client(victim.client_id)
 
 
-async def test_a_client_without_a_name_lives_as_long_as_its_connection(
-    node: Node, connect: Connect
+async def test_a_client_without_a_name_is_forgotten_soon_after_its_connection_ends(
+    node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(server, "_EPHEMERAL_S", 0.01)
     passing = await connect(node)
-    watcher = await connect(node, mode="admin")
+    assert await node.store.find_client(passing.client_id, None) is not None
 
     await passing.close()
 
-    await until(lambda: len(node._sessions) == 1)
-    with pytest.raises(e.ClientNotExisting):
-        await watcher.delete_client(passing.client_id)
+    async with asyncio.timeout(10):
+        while await node.store.find_client(passing.client_id, None) is not None:
+            pass
 
 
 async def test_a_name_keeps_its_mode(node: Node, connect: Connect) -> None:

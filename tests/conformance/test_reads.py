@@ -270,6 +270,19 @@ async def test_a_reader_that_is_gone_takes_nothing(node: Node, connect: Connect)
     assert (await stays.get("orders")).payload == b"still there"
 
 
+async def test_a_read_that_was_given_up_takes_nothing(node: Node, connect: Connect) -> None:
+    mq = await connect(node)
+    queue = await mq.create_queue("orders")
+    waiting = mq.spawn(mq.get("orders", wait=30))
+    await until(lambda: bool(node.replicas[queue.queue_id].dispatch.readers_waiting))
+
+    waiting.cancel()
+    await until(lambda: not node.replicas[queue.queue_id].dispatch.readers_waiting)
+    await mq.put("orders", b"still there")
+
+    assert (await mq.get("orders")).payload == b"still there"
+
+
 @pytest.mark.parametrize("wait", [-1.0, float("-inf")])
 async def test_a_wait_is_not_negative(wait: float, mq: Client) -> None:
     await mq.create_queue("orders")

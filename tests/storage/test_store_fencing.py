@@ -134,7 +134,7 @@ async def test_a_deposed_owners_writes_are_refused(scene: Scene, backing: Backin
     assert not await scene.put(scene.segment(20), batch=2)
     assert not await scene.settle([10])
     assert not await scene.settle([], {10: [(0, 1)]})
-    assert not await store.purge(queue_id, scene.epoch, [])
+    assert not await store.purge(queue_id, scene.epoch, 1000, [])
     assert not await store.release(queue_id, scene.epoch, scene.owner)
     assert await store.reserve_ids(queue_id, scene.epoch, 100) is None
 
@@ -305,14 +305,14 @@ async def test_batches_are_remembered_while_they_live_and_after(scene: Scene) ->
 
 
 async def test_purge_keeps_what_it_is_told_to(scene: Scene) -> None:
-    for first_id in (10, 20, 30):
+    for first_id in (10, 20, 30, 40):
         await scene.put(scene.segment(first_id), batch=first_id)
     await scene.settle([], {20: [(0, 1)]})
 
-    assert await scene.store.purge(scene.queue.queue_id, scene.epoch, [20])
+    assert await scene.store.purge(scene.queue.queue_id, scene.epoch, 40, [20])
 
-    (left,) = await scene.stored()
-    assert (left.first_id, left.open) == (20, 2)
+    left = [(segment.first_id, segment.open) for segment in await scene.stored()]
+    assert left == [(20, 2), (40, 3)], "what came after the purge began is not its business"
 
 
 async def test_a_deleted_queue_leaves_nothing(scene: Scene) -> None:
