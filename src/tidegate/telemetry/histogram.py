@@ -20,7 +20,7 @@ def bucket_of(duration_s: float) -> int:
     """The bucket of a duration; what is below or above the range goes to its ends."""
     if duration_s <= _SMALLEST_S:
         return 0
-    if duration_s >= _LARGEST_S:
+    if duration_s > _LARGEST_S:
         return BUCKETS - 1
     return int(math.log2(duration_s / _SMALLEST_S) * _STEPS_PER_DOUBLING) + 1
 
