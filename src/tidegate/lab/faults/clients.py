@@ -7,11 +7,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from tidegate.lab.checker import Verdict, check
-from tidegate.lab.history import HistoryFollower, MessageKey, merged, read_history
+from tidegate.lab.history import (
+    Event,
+    HistoryFollower,
+    MessageKey,
+    merged,
+    read_history,
+)
 
 _ASK_AGAIN_S = 0.1
 _EXIT_S = 90.0
@@ -119,12 +125,17 @@ class Clients:
         processes.clear()
 
     def verdict(
-        self, *, stored: Collection[MessageKey] | None, sole_consumer: Collection[str] = ()
+        self,
+        *,
+        stored: Collection[MessageKey] | None,
+        sole_consumer: Collection[str] = (),
+        without: Callable[[Event], bool] = lambda event: False,
     ) -> Verdict:
-        """The checker's judgement over the histories of all of them."""
+        """The checker's judgement over the histories of all, less what does not count."""
         paths = sorted(self._folder.glob("*.history"))
         histories = [read_history(path) for path in paths]
-        return check(merged(histories), stored=stored, sole_consumer=sole_consumer)
+        events = (event for event in merged(histories) if not without(event))
+        return check(events, stored=stored, sole_consumer=sole_consumer)
 
 
 @contextlib.contextmanager

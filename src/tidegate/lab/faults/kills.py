@@ -141,6 +141,7 @@ async def _run(
             await asyncio.to_thread(clients.finish_producers)
             if not await asyncio.to_thread(clients.drain, options.drain_s):
                 await _explain(mq, progress)
+            await _nothing_waits(mq)
             await asyncio.to_thread(clients.finish_consumers)
             stored = await asyncio.to_thread(_stored, deployment)
             verdict = clients.verdict(stored=stored, sole_consumer=[SOLE])
@@ -161,6 +162,21 @@ async def _run(
 
 def _rotations(addresses: list[str]) -> list[str]:
     return [joined_url(addresses[at:] + addresses[:at]) for at in range(len(addresses))]
+
+
+async def _nothing_waits(mq: tidegate.Client) -> None:
+    """What comes a second time is taken too, while there is somebody to take it."""
+    deadline = time.monotonic() + SETTLE_S
+    while time.monotonic() < deadline:
+        queues = [
+            queue
+            for node in (await mq.stats()).nodes
+            for queue in node.queues
+            if queue.name != PROBE
+        ]
+        if not any(queue.waiting or queue.unacknowledged for queue in queues):
+            return
+        await asyncio.sleep(0.05)
 
 
 async def _confirm_something(mq: tidegate.Client) -> None:
