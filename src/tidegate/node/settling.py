@@ -55,15 +55,13 @@ class Settling:
 
     def when_on_disk(self, tell: Callable[[], None]) -> None:
         """Call back when everything acknowledged so far is on disk."""
-        holding = self._holding
-        if not holding.info.durable or holding.fenced:
+        if self._settlement is not None:
+            self._waiters.append(tell)
+            self._settler.wants(self, urgent=True)
+        elif self._under_way is not None:
+            self._waiters_under_way.append(tell)
+        else:
             tell()
-            return
-        if self._settlement is None:
-            # What was acknowledged before may not be flushed yet: an empty one brings that about.
-            self._settlement = Settlement(holding.info.queue_id, holding.epoch)
-        self._waiters.append(tell)
-        self._settler.wants(self, urgent=True)
 
     def hurry(self) -> None:
         if self._settlement is not None:
@@ -98,12 +96,12 @@ class Settling:
 
     # For the settler
 
-    def collect_settlement(self) -> tuple[Settlement, bool] | None:
+    def collect_settlement(self) -> Settlement | None:
         self._under_way, self._settlement = self._settlement, None
         if self._under_way is None:
             return None
         self._waiters_under_way, self._waiters = self._waiters, []
-        return self._under_way, bool(self._waiters_under_way)
+        return self._under_way
 
     def settled(self, settlement: Settlement, stored: bool) -> None:
         self._under_way = None

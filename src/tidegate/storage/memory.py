@@ -331,7 +331,7 @@ class MemoryStore:
             )
         return True
 
-    async def settle(self, settlements: Sequence[Settlement], lasting: bool) -> list[bool]:
+    async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         await _turn()
         return [self._settle(settlement) for settlement in settlements]
 

@@ -35,7 +35,7 @@ from tidegate.storage.pipeline import CONNECTION, Call, Parameters, PipelineConn
 
 _PUT = b"select put_segment($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
 _BROADCAST = b"select put_message_to_all($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
-_SETTLE = b"select settle($1, $2, $3, $4, $5, $6)"
+_SETTLE = b"select settle($1, $2, $3, $4, $5)"
 _BINARY = 1
 _ALL_BINARY = [_BINARY] * 13
 _STORED = (b"\x00\x00\x00\x00", None)
@@ -224,7 +224,7 @@ class PostgresStore:
             values = await self._broadcaster.call([(_BROADCAST, parameters, _ALL_BINARY[:12])])
         return values[0] is None
 
-    async def settle(self, settlements: Sequence[Settlement], lasting: bool) -> list[bool]:
+    async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         calls = []
         for settlement in settlements:
             partly = settlement.partly
@@ -235,10 +235,9 @@ class PostgresStore:
                 p.int8_array(settlement.finished),
                 p.int8_array(list(partly)),
                 f"{{{texts}}}".encode(),
-                p.boolean(lasting),
             )
             # Multiranges go as text: they are few, and their binary form is not worth code.
-            calls.append((_SETTLE, parameters, [1, 1, 1, 1, 0, 1]))
+            calls.append((_SETTLE, parameters, [1, 1, 1, 1, 0]))
         async with self._settler_lock:
             values = await self._settler.call(calls)
         return [value in _STORED for value in values]

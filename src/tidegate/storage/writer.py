@@ -46,8 +46,8 @@ Pending = list[tuple[WriteSource, Write]]
 class SettleSource(Protocol):
     """What has acknowledgements to store."""
 
-    def collect_settlement(self) -> tuple[Settlement, bool] | None:
-        """What waits now, and whether somebody waits for it."""
+    def collect_settlement(self) -> Settlement | None:
+        """What waits now; it is under way from here on."""
         ...
 
     def settled(self, settlement: Settlement, stored: bool) -> None: ...
@@ -238,19 +238,18 @@ class Settler:
             self._wake.clear()
             self._urgent.clear()
             sources, self._sources = self._sources, {}
-            work = [(s, *found) for s in sources if (found := s.collect_settlement()) is not None]
+            work = [(s, found) for s in sources if (found := s.collect_settlement()) is not None]
             if work:
                 await self._settle(work)
             if not self._sources:
                 self.idle.set()
 
-    async def _settle(self, work: list[tuple[SettleSource, Settlement, bool]]) -> None:
-        lasting = any(somebody_waits for _, _, somebody_waits in work)
+    async def _settle(self, work: list[tuple[SettleSource, Settlement]]) -> None:
         backoff_s = _BACKOFF_FIRST_S
         crash_point("before-settle")
         while True:
             try:
-                flags = await self._store.settle([s for _, s, _ in work], lasting)
+                flags = await self._store.settle([settlement for _, settlement in work])
                 break
             except Exception as failure:
                 # Settling twice changes nothing, so an unknown outcome is simply repeated; and
@@ -259,7 +258,7 @@ class Settler:
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
         crash_point("after-settle")
-        for (source, settlement, _), stored in zip(work, flags, strict=True):
+        for (source, settlement), stored in zip(work, flags, strict=True):
             try:
                 source.settled(settlement, stored)
             except Exception:

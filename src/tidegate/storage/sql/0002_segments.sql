@@ -121,15 +121,11 @@ create function drop_segments(in_queue int, firsts bigint[]) returns void langua
 $$;
 
 -- Acknowledge: whole segments are deleted, of others the done offsets are kept.
--- `lasting` false: nobody waits for it, so the log need not be flushed for its sake.
 create function settle(
     in_queue int, in_epoch bigint, finished bigint[], part_first bigint[],
-    part_done int4multirange[], lasting boolean
+    part_done int4multirange[]
 ) returns int language plpgsql as $$
 begin
-    if not lasting then
-        perform set_config('synchronous_commit', 'off', true);
-    end if;
     perform 1 from replica where queue_id = in_queue and epoch = in_epoch for share;
     if not found then
         return 1;
