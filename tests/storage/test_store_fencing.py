@@ -60,7 +60,7 @@ class Scene:
         settlement = Settlement(self.queue.queue_id, epoch or self.epoch)
         settlement.finished = finished
         settlement.partly = partly or {}
-        return (await self.store.settle([settlement], True))[0]
+        return (await self.store.settle([settlement]))[0]
 
     async def stored(self) -> list[Segment]:
         found = []

@@ -24,10 +24,6 @@ int8 = struct.Struct("!q").pack
 float8 = struct.Struct("!d").pack
 
 
-def boolean(value: bool) -> bytes:
-    return b"\x01" if value else b"\x00"
-
-
 def int4_array(values: Sequence[int]) -> bytes:
     """int4[] without nulls: element lengths and values interleaved."""
     count = len(values)
