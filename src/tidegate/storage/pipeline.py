@@ -62,10 +62,19 @@ class PipelineConnection:
         """
         assert self._done is None, "one batch of calls at a time"
         self._done = done
-        if self._connection is not None:
+        if self._connection is not None and self._still_there(self._connection.pgconn):
             self._send(self._connection.pgconn, calls)
         else:
             self._connecting = asyncio.create_task(self._connect_and_send(calls))
+
+    def _still_there(self, pgconn: pq.abc.PGconn) -> bool:
+        """Whether the server has not hung up while nothing was under way."""
+        try:
+            pgconn.consume_input()
+        except psycopg.OperationalError:
+            self.close()
+            return False
+        return True
 
     async def call(self, calls: Sequence[Call]) -> list[bytes | None]:
         """The same, to be awaited."""
@@ -141,21 +150,37 @@ class PipelineConnection:
         pgconn = self._connection.pgconn
         try:
             pgconn.consume_input()
-            while self._done is not None and not pgconn.is_busy():
-                result = pgconn.get_result()
-                if result is None:
-                    continue
-                if result.status == pq.ExecStatus.PIPELINE_SYNC:
-                    failure = self._failure
-                    if isinstance(failure, Unavailable):
-                        self.close()
-                    self._finish(self._values if failure is None else failure)
-                    return
-                self._take(result)
-            if self._done is None and pgconn.status == pq.ConnStatus.BAD:
+            self._take_results(pgconn)
+            if not self._has(pgconn):
+                return
+            if self._done is not None:
+                # libuv tells of a broken socket once and then never again: the end may be right
+                # behind what we have just read.
+                pgconn.consume_input()
+                self._take_results(pgconn)
+            elif pgconn.status == pq.ConnStatus.BAD:
                 self.close()
         except psycopg.OperationalError as failure:
             self._lose(failure)
+
+    def _has(self, pgconn: pq.abc.PGconn) -> bool:
+        """Whether it is still the connection: taking results may have ended it."""
+        return self._connection is not None and self._connection.pgconn is pgconn
+
+    def _take_results(self, pgconn: pq.abc.PGconn) -> None:
+        while self._done is not None and not pgconn.is_busy():
+            result = pgconn.get_result()
+            if result is None:
+                continue
+            if result.status == pq.ExecStatus.PIPELINE_SYNC:
+                self._finish(self._values if self._failure is None else self._failure)
+                return
+            self._take(result)
+            if isinstance(self._failure, Unavailable):
+                # Its last words: no sync will come.
+                self.close()
+                self._finish(self._failure)
+                return
 
     def _take(self, result: pq.abc.PGresult) -> None:
         if result.status == pq.ExecStatus.TUPLES_OK:
