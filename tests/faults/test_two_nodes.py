@@ -217,3 +217,36 @@ async def test_acks_and_waiting_messages_of_a_paused_owner_are_worth_nothing(
     assert len(settled) == 10
     assert {m.payload for m in (*elsewhere, *again, *rest)} == set(payloads)
     assert all(m.redelivered for m in elsewhere)
+
+
+@pytest.mark.timeout(120)
+async def test_an_owner_that_wakes_up_forgets_what_it_had_in_memory(two_nodes: TwoNodes) -> None:
+    # Given an owner with messages in memory that nobody has asked for yet
+    queue = "forgotten"
+    owner, other = two_nodes.owner, two_nodes.other
+    async with tidegate.connect(owner.address) as mq, tidegate.connect(other.address) as other_mq:
+        await mq.create_queue(queue)
+        await mq.put_many(queue, [numbered_payload("p", seq) for seq in range(1, 11)])
+
+        # When it is paused, half is taken at the other, and it wakes up and is a member again
+        os.kill(owner.pid, signal.SIGSTOP)
+        try:
+            await asyncio.to_thread(wait_for_owner, two_nodes, queue, other.address)
+            elsewhere = [await other_mq.get(queue, wait=5.0) for _ in range(5)]
+        finally:
+            os.kill(owner.pid, signal.SIGCONT)
+        await asyncio.to_thread(wait_until_alive, two_nodes, owner.address)
+
+        # Then it gives out the other half, and says that it may have been given out before
+        here = [await mq.get(queue, wait=5.0) for _ in range(5)]
+    assert not {m.message_id for m in here} & {m.message_id for m in elsewhere}
+    assert all(m.redelivered for m in here)
+
+
+def wait_until_alive(two_nodes: TwoNodes, address: str) -> None:
+    deadline = time.monotonic() + TAKEOVER_S_MAX
+    with psycopg.connect(two_nodes.store_url, autocommit=True) as connection:
+        question = "select 1 from list_members() where address = %s and alive"
+        while connection.execute(question, [address]).fetchone() is None:
+            assert time.monotonic() < deadline, "it did not come back"
+            time.sleep(0.05)
