@@ -113,7 +113,7 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     writers: Annotated[int, Between(1, 64)] = 1
     # How long acknowledgements that nobody waits for are gathered.
     settle_linger_s: Annotated[Duration, Between(0.0, 1.0)] = msgspec.field(
-        default=0.01, name="settle_linger"
+        default=0.05, name="settle_linger"
     )
 
 

@@ -26,7 +26,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     header_count_max: int = 64
     header_bytes_max: int = 16 * 1024
     writers: int = 1
-    settle_linger_s: float = 0.01
+    settle_linger_s: float = 0.05
     # Batches of producers are remembered this long.
     dedup_window_s: float = 3600.0
     drain_s: float = 10.0

@@ -197,7 +197,7 @@ class Writer:
 class Settler:
     """Acknowledgements of many replicas: gathered a little longer, since few wait for them."""
 
-    def __init__(self, store: Store, *, linger_s: float = 0.01) -> None:
+    def __init__(self, store: Store, *, linger_s: float = 0.05) -> None:
         self._store = store
         self._linger_s = linger_s
         self._sources: dict[SettleSource, None] = {}
