@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -221,6 +222,8 @@ def main() -> None:
     parser.add_argument("--log", type=Path, default=None, help="keep the log of `tidegate up`")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    # An exception, so that what was started is stopped on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options = KillOptions(
         kills=arguments.kills,
         what=arguments.what,
