@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 BATCH_COUNT_MAX = 500
 BATCH_BYTES_MAX = 256 * 1024
+# Whoever puts many at once waits for all of them: larger batches are better.
+MANY_COUNT_MAX = 2000
+MANY_BYTES_MAX = 512 * 1024
 IN_FLIGHT_MAX = 8
 
 Special = tuple[int | None, int | None, int, Attributes | None]
@@ -113,8 +116,8 @@ class Outbox:
         while self._payloads:
             self._resend.append(self._next_batch())
         waiting: list[asyncio.Future[list[int]]] = []
-        for at in range(0, len(payloads), BATCH_COUNT_MAX):
-            for chosen in _by_bytes(payloads[at : at + BATCH_COUNT_MAX]):
+        for at in range(0, len(payloads), MANY_COUNT_MAX):
+            for chosen in _by_bytes(payloads[at : at + MANY_COUNT_MAX]):
                 future: asyncio.Future[list[int]] = self._loop.create_future()
                 waiting.append(future)
                 self._batch += 1
@@ -305,12 +308,12 @@ class Outbox:
 
 def _by_bytes(payloads: list[bytes]) -> list[list[bytes]]:
     """Cut where a batch would grow too heavy."""
-    if sum(map(len, payloads)) <= BATCH_BYTES_MAX:
+    if sum(map(len, payloads)) <= MANY_BYTES_MAX:
         return [payloads]
     pieces: list[list[bytes]] = [[]]
     total = 0
     for payload in payloads:
-        if pieces[-1] and total + len(payload) > BATCH_BYTES_MAX:
+        if pieces[-1] and total + len(payload) > MANY_BYTES_MAX:
             pieces.append([])
             total = 0
         pieces[-1].append(payload)
