@@ -25,6 +25,7 @@ from tidegate.node.settling import Ranges, Settling
 from tidegate.node.tail import TailReader
 from tidegate.queueing.lease import Lease
 from tidegate.queueing.lifecycle import Event, State
+from tidegate.queueing.queue import EVERYTHING
 from tidegate.queueing.span import Span
 from tidegate.wire.packets import Run
 
@@ -82,7 +83,10 @@ class Dispatch:
         self._readers_of.setdefault(reader.client_id, {})[reader] = None
         if wait_s > 0:
             reader.timer = asyncio.get_running_loop().call_later(wait_s, self._miss, reader)
-        if in_store:
+        if not in_store:
+            # Nothing older lies in the store; what goes there from now on is looked at for it.
+            reader.horizon = EVERYTHING
+        else:
             # What it wants may be beyond memory.
             self.tail.search(
                 reader,
