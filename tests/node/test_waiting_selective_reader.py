@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import tidegate
+from backing import until
 from tidegate.node.limits import Limits
 from tidegate.node.server import Node
 from tidegate.storage.memory import MemoryStore
@@ -21,10 +22,9 @@ async def test_who_began_to_wait_before_memory_was_full_is_served() -> None:
             tidegate.connect(node.address) as wanted,
             tidegate.connect(node.address) as reader,
         ):
-            await many.create_queue("full")
+            queue = await many.create_queue("full")
             read = asyncio.create_task(reader.get("full", sender=wanted.client_id, wait=10))
-            while not (await many.stats()).queue("full").readers_waiting:  # type: ignore[union-attr]
-                await asyncio.sleep(0.001)
+            await until(lambda: node.replicas[queue.queue_id].dispatch.readers_waiting > 0)
             await many.put_many("full", [bytes(10_000)] * 600)
 
             await wanted.put("full", b"for the waiting reader")
