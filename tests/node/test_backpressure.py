@@ -20,15 +20,20 @@ class StalledStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.answers = asyncio.Event()
+        self._later: list[asyncio.Task[None]] = []
 
     def submit(
-        self, writes: Sequence[Write], done: Callable[[list[bool] | Exception], None]
+        self,
+        writes: Sequence[Write],
+        done: Callable[[list[bool] | Exception], None],
+        *,
+        lane: int = 0,
     ) -> None:
         async def later() -> None:
             await self.answers.wait()
-            super(StalledStore, self).submit(writes, done)
+            super(StalledStore, self).submit(writes, done, lane=lane)
 
-        self._later = asyncio.create_task(later())
+        self._later.append(asyncio.create_task(later()))
 
 
 async def test_what_waits_for_the_store_is_bounded_and_all_of_it_arrives() -> None:

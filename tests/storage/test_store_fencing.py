@@ -90,6 +90,18 @@ async def depose(scene: Scene, backing: Backing) -> Claim:
     return claim
 
 
+async def test_two_commits_under_way_are_answered_in_their_order(scene: Scene) -> None:
+    answers: list[list[bool]] = []
+    for first_id in (1, 4):
+        write = Write(scene.segment(first_id), scene.epoch, [77], [first_id])
+        scene.store.submit([write], answers.append)  # type: ignore[arg-type]
+    stale = Write(scene.segment(7), scene.epoch + 1, [77], [7])
+    scene.store.submit([stale], answers.append)  # type: ignore[arg-type]
+    assert await scene.put(scene.segment(10), batch=10)
+    assert answers == [[True], [True], [False]]
+    assert [segment.first_id for segment in await scene.stored()] == [1, 4, 10]
+
+
 async def test_epochs_only_grow(scene: Scene, backing: Backing) -> None:
     claim = await depose(scene, backing)
     assert claim.epoch > scene.epoch

@@ -186,8 +186,13 @@ class Store(Protocol):
 
     # Messages
     # A callback, since every confirm waits for this one: no turn of the loop to spare.
+    # Commits of one lane are stored, and answered, in the order they are submitted.
     def submit(
-        self, writes: Sequence[Write], done: Callable[[list[bool] | Exception], None]
+        self,
+        writes: Sequence[Write],
+        done: Callable[[list[bool] | Exception], None],
+        *,
+        lane: int = 0,
     ) -> None: ...
     async def broadcast(self, broadcast: Broadcast) -> bool: ...
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]: ...

@@ -113,8 +113,10 @@ class Node:
         self._started_at = self.clock.monotonic()
         await self._join()
         self._writers = [
-            Writer(self.store, on_commit=self._count_commit, on_free=self._resume_reading)
-            for _ in range(self.limits.writers)
+            Writer(
+                self.store, lane=lane, on_commit=self._count_commit, on_free=self._resume_reading
+            )
+            for lane in range(self.limits.writers)
         ]
         self._settler.start()
         for work in (self._renew_forever(), self._tick_forever()):

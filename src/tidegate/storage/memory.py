@@ -299,7 +299,11 @@ class MemoryStore:
     # Messages
 
     def submit(
-        self, writes: Sequence[Write], done: Callable[[list[bool] | Exception], None]
+        self,
+        writes: Sequence[Write],
+        done: Callable[[list[bool] | Exception], None],
+        *,
+        lane: int = 0,
     ) -> None:
         def commit() -> None:
             # All or nothing, as in a transaction: look before the first change.

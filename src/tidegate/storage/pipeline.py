@@ -8,6 +8,7 @@ its cursors cost more than the commit itself: docs/decisions/0001 has the figure
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ Done = Callable[["list[bytes | None] | Exception"], None]
 
 
 class PipelineConnection:
-    """One connection in pipeline mode; one batch of calls at a time.
+    """One connection in pipeline mode: batches of calls, each a transaction, in their order.
 
     Callbacks, not coroutines: a confirm waits for this, and every turn of the event loop
     that it can be spared is some ten microseconds.
@@ -48,27 +49,35 @@ class PipelineConnection:
         self._statements = statements
         self._connection: psycopg.AsyncConnection[tuple[object, ...]] | None = None
         self._descriptor = -1
-        self._done: Done | None = None
+        # Who waits for which batch, in the order they were sent.
+        self._waiting: deque[Done] = deque()
         self._values: list[bytes | None] = []
         self._failure: Exception | None = None
         self._writing = False
         self._connecting: asyncio.Task[None] | None = None
+        # What was submitted before there was a connection.
+        self._unsent: list[Sequence[Call]] = []
 
     def submit(self, calls: Sequence[Call], done: Done) -> None:
         """Run calls (statement, parameters, formats) in one transaction.
 
         `done` gets the first value of each, or the error. Unavailable says that the outcome is
-        not known.
+        not known; then nothing that was submitted later is stored before whoever submitted it
+        has been told the same.
         """
-        assert self._done is None, "one batch of calls at a time"
-        self._done = done
-        if self._connection is not None and self._still_there(self._connection.pgconn):
+        self._waiting.append(done)
+        if self._connecting is not None:
+            self._unsent.append(calls)
+        elif self._connection is not None and self._is_usable(self._connection.pgconn):
             self._send(self._connection.pgconn, calls)
         else:
-            self._connecting = asyncio.create_task(self._connect_and_send(calls))
+            self._unsent.append(calls)
+            self._connecting = asyncio.create_task(self._connect_and_send())
 
-    def _still_there(self, pgconn: pq.abc.PGconn) -> bool:
+    def _is_usable(self, pgconn: pq.abc.PGconn) -> bool:
         """Whether the server has not hung up while nothing was under way."""
+        if len(self._waiting) > 1:
+            return True  # its end will be read by those who wait
         try:
             pgconn.consume_input()
         except psycopg.OperationalError:
@@ -91,16 +100,22 @@ class PipelineConnection:
         self.submit(calls, done)
         return await future
 
-    async def _connect_and_send(self, calls: Sequence[Call]) -> None:
+    async def _connect_and_send(self) -> None:
         try:
             pgconn = await self._connect()
         except Unavailable as failure:
-            self._finish(failure)
+            self._connecting = None
+            self._fail_all(failure)
         except psycopg.Error as failure:
             # It died between answering and being set up: whoever waits must hear of it.
-            self._finish(Unavailable(f"the store went away: {failure}"))
+            self._connecting = None
+            self._fail_all(Unavailable(f"the store went away: {failure}"))
         else:
-            self._send(pgconn, calls)
+            self._connecting = None
+            unsent, self._unsent = self._unsent, []
+            for calls in unsent:
+                if self._has(pgconn):
+                    self._send(pgconn, calls)
 
     async def _connect(self) -> pq.abc.PGconn:
         try:
@@ -123,12 +138,11 @@ class PipelineConnection:
         return pgconn
 
     def _send(self, pgconn: pq.abc.PGconn, calls: Sequence[Call]) -> None:
-        self._values, self._failure = [], None
         try:
             for statement, parameters, formats in calls:
                 pgconn.send_query_prepared(statement, parameters, formats, pq.Format.BINARY)
             pgconn.pipeline_sync()
-            if pgconn.flush():
+            if pgconn.flush() and not self._writing:
                 self._writing = True
                 asyncio.get_running_loop().add_writer(self._descriptor, self._writable)
         except psycopg.OperationalError as failure:
@@ -153,7 +167,7 @@ class PipelineConnection:
             self._take_results(pgconn)
             if not self._has(pgconn):
                 return
-            if self._done is not None:
+            if self._waiting:
                 # libuv tells of a broken socket once and then never again: the end may be right
                 # behind what we have just read.
                 pgconn.consume_input()
@@ -168,19 +182,19 @@ class PipelineConnection:
         return self._connection is not None and self._connection.pgconn is pgconn
 
     def _take_results(self, pgconn: pq.abc.PGconn) -> None:
-        while self._done is not None and not pgconn.is_busy():
+        while self._waiting and self._has(pgconn) and not pgconn.is_busy():
             result = pgconn.get_result()
             if result is None:
                 continue
             if result.status == pq.ExecStatus.PIPELINE_SYNC:
-                self._finish(self._values if self._failure is None else self._failure)
-                return
+                outcome = self._values if self._failure is None else self._failure
+                self._values, self._failure = [], None
+                self._waiting.popleft()(outcome)
+                continue
             self._take(result)
             if isinstance(self._failure, Unavailable):
                 # Its last words: no sync will come.
-                self.close()
-                self._finish(self._failure)
-                return
+                self._lose(self._failure)
 
     def _take(self, result: pq.abc.PGresult) -> None:
         if result.status == pq.ExecStatus.TUPLES_OK:
@@ -188,19 +202,24 @@ class PipelineConnection:
         elif self._failure is None:
             self._failure = _explained(result)
 
-    def _finish(self, outcome: list[bytes | None] | Exception) -> None:
-        done, self._done = self._done, None
-        if done is not None:
-            done(outcome)
-
     def _lose(self, failure: Exception) -> None:
         """The connection broke: what was under way may or may not be committed."""
         self.close()
-        self._finish(Unavailable(f"the store went away: {failure}"))
+        if not isinstance(failure, Unavailable):
+            failure = Unavailable(f"the store went away: {failure}")
+        self._fail_all(failure)
+
+    def _fail_all(self, failure: Unavailable) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        self._unsent.clear()
+        for done in waiting:
+            done(failure)
 
     def close(self) -> None:
         if self._connecting is not None:
             self._connecting.cancel()
+            self._connecting = None
+        self._values, self._failure = [], None
         connection, self._connection = self._connection, None
         if connection is None:
             return

@@ -8,7 +8,6 @@ serves the catalogue and reads.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,10 +48,8 @@ class PostgresStore:
 
     def __init__(self, url: str, *, writers: int = 1) -> None:
         self.url = url
-        # As a rule one for each writer; a writer submits one commit at a time.
+        # As a rule one for each writer: what it submits is stored in that order.
         self._putters = [PipelineConnection(url, (_PUT,)) for _ in range(writers)]
-        self._free_putters = list(self._putters)
-        self._awaiting_putter: deque[tuple[list[Call], Committed]] = deque()
         self._broadcaster = PipelineConnection(url, (_BROADCAST,))
         self._broadcaster_lock = asyncio.Lock()
         self._settler = PipelineConnection(url, (_SETTLE,))
@@ -183,26 +180,16 @@ class PostgresStore:
 
     # Messages
 
-    def submit(self, writes: Sequence[Write], done: Committed) -> None:
+    def submit(self, writes: Sequence[Write], done: Committed, *, lane: int = 0) -> None:
         calls: list[Call] = [(_PUT, _put_parameters(write), _ALL_BINARY) for write in writes]
-        if not self._free_putters:
-            # More writers than connections: the first to be free takes it.
-            self._awaiting_putter.append((calls, done))
-            return
-        self._submit_on(self._free_putters.pop(), calls, done)
 
-    def _submit_on(self, putter: PipelineConnection, calls: list[Call], done: Committed) -> None:
         def finished(outcome: list[bytes | None] | Exception) -> None:
-            if self._awaiting_putter:
-                self._submit_on(putter, *self._awaiting_putter.popleft())
-            else:
-                self._free_putters.append(putter)
             if isinstance(outcome, Exception):
                 done(outcome)
             else:
                 done([value in _STORED for value in outcome])
 
-        putter.submit(calls, finished)
+        self._putters[lane % len(self._putters)].submit(calls, finished)
 
     async def broadcast(self, broadcast: Broadcast) -> bool:
         queues, epochs, firsts = zip(*broadcast.targets, strict=True)

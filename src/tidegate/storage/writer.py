@@ -11,7 +11,9 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Protocol
 
 from tidegate.core.crash import crash_point
@@ -22,6 +24,9 @@ log = logging.getLogger(__name__)
 
 _BACKOFF_FIRST_S = 0.05
 _BACKOFF_MAX_S = 1.0
+# Commits under way at a time, and the most messages that one may have for the next to follow it.
+_UNDER_WAY_MAX = 2
+_SMALL = 16
 
 
 class WriteSource(Protocol):
@@ -60,18 +65,24 @@ class Writer:
         self,
         store: Store,
         *,
+        lane: int = 0,
         on_commit: Callable[[float, int], None] | None = None,
         on_free: Callable[[], None] | None = None,
     ) -> None:
         self._store = store
+        self._lane = lane
         self._on_commit = on_commit
         # Told whenever what was collected has found its fate.
         self._on_free = on_free
         self._sources: dict[WriteSource, None] = {}
-        self._busy = False
+        # Messages of each commit under way.
+        self._under_way: deque[int] = deque()
+        # What was under way when the store went away; nothing else is written meanwhile.
+        self._lost: Pending = []
+        self._repairing: asyncio.Task[None] | None = None
+        self._aborted = False
         self._scheduled = False
         self._loop = asyncio.get_running_loop()
-        self._repairs: set[asyncio.Task[None]] = set()
         self.idle = asyncio.Event()
         self.idle.set()
 
@@ -81,65 +92,76 @@ class Writer:
 
     def abort(self) -> None:
         """Write nothing more; whoever waits is told by its source."""
-        self._busy = True
+        self._aborted = True
         self._sources.clear()
-        for repair in self._repairs:
-            repair.cancel()
+        if self._repairing is not None:
+            self._repairing.cancel()
 
     def wants(self, source: WriteSource) -> None:
         """A source has something to write: at the end of this turn, when the store is free."""
         self._sources[source] = None
-        if not self._busy and not self._scheduled:
+        self.idle.clear()
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._scheduled and self._may_commit():
             self._scheduled = True
-            self.idle.clear()
             self._loop.call_soon(self._commit)
+
+    def _may_commit(self) -> bool:
+        """A second small commit may follow a small one, to be there when the store is free.
+
+        Behind a large one it is better to wait for company: each commit costs a flush.
+        """
+        if self._aborted or self._lost or self._repairing is not None:
+            return False
+        return not self._under_way or (
+            len(self._under_way) < _UNDER_WAY_MAX and self._under_way[-1] <= _SMALL
+        )
 
     def _commit(self) -> None:
         self._scheduled = False
-        if self._busy:
+        if not self._may_commit():
             return
-        # Busy from here on: a source that has more than fits asks again while it is collected.
-        self._busy = True
         sources, self._sources = self._sources, {}
         pending = [(source, write) for source in sources for write in source.collect_writes()]
         if pending:
-            self._submit(pending, time.perf_counter(), _BACKOFF_FIRST_S)
+            self._submit(pending, time.perf_counter())
         else:
             self._next()
 
     def _next(self) -> None:
-        self._busy = False
         if self._on_free is not None:
             self._on_free()
         if self._sources:
-            if not self._scheduled:
-                self._scheduled = True
-                self._loop.call_soon(self._commit)
-        else:
+            self._schedule()
+        elif not self._under_way:
             self.idle.set()
 
-    def _submit(self, pending: Pending, started: float, backoff_s: float) -> None:
+    def _submit(self, pending: Pending, started: float) -> None:
+        count = sum(write.segment.count for _, write in pending)
+
         def done(outcome: list[bool] | Exception) -> None:
+            self._under_way.popleft()
             if isinstance(outcome, list):
-                # Before the confirms: the next commit is on its way while they are sent.
                 if self._on_commit is not None:
-                    count = sum(write.segment.count for _, write in pending)
                     self._on_commit(time.perf_counter() - started, count)
                 crash_point("after-commit-before-confirm")
                 for (source, write), stored in zip(pending, outcome, strict=True):
                     self._tell(source, write, stored)
                 self._next()
             elif isinstance(outcome, Unavailable):
-                log.warning("commit without an answer, looking it up: %s", outcome)
-                repair = asyncio.create_task(self._repair(pending, started, backoff_s))
-                self._repairs.add(repair)
-                repair.add_done_callback(self._repairs.discard)
+                self._lost += pending
+                if not self._under_way:
+                    log.warning("commit without an answer, looking it up: %s", outcome)
+                    self._repairing = asyncio.create_task(self._repair())
             else:
                 self._refuse(pending, outcome)
                 self._next()
 
         crash_point("before-commit")
-        self._store.submit([write for _, write in pending], done)
+        self._under_way.append(count)
+        self._store.submit([write for _, write in pending], done, lane=self._lane)
 
     @staticmethod
     def _tell(source: WriteSource, write: Write, stored: bool) -> None:
@@ -149,36 +171,57 @@ class Writer:
         except Exception:
             log.exception("a bug while a stored segment was handed on")
 
-    async def _repair(self, pending: Pending, started: float, backoff_s: float) -> None:
+    async def _repair(self) -> None:
         """After an unknown outcome: confirm what turns out to be stored, write the rest again.
 
         Nothing is written before the store has answered the question.
         """
-        by_queue: dict[int, list[int]] = {}
-        for _, write in pending:
-            by_queue.setdefault(write.segment.queue_id, []).append(write.segment.first_id)
-        while True:
+        backoff_s = _BACKOFF_FIRST_S
+        while self._lost:
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+            by_queue: dict[int, list[int]] = {}
+            for _, write in self._lost:
+                by_queue.setdefault(write.segment.queue_id, []).append(write.segment.first_id)
             try:
                 found = {
                     (queue_id, first_id)
                     for queue_id, firsts in by_queue.items()
                     for first_id in await self._store.stored(queue_id, firsts)
                 }
-                break
             except Exception as failure:
                 log.warning("the store does not say what it has: %s", failure)
-        left = []
-        for source, write in pending:
-            if (write.segment.queue_id, write.segment.first_id) in found:
-                self._tell(source, write, True)
-            else:
-                left.append((source, write))
-        if left:
-            self._submit(left, started, backoff_s)
+                continue
+            await self._settle_lost(found)
+        self._repairing = None
+        self._next()
+
+    async def _settle_lost(self, found: set[tuple[int, int]]) -> None:
+        """In their order: what is stored is confirmed, the first that are not are written again."""
+
+        def is_stored(entry: tuple[WriteSource, Write]) -> bool:
+            segment = entry[1].segment
+            return (segment.queue_id, segment.first_id) in found
+
+        stored = list(takewhile(is_stored, self._lost))
+        for source, write in stored:
+            self._tell(source, write, True)
+        del self._lost[: len(stored)]
+        missing = list(takewhile(lambda entry: not is_stored(entry), self._lost))
+        if not missing:
+            return
+        answer: asyncio.Future[list[bool] | Exception] = self._loop.create_future()
+        self._store.submit([write for _, write in missing], answer.set_result, lane=self._lane)
+        outcome = await answer
+        if isinstance(outcome, Unavailable):
+            log.warning("commit without an answer, looking it up: %s", outcome)
+            return
+        del self._lost[: len(missing)]
+        if isinstance(outcome, list):
+            for (source, write), fate in zip(missing, outcome, strict=True):
+                self._tell(source, write, fate)
         else:
-            self._next()
+            self._refuse(missing, outcome)
 
     @staticmethod
     def _refuse(pending: Pending, failure: Exception) -> None:
