@@ -4,6 +4,7 @@ from tidegate.client.blocking import BlockingClient, BlockingMessage
 from tidegate.client.client import Client
 from tidegate.client.connect import connect
 from tidegate.client.message import Message, MessageBatch
+from tidegate.client.options import PutOptions
 from tidegate.client.subscription import Subscription
 from tidegate.core.errors import (
     CallerError,
@@ -34,6 +35,7 @@ from tidegate.core.errors import (
     UnexpectedPacket,
     UniqueConstraint,
 )
+from tidegate.core.model import Death, DeathReason, Failure, Overflow, QueuePolicy
 
 __version__ = "0.1.0"
 
@@ -44,6 +46,9 @@ __all__ = [
     "Client",
     "ClientNameNotUnique",
     "ClientNotExisting",
+    "Death",
+    "DeathReason",
+    "Failure",
     "InternalError",
     "InvalidValue",
     "IoFailure",
@@ -60,8 +65,11 @@ __all__ = [
     "NoReply",
     "NotOwner",
     "Notice",
+    "Overflow",
+    "PutOptions",
     "QueueNameNotUnique",
     "QueueNotExisting",
+    "QueuePolicy",
     "RequiredParameterMissing",
     "RetryLater",
     "StaleEpoch",

@@ -322,7 +322,7 @@ def test_codes_have_telestos_names_and_never_change() -> None:
 def example_of(kind: type[w.Request]) -> w.Request:
     """A packet that would be served, were it allowed."""
     values = {"name": "intruder", "mode_wanted": 3, "lengths": [1], "priorities": [5]}
-    values |= {"queue_ids": [1], "ranges": [(1, 1)]}
+    values |= {"queue_ids": [1], "ranges": [(1, 1)], "policy": {}}
     required = len(kind.__struct_fields__) - len(kind.__struct_defaults__)
     fields = [values.get(name, 1) for name in kind.__struct_fields__[:required]]
     return msgspec.convert(fields, kind)

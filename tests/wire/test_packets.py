@@ -82,8 +82,8 @@ def values_of(kind: object) -> st.SearchStrategy[object]:
 
 def packets_of(kind: type) -> st.SearchStrategy[object]:
     hints = typing.get_type_hints(kind)
-    fields = [values_of(hints[name]) for name in kind.__struct_fields__]  # type: ignore[attr-defined]
-    return st.builds(kind, *fields)
+    names: tuple[str, ...] = kind.__struct_fields__  # type: ignore[attr-defined]
+    return st.builds(kind, **{name: values_of(hints[name]) for name in names})
 
 
 @pytest.mark.parametrize("kind", EVERY.values(), ids=lambda kind: kind.__name__)

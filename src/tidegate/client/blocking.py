@@ -6,13 +6,14 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, Unpack
 
 from tidegate.client.client import Client, OrderName
 from tidegate.client.message import Message, MessageBatch
+from tidegate.client.options import PutOptions
 from tidegate.client.subscription import Subscription
 from tidegate.core.errors import Unavailable
-from tidegate.core.model import PRIORITY_DEFAULT, QueueInfo
+from tidegate.core.model import PRIORITY_DEFAULT, QueueInfo, QueuePolicy
 from tidegate.telemetry.numbers import ClusterNumbers
 from tidegate.wire.packets import Member
 
@@ -89,8 +90,14 @@ class BlockingMessage:
     def ack_through(self) -> None:
         self._thread.wait(self._message.ack_through())
 
-    def nack(self) -> None:
-        self._thread.wait(self._message.nack())
+    def nack(self, *, delay: float | None = None, error: str | None = None) -> None:
+        self._thread.wait(self._message.nack(delay=delay, error=error))
+
+    def reject(self, *, error: str | None = None) -> None:
+        self._thread.wait(self._message.reject(error=error))
+
+    def release(self) -> None:
+        self._thread.wait(self._message.release())
 
     def extend(self, lease: float) -> None:
         self._thread.wait(self._message.extend(lease))
@@ -122,8 +129,8 @@ class BlockingBatch:
     def ack_confirmed(self) -> None:
         self._thread.wait(self._batch.ack_confirmed())
 
-    def nack(self) -> None:
-        self._thread.wait(self._batch.nack())
+    def nack(self, *, delay: float | None = None, error: str | None = None) -> None:
+        self._thread.wait(self._batch.nack(delay=delay, error=error))
 
 
 class BlockingSubscription:
@@ -207,9 +214,38 @@ class BlockingClient:
     def client_id_of(self, name: str) -> int:
         return self._thread.wait(self._client.client_id_of(name))
 
-    def create_queue(self, name: str, *, durable: bool = True, exist_ok: bool = False) -> QueueInfo:
+    def create_queue(
+        self,
+        name: str,
+        *,
+        durable: bool = True,
+        exist_ok: bool = False,
+        policy: QueuePolicy | None = None,
+    ) -> QueueInfo:
         return self._thread.wait(
-            self._client.create_queue(name, durable=durable, exist_ok=exist_ok)
+            self._client.create_queue(name, durable=durable, exist_ok=exist_ok, policy=policy)
+        )
+
+    def set_policy(self, queue: str | int, **changes: Any) -> QueuePolicy:
+        return self._thread.wait(self._client.set_policy(queue, **changes))
+
+    def pause(self, queue: str | int) -> None:
+        self._thread.wait(self._client.pause(queue))
+
+    def resume(self, queue: str | int) -> None:
+        self._thread.wait(self._client.resume(queue))
+
+    def redrive(
+        self,
+        queue: str | int,
+        *,
+        to: str | None = None,
+        message_ids: Iterable[int] | None = None,
+        reason: str | None = None,
+        limit: int | None = None,
+    ) -> int:
+        return self._thread.wait(
+            self._client.redrive(queue, to=to, message_ids=message_ids, reason=reason, limit=limit)
         )
 
     def delete_queue(self, queue: str | int) -> None:
@@ -231,51 +267,11 @@ class BlockingClient:
     def purge(self, queue: str | int) -> int:
         return self._thread.wait(self._client.purge(queue))
 
-    def put_soon(
-        self,
-        queue: str,
-        payload: bytes,
-        *,
-        receiver: int | None = None,
-        context: int | None = None,
-        priority: int = PRIORITY_DEFAULT,
-        content_type: str | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> Future[int]:
-        return self._thread.call(
-            lambda: self._client.put_soon(
-                queue,
-                payload,
-                receiver=receiver,
-                context=context,
-                priority=priority,
-                content_type=content_type,
-                headers=headers,
-            )
-        )
+    def put_soon(self, queue: str, payload: bytes, **options: Unpack[PutOptions]) -> Future[int]:
+        return self._thread.call(lambda: self._client.put_soon(queue, payload, **options))
 
-    def put(
-        self,
-        queue: str,
-        payload: bytes,
-        *,
-        receiver: int | None = None,
-        context: int | None = None,
-        priority: int = PRIORITY_DEFAULT,
-        content_type: str | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> int:
-        return self._thread.call(
-            lambda: self._client.put(
-                queue,
-                payload,
-                receiver=receiver,
-                context=context,
-                priority=priority,
-                content_type=content_type,
-                headers=headers,
-            )
-        ).result()
+    def put(self, queue: str, payload: bytes, **options: Unpack[PutOptions]) -> int:
+        return self._thread.call(lambda: self._client.put(queue, payload, **options)).result()
 
     def flush(self) -> None:
         self._thread.wait(self._client.flush())

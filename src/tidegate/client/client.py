@@ -14,21 +14,25 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial as bound
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import msgspec
 
 from tidegate.client.address import parse_url
 from tidegate.client.checks import (
     check_count,
-    check_seconds,
-    check_text,
     checked_payload,
-    checked_properties,
 )
 from tidegate.client.lifeline import NOT_YET, Lifeline
 from tidegate.client.link import Link
 from tidegate.client.message import Message, batches_of
+from tidegate.client.options import (
+    PLAIN,
+    PutOptions,
+    check_seconds,
+    check_text,
+    checked_options,
+)
 from tidegate.client.outbox import Outbox
 from tidegate.client.reading import ReadHolder
 from tidegate.client.subscription import Subscription
@@ -50,6 +54,7 @@ from tidegate.core.model import (
     Mode,
     Order,
     QueueInfo,
+    QueuePolicy,
 )
 from tidegate.telemetry.numbers import ClusterNumbers
 from tidegate.wire import packets as w
@@ -216,11 +221,17 @@ class Client:
         return known
 
     async def create_queue(
-        self, name: str, *, durable: bool = True, exist_ok: bool = False
+        self,
+        name: str,
+        *,
+        durable: bool = True,
+        exist_ok: bool = False,
+        policy: QueuePolicy | None = None,
     ) -> QueueInfo:
         """Create a queue. A transient one (`durable=False`) lives in memory only."""
+        packet = w.CreateQueue(name, durable, policy or QueuePolicy())
         try:
-            answered = await self._lifeline.ask(w.CreateQueue(name, durable), repeatable=exist_ok)
+            answered = await self._lifeline.ask(packet, repeatable=exist_ok)
         except QueueNameNotUnique:
             if not exist_ok:
                 raise
@@ -268,6 +279,49 @@ class Client:
         assert isinstance(packet, w.GetActiveQueuesResponse)
         return packet.queues
 
+    async def set_policy(self, queue: str | int, **changes: Any) -> QueuePolicy:
+        """Change fields of a queue's `QueuePolicy`; the others stay as they are."""
+        info = await self.queue(queue)
+        try:
+            policy = msgspec.structs.replace(info.policy, **changes)
+            # Travels as data: what has the wrong type is found here, not over there.
+            policy = msgspec.convert(msgspec.to_builtins(policy), QueuePolicy)
+        except TypeError as failure:
+            known = ", ".join(QueuePolicy.__struct_fields__)
+            raise InvalidValue(f"{failure}; a policy has {known}") from None
+        except msgspec.ValidationError as failure:
+            raise InvalidValue(f"a policy's {failure}") from None
+        await self._lifeline.ask(w.SetPolicy(info.queue_id, policy))
+        return policy
+
+    async def pause(self, queue: str | int) -> None:
+        """Deliver nothing from a queue until it is resumed; puts go on."""
+        await self.set_policy(queue, paused=True)
+
+    async def resume(self, queue: str | int) -> None:
+        await self.set_policy(queue, paused=False)
+
+    async def redrive(
+        self,
+        queue: str | int,
+        *,
+        to: str | None = None,
+        message_ids: Iterable[int] | None = None,
+        reason: str | None = None,
+        limit: int | None = None,
+    ) -> int:
+        """Send dead letters back to where they died, or to another queue; how many went."""
+        packet = w.Redrive(
+            await self.queue_id(queue),
+            to,
+            None if message_ids is None else list(message_ids),
+            reason,
+            limit,
+        )
+        answered = await self._lifeline.ask(packet, repeatable=False)
+        assert isinstance(answered.packet, w.RedriveResponse)
+        return answered.packet.count
+
     async def browse(self, queue: str | int, *, limit: int = 100) -> list[Message]:
         """Look at waiting messages without taking them."""
         check_count("limit", limit)
@@ -285,60 +339,27 @@ class Client:
 
     # Putting
 
-    def put(
-        self,
-        queue: str,
-        payload: bytes,
-        *,
-        receiver: int | None = None,
-        context: int | None = None,
-        priority: int = PRIORITY_DEFAULT,
-        content_type: str | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> asyncio.Future[int]:
+    def put(self, queue: str, payload: bytes, **options: Unpack[PutOptions]) -> asyncio.Future[int]:
         """Put a message. Await it: it returns the message's id once the message is on disk.
 
-        An id of 0 says that the message was stored before the connection broke, and its id
-        is not known here.
+        The options are those of `PutOptions`. An id of 0 says that the message is stored, and its
+        id not known here: it was before the connection broke, or under the same dedup id.
         """
         outbox = self._outboxes.get(queue)
         if outbox is None or self._lifeline.outage is not None:
             outbox = self._new_outbox(queue)
         if type(payload) is not bytes or len(payload) > MESSAGE_BYTES_MAX:
             payload = checked_payload(payload)
-        if (
-            receiver is None
-            and context is None
-            and priority == PRIORITY_DEFAULT
-            and content_type is None
-            and headers is None
-        ):
+        if not options:
             return outbox.add(payload)
-        return outbox.add_special(
-            payload, checked_properties(receiver, context, priority, content_type, headers)
-        )
+        special = checked_options(options)
+        return outbox.add(payload) if special == PLAIN else outbox.add_special(payload, special)
 
     def put_soon(
-        self,
-        queue: str,
-        payload: bytes,
-        *,
-        receiver: int | None = None,
-        context: int | None = None,
-        priority: int = PRIORITY_DEFAULT,
-        content_type: str | None = None,
-        headers: dict[str, str] | None = None,
+        self, queue: str, payload: bytes, **options: Unpack[PutOptions]
     ) -> asyncio.Future[int]:
         """Put without waiting; `flush()` waits for all, and raises what went wrong."""
-        future = self.put(
-            queue,
-            payload,
-            receiver=receiver,
-            context=context,
-            priority=priority,
-            content_type=content_type,
-            headers=headers,
-        )
+        future = self.put(queue, payload, **options)
         self._soon.add(future)
         future.add_done_callback(self._soon_done)
         return future
@@ -365,7 +386,7 @@ class Client:
         ]
         if not chosen:
             return []
-        checked_properties(None, None, priority, None, None)
+        checked_options({"priority": priority})
         outbox = self._outboxes.get(queue)
         if outbox is None or self._lifeline.outage is not None:
             outbox = self._new_outbox(queue)
@@ -393,7 +414,15 @@ class Client:
         names = list(dict.fromkeys(queues))
         if not names:
             raise InvalidValue("name at least one queue")
-        _, _, _, attributes = checked_properties(receiver, context, priority, content_type, headers)
+        attributes = checked_options(
+            {
+                "receiver": receiver,
+                "context": context,
+                "priority": priority,
+                "content_type": content_type,
+                "headers": headers,
+            }
+        ).attributes
         by_id: dict[int, str] = {}
         for name in names:
             try:

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from tidegate.client.options import check_seconds, check_text
 from tidegate.core.errors import InvalidValue
+from tidegate.core.model import Attributes, Death
 from tidegate.wire.packets import Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+ERROR_LENGTH_MAX = 2000
+_NO_ATTRIBUTES = Attributes()
+
+
+class Comeback(NamedTuple):
+    """How a message goes back: failed, hopeless, or never begun."""
+
+    delay_ms: int | None = None
+    error: str | None = None
+    reject: bool = False
+    unstarted: bool = False
 
 
 class Holder(Protocol):
@@ -20,7 +35,7 @@ class Holder(Protocol):
 
     def ack_tag(self, tag: int, generation: int) -> None: ...
     async def ack_tags(self, first: int, last: int, generation: int) -> None: ...
-    async def nack_tags(self, first: int, last: int, generation: int) -> None: ...
+    async def return_tags(self, first: int, last: int, generation: int, how: Comeback) -> None: ...
     async def extend_tags(self, first: int, last: int, generation: int, lease_s: float) -> None: ...
 
 
@@ -73,16 +88,40 @@ class Message:
         return self._run.arrived_at
 
     @property
-    def content_type(self) -> str | None:
+    def _attributes(self) -> Attributes:
         attributes = self._run.attributes
         mine = attributes[self._index] if attributes is not None else None
-        return mine.content_type if mine is not None else None
+        return mine or _NO_ATTRIBUTES
+
+    @property
+    def content_type(self) -> str | None:
+        return self._attributes.content_type
 
     @property
     def headers(self) -> dict[str, str]:
-        attributes = self._run.attributes
-        mine = attributes[self._index] if attributes is not None else None
-        return (mine.headers or {}) if mine is not None else {}
+        return self._attributes.headers or {}
+
+    @property
+    def group(self) -> str | None:
+        return self._attributes.group
+
+    @property
+    def tenant(self) -> str | None:
+        return self._attributes.tenant
+
+    @property
+    def dedup_id(self) -> str | None:
+        return self._attributes.dedup_id
+
+    @property
+    def expires_at(self) -> float | None:
+        """Seconds since 1970; None: it does not say."""
+        return self._attributes.expires_at
+
+    @property
+    def deaths(self) -> list[Death]:
+        """Of a dead letter: how it came to be one, the latest last."""
+        return self._attributes.deaths or []
 
     @property
     def delivery_count(self) -> int:
@@ -115,10 +154,24 @@ class Message:
         """Acknowledge this message and everything its consumer was given before it."""
         await self._held_by().ack_tags(1, self._run.tag + self._index, self._generation)
 
-    async def nack(self) -> None:
-        """Give it back; it is delivered again, flagged."""
+    async def nack(self, *, delay: float | None = None, error: str | None = None) -> None:
+        """It failed: deliver it again, flagged, after `delay` seconds or as the queue backs off.
+
+        After as many deliveries as the queue allows it goes to the dead letters.
+        """
+        await self._return(_failed(delay, error))
+
+    async def reject(self, *, error: str | None = None) -> None:
+        """It is hopeless: to the dead letters at once."""
+        await self._return(Comeback(error=_text_of(error), reject=True))
+
+    async def release(self) -> None:
+        """It was not begun: deliver it to somebody else at once; it does not count as delivered."""
+        await self._return(Comeback(unstarted=True))
+
+    async def _return(self, how: Comeback) -> None:
         tag = self._run.tag + self._index
-        await self._held_by().nack_tags(tag, tag, self._generation)
+        await self._held_by().return_tags(tag, tag, self._generation, how)
 
     async def extend(self, lease: float) -> None:
         """Hold it for `lease` more seconds from now; LeaseLost if it was no longer ours."""
@@ -164,9 +217,24 @@ class MessageBatch:
         if self._holder is not None:
             await self._holder.ack_tags(*self._tags(), self._generation)
 
-    async def nack(self) -> None:
+    async def nack(self, *, delay: float | None = None, error: str | None = None) -> None:
+        """All of them failed."""
         if self._holder is not None:
-            await self._holder.nack_tags(*self._tags(), self._generation)
+            how = _failed(delay, error)
+            await self._holder.return_tags(*self._tags(), self._generation, how)
+
+
+def _failed(delay: float | None, error: str | None) -> Comeback:
+    if delay is not None:
+        check_seconds("delay", delay, at_least=0.0)
+    return Comeback(None if delay is None else int(delay * 1e3), _text_of(error))
+
+
+def _text_of(error: str | None) -> str | None:
+    """A sentence to keep, of bounded length."""
+    if error is not None:
+        check_text(error)
+    return error[:ERROR_LENGTH_MAX].replace("\x00", "") if error else None
 
 
 def _of(column: Sequence[int], index: int) -> int:

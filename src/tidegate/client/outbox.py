@@ -12,10 +12,11 @@ import asyncio
 import random
 import secrets
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tidegate.client.options import PLAIN, Special
 from tidegate.core.errors import LimitReached, QueueNotExisting, RetryLater, TidegateError
-from tidegate.core.model import PRIORITY_DEFAULT, Attributes
+from tidegate.core.model import PRIORITY_DEFAULT
 from tidegate.wire.packets import Packet, PutMessageResponse, PutMessages
 
 if TYPE_CHECKING:
@@ -27,9 +28,6 @@ BATCH_BYTES_MAX = 256 * 1024
 MANY_COUNT_MAX = 2000
 MANY_BYTES_MAX = 512 * 1024
 IN_FLIGHT_MAX = 8
-
-Special = tuple[int | None, int | None, int, Attributes | None]
-_PLAIN: Special = (None, None, PRIORITY_DEFAULT, None)
 
 
 class Batch:
@@ -94,7 +92,7 @@ class Outbox:
         self._payloads.append(payload)
         self._futures.append(future)
         if self._special is not None:
-            self._special.append(_PLAIN)
+            self._special.append(PLAIN)
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush)
@@ -103,7 +101,7 @@ class Outbox:
     def add_special(self, payload: bytes, special: Special) -> asyncio.Future[int]:
         """A message with a receiver, context, priority or attributes."""
         if self._special is None:
-            self._special = deque([_PLAIN] * len(self._payloads))
+            self._special = deque([PLAIN] * len(self._payloads))
         future = self.add(payload)
         self._special[-1] = special
         return future
@@ -322,15 +320,18 @@ def _by_bytes(payloads: list[bytes]) -> list[list[bytes]]:
 
 
 def _fill_columns(packet: PutMessages, special: list[Special]) -> None:
-    receivers = [s[0] for s in special]
-    contexts = [s[1] for s in special]
-    priorities = [s[2] for s in special]
-    attributes = [s[3] for s in special]
+    """Only columns in which somebody says something travel."""
+    receivers, contexts, priorities, attributes, delays_s, ttls_s = map(
+        list, zip(*special, strict=True)
+    )
     first = priorities[0]
     packet.priorities = [first] if all(p == first for p in priorities) else priorities
-    if any(r is not None for r in receivers):
-        packet.receivers = receivers
-    if any(c is not None for c in contexts):
-        packet.contexts = contexts
-    if any(a is not None for a in attributes):
-        packet.attributes = attributes
+    packet.receivers = _unless_empty(receivers)
+    packet.contexts = _unless_empty(contexts)
+    packet.attributes = _unless_empty(attributes)
+    packet.delays_s = _unless_empty(delays_s)
+    packet.ttls_s = _unless_empty(ttls_s)
+
+
+def _unless_empty(column: list[Any]) -> list[Any] | None:
+    return None if all(entry is None for entry in column) else column

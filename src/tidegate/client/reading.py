@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tidegate.client.lifeline import Lifeline
 from tidegate.client.link import Link
+from tidegate.client.message import Comeback
 from tidegate.core.errors import LeaseLost
 from tidegate.wire import packets as w
 
@@ -28,8 +29,8 @@ class ReadHolder:
     async def ack_tags(self, first: int, last: int, generation: int) -> None:
         await self._settle(w.Settle(self._queue_id, 0, [(first, last)], confirm=True), generation)
 
-    async def nack_tags(self, first: int, last: int, generation: int) -> None:
-        await self._settle(w.Return(self._queue_id, 0, [(first, last)]), generation)
+    async def return_tags(self, first: int, last: int, generation: int, how: Comeback) -> None:
+        await self._settle(w.Return(self._queue_id, 0, [(first, last)], *how), generation)
 
     async def extend_tags(self, first: int, last: int, generation: int, lease_s: float) -> None:
         lease_ms = max(int(lease_s * 1e3), 1)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from tidegate.client.message import Message, MessageBatch, batches_of
+from tidegate.client.message import Comeback, Message, MessageBatch, batches_of
 from tidegate.core.errors import (
     InvalidValue,
     LeaseLost,
@@ -233,27 +233,22 @@ class Subscription:
         on_error: Callable[[Message, Exception], Any] | None = None,
     ) -> None:
         """Call the handler for each message: acked when it returns, given back when it raises."""
-        failures = 0
         async for message in self:
             try:
                 await handler(message)
             except Exception as error:
-                failures += 1
                 log.warning(
                     "a handler failed, the message goes back",
                     extra={"queue": self.queue, "message_id": message.message_id},
                     exc_info=on_error is None,
                 )
-                # Slower and slower while nothing succeeds: the same message comes again at once.
-                await asyncio.sleep(min(0.05 * 2 ** min(failures - 1, 7), 5.0))
                 if not self.automatic:
                     # Lost with its connection, it goes back by itself.
                     with contextlib.suppress(LeaseLost):
-                        await message.nack()
+                        await message.nack(error=f"{type(error).__name__}: {error}")
                 if on_error is not None:
                     on_error(message, error)
             else:
-                failures = 0
                 if not self.automatic:
                     message.ack()
 
@@ -301,9 +296,9 @@ class Subscription:
         if lost and first == last:
             raise LeaseLost("the message was no longer held: it has gone to somebody else")
 
-    async def nack_tags(self, first: int, last: int, generation: int) -> None:
+    async def return_tags(self, first: int, last: int, generation: int, how: Comeback) -> None:
         self._flush_acks()
-        await self._settle(w.Return, first, last, generation)
+        await self._settle(w.Return, first, last, generation, **how._asdict())
 
     async def extend_tags(self, first: int, last: int, generation: int, lease_s: float) -> None:
         lost = await self._settle(

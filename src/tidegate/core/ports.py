@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from tidegate.core.model import Attributes, ClientInfo, Mode, QueueInfo
+from tidegate.core.model import (
+    DEFAULT_POLICY,
+    Attributes,
+    ClientInfo,
+    Failure,
+    Mode,
+    QueueInfo,
+    QueuePolicy,
+)
 from tidegate.core.segment import Segment
 
 
@@ -25,21 +33,37 @@ class Clock:
 class Write:
     """A segment to store, fenced by an epoch, with the batches of producers that it holds."""
 
-    __slots__ = ("batches", "epoch", "producers", "segment")
+    __slots__ = ("batches", "dedup_ids", "epoch", "producers", "segment")
 
     def __init__(
-        self, segment: Segment, epoch: int, producers: list[int], batches: list[int]
+        self,
+        segment: Segment,
+        epoch: int,
+        producers: list[int],
+        batches: list[int],
+        dedup_ids: list[str] | None = None,
     ) -> None:
         self.segment = segment
         self.epoch = epoch
         self.producers = producers
         self.batches = batches
+        # Remembered together with the segment, so that the same ids are not stored again.
+        self.dedup_ids = dedup_ids
+
+
+class Attempt(NamedTuple):
+    """A message that was delivered and came back."""
+
+    attempts: int
+    # Seconds since 1970 before which it is not delivered again; None: at once.
+    due_at: float | None
+    failures: list[Failure]
 
 
 class Settlement:
-    """Acknowledgements of one queue, fenced by an epoch."""
+    """Acknowledgements and failures of one queue, fenced by an epoch."""
 
-    __slots__ = ("epoch", "finished", "partly", "queue_id")
+    __slots__ = ("attempts", "epoch", "finished", "forgotten", "partly", "queue_id")
 
     def __init__(self, queue_id: int, epoch: int) -> None:
         self.queue_id = queue_id
@@ -48,6 +72,10 @@ class Settlement:
         self.finished: list[int] = []
         # First id → done offsets [low, high) of segments that live on.
         self.partly: dict[int, list[tuple[int, int]]] = {}
+        # First id and offset → what came of its deliveries so far.
+        self.attempts: dict[tuple[int, int], Attempt] = {}
+        # First ids of finished segments that had any.
+        self.forgotten: list[int] = []
 
 
 class Broadcast:
@@ -106,7 +134,15 @@ class Claim:
 class LaneSummary:
     """What the store holds of one lane."""
 
-    __slots__ = ("addressed", "count", "first_id", "last_id", "payload_bytes", "priority")
+    __slots__ = (
+        "addressed",
+        "arrived_at",
+        "count",
+        "first_id",
+        "last_id",
+        "payload_bytes",
+        "priority",
+    )
 
     def __init__(
         self,
@@ -116,6 +152,7 @@ class LaneSummary:
         last_id: int,
         count: int,
         payload_bytes: int,
+        arrived_at: float,
     ) -> None:
         self.priority = priority
         self.addressed = addressed
@@ -123,6 +160,8 @@ class LaneSummary:
         self.last_id = last_id
         self.count = count
         self.payload_bytes = payload_bytes
+        # When the first of it came.
+        self.arrived_at = arrived_at
 
 
 class Location:
@@ -167,7 +206,10 @@ class Store(Protocol):
     async def find_client(self, client_id: int | None, name: str | None) -> ClientInfo | None: ...
     async def reserve_client(self, name: str) -> int: ...
     async def delete_client(self, client_id: int) -> bool: ...
-    async def create_queue(self, name: str, durable: bool) -> QueueInfo | None: ...
+    async def create_queue(
+        self, name: str, durable: bool, policy: QueuePolicy = DEFAULT_POLICY
+    ) -> QueueInfo | None: ...
+    async def set_policy(self, queue_id: int, policy: QueuePolicy) -> bool: ...
     async def find_queue(self, queue_id: int | None, name: str | None) -> QueueInfo | None: ...
     async def list_queues(self) -> list[QueueInfo]: ...
     async def active_queues(self, client_id: int) -> list[QueueInfo]: ...
@@ -196,6 +238,10 @@ class Store(Protocol):
     ) -> None: ...
     async def broadcast(self, broadcast: Broadcast) -> bool: ...
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]: ...
+    # All or nothing; False: one of the epochs is no longer its queue's.
+    async def transact(
+        self, writes: Sequence[Write], settlements: Sequence[Settlement]
+    ) -> bool: ...
     async def stored(self, queue_id: int, first_ids: list[int]) -> set[int]: ...
     async def lanes(self, queue_id: int) -> list[LaneSummary]: ...
     async def read_lane(
@@ -218,6 +264,14 @@ class Store(Protocol):
         priority: int | None,
         count_max: int,
     ) -> list[Segment]: ...
+    # Segments for later, in the order of (due, first id), from behind a place in it.
+    async def read_due(
+        self, queue_id: int, behind: tuple[float, int], count_max: int, bytes_max: int
+    ) -> list[Segment]: ...
+    async def count_due(self, queue_id: int) -> int: ...
+    # Id → seconds since it was seen.
+    async def dedup_ids(self, queue_id: int, newer_than_s: float) -> dict[str, float]: ...
+    async def forget_dedup(self) -> int: ...
     async def marks(self, queue_id: int) -> dict[int, list[tuple[int, int]]]: ...
     async def forget_marks(self, older_than_s: float) -> int: ...
     async def purge(self, queue_id: int, epoch: int, below_id: int, kept: list[int]) -> bool: ...

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from tidegate.core.model import Attributes
+from tidegate.core.model import Attributes, Failure
 
 Bytes = bytes | bytearray | memoryview
 
@@ -32,6 +32,8 @@ class Segment:
         "contexts",
         "count",
         "done",
+        "due_at",
+        "failures",
         "first_id",
         "lengths",
         "open",
@@ -41,6 +43,7 @@ class Segment:
         "queue_id",
         "receivers",
         "reloaded",
+        "retry_at",
         "senders",
     )
 
@@ -57,6 +60,7 @@ class Segment:
         receivers: list[int] | None = None,
         contexts: list[int | None] | None = None,
         attributes: list[Attributes | None] | None = None,
+        due_at: float | None = None,
         reloaded: bool = False,
     ) -> None:
         self.queue_id = queue_id
@@ -70,13 +74,19 @@ class Segment:
         self.receivers = receivers
         self.contexts = contexts
         self.attributes = attributes
+        # Seconds since 1970 before which its messages are nobody's.
+        self.due_at = due_at
         # Deliveries are not written to disk: whatever comes back from the store
         # may have been delivered before.
         self.reloaded = reloaded
         self.count = len(lengths)
         self.open = self.count
         self.done: list[tuple[int, int]] = []
+        # Of messages that were delivered and came back: how often, and what went wrong.
         self.attempts: dict[int, int] | None = None
+        self.failures: dict[int, list[Failure]] | None = None
+        # Of reloaded ones that are to be tried again later: when.
+        self.retry_at: dict[int, float] | None = None
         self._offsets: list[int] | None = None
 
     @property
@@ -125,6 +135,20 @@ class Segment:
             attempts = self.attempts = {}
         for offset in range(low, high):
             attempts[offset] = attempts.get(offset, 0) + 1
+
+    def remember(
+        self, offset: int, attempts: int, retry_at: float | None, failures: list[Failure]
+    ) -> None:
+        """What the store knows of a message that was delivered and came back."""
+        if self.attempts is None:
+            self.attempts = {}
+        self.attempts[offset] = attempts
+        if failures:
+            self.failures = self.failures or {}
+            self.failures[offset] = failures
+        if retry_at is not None:
+            self.retry_at = self.retry_at or {}
+            self.retry_at[offset] = retry_at
 
     def open_ranges(self) -> list[tuple[int, int]]:
         """What is not done yet."""

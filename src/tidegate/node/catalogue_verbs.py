@@ -21,7 +21,7 @@ from tidegate.core.errors import (
     RequiredParameterMissing,
 )
 from tidegate.core.model import Mode, QueueInfo
-from tidegate.node.checks import check_id, check_name, check_put_to_queues
+from tidegate.node.checks import check_id, check_name, check_policy, check_put_to_queues
 from tidegate.wire import packets as w
 from tidegate.wire.connection import Received
 
@@ -73,7 +73,8 @@ async def find_client(session: Session, packet: w.FindClient, event: Received) -
 
 async def create_queue(session: Session, packet: w.CreateQueue, event: Received) -> None:
     name = check_name(packet.name, session.limits)
-    queue = await session.node.store.create_queue(name, packet.durable)
+    check_policy(packet.policy, session.limits)
+    queue = await session.node.store.create_queue(name, packet.durable, packet.policy)
     if queue is None:
         raise QueueNameNotUnique(f"a queue named {name!r} exists")
     await session.node.route(queue.queue_id)

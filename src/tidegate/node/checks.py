@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sized
 
 from tidegate.core.errors import InvalidValue, RequiredParameterMissing, TooLarge
-from tidegate.core.model import PRIORITY_HIGHEST, PRIORITY_LOWEST, Attributes
+from tidegate.core.model import PRIORITY_HIGHEST, PRIORITY_LOWEST, Attributes, QueuePolicy
 from tidegate.node.limits import Limits
 from tidegate.wire.packets import PutMessages, PutToQueues
 
 BATCH_COUNT_MAX = 100_000
 INT4_MAX = 2**31 - 1
 INT8_MAX = 2**63 - 1
+POLICY_MAX = 10**12
 
 
 def check_put(packet: PutMessages, body_bytes: int, limits: Limits) -> None:
@@ -127,3 +128,27 @@ def check_prefetch(prefetch: int, limits: Limits) -> None:
 def check_wait(wait_ms: int, lease_ms: int | None) -> None:
     if not 0 <= wait_ms <= INT4_MAX or not 0 < (lease_ms or 1) <= INT4_MAX:
         raise InvalidValue("waits and leases are counted in milliseconds, up to 24 days")
+
+
+def check_policy(policy: QueuePolicy, limits: Limits) -> None:
+    """Numbers that make sense, each named when it does not."""
+    for field, lowest in (
+        ("lease_s", 0.05),
+        ("deliveries_max", 0),
+        ("retry_first_s", 0),
+        ("retry_factor", 1),
+        ("retry_max_s", 0),
+        ("retry_jitter", 0),
+        ("ttl_s", 0.001),
+        ("dedup_window_s", 0),
+        ("ageing_s", 0),
+        ("length_max", 1),
+        ("bytes_max", 1),
+    ):
+        value = getattr(policy, field)
+        if value is not None and not lowest <= value <= POLICY_MAX:
+            raise InvalidValue(f"{field} runs from {lowest} to {POLICY_MAX}, not {value}")
+    if policy.retry_jitter > 1:
+        raise InvalidValue(f"retry_jitter is a part of 1, not {policy.retry_jitter}")
+    if policy.dead_letter:
+        check_name(policy.dead_letter, limits)

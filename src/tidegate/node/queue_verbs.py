@@ -17,6 +17,7 @@ from tidegate.node.batch import Batch
 from tidegate.node.checks import (
     check_context,
     check_id,
+    check_policy,
     check_prefetch,
     check_put,
     check_wait,
@@ -235,6 +236,12 @@ async def set_owner(session: Session, replica: Replica, packet: w.SetOwner, fram
     session.answer(w.Success(), frame.packet_id)
 
 
+async def set_policy(session: Session, replica: Replica, packet: w.SetPolicy, frame: Frame) -> None:
+    check_policy(packet.policy, session.limits)
+    await replica.set_policy(packet.policy)
+    session.answer(w.Success(), frame.packet_id)
+
+
 # The session, the replica, the packet, and the frame it came in.
 QueueVerb = Callable[["Session", Replica, Any, Frame], Awaitable[None] | None]
 QUEUE_VERBS: dict[type[w.Packet], QueueVerb] = {
@@ -253,4 +260,5 @@ QUEUE_VERBS: dict[type[w.Packet], QueueVerb] = {
     w.PurgeQueue: purge,
     w.DeleteQueue: delete,
     w.SetOwner: set_owner,
+    w.SetPolicy: set_policy,
 }

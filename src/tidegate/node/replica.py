@@ -14,9 +14,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from tidegate.core.budget import Budget
 from tidegate.core.errors import NotOwner, QueueNotExisting, TidegateError
-from tidegate.core.model import QueueInfo
+from tidegate.core.model import QueueInfo, QueuePolicy
 from tidegate.core.ports import Clock, Store
 from tidegate.core.segment import Segment
 from tidegate.node.dispatch import Dispatch
@@ -124,6 +126,14 @@ class Replica:
         self.fence(QueueNotExisting(f"queue {self.info.name!r} was deleted"))
 
     # The whole queue
+
+    async def set_policy(self, policy: QueuePolicy) -> None:
+        """Promise something else from now on."""
+        holding = self._holding
+        if not await holding.store.set_policy(self.info.queue_id, policy):
+            raise QueueNotExisting(f"no queue {self.info.name!r}")
+        holding.info = msgspec.structs.replace(holding.info, policy=policy)
+        self.dispatch.serve(None)
 
     async def purge(self) -> int:
         """Drop what waits; what consumers hold stays theirs.

@@ -11,9 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from tidegate.core.errors import UniqueConstraint
-from tidegate.core.model import ClientInfo, Mode, QueueInfo
+from tidegate.core.model import DEFAULT_POLICY, ClientInfo, Mode, QueueInfo, QueuePolicy
 from tidegate.core.ports import (
+    Attempt,
     Broadcast,
     Claim,
     Clock,
@@ -62,6 +65,10 @@ class _Replica:
         # First id → which batches of which producers its messages are.
         self.batches: dict[int, list[tuple[int, int]]] = {}
         self.acks: dict[int, Ranges] = {}
+        # First id → offset → what came of its deliveries.
+        self.attempts: dict[int, dict[int, Attempt]] = {}
+        # Dedup id → when it was seen.
+        self.dedup: dict[str, float] = {}
         self.marks: dict[int, _Marks] = {}
 
     def insert(self, segment: Segment, batches: list[tuple[int, int]]) -> None:
@@ -73,6 +80,7 @@ class _Replica:
     def drop(self, first_id: int, now: float) -> None:
         """Delete a segment, and remember which batches it was."""
         self.acks.pop(first_id, None)
+        self.attempts.pop(first_id, None)
         if self.segments.pop(first_id, None) is None:
             return
         for producer, batch in self.batches.pop(first_id):
@@ -95,6 +103,8 @@ class _Replica:
         copy = _copy(segment, reloaded=True)
         for low, high in self.acks.get(segment.first_id, ()):
             copy.mark_done(low, high)
+        for offset, attempt in self.attempts.get(segment.first_id, {}).items():
+            copy.remember(offset, attempt.attempts, attempt.due_at, attempt.failures)
         return copy
 
 
@@ -158,15 +168,25 @@ class MemoryStore:
         del self._clients[client_id], self._client_ids[found[0]]
         return True
 
-    async def create_queue(self, name: str, durable: bool) -> QueueInfo | None:
+    async def create_queue(
+        self, name: str, durable: bool, policy: QueuePolicy = DEFAULT_POLICY
+    ) -> QueueInfo | None:
         await _turn()
         if name in self._queue_ids:
             return None
         self._last_queue += 1
-        info = QueueInfo(self._last_queue, name, durable)
+        info = QueueInfo(self._last_queue, name, durable, policy)
         self._queue_ids[name] = info.queue_id
         self._replicas[info.queue_id] = _Replica(info)
         return info
+
+    async def set_policy(self, queue_id: int, policy: QueuePolicy) -> bool:
+        await _turn()
+        replica = self._replicas.get(queue_id)
+        if replica is None:
+            return False
+        replica.info = msgspec.structs.replace(replica.info, policy=policy)
+        return True
 
     async def find_queue(self, queue_id: int | None, name: str | None) -> QueueInfo | None:
         await _turn()
@@ -185,7 +205,8 @@ class MemoryStore:
             replica.info
             for replica in self._replicas.values()
             if any(
-                segment.receivers is None or client_id in segment.receivers
+                (segment.receivers is None or client_id in segment.receivers)
+                and (segment.due_at is None or segment.due_at <= self._clock.wall())
                 for segment in replica.segments.values()
             )
         ]
@@ -321,6 +342,8 @@ class MemoryStore:
         if replica is None:
             return False
         replica.insert(write.segment, list(zip(write.producers, write.batches, strict=True)))
+        for dedup_id in write.dedup_ids or ():
+            replica.dedup[dedup_id] = self._clock.wall()
         return True
 
     async def broadcast(self, broadcast: Broadcast) -> bool:
@@ -347,7 +370,19 @@ class MemoryStore:
             replica.drop(first_id, self._clock.monotonic())
         for first_id, done in settlement.partly.items():
             replica.acks[first_id] = _union(replica.acks.get(first_id, []), done)
+        for (first_id, offset), attempt in settlement.attempts.items():
+            replica.attempts.setdefault(first_id, {})[offset] = attempt
         return True
+
+    async def transact(self, writes: Sequence[Write], settlements: Sequence[Settlement]) -> bool:
+        await _turn()
+        for queue_id, epoch in [
+            *((write.segment.queue_id, write.epoch) for write in writes),
+            *((settlement.queue_id, settlement.epoch) for settlement in settlements),
+        ]:
+            if self._fenced(queue_id, epoch) is None:
+                return False
+        return all([self._put(each) for each in writes] + [self._settle(s) for s in settlements])
 
     async def stored(self, queue_id: int, first_ids: list[int]) -> set[int]:
         await _turn()
@@ -360,10 +395,12 @@ class MemoryStore:
         lanes: dict[tuple[int, bool], LaneSummary] = {}
         for segment in replica.in_order() if replica is not None else ():
             assert replica is not None
+            if segment.due_at is not None:
+                continue
             key = (segment.priority, segment.receivers is not None)
             lane = lanes.get(key)
             if lane is None:
-                lane = lanes[key] = LaneSummary(*key, segment.first_id, 0, 0, 0)
+                lane = lanes[key] = LaneSummary(*key, segment.first_id, 0, 0, 0, segment.arrived_at)
             lane.last_id = segment.last_id
             lane.count += replica.read(segment).open
             lane.payload_bytes += segment.payload_bytes
@@ -391,6 +428,7 @@ class MemoryStore:
                 segment.priority == priority
                 and (segment.receivers is not None) == addressed
                 and from_id <= segment.first_id <= to_id
+                and segment.due_at is None
             ):
                 found.append(replica.read(segment))
                 bytes_max -= segment.payload_bytes
@@ -415,12 +453,57 @@ class MemoryStore:
             replica.read(segment)
             for segment in replica.in_order()
             if segment.first_id >= from_id
+            and segment.due_at is None
             and (selective if segment.receivers is None else receiver in segment.receivers)
             and (sender is None or sender in segment.senders)
             and (context is None or context in (segment.contexts or ()))
             and (priority is None or priority == segment.priority)
         ]
         return found[:count_max]
+
+    async def read_due(
+        self, queue_id: int, behind: tuple[float, int], count_max: int, bytes_max: int
+    ) -> list[Segment]:
+        await _turn()
+        replica = self._replicas.get(queue_id)
+        found: list[Segment] = []
+        for due_at, first_id in self._due(replica):
+            if (due_at, first_id) > behind and len(found) < count_max and bytes_max > 0:
+                assert replica is not None
+                found.append(replica.read(replica.segments[first_id]))
+                bytes_max -= found[-1].payload_bytes
+        return found
+
+    @staticmethod
+    def _due(replica: _Replica | None) -> list[tuple[float, int]]:
+        segments = () if replica is None else replica.segments.values()
+        return sorted((s.due_at, s.first_id) for s in segments if s.due_at is not None)
+
+    async def count_due(self, queue_id: int) -> int:
+        await _turn()
+        replica = self._replicas.get(queue_id)
+        if replica is None:
+            return 0
+        return sum(replica.read(replica.segments[i]).open for _, i in self._due(replica))
+
+    async def dedup_ids(self, queue_id: int, newer_than_s: float) -> dict[str, float]:
+        await _turn()
+        replica = self._replicas.get(queue_id)
+        ages = {
+            dedup_id: self._clock.wall() - seen_at
+            for dedup_id, seen_at in (replica.dedup.items() if replica is not None else ())
+        }
+        return {dedup_id: age_s for dedup_id, age_s in ages.items() if age_s < newer_than_s}
+
+    async def forget_dedup(self) -> int:
+        await _turn()
+        forgotten = 0
+        for replica in self._replicas.values():
+            oldest = self._clock.wall() - replica.info.policy.dedup_window_s
+            kept = {i: at for i, at in replica.dedup.items() if at >= oldest}
+            forgotten += len(replica.dedup) - len(kept)
+            replica.dedup = kept
+        return forgotten
 
     async def marks(self, queue_id: int) -> dict[int, Ranges]:
         await _turn()
@@ -470,6 +553,7 @@ def _copy(segment: Segment, *, reloaded: bool = False) -> Segment:
         receivers=segment.receivers,
         contexts=segment.contexts,
         attributes=segment.attributes,
+        due_at=segment.due_at,
         reloaded=reloaded,
     )
 

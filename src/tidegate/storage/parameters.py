@@ -12,10 +12,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tidegate.core.model import Attributes
-
 _ARRAY_HEADER = struct.Struct("!iiiii")
-_INT4_OID, _INT8_OID = 23, 20
+_INT4_OID, _INT8_OID, _FLOAT8_OID = 23, 20, 701
 _FOUR = array("i", [4])
 
 int2 = struct.Struct("!h").pack
@@ -44,9 +42,19 @@ def int8_array(values: Sequence[int | None]) -> bytes:
     return _ARRAY_HEADER.pack(1, has_null, _INT8_OID, len(values), 1) + b"".join(cells)
 
 
-def json_of(attributes: Sequence[Attributes | None] | None) -> bytes | None:
+def float8_array(values: Sequence[float | None]) -> bytes:
+    """float8[], nulls allowed."""
+    has_null = 1 if None in values else 0
+    cells = [
+        b"\xff\xff\xff\xff" if value is None else b"\x00\x00\x00\x08" + float8(value)
+        for value in values
+    ]
+    return _ARRAY_HEADER.pack(1, has_null, _FLOAT8_OID, len(values), 1) + b"".join(cells)
+
+
+def json_of(value: object) -> bytes | None:
     """jsonb: format version, then text."""
-    return None if attributes is None else b"\x01" + msgspec.json.encode(attributes)
+    return None if value is None else b"\x01" + msgspec.json.encode(value)
 
 
 def multirange_text(ranges: Sequence[tuple[int, int]]) -> str:

@@ -15,13 +15,15 @@ from typing import Any
 import psycopg
 from psycopg import pq
 
-from tidegate.core.errors import LimitReached, Unavailable
+from tidegate.core.errors import LimitReached, StaleEpoch, Unavailable
 
 Parameters = Sequence[bytes | bytearray | memoryview | None]
 
 # SQLSTATE classes in which nothing was stored and the cause is a shortage.
 _SHORTAGE = (b"53",)
 _UNIQUE_VIOLATION = b"23505"
+# Raised by the function `fence`.
+_FENCED = b"TG001"
 
 
 # A store that does not answer is noticed within seconds, not when TCP gives up.
@@ -235,6 +237,8 @@ def _explained(result: pq.abc.PGresult) -> Exception:
     text = (
         result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message or b""
     ).decode(errors="replace")
+    if state == _FENCED:
+        return StaleEpoch("one of the queues has a new owner: try again")
     if state.startswith(_SHORTAGE):
         return LimitReached(f"the store is short of room: {text}")
     # A repeated commit that finds its own segment there: the first one was stored after all.

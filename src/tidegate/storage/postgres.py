@@ -16,8 +16,16 @@ import psycopg
 from psycopg.rows import tuple_row
 from psycopg.types.multirange import Multirange
 
-from tidegate.core.errors import LimitReached, Unavailable
-from tidegate.core.model import Attributes, ClientInfo, Mode, QueueInfo
+from tidegate.core.errors import LimitReached, StaleEpoch, Unavailable
+from tidegate.core.model import (
+    DEFAULT_POLICY,
+    Attributes,
+    ClientInfo,
+    Failure,
+    Mode,
+    QueueInfo,
+    QueuePolicy,
+)
 from tidegate.core.ports import (
     Broadcast,
     Claim,
@@ -32,11 +40,14 @@ from tidegate.storage import parameters as p
 from tidegate.storage.migrations import migrate
 from tidegate.storage.pipeline import CONNECTION, Call, Parameters, PipelineConnection
 
-_PUT = b"select put_segment($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
+_PUT = b"select put_segment($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
+_REMEMBER = b"select remember_dedup($1, $2, $3, $4)"
 _BROADCAST = b"select put_message_to_all($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
 _SETTLE = b"select settle($1, $2, $3, $4, $5)"
+_ATTEMPTS = b"select note_attempts($1, $2, $3, $4, $5, $6, $7, $8)"
+_FENCE = b"select fence($1, $2)"
 _BINARY = 1
-_ALL_BINARY = [_BINARY] * 13
+_ALL_BINARY = [_BINARY] * 14
 _STORED = (b"\x00\x00\x00\x00", None)
 
 Row = tuple[Any, ...]
@@ -49,11 +60,12 @@ class PostgresStore:
     def __init__(self, url: str, *, writers: int = 1) -> None:
         self.url = url
         # As a rule one for each writer: what it submits is stored in that order.
-        self._putters = [PipelineConnection(url, (_PUT,)) for _ in range(writers)]
+        self._putters = [PipelineConnection(url, (_PUT, _REMEMBER)) for _ in range(writers)]
         self._broadcaster = PipelineConnection(url, (_BROADCAST,))
         self._broadcaster_lock = asyncio.Lock()
-        self._settler = PipelineConnection(url, (_SETTLE,))
+        self._settler = PipelineConnection(url, (_SETTLE, _ATTEMPTS))
         self._settler_lock = asyncio.Lock()
+        self._transactor = PipelineConnection(url, (_FENCE, _PUT, _REMEMBER, _SETTLE, _ATTEMPTS))
         self._catalogue: psycopg.AsyncConnection[Row] | None = None
         self._catalogue_lock = asyncio.Lock()
         self._reader: psycopg.AsyncConnection[Row] | None = None
@@ -73,6 +85,7 @@ class PostgresStore:
         for putter in self._putters:
             putter.close()
         self._settler.close()
+        self._transactor.close()
         self._broadcaster.close()
         for connection in (self._catalogue, self._reader, self._renewer):
             if connection is not None:
@@ -117,18 +130,28 @@ class PostgresStore:
     async def delete_client(self, client_id: int) -> bool:
         return bool((await self._call("select delete_client(%s)", client_id))[0][0])
 
-    async def create_queue(self, name: str, durable: bool) -> QueueInfo | None:
-        return _queue(await self._call("select * from create_queue(%s, %s)", name, durable))
+    async def create_queue(
+        self, name: str, durable: bool, policy: QueuePolicy = DEFAULT_POLICY
+    ) -> QueueInfo | None:
+        rows = await self._call(
+            "select * from create_queue(%s, %s, %s::jsonb)", name, durable, _json(policy)
+        )
+        return _queue(rows[0]) if rows else None
+
+    async def set_policy(self, queue_id: int, policy: QueuePolicy) -> bool:
+        rows = await self._call("select set_policy(%s, %s::jsonb)", queue_id, _json(policy))
+        return bool(rows[0][0])
 
     async def find_queue(self, queue_id: int | None, name: str | None) -> QueueInfo | None:
-        return _queue(await self._call("select * from find_queue(%s, %s)", queue_id, name))
+        rows = await self._call("select * from find_queue(%s, %s)", queue_id, name)
+        return _queue(rows[0]) if rows else None
 
     async def list_queues(self) -> list[QueueInfo]:
-        return [QueueInfo(*row) for row in await self._call("select * from list_queues()")]
+        return [_queue(row) for row in await self._call("select * from list_queues()")]
 
     async def active_queues(self, client_id: int) -> list[QueueInfo]:
         rows = await self._call("select * from active_queues(%s)", client_id)
-        return [QueueInfo(*row) for row in rows]
+        return [_queue(row) for row in rows]
 
     async def delete_queue(self, queue_id: int) -> bool:
         return bool((await self._call("select delete_queue(%s)", queue_id))[0][0])
@@ -160,8 +183,8 @@ class PostgresStore:
         rows = await self._call("select * from locate_queue(%s)", queue_id)
         if not rows:
             return None
-        number, name, durable, owner, address, alive = rows[0]
-        return Location(QueueInfo(number, name, durable), owner, address, alive)
+        owner, address, alive = rows[0][4:]
+        return Location(_queue(rows[0][:4]), owner, address, alive)
 
     async def orphans(self) -> list[int]:
         return [row[0] for row in await self._call("select orphans()")]
@@ -181,13 +204,14 @@ class PostgresStore:
     # Messages
 
     def submit(self, writes: Sequence[Write], done: Committed, *, lane: int = 0) -> None:
-        calls: list[Call] = [(_PUT, _put_parameters(write), _ALL_BINARY) for write in writes]
+        calls = [_put(write) for write in writes]
+        calls += [_remember(write) for write in writes if write.dedup_ids]
 
         def finished(outcome: list[bytes | None] | Exception) -> None:
             if isinstance(outcome, Exception):
                 done(outcome)
             else:
-                done([value in _STORED for value in outcome])
+                done([value in _STORED for value in outcome[: len(writes)]])
 
         self._putters[lane % len(self._putters)].submit(calls, finished)
 
@@ -212,22 +236,26 @@ class PostgresStore:
         return values[0] is None
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
-        calls = []
-        for settlement in settlements:
-            partly = settlement.partly
-            texts = ",".join(f'"{p.multirange_text(done)}"' for done in partly.values())
-            parameters: Parameters = (
-                p.int4(settlement.queue_id),
-                p.int8(settlement.epoch),
-                p.int8_array(settlement.finished),
-                p.int8_array(list(partly)),
-                f"{{{texts}}}".encode(),
-            )
-            # Multiranges go as text: they are few, and their binary form is not worth code.
-            calls.append((_SETTLE, parameters, [1, 1, 1, 1, 0]))
+        calls = [_settle(settlement) for settlement in settlements]
+        calls += [_attempts(each) for each in settlements if each.attempts or each.forgotten]
         async with self._settler_lock:
             values = await self._settler.call(calls)
-        return [value in _STORED for value in values]
+        return [value in _STORED for value in values[: len(settlements)]]
+
+    async def transact(self, writes: Sequence[Write], settlements: Sequence[Settlement]) -> bool:
+        epochs = {write.segment.queue_id: write.epoch for write in writes}
+        epochs |= {settlement.queue_id: settlement.epoch for settlement in settlements}
+        fence: Parameters = (p.int4_array(list(epochs)), p.int8_array(list(epochs.values())))
+        calls: list[Call] = [(_FENCE, fence, _ALL_BINARY[:2])]
+        calls += [_put(write) for write in writes]
+        calls += [_remember(write) for write in writes if write.dedup_ids]
+        calls += [_settle(settlement) for settlement in settlements]
+        calls += [_attempts(each) for each in settlements if each.attempts or each.forgotten]
+        try:
+            await self._transactor.call(calls)
+        except StaleEpoch:
+            return False
+        return True
 
     async def stored(self, queue_id: int, first_ids: list[int]) -> set[int]:
         rows = await self._call("select stored_segments(%s, %s::bigint[])", queue_id, first_ids)
@@ -280,6 +308,29 @@ class PostgresStore:
         )
         return [_segment(queue_id, row) for row in rows]
 
+    async def read_due(
+        self, queue_id: int, behind: tuple[float, int], count_max: int, bytes_max: int
+    ) -> list[Segment]:
+        rows = await self._read(
+            "select * from read_due(%s, %s, %s, %s::int, %s)",
+            queue_id,
+            *behind,
+            count_max,
+            bytes_max,
+        )
+        return [_segment(queue_id, row) for row in rows]
+
+    async def count_due(self, queue_id: int) -> int:
+        return int((await self._read("select count_due(%s)", queue_id))[0][0])
+
+    async def dedup_ids(self, queue_id: int, newer_than_s: float) -> dict[str, float]:
+        rows = await self._read("select * from dedup_ids(%s, %s)", queue_id, newer_than_s)
+        return dict(rows)
+
+    async def forget_dedup(self) -> int:
+        window_s = QueuePolicy().dedup_window_s
+        return int((await self._call("select forget_dedup(%s)", window_s))[0][0])
+
     async def marks(self, queue_id: int) -> dict[int, list[tuple[int, int]]]:
         rows = await self._read("select * from marks(%s)", queue_id)
         return {producer: _ranges(batches) for producer, batches in rows}
@@ -315,17 +366,22 @@ def _client(rows: list[Row]) -> ClientInfo | None:
     return ClientInfo(rows[0][0], rows[0][1], Mode(rows[0][2])) if rows else None
 
 
-def _queue(rows: list[Row]) -> QueueInfo | None:
-    return QueueInfo(*rows[0]) if rows else None
+def _queue(row: Row) -> QueueInfo:
+    """A row of the type queue_row."""
+    return QueueInfo(row[0], row[1], row[2], msgspec.convert(row[3], QueuePolicy))
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _ranges(multirange: Multirange[int]) -> list[tuple[int, int]]:
     return [(part.lower or 0, part.upper or 0) for part in multirange]
 
 
-def _put_parameters(write: Write) -> Parameters:
+def _put(write: Write) -> Call:
     segment = write.segment
-    return (
+    parameters: Parameters = (
         p.int4(segment.queue_id),
         p.int8(write.epoch),
         p.int8(segment.first_id),
@@ -339,12 +395,54 @@ def _put_parameters(write: Write) -> Parameters:
         segment.payload,
         p.int8_array(write.producers),
         p.int8_array(write.batches),
+        None if segment.due_at is None else p.float8(segment.due_at),
     )
+    return _PUT, parameters, _ALL_BINARY
+
+
+def _remember(write: Write) -> Call:
+    segment = write.segment
+    parameters: Parameters = (
+        p.int4(segment.queue_id),
+        p.int8(write.epoch),
+        p.json_of(write.dedup_ids),
+        p.float8(segment.arrived_at),
+    )
+    return _REMEMBER, parameters, _ALL_BINARY[:4]
+
+
+def _settle(settlement: Settlement) -> Call:
+    partly = settlement.partly
+    texts = ",".join(f'"{p.multirange_text(done)}"' for done in partly.values())
+    parameters: Parameters = (
+        p.int4(settlement.queue_id),
+        p.int8(settlement.epoch),
+        p.int8_array(settlement.finished),
+        p.int8_array(list(partly)),
+        f"{{{texts}}}".encode(),
+    )
+    # Multiranges go as text: they are few, and their binary form is not worth code.
+    return _SETTLE, parameters, [1, 1, 1, 1, 0]
+
+
+def _attempts(settlement: Settlement) -> Call:
+    attempts = settlement.attempts
+    parameters: Parameters = (
+        p.int4(settlement.queue_id),
+        p.int8(settlement.epoch),
+        p.int8_array(settlement.forgotten),
+        p.int8_array([first_id for first_id, _ in attempts]),
+        p.int4_array([offset for _, offset in attempts]),
+        p.int4_array([attempt.attempts for attempt in attempts.values()]),
+        p.float8_array([attempt.due_at for attempt in attempts.values()]),
+        p.json_of([attempt.failures for attempt in attempts.values()]),
+    )
+    return _ATTEMPTS, parameters, _ALL_BINARY[:8]
 
 
 def _segment(queue_id: int, row: Row) -> Segment:
     """A row of the type segment_row."""
-    attributes, done = row[7], row[9]
+    attributes, done, attempts = row[7], row[9], row[11]
     segment = Segment(
         queue_id=queue_id,
         first_id=row[0],
@@ -358,8 +456,11 @@ def _segment(queue_id: int, row: Row) -> Segment:
         if attributes is None
         else msgspec.convert(attributes, list[Attributes | None]),
         payload=row[8],
+        due_at=row[10],
         reloaded=True,
     )
+    for offset, count, due_at, failures in attempts or ():
+        segment.remember(offset, count, due_at, msgspec.convert(failures, list[Failure]))
     if done is not None:
         for low, high in _ranges(done):
             segment.mark_done(low, high)

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import msgspec
 
-from tidegate.core.model import Attributes, ClientInfo, Mode, Order, QueueInfo
+from tidegate.core.model import Attributes, ClientInfo, Mode, Order, QueueInfo, QueuePolicy
 
 
 class Packet(msgspec.Struct, array_like=True):
@@ -152,6 +152,7 @@ class CreateQueue(Request):
     mode = Mode.READ_WRITE
     name: str
     durable: bool = True
+    policy: QueuePolicy = QueuePolicy()
 
 
 class DeleteQueue(Request):
@@ -306,6 +307,9 @@ class PutMessages(Request):
     contexts: list[int | None] | None = None
     attributes: list[Attributes | None] | None = None
     after: int | None = None
+    # Seconds from now, by the node's clock: not before, and not after.
+    delays_s: list[float | None] | None = None
+    ttls_s: list[float | None] | None = None
 
 
 class PutToQueuesResponse(Answer):
@@ -430,13 +434,20 @@ class Settle(Request):
 
 
 class Return(Request):
-    """Give ranges of tags back to the queue."""
+    """Give ranges of tags back to the queue: they failed, are hopeless, or were never begun."""
 
     method = 0x47
     answer = SettleResponse
     queue_id: int
     consumer: int
     ranges: list[tuple[int, int]]
+    # How long until the next delivery; None: as the queue's policy says.
+    delay_ms: int | None = None
+    error: str | None = None
+    # Straight to the dead letters.
+    reject: bool = False
+    # Never begun: at once, and not counted as a delivery.
+    unstarted: bool = False
 
 
 class Extend(Request):
@@ -523,6 +534,36 @@ class SetOwner(Request):
     mode = Mode.ADMIN
     queue_id: int
     member_id: int
+
+
+class SetPolicy(Request):
+    """Change what a queue promises."""
+
+    method = 0x69
+    answer = Success
+    mode = Mode.READ_WRITE
+    queue_id: int
+    policy: QueuePolicy
+
+
+class RedriveResponse(Answer):
+    """How many messages were sent back."""
+
+    method = 0x6C
+    count: int
+
+
+class Redrive(Request):
+    """Send dead letters back to where they died, or to `to`; all, or a selection."""
+
+    method = 0x6B
+    answer = RedriveResponse
+    mode = Mode.READ_WRITE
+    queue_id: int
+    to: str | None = None
+    message_ids: list[int] | None = None
+    reason: str | None = None
+    limit: int | None = None
 
 
 class Member(msgspec.Struct, array_like=True):

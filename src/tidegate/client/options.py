@@ -1,0 +1,150 @@
+"""What a put may say beside its payload, checked at the call: a bad value fails there, alone."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypedDict
+
+from tidegate.core.errors import InvalidValue
+from tidegate.core.model import PRIORITY_DEFAULT, PRIORITY_HIGHEST, PRIORITY_LOWEST, Attributes
+
+# What a node takes as a wait, a lease or a delay: 24 days.
+SECONDS_MAX = 2_147_483
+# The year 9999, as far as a store's calendar goes.
+WALL_S_MAX = 253_402_300_000
+KEY_LENGTH_MAX = 255
+
+
+class PutOptions(TypedDict, total=False):
+    """Keywords of `put`.
+
+    `receiver`: only this client gets it, by id. `context`: an id by which its reply is found.
+    `priority`: 1 (lowest) to 10. `content_type`, `headers`: for whoever reads it.
+    `delay` (seconds) or `deliver_at` (a time): not before. `ttl` (seconds) or `expires_at` (a
+    time): not after. `dedup_id`: of those with the same one, within the queue's window, the first
+    is stored. `group`: one of a group is in flight at a time, in order. `tenant`: capacity is
+    shared over tenants.
+    """
+
+    receiver: int | None
+    context: int | None
+    priority: int
+    content_type: str | None
+    headers: dict[str, str] | None
+    delay: float | None
+    deliver_at: float | None
+    ttl: float | None
+    expires_at: float | None
+    dedup_id: str | None
+    group: str | None
+    tenant: str | None
+
+
+class Special(NamedTuple):
+    """What is not plain about a message, as it travels."""
+
+    receiver: int | None = None
+    context: int | None = None
+    priority: int = PRIORITY_DEFAULT
+    attributes: Attributes | None = None
+    delay_s: float | None = None
+    ttl_s: float | None = None
+
+
+PLAIN = Special()
+_NAMES = PutOptions.__annotations__.keys()
+_NO_ATTRIBUTES = Attributes()
+
+
+def checked_options(options: PutOptions) -> Special:
+    """The options in the form in which they travel."""
+    unknown = options.keys() - _NAMES
+    if unknown:
+        raise TypeError(
+            f"a put has no option {', '.join(sorted(unknown))}; there are {', '.join(_NAMES)}"
+        )
+    receiver, context = options.get("receiver"), options.get("context")
+    priority = options.get("priority", PRIORITY_DEFAULT)
+    if type(priority) is not int or not PRIORITY_LOWEST <= priority <= PRIORITY_HIGHEST:
+        raise InvalidValue(
+            f"priority runs from {PRIORITY_LOWEST} (lowest) to {PRIORITY_HIGHEST}, not {priority!r}"
+        )
+    if receiver is not None and (type(receiver) is not int or not 0 < receiver < 2**31):
+        raise InvalidValue(
+            f"a receiver is a client's id, not {receiver!r}: `await mq.client_id_of(name)` finds it"
+        )
+    if context is not None and (type(context) is not int or not -(2**63) <= context < 2**63):
+        raise InvalidValue(f"a context is a whole number of 64 bits, not {context!r}")
+    delay, ttl = options.get("delay"), options.get("ttl")
+    if delay is not None:
+        check_seconds("delay", delay, at_least=0.0)
+    if ttl is not None:
+        check_seconds("ttl", ttl, at_least=0.001)
+    attributes = _checked_attributes(options)
+    if delay is not None and attributes.deliver_at is not None:
+        raise InvalidValue("give delay or deliver_at, not both")
+    if ttl is not None and attributes.expires_at is not None:
+        raise InvalidValue("give ttl or expires_at, not both")
+    return Special(
+        receiver,
+        context,
+        priority,
+        None if attributes == _NO_ATTRIBUTES else attributes,
+        delay,
+        ttl,
+    )
+
+
+def _checked_attributes(options: PutOptions) -> Attributes:
+    content_type, headers = options.get("content_type"), options.get("headers")
+    if content_type is not None:
+        check_text(content_type)
+    if headers is not None:
+        if not isinstance(headers, dict):
+            raise InvalidValue(f"headers are a dict of strings, not {type(headers).__name__}")
+        for text in (*headers, *headers.values()):
+            check_text(text)
+    for name in ("deliver_at", "expires_at"):
+        at: Any = options.get(name)
+        if at is not None and (
+            not isinstance(at, int | float) or isinstance(at, bool) or not 0 <= at <= WALL_S_MAX
+        ):
+            raise InvalidValue(
+                f"{name} is a time in seconds since 1970, as of time.time(), not {at!r}"
+            )
+    for name in ("dedup_id", "group", "tenant"):
+        key: Any = options.get(name)
+        if key is None:
+            continue
+        check_text(key)
+        if not 0 < len(key) <= KEY_LENGTH_MAX or "\x00" in key:
+            raise InvalidValue(f"{name} has from 1 to {KEY_LENGTH_MAX} characters, not {key!r}")
+    return Attributes(
+        content_type=content_type,
+        headers=headers or None,
+        group=options.get("group"),
+        tenant=options.get("tenant"),
+        dedup_id=options.get("dedup_id"),
+        deliver_at=options.get("deliver_at"),
+        expires_at=options.get("expires_at"),
+    )
+
+
+def check_text(text: object) -> None:
+    """A string that can travel: of characters, not of halves of them."""
+    if not isinstance(text, str):
+        raise InvalidValue(f"{text!r} is no string")
+    try:
+        text.encode()
+    except UnicodeEncodeError as failure:
+        raise InvalidValue(f"{text!r} cannot be written as UTF-8: {failure.reason}") from None
+
+
+def check_seconds(name: str, seconds: object, *, at_least: float) -> None:
+    if (
+        not isinstance(seconds, int | float)
+        or isinstance(seconds, bool)
+        or not at_least <= seconds <= SECONDS_MAX
+    ):
+        raise InvalidValue(
+            f"{name} is in seconds, from {at_least:g} to {SECONDS_MAX}, not {seconds!r}"
+        )
