@@ -6,6 +6,7 @@ from tidegate.client.connect import connect
 from tidegate.client.message import Message, MessageBatch
 from tidegate.client.options import PutOptions
 from tidegate.client.subscription import Subscription
+from tidegate.client.transaction import Transaction
 from tidegate.core.errors import (
     CallerError,
     ClientNameNotUnique,
@@ -31,11 +32,14 @@ from tidegate.core.errors import (
     StaleEpoch,
     TidegateError,
     TooLarge,
+    TopicNameNotUnique,
+    TopicNotExisting,
     Unavailable,
     UnexpectedPacket,
     UniqueConstraint,
 )
 from tidegate.core.model import Death, DeathReason, Failure, Overflow, QueuePolicy
+from tidegate.core.topic import SubscriptionInfo, TopicInfo
 
 __version__ = "0.1.0"
 
@@ -74,8 +78,13 @@ __all__ = [
     "RetryLater",
     "StaleEpoch",
     "Subscription",
+    "SubscriptionInfo",
     "TidegateError",
     "TooLarge",
+    "TopicInfo",
+    "TopicNameNotUnique",
+    "TopicNotExisting",
+    "Transaction",
     "Unavailable",
     "UnexpectedPacket",
     "UniqueConstraint",

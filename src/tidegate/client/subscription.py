@@ -254,6 +254,14 @@ class Subscription:
 
     # Settling
 
+    def lease_of(self, generation: int) -> tuple[int, int]:
+        """Queue and consumer; LeaseLost when the connection was another one."""
+        if self.automatic:
+            raise InvalidValue("this subscription acknowledges by itself")
+        if generation != self._generation or not self._open or self._queue_id is None:
+            raise LeaseLost("the connection was lost meanwhile, and the message went back")
+        return self._queue_id, self.consumer
+
     def ack_tag(self, tag: int, generation: int) -> None:
         self.ack_range(tag, tag, generation)
 

@@ -22,6 +22,9 @@ POINTS = (
     "before-settle",
     "after-settle",
 )
+# Reached by transactions, publications and puts to several queues only.
+JOINT_POINTS = ("before-joint-commit", "after-joint-commit")
+_ALL_POINTS = POINTS + JOINT_POINTS
 
 
 def _never(name: str) -> None:
@@ -31,8 +34,8 @@ def _never(name: str) -> None:
 def _at(wanted: str) -> Callable[[str], None]:
     """A function that kills the process when it is called with that name for the nth time."""
     point, _, nth = wanted.partition(":")
-    if point not in POINTS or not (nth or "1").isdigit():
-        raise ValueError(f"{VARIABLE} is one of {', '.join(POINTS)} and :n, not {wanted!r}")
+    if point not in _ALL_POINTS or not (nth or "1").isdigit():
+        raise ValueError(f"{VARIABLE} is one of {', '.join(_ALL_POINTS)} and :n, not {wanted!r}")
     left = int(nth or "1")
 
     def reached(name: str) -> None:

@@ -21,7 +21,7 @@ from tidegate.core.segment import Segment
 from tidegate.node.consumer import Consumer, Outlet, Reader
 from tidegate.node.holding import Holding
 from tidegate.node.runs import run_of
-from tidegate.node.settling import Ranges, Settling
+from tidegate.node.settling import Pledge, Ranges, Settling
 from tidegate.node.tail import TailReader
 from tidegate.queueing.lease import Lease
 from tidegate.queueing.lifecycle import Event, State
@@ -60,7 +60,7 @@ class Dispatch:
 
     def first_ids_held(self) -> set[int]:
         """The segments of which somebody holds messages."""
-        return {
+        return self._settling.first_ids_pledged() | {
             lease.span.segment.first_id
             for holder in self._holders.values()
             for lease in holder.book
@@ -296,6 +296,22 @@ class Dispatch:
         leases, lost = self._settling.take_back(holder, ranges)
         self._give_back(leases, Event.RETURNED)
         return lost
+
+    def pledge(self, holder: Consumer, ranges: Ranges) -> Pledge | None:
+        """For a transaction; None: not all of them are held."""
+        return self._settling.pledge(holder, ranges)
+
+    def redeem(self, pledge: Pledge) -> None:
+        self._settling.redeem(pledge)
+        self.dispatch()
+
+    def is_held_by(self, holder: Consumer) -> bool:
+        """Whether it is still the one of its number."""
+        return self._holders.get((holder.outlet, holder.consumer)) is holder
+
+    def release(self, pledge: Pledge) -> None:
+        leases = self._settling.release(pledge, is_there=self.is_held_by(pledge.holder))
+        self._give_back(leases, Event.CONSUMER_GONE)
 
     def _give_back(self, leases: list[Lease], event: Event) -> None:
         if not leases or self._holding.fenced:

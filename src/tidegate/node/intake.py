@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from tidegate.core.crash import crash_point
 from tidegate.core.errors import LimitReached, NotOwner, TidegateError, Unavailable
-from tidegate.core.ports import Broadcast, Write
+from tidegate.core.ports import Write
 from tidegate.core.segment import Segment
 from tidegate.node.batch import Batch, SegmentBuilder, build_segments
 from tidegate.node.holding import Holding
@@ -42,8 +42,8 @@ class Intake:
         self._marks = ProducerMarks()
         self._waiting: deque[Batch] = deque()
         self._under_way: dict[Write, SegmentBuilder] = {}
-        # Messages that are being stored in several queues at once.
-        self._broadcast_ids: set[int] = set()
+        # First ids of what is being stored together with changes of other queues.
+        self._joint_ids: set[int] = set()
         self._closed = False
         # Every batch that is waiting or under way, with its twins.
         self._accepted: dict[tuple[int, int], list[Batch]] = {}
@@ -56,7 +56,7 @@ class Intake:
         return bool(self._waiting or self._under_way)
 
     def first_ids_under_way(self) -> set[int]:
-        return {write.segment.first_id for write in self._under_way} | self._broadcast_ids
+        return {write.segment.first_id for write in self._under_way} | self._joint_ids
 
     @property
     def ids_given_below(self) -> int:
@@ -237,43 +237,51 @@ class Intake:
         if self._waiting:
             self._writer.wants(self)
 
-    # Messages that are stored in several queues at once
+    # Messages that are stored together with changes of other queues
 
-    def next_id(self) -> int:
-        """An id for a message that is stored together with others."""
-        if self._next_id >= self._ids_end:
+    def reserve(self, count: int) -> int:
+        """The first of `count` ids; they are under way until `joint_stored` or `joint_refused`."""
+        if count > self._ids_end - self._next_id:
             self._reserve_more()
             raise Unavailable("out of message ids for a moment, try again")
-        self._next_id += 1
-        self._broadcast_ids.add(self._next_id - 1)
-        return self._next_id - 1
+        first_id = self._next_id
+        self._next_id += count
+        self._joint_ids.add(first_id)
+        if self._ids_end - self._next_id < ID_BLOCK // 2:
+            self._reserve_more()
+        return first_id
 
-    def broadcast_refused(self, message_id: int) -> None:
-        """The message with that id will not come."""
-        self._broadcast_ids.discard(message_id)
+    def prepare(self, batch: Batch) -> list[Write]:
+        """The segments of a batch, under way from here on."""
+        holding = self._holding
+        now = holding.clock.wall()
+        writes: list[Write] = []
+        try:
+            for builder in build_segments([batch]):
+                first_id = self.reserve(len(builder.lengths))
+                segment = builder.build(holding.info.queue_id, first_id, now)
+                writes.append(builder.write(segment, holding.epoch))
+                builder.release()
+        except BaseException:
+            for write in writes:
+                self.joint_refused(write.segment.first_id)
+            raise
+        return writes
+
+    def joint_refused(self, first_id: int) -> None:
+        """The messages from that id will not come."""
+        self._joint_ids.discard(first_id)
+
+    def joint_stored(self, segment: Segment, producer: int, batch: int) -> None:
+        """They have come; `segment` is what this queue has of them."""
+        holding = self._holding
+        self._joint_ids.discard(segment.first_id)
+        if holding.fenced:
+            return  # the new owner finds them in the store
+        self._marks.add(producer, batch, holding.clock.monotonic())
+        holding.meters.put.add(segment.open)
+        self._admit(segment)
 
     def knows(self, producer: int, batch: int) -> bool:
+        """Whether that batch is stored."""
         return self._marks.has(producer, batch)
-
-    def broadcast_stored(self, broadcast: Broadcast, message_id: int) -> None:
-        """A message that was stored in several queues at once has come to this one."""
-        holding = self._holding
-        self._broadcast_ids.discard(message_id)
-        if holding.fenced:
-            return  # the new owner finds it in the store
-        self._marks.add(broadcast.producer, broadcast.batch, holding.clock.monotonic())
-        holding.meters.put.add(1)
-        self._admit(
-            Segment(
-                queue_id=holding.info.queue_id,
-                first_id=message_id,
-                priority=broadcast.priority,
-                arrived_at=broadcast.arrived_at,
-                lengths=[len(broadcast.payload)],
-                payload=broadcast.payload,
-                senders=[broadcast.sender],
-                receivers=None if broadcast.receiver is None else [broadcast.receiver],
-                contexts=None if broadcast.context is None else [broadcast.context],
-                attributes=None if broadcast.attributes is None else [broadcast.attributes],
-            )
-        )

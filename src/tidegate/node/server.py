@@ -13,7 +13,8 @@ import contextlib
 import logging
 import resource
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 from tidegate.core.budget import Budget
 from tidegate.core.errors import (
@@ -25,11 +26,14 @@ from tidegate.core.errors import (
     Unavailable,
 )
 from tidegate.core.ports import Clock, Store
-from tidegate.node.broadcasts import Broadcasts
 from tidegate.node.limits import Limits
+from tidegate.node.meeting import Meeting
 from tidegate.node.neighbours import Neighbours
+from tidegate.node.publishing import Publishing
 from tidegate.node.replica import Replica
 from tidegate.node.session import Session
+from tidegate.node.topics import Topics
+from tidegate.node.transactions import Transactions
 from tidegate.storage.writer import Settler, Writer
 from tidegate.telemetry.histogram import Histogram
 from tidegate.telemetry.meters import PhaseMeters
@@ -66,7 +70,10 @@ class Node:
         self.phases = PhaseMeters()
         self.packets_in = 0
         self.packets_out = 0
-        self.broadcasts = Broadcasts(self)
+        meeting = Meeting(self)
+        self.publishing = Publishing(self, meeting)
+        self.transactions = Transactions(self, meeting)
+        self.topics = Topics(self)
         self.member_id = 0
         self.address = ""
         self._host = host
@@ -131,6 +138,13 @@ class Node:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def do_soon(self, work: Coroutine[Any, Any, None]) -> None:
+        """Something that nobody waits for; a node that is going away leaves it to others."""
+        if self._stopping:
+            work.close()
+        else:
+            self._start(work)
 
     async def stop(self) -> None:
         """Drain: no new work, what was accepted reaches the disk, queues are let go."""
@@ -299,6 +313,14 @@ class Node:
             raise Unavailable(f"queue {queue_id} did not come: try again")
         return found
 
+    async def delete_anywhere(self, queue_id: int) -> None:
+        """Delete a queue, whoever owns it."""
+        found = await self.route(queue_id)
+        if isinstance(found, Replica):
+            await self.delete_queue(found)
+        else:
+            await self._neighbours.delete_queue(found, queue_id)
+
     async def hand_over(self, replica: Replica, member_id: int) -> None:
         """Give a queue to another member: what was accepted is on disk before it goes."""
         if member_id == self.member_id:
@@ -419,6 +441,7 @@ class Node:
         for replica in list(self.replicas.values()):
             replica.intake.forget_producers(before)
         await self.store.forget_marks(self.limits.dedup_window_s)
+        await self.topics.sweep()
 
     def _hang_up_on_the_silent(self, now: float) -> None:
         for session in self._sessions - self._waiting_sessions:
