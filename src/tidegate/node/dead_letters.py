@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,6 +24,7 @@ from tidegate.core.errors import (
 )
 from tidegate.core.model import (
     DEAD_LETTER_POLICY,
+    DEAD_SUFFIX,
     Attributes,
     Death,
     DeathReason,
@@ -41,7 +43,8 @@ log = logging.getLogger(__name__)
 
 _BACKOFF_FIRST_S = 0.05
 _BACKOFF_MAX_S = 2.0
-REDRIVE_CHUNK = 500
+MOVE_COUNT_MAX = 1000
+MOVE_BYTES_MAX = 8 * 1024 * 1024
 
 
 class Letter:
@@ -65,7 +68,9 @@ class DeadLetters:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._moves: set[asyncio.Task[None]] = set()
+        # What waits to be moved, and who moves it: in its order, as many as wait in one commit.
+        self._given_up: dict[Replica, deque[Letter]] = {}
+        self._movers: set[asyncio.Task[None]] = set()
 
     # Given up
 
@@ -73,28 +78,32 @@ class DeadLetters:
         self, source: Replica, spans: list[Span], reason: DeathReason, error: str | None
     ) -> None:
         """These messages are nobody's any more: move them to the dead letters."""
-        grave = source.info.policy.dead_letter_queue(source.info.name)
-        if grave is None or grave == source.info.name:
-            self._drop(source, spans)
+        if _grave_of(source) is None:
+            # There is no place for them, by declared policy.
+            source.meters.dropped.add(sum(map(len, spans)))
+            source.drop(spans)
             return
-        letters = [
-            letter
-            for span in spans
-            for letter in _dead(span, source.info.name, reason, error, self._node.clock.wall())
-        ]
-        move = asyncio.create_task(self._bury(source, grave, letters), name="bury")
-        self._moves.add(move)
-        move.add_done_callback(self._moves.discard)
+        is_new = source not in self._given_up
+        waiting = self._given_up.setdefault(source, deque())
+        now = self._node.clock.wall()
+        for span in spans:
+            waiting.extend(_dead(span, source.info.name, reason, error, now))
+        if is_new:
+            mover = asyncio.create_task(self._bury_all(source, waiting), name="bury")
+            self._movers.add(mover)
+            mover.add_done_callback(self._movers.discard)
 
-    @staticmethod
-    def _drop(source: Replica, spans: list[Span]) -> None:
-        """There is no place for them, by declared policy."""
-        source.meters.dropped.add(sum(map(len, spans)))
-        source.drop(spans)
+    async def _bury_all(self, source: Replica, waiting: deque[Letter]) -> None:
+        try:
+            while waiting and not source.fenced:
+                await self._bury(source, [waiting.popleft() for _ in range(_fitting(waiting))])
+        finally:
+            del self._given_up[source]
 
-    async def _bury(self, source: Replica, grave: str, letters: list[Letter]) -> None:
+    async def _bury(self, source: Replica, letters: list[Letter]) -> None:
         backoff_s = _BACKOFF_FIRST_S
         while not source.fenced:
+            grave = _grave_of(source) or source.info.name + DEAD_SUFFIX
             try:
                 target = await self._open(grave)
                 await self._move(source, target, letters)
@@ -130,7 +139,7 @@ class DeadLetters:
         count = 0
         try:
             while left > 0 and not source.fenced:
-                spans = source.take_ready(min(REDRIVE_CHUNK, left))
+                spans = source.take_ready(min(MOVE_COUNT_MAX, left))
                 if not spans and not await source.more_from_store():
                     break
                 chosen, others = _selected(spans, wanted, packet.reason)
@@ -215,6 +224,23 @@ class DeadLetters:
                 in_doubt = True
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+
+
+def _grave_of(source: Replica) -> str | None:
+    """Where the dead letters of a queue go; None: nowhere."""
+    name = source.info.policy.dead_letter_queue(source.info.name)
+    return None if name == source.info.name else name
+
+
+def _fitting(letters: deque[Letter]) -> int:
+    """How many of them go together."""
+    count = size_bytes = 0
+    for letter in letters:
+        size_bytes += len(letter.payload)
+        if count and (count == MOVE_COUNT_MAX or size_bytes > MOVE_BYTES_MAX):
+            break
+        count += 1
+    return count
 
 
 def _each(span: Span) -> list[Span]:
