@@ -56,16 +56,19 @@ def matches(header_filter: Filter | None, attributes: Attributes | None) -> bool
 
 def unmatched(
     header_filter: Filter | None, attributes: Sequence[Attributes | None] | None, count: int
-) -> Ranges:
-    """The offsets [low, high) of those of `count` messages that are not for the subscription."""
+) -> set[int]:
+    """The offsets of those of `count` messages that are not for the subscription."""
     if not header_filter:
-        return []
+        return set()
     if attributes is None:
-        return [(0, count)]
+        return set(range(count))
+    return {n for n, each in enumerate(attributes) if not matches(header_filter, each)}
+
+
+def ranges_of(offsets: set[int]) -> Ranges:
+    """Offsets as ranges [low, high)."""
     ranges: Ranges = []
-    for offset, each in enumerate(attributes):
-        if matches(header_filter, each):
-            continue
+    for offset in sorted(offsets):
         if ranges and ranges[-1][1] == offset:
             ranges[-1] = (ranges[-1][0], offset + 1)
         else:

@@ -32,20 +32,28 @@ class JointCommit:
         self._publications: list[Publication] = []
         self._targets: list[tuple[Replica, Publication, Target]] = []
         self._pledges: list[tuple[Replica, Pledge]] = []
+        # Those that remember the batch, even if all of it was stored there before.
+        self._takers: list[Replica] = []
 
     def put(self, replica: Replica, batch: Batch) -> None:
         """Messages for one queue."""
+        self._takers.append(replica)
         self._writes += [(replica, write) for write in replica.intake.prepare(batch)]
 
     def publish(self, messages: Segment, takers: list[tuple[Replica, Ranges]]) -> None:
         """The same messages for several queues, each with the offsets that are not for it."""
+        if not takers:
+            return
         publication = Publication(messages, [], [self._producer], [self._batch])
         self._publications.append(publication)
         for replica, done in takers:
-            first_id = replica.intake.reserve(messages.count)
-            target = Target(replica.info.queue_id, replica.epoch, first_id, done)
+            first_id = replica.intake.take_ids(messages.count)
+            dedup_ids = _dedup_ids(messages, done)
+            replica.intake.on_their_way(dedup_ids or ())
+            target = Target(replica.info.queue_id, replica.epoch, first_id, done, dedup_ids)
             publication.targets.append(target)
             self._targets.append((replica, publication, target))
+            self._takers.append(replica)
 
     def ack(self, replica: Replica, holder: Consumer, ranges: Ranges) -> None:
         """Messages that somebody holds; LeaseLost when it does not."""
@@ -66,22 +74,23 @@ class JointCommit:
         except BaseException:
             self.give_up()
             raise
+        for replica in self._takers:
+            replica.intake.remember(self._producer, self._batch)
         for replica, pledge in self._pledges:
             replica.dispatch.redeem(pledge)
         for replica, write in self._writes:
-            replica.intake.joint_stored(write.segment, self._producer, self._batch)
+            replica.intake.came(write.segment, write.dedup_ids)
         for replica, publication, target in self._targets:
-            segment = publication.segment(target)
-            replica.intake.joint_stored(segment, self._producer, self._batch)
+            replica.intake.came(publication.segment(target), target.dedup_ids)
 
     def give_up(self) -> None:
         """Nothing of it will be stored."""
         for replica, pledge in self._pledges:
             replica.dispatch.release(pledge)
         for replica, write in self._writes:
-            replica.intake.joint_refused(write.segment.first_id)
+            replica.intake.not_coming(write.segment.first_id, write.dedup_ids or ())
         for replica, _, target in self._targets:
-            replica.intake.joint_refused(target.first_id)
+            replica.intake.not_coming(target.first_id, target.dedup_ids or ())
 
     async def _commit(self, store: Store) -> None:
         writes = [write for replica, write in self._writes if replica.info.durable]
@@ -128,3 +137,15 @@ class JointCommit:
                 "is not known: those that were not come again"
             )
         return StaleEpoch("one of the queues has a new owner: try again")
+
+
+def _dedup_ids(messages: Segment, done: Ranges) -> list[str] | None:
+    """Those of the messages that are for the queue."""
+    if messages.attributes is None:
+        return None
+    left_out = {offset for low, high in done for offset in range(low, high)}
+    return [
+        each.dedup_id
+        for offset, each in enumerate(messages.attributes)
+        if each is not None and each.dedup_id and offset not in left_out
+    ] or None

@@ -12,13 +12,19 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
-from tidegate.core.errors import NotOwner, QueueNotExisting, StaleEpoch, Unavailable
+from tidegate.core.errors import LimitReached, NotOwner, QueueNotExisting, StaleEpoch, Unavailable
 from tidegate.node.replica import Replica
 
 if TYPE_CHECKING:
     from tidegate.node.server import Node
 
 _TRIES = 5
+# How long a queue that is at its limit may hold a joint change up: it holds others' queues too.
+_ROOM_S = 30.0
+_ROOM_POLL_S = 0.02
+
+# Messages, and bytes of payload.
+Need = tuple[int, int]
 
 Result = TypeVar("Result")
 
@@ -46,6 +52,28 @@ class Meeting:
             elif queue_id in replicas:
                 counts[None] = counts.get(None, 0) + 1
         return max(counts, key=lambda address: counts[address], default=None)
+
+    async def gather(
+        self, needs: dict[int, Need], key: tuple[int, int], *, partial: bool = False
+    ) -> dict[int, Replica]:
+        """Own all of them, with room for what each needs; whoever knows the batch needs none.
+
+        A queue whose limit slows producers down does so here too, for a while.
+        """
+        clock = self._node.clock
+        deadline = clock.monotonic() + _ROOM_S
+        while True:
+            replicas = await self.bring(needs, partial=partial)
+            full = [
+                replica.info.name
+                for queue_id, replica in replicas.items()
+                if not replica.intake.knows(*key) and not replica.intake.room_for(*needs[queue_id])
+            ]
+            if not full:
+                return replicas
+            if clock.monotonic() > deadline:
+                raise LimitReached(f"queue {full[0]!r} is full, and stayed so for {_ROOM_S:g} s")
+            await asyncio.sleep(_ROOM_POLL_S)
 
     async def bring(self, queue_ids: Iterable[int], *, partial: bool = False) -> dict[int, Replica]:
         """Own all of them; with `partial` those that there are."""

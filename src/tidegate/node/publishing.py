@@ -15,7 +15,7 @@ from tidegate.core.errors import (
     TopicNotExisting,
     Unavailable,
 )
-from tidegate.core.topic import Filter, SubscriptionInfo, matches, unmatched
+from tidegate.core.topic import Filter, SubscriptionInfo, matches, ranges_of, unmatched
 from tidegate.node.batch import Batch, build_segments
 from tidegate.node.joint_commit import JointCommit
 from tidegate.node.meeting import Meeting, insist
@@ -48,7 +48,9 @@ class Publishing:
         elsewhere = await self._meeting.coordinator(set(packet.queue_ids))
         if elsewhere is not None:
             return elsewhere
-        replicas = await self._meeting.bring(packet.queue_ids, partial=packet.partial)
+        key = (packet.producer, packet.batch)
+        needs = dict.fromkeys(packet.queue_ids, (1, len(payload)))
+        replicas = await self._meeting.gather(needs, key, partial=packet.partial)
         messages = PutMessages(
             0,
             packet.producer,
@@ -60,7 +62,7 @@ class Publishing:
             None if packet.attributes is None else [packet.attributes],
         )
         # A resend after a lost answer: those that have it need no second one.
-        new = [r for r in replicas.values() if not r.intake.knows(packet.producer, packet.batch)]
+        new = [replica for replica in replicas.values() if not replica.intake.knows(*key)]
         if packet.partial:
             for replica in new:
                 try:
@@ -91,14 +93,16 @@ class Publishing:
         elsewhere = await self._meeting.coordinator({each.queue_id for each in subscriptions})
         if elsewhere is not None:
             return elsewhere
+        key = (messages.producer, messages.batch)
+        need = (len(messages.lengths), len(body))
         try:
-            replicas = await self._meeting.bring([each.queue_id for each in subscriptions])
+            replicas = await self._meeting.gather(
+                {each.queue_id: need for each in subscriptions}, key
+            )
         except QueueNotExisting:
             raise Unavailable("a subscription ended meanwhile: try again") from None
         # All or none: if one of them has it, the others do, or came later.
-        if not any(
-            replica.intake.knows(messages.producer, messages.batch) for replica in replicas.values()
-        ):
+        if not any(replica.intake.knows(*key) for replica in replicas.values()):
             filters = {replicas[each.queue_id]: each.filter for each in subscriptions}
             await self._store(messages, body, sender, filters)
         return _counts(messages, subscriptions)
@@ -113,9 +117,11 @@ class Publishing:
         """One transaction, in which each payload is stored once."""
         if not filters:
             return
-        commit = JointCommit(messages.producer, messages.batch)
-        batch = Batch(messages, body, sender, lambda *_: None, lambda _: None)
         now = self._node.clock.wall()
+        batch = Batch(messages, body, sender, lambda *_: None, lambda _: None)
+        batch.stamp(now)
+        commit = JointCommit(messages.producer, messages.batch)
+        seen: dict[Replica, set[str]] = {replica: set() for replica in filters}
         try:
             for builder in build_segments([batch]):
                 columns = builder.build(0, 0, now)
@@ -124,11 +130,11 @@ class Publishing:
                 builder.release()
                 takers = []
                 for replica, header_filter in filters.items():
-                    done = unmatched(header_filter, columns.attributes, columns.count)
-                    if sum(high - low for low, high in done) < columns.count:
-                        takers.append((replica, done))
-                if takers:
-                    commit.publish(columns, takers)
+                    left_out = unmatched(header_filter, columns.attributes, columns.count)
+                    left_out |= replica.intake.duplicates(columns.attributes, seen[replica])
+                    if len(left_out) < columns.count:
+                        takers.append((replica, ranges_of(left_out)))
+                commit.publish(columns, takers)
         except BaseException:
             commit.give_up()
             raise

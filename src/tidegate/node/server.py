@@ -26,6 +26,7 @@ from tidegate.core.errors import (
     Unavailable,
 )
 from tidegate.core.ports import Clock, Store
+from tidegate.node.dead_letters import DeadLetters
 from tidegate.node.limits import Limits
 from tidegate.node.meeting import Meeting
 from tidegate.node.neighbours import Neighbours
@@ -74,6 +75,7 @@ class Node:
         self.publishing = Publishing(self, meeting)
         self.transactions = Transactions(self, meeting)
         self.topics = Topics(self)
+        self.dead_letters = DeadLetters(self)
         self.member_id = 0
         self.address = ""
         self._host = host
@@ -289,6 +291,7 @@ class Node:
             clock=self.clock,
             may_deliver=self.may_deliver,
             on_fenced=self._forget_replica,
+            give_up=self.dead_letters.give_up,
         )
         await replica.load()
         if replica.fenced:
@@ -441,6 +444,7 @@ class Node:
         for replica in list(self.replicas.values()):
             replica.intake.forget_producers(before)
         await self.store.forget_marks(self.limits.dedup_window_s)
+        await self.store.forget_dedup()
         await self.topics.sweep()
 
     def _hang_up_on_the_silent(self, now: float) -> None:

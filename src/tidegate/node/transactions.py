@@ -109,24 +109,38 @@ class Transactions:
     async def _run(
         self, packet: w.Transact, bodies: list[bytes], held: Held, sender: int
     ) -> list[w.PutMessageResponse] | str:
-        queue_ids = [put.queue_id for put in packet.puts]
         if not held:
-            elsewhere = await self._meeting.coordinator(queue_ids)
+            elsewhere = await self._meeting.coordinator({put.queue_id for put in packet.puts})
             if elsewhere is not None:
                 return elsewhere
-        replicas = await insist(lambda: self._meeting.bring(queue_ids))
+        prepared = await insist(lambda: self._prepare(packet, bodies, held, sender))
+        if prepared is None:
+            return []
+        commit, answers = prepared
+        # Never tried again here: what the leases' numbers mean may have changed.
+        await commit.store(self._node.store)
+        return answers
+
+    async def _prepare(
+        self, packet: w.Transact, bodies: list[bytes], held: Held, sender: int
+    ) -> tuple[JointCommit, list[w.PutMessageResponse]] | None:
+        """Everything but the commit; None: it was done before."""
+        key = (packet.producer, packet.batch)
+        replicas = await self._meeting.gather(
+            {put.queue_id: (len(put.lengths), sum(put.lengths)) for put in packet.puts}, key
+        )
         # From here to the commit nothing waits.
         for replica in replicas.values():
             if not replica.info.durable:
                 raise _transient(replica)
-            if replica.intake.knows(packet.producer, packet.batch):
-                return []  # all or none: one that has it speaks for all
+            if replica.intake.knows(*key):
+                return None  # all or none: one that has it speaks for all
         if packet.acks and not held:
             raise LeaseLost(
                 "the connection was lost before the transaction was done: nothing of it was, and "
                 "its messages went back"
             )
-        commit = JointCommit(packet.producer, packet.batch)
+        commit = JointCommit(*key)
         answers: list[w.PutMessageResponse] = []
         try:
             for replica, holder, ranges in held:
@@ -142,12 +156,14 @@ class Transactions:
                     _never_refused,
                 )
                 commit.put(replicas[put.queue_id], batch)
-                batch.confirm()
+                if batch.is_stored:
+                    batch.confirm_duplicate()
+                else:
+                    batch.confirm()
         except BaseException:
             commit.give_up()
             raise
-        await commit.store(self._node.store)
-        return answers
+        return commit, answers
 
 
 def _never_refused(error: Exception) -> None:

@@ -183,7 +183,8 @@ begin
     end if;
 end $$;
 
--- Delete segments of which every message is done. 1: the epoch is no longer the owner's.
+-- Delete segments of which every message is done, and what is noted of segments that are gone: a
+-- transaction may finish a segment of which something else is being settled. 1: the epoch is no longer the owner's.
 create function drop_done(in_queue int, in_epoch bigint) returns int language plpgsql as $$
 declare
     finished bigint[];
@@ -201,6 +202,8 @@ begin
         delete from ack where queue_id = in_queue and first_id = any (finished);
         delete from attempt where queue_id = in_queue and first_id = any (finished);
     end if;
+    delete from ack a where a.queue_id = in_queue and not exists (
+        select from segment s where s.queue_id = in_queue and s.first_id = a.first_id);
     return 0;
 end $$;
 
