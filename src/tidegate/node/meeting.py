@@ -18,7 +18,7 @@ from tidegate.node.replica import Replica
 if TYPE_CHECKING:
     from tidegate.node.server import Node
 
-_TRIES = 5
+_TRIES = 7
 # How long a queue that is at its limit may hold a joint change up: it holds others' queues too.
 _ROOM_S = 30.0
 _ROOM_POLL_S = 0.02

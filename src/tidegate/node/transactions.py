@@ -113,18 +113,11 @@ class Transactions:
             elsewhere = await self._meeting.coordinator({put.queue_id for put in packet.puts})
             if elsewhere is not None:
                 return elsewhere
-        prepared = await insist(lambda: self._prepare(packet, bodies, held, sender))
-        if prepared is None:
-            return []
-        commit, answers = prepared
-        # Never tried again here: what the leases' numbers mean may have changed.
-        await commit.store(self._node.store)
-        return answers
+        return await insist(lambda: self._try(packet, bodies, held, sender))
 
-    async def _prepare(
+    async def _try(
         self, packet: w.Transact, bodies: list[bytes], held: Held, sender: int
-    ) -> tuple[JointCommit, list[w.PutMessageResponse]] | None:
-        """Everything but the commit; None: it was done before."""
+    ) -> list[w.PutMessageResponse]:
         key = (packet.producer, packet.batch)
         replicas = await self._meeting.gather(
             {put.queue_id: (len(put.lengths), sum(put.lengths)) for put in packet.puts}, key
@@ -134,11 +127,11 @@ class Transactions:
             if not replica.info.durable:
                 raise _transient(replica)
             if replica.intake.knows(*key):
-                return None  # all or none: one that has it speaks for all
+                return []  # all or none: one that has it speaks for all
         if packet.acks and not held:
             raise LeaseLost(
-                "the connection was lost before the transaction was done: nothing of it was, and "
-                "its messages went back"
+                "nothing of the transaction was done, and it was asked for again when its messages "
+                "may no longer have been held: begin anew with those that come"
             )
         commit = JointCommit(*key)
         answers: list[w.PutMessageResponse] = []
@@ -163,7 +156,8 @@ class Transactions:
         except BaseException:
             commit.give_up()
             raise
-        return commit, answers
+        await commit.store(self._node.store)
+        return answers
 
 
 def _never_refused(error: Exception) -> None:
