@@ -163,7 +163,8 @@ class Dispatch:
     def subscribe(
         self, outlet: Outlet, consumer: int, prefetch: int, order: Order, automatic: bool
     ) -> None:
-        subscriber = Consumer(outlet, consumer, prefetch, order, automatic)
+        memory_bytes = self._holding.limits.memory_bytes
+        subscriber = Consumer(outlet, consumer, prefetch, order, automatic, memory_bytes)
         self._consumers.append(subscriber)
         self._holders[outlet, consumer] = subscriber
         self.dispatch()
@@ -176,7 +177,8 @@ class Dispatch:
         """Who holds what a connection has read under lease: its consumer 0."""
         holder = self._holders.get((outlet, 0))
         if holder is None:
-            holder = Consumer(outlet, 0, 0, Order.OLDEST, automatic=False)
+            memory_bytes = self._holding.limits.memory_bytes
+            holder = Consumer(outlet, 0, 0, Order.OLDEST, False, memory_bytes)
             self._holders[outlet, 0] = holder
         return holder
 
