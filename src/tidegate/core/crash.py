@@ -14,7 +14,8 @@ import signal
 from collections.abc import Callable
 
 VARIABLE = "TIDEGATE_CRASH_POINT"
-POINTS = (
+# On the way of every message.
+PATH_POINTS = (
     "before-commit",
     "after-commit-before-confirm",
     "after-deliver-before-confirm",
@@ -22,9 +23,11 @@ POINTS = (
     "before-settle",
     "after-settle",
 )
-# Reached by transactions, publications and puts to several queues only.
+# When messages move to another queue.
+MOVE_POINTS = ("before-move", "after-move")
+# At the commit of a transaction, of a publication, and of a put to several queues.
 JOINT_POINTS = ("before-joint-commit", "after-joint-commit")
-_ALL_POINTS = POINTS + JOINT_POINTS
+POINTS = (*PATH_POINTS, *MOVE_POINTS, *JOINT_POINTS)
 
 
 def _never(name: str) -> None:
@@ -34,8 +37,8 @@ def _never(name: str) -> None:
 def _at(wanted: str) -> Callable[[str], None]:
     """A function that kills the process when it is called with that name for the nth time."""
     point, _, nth = wanted.partition(":")
-    if point not in _ALL_POINTS or not (nth or "1").isdigit():
-        raise ValueError(f"{VARIABLE} is one of {', '.join(_ALL_POINTS)} and :n, not {wanted!r}")
+    if point not in POINTS or not (nth or "1").isdigit():
+        raise ValueError(f"{VARIABLE} is one of {', '.join(POINTS)} and :n, not {wanted!r}")
     left = int(nth or "1")
 
     def reached(name: str) -> None:
