@@ -22,6 +22,7 @@ from tidegate.cli import (
     queues,
     serving,
     steering,
+    topics,
 )
 from tidegate.cli.measuring import MeasurementFailed
 from tidegate.cli.settings import SettingsInvalid
@@ -40,7 +41,7 @@ app = typer.Typer(
 )
 for group in (
     *(serving, configuration, demo),
-    *(looking, queues, messages, policies, steering),
+    *(looking, queues, messages, policies, topics, steering),
     *(benching, experiments),
 ):
     group.register(app)

@@ -462,12 +462,7 @@ class Client:
         `async with mq.transaction() as tx:`, and in it `tx.put(queue, payload)` and
         `tx.ack(message)`; they are done when the block ends without an exception.
         """
-        return Transaction(self)
-
-    @property
-    def patience_s(self) -> float:
-        """How long a call waits for a node."""
-        return self._lifeline.reconnect_s
+        return Transaction(self, self._lifeline.reconnect_s)
 
     # Topics
 

@@ -31,8 +31,10 @@ _BACKOFF_MAX_S = 0.5
 class Transaction:
     """Use with `async with mq.transaction() as tx`."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, patience_s: float) -> None:
         self._client = client
+        # How long it is asked for, when nodes come and go.
+        self._patience_s = patience_s
         # Queue → position among all puts, payload, options.
         self._puts: dict[str, list[tuple[int, bytes, Special]]] = {}
         self._count = 0
@@ -75,7 +77,7 @@ class Transaction:
         packet, bodies = await self._packet()
         client = self._client
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + client.patience_s
+        deadline = loop.time() + self._patience_s
         backoff_s = 0.02
         while True:
             link = await client.connected()
