@@ -14,6 +14,7 @@ from tidegate.client.client import Client
 from tidegate.core import errors as e
 from tidegate.core.model import Attributes, Overflow, QueuePolicy
 from tidegate.core.topic import Filter, check_filter, matches
+from tidegate.node.limits import Limits
 from tidegate.node.server import Node
 from tidegate.wire import packets as w
 
@@ -233,6 +234,26 @@ async def test_a_subscription_goes_with_its_connection(node: Node, connect: Conn
     assert await mq.publish("orders", b"2") == 1
 
 
+async def test_a_client_that_comes_back_is_subscribed_again(node: Node, connect: Connect) -> None:
+    mq, guest = await connect(node), await connect(node)
+    await mq.create_topic("orders")
+    before = await guest.subscribe_to("orders", "guest", durable=False, filter={"a": "b"})
+    async with guest.subscribe("guest") as subscription, asyncio.timeout(20):
+        stream = aiter(subscription)
+        await mq.publish("orders", b"1", headers={"a": "b"})
+        message = await anext(stream)
+        assert message.payload == b"1"
+        assert guest.link is not None
+        guest.link.abort()
+        while True:
+            queues = {queue.name: queue.queue_id for queue in await mq.queues()}
+            if queues.get("guest", before.queue_id) != before.queue_id:
+                break
+        assert await mq.publish("orders", b"2") == 0
+        assert await mq.publish("orders", b"3", headers={"a": "b"}) == 1
+        assert (await anext(stream)).payload == b"3"
+
+
 async def test_a_subscription_of_a_dead_nodes_connection_is_swept(
     backing: Backing, start_node: StartNode, connect: Connect
 ) -> None:
@@ -379,6 +400,32 @@ async def test_memory_holds_a_payload_once(node: Node, orders: Client) -> None:
         held += [id(span.segment.payload) for span in await replica.browse(10)]
     assert len(held) == 2
     assert len(set(held)) == 1
+
+
+async def test_subscriptions_beyond_memory_get_what_is_theirs(
+    start_node: StartNode, connect: Connect
+) -> None:
+    node = await start_node(limits=Limits(memory_bytes=256 * 1024))
+    mq = await connect(node)
+    await mq.create_topic("orders")
+    for name, wanted in (("all", None), ("even", {"n": "0"}), ("odd", {"n": "1"})):
+        await mq.subscribe_to("orders", name, filter=wanted)  # type: ignore[arg-type]
+    await asyncio.gather(
+        *(
+            mq.publish("orders", b"%05d" % n + b"x" * 2000, headers={"n": str(n % 2)})
+            for n in range(600)
+        )
+    )
+    wanted_of = {"all": range(600), "even": range(0, 600, 2), "odd": range(1, 600, 2)}
+    for name, expected in wanted_of.items():
+        received = []
+        async with mq.subscribe(name, prefetch=50) as subscription, asyncio.timeout(20):
+            async for message in subscription:
+                received.append(int(message.payload[:5]))
+                message.ack()
+                if len(received) == len(expected):
+                    break
+        assert received == list(expected)
 
 
 # Two nodes

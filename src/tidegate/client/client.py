@@ -23,6 +23,7 @@ from tidegate.client.checks import (
     check_count,
     checked_payload,
 )
+from tidegate.client.guests import Guests
 from tidegate.client.lifeline import NOT_YET, Lifeline
 from tidegate.client.link import Link
 from tidegate.client.message import Message, batches_of
@@ -99,6 +100,7 @@ class Client:
             on_resumed=self._resumed,
             on_gave_up=self._gave_up,
         )
+        self._guests = Guests(self, self._lifeline)
         self._consumers = count(1)
         self._outboxes: dict[str, Outbox] = {}
         self._topic_outboxes: dict[str, TopicOutbox] = {}
@@ -147,7 +149,9 @@ class Client:
 
     def _resumed(self) -> None:
         for subscription in self._subscriptions.values():
-            subscription.resubscribe()
+            if subscription.queue not in self._guests:
+                subscription.resubscribe()
+        self._guests.resume()
         for outbox in self._all_outboxes():
             outbox.flush()
 
@@ -502,13 +506,33 @@ class Client:
         """
         check_filter(filter)
         packet = w.SubscribeTopic(topic, queue, filter, durable)
-        answered = await self._lifeline.ask(packet, repeatable=durable)
-        assert isinstance(answered.packet, w.SubscribeTopicResponse)
-        self._queue_ids[queue] = answered.packet.queue.queue_id
-        return answered.packet.queue
+        if durable:
+            answered = await self._lifeline.ask(packet)
+            assert isinstance(answered.packet, w.SubscribeTopicResponse)
+            info = answered.packet.queue
+        else:
+            info = await self._guests.add(packet)
+        self._queue_ids[queue] = info.queue_id
+        return info
+
+    def on_guest_back(self, queue: QueueInfo) -> None:
+        """A queue that went with our former connection was made anew."""
+        self._queue_ids[queue.name] = queue.queue_id
+        self._outboxes.pop(queue.name, None)
+        for subscription in self._subscriptions.values():
+            if subscription.queue == queue.name:
+                subscription.resubscribe(queue.queue_id)
+
+    def on_guest_lost(self, queue: str, error: TidegateError) -> None:
+        """It was not, and will not be."""
+        self._guests.forget(queue)
+        for subscription in self._subscriptions.values():
+            if subscription.queue == queue:
+                subscription.fail(error)
 
     async def unsubscribe_from(self, topic: str, queue: str) -> None:
         """End a subscription; the queue stays, with what is in it."""
+        self._guests.forget(queue)
         await self._lifeline.ask(w.UnsubscribeTopic(topic, queue), repeatable=False)
 
     def publish(

@@ -154,10 +154,11 @@ class Subscription:
         self._acks.clear()
         self._ack_low, self._ack_high = 0, -1
 
-    def resubscribe(self) -> None:
-        """The client has a new connection, or the queue a new owner."""
+    def resubscribe(self, queue_id: int | None = None) -> None:
+        """The client has a new connection, or the queue a new owner, or was made anew."""
         if not self._open:
             return
+        self._queue_id = queue_id or self._queue_id
         if self._subscribing:
             # Whoever is at it meets the new connection by itself; a second one would be refused
             # for having the same number.

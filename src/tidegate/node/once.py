@@ -27,3 +27,10 @@ class OnceEach(Generic[Result]):
             task.add_done_callback(lambda _: self._under_way.pop(key, None))
         # Its asker's end does not stop it.
         return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """End what is under way: its outcome is found in the store."""
+        under_way = list(self._under_way.values())
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)

@@ -35,6 +35,9 @@ class Publishing:
         self._meeting = meeting
         self._once: OnceEach[list[int] | str] = OnceEach()
 
+    async def close(self) -> None:
+        await self._once.close()
+
     # To a list of queues
 
     async def put_to(self, packet: PutToQueues, payload: bytes, sender: int) -> list[int] | str:

@@ -182,6 +182,8 @@ class Node:
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
+        await self.publishing.close()
+        await self.transactions.close()
 
     async def abort(self) -> None:
         """End at once, as a kill would: nothing more is written, nobody hears goodbye."""

@@ -18,12 +18,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# Every so many sweeps payloads are looked at too.
+_PAYLOAD_SWEEPS = 10
+
 
 class Topics:
     """A node's part in the topics of its cluster, beside publishing."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._sweeps = 0
 
     def connection_ended(self, queue_ids: Iterable[int]) -> None:
         """Delete the queues that went with a connection."""
@@ -46,4 +50,7 @@ class Topics:
             replica = self._node.replicas.get(queue_id)
             if isinstance(replica, Replica):
                 await self._delete(queue_id)
-        await store.free_payloads()
+        # Rarely: as a rule who uses a payload last frees it, and this looks at all of them.
+        if self._sweeps % _PAYLOAD_SWEEPS == 0:
+            await store.free_payloads()
+        self._sweeps += 1

@@ -98,6 +98,9 @@ class Transactions:
         self._meeting = meeting
         self._once: OnceEach[list[w.PutMessageResponse] | str] = OnceEach()
 
+    async def close(self) -> None:
+        await self._once.close()
+
     async def run(
         self, packet: w.Transact, bodies: list[bytes], held: Held, sender: int
     ) -> list[w.PutMessageResponse] | str:
