@@ -61,6 +61,11 @@ class PipelineConnection:
         # What was submitted before there was a connection.
         self._unsent: list[Sequence[Call]] = []
 
+    @property
+    def pending(self) -> int:
+        """How many batches wait for their outcome."""
+        return len(self._waiting)
+
     def submit(self, calls: Sequence[Call], done: Done) -> None:
         """Run calls (statement, parameters, formats) in one transaction.
 

@@ -48,6 +48,7 @@ _PUBLISH = b"select publish_segment($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11
 _SETTLE = b"select settle($1, $2, $3, $4, $5)"
 _ATTEMPTS = b"select note_attempts($1, $2, $3, $4, $5, $6, $7, $8)"
 _FENCE = b"select fence($1, $2)"
+_TRANSACTORS = 4
 _BINARY = 1
 _ALL_BINARY = [_BINARY] * 14
 _STORED = (b"\x00\x00\x00\x00", None)
@@ -65,9 +66,9 @@ class PostgresStore:
         self._putters = [PipelineConnection(url, (_PUT, _REMEMBER)) for _ in range(writers)]
         self._settler = PipelineConnection(url, (_SETTLE, _ATTEMPTS))
         self._settler_lock = asyncio.Lock()
-        self._transactor = PipelineConnection(
-            url, (_FENCE, _PUT, _REMEMBER, _PUBLISH, _SETTLE, _ATTEMPTS)
-        )
+        # Several, opened when they are needed: transactions beside each other share a flush.
+        statements = (_FENCE, _PUT, _REMEMBER, _PUBLISH, _SETTLE, _ATTEMPTS)
+        self._transactors = [PipelineConnection(url, statements) for _ in range(_TRANSACTORS)]
         self._catalogue: psycopg.AsyncConnection[Row] | None = None
         self._catalogue_lock = asyncio.Lock()
         self._reader: psycopg.AsyncConnection[Row] | None = None
@@ -87,7 +88,8 @@ class PostgresStore:
         for putter in self._putters:
             putter.close()
         self._settler.close()
-        self._transactor.close()
+        for transactor in self._transactors:
+            transactor.close()
         for connection in (self._catalogue, self._reader, self._renewer):
             if connection is not None:
                 await connection.close()
@@ -245,7 +247,7 @@ class PostgresStore:
         calls += [_settle(settlement) for settlement in ordered]
         calls += [_attempts(each) for each in ordered if each.attempts or each.forgotten]
         try:
-            await self._transactor.call(calls)
+            await min(self._transactors, key=lambda each: each.pending).call(calls)
         except StaleEpoch:
             return False
         return True
