@@ -14,9 +14,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+import time
 from pathlib import Path
-from typing import Any
 
 from tidegate.core.errors import TidegateError
 
@@ -40,7 +39,7 @@ class Sources:
     def changed(self) -> list[str]:
         """Which ones came, went or changed since the last look."""
         before, self._seen = self._seen, self._look()
-        return sorted(path for path, _ in before.items() ^ self._seen.items())
+        return sorted({path for path, _ in before.items() ^ self._seen.items()})
 
     def _look(self) -> dict[str, int]:
         seen: dict[str, int] = {}
@@ -68,23 +67,24 @@ def run_again_on_change(folder: Path, drain_s: float) -> int:
     arguments = [argument for argument in sys.argv[1:] if argument != "--reload"]
     child = _Child(arguments, drain_s)
     sources = Sources(folder)
-    stop = threading.Event()
+    asked: list[int] = []
 
-    def asked(*_: Any) -> None:
-        if stop.is_set():
+    def stop(number: int, _: object) -> None:
+        if asked:
             child.hurry()
-        stop.set()
+        asked.append(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, asked)
+        signal.signal(number, stop)
     log.info("watching", extra={"folder": str(folder)})
     child.start()
     try:
-        while not stop.wait(_LOOK_S):
+        while not asked:
+            time.sleep(_LOOK_S)
             if changed := sources.changed():
                 log.info("changed: starting again", extra={"files": ", ".join(changed[:5])})
                 child.stop()
-                if not stop.is_set():
+                if not asked:
                     child.start()
     finally:
         code = child.stop()

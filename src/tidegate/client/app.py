@@ -171,6 +171,7 @@ class App:
     def stop(self) -> None:
         """Take no more messages, finish what runs, end. A second time: now."""
         if self._closing is not None:
+            log.info("stopping now" if self._closing.asked.is_set() else "stopping")
             self._closing.ask()
 
     @contextlib.asynccontextmanager
@@ -192,7 +193,9 @@ class App:
         self._closing = Closing(drain_s)
         self._url_in_use = url or self.url
         try:
-            async with Client(url or self.url, name=self._name, reconnect_s=self._reconnect_s) as client:
+            async with Client(
+                url or self.url, name=self._name, reconnect_s=self._reconnect_s
+            ) as client:
                 self._client = client
                 for one in staff:
                     await _queue_made(client, one.worker)
@@ -224,10 +227,11 @@ class App:
             )
         staff = []
         for worker in (self._workers[queue] for queue in chosen):
-            if concurrency is None:
-                slots, held = worker.concurrency, prefetch or worker.prefetch
-            else:
-                slots, held = checked_concurrency(concurrency), prefetch
+            slots, held = worker.concurrency, prefetch
+            if concurrency is not None:
+                slots = checked_concurrency(concurrency)
+            elif prefetch is None:
+                held = worker.prefetch
             staff.append(Staffing(worker, slots, checked_prefetch(held, slots)))
         return staff
 

@@ -68,8 +68,15 @@ def decoder_of(wanted: Any) -> Decode:
         return _pydantic_decoder(wanted, name)
     try:
         decode = msgspec.json.Decoder(wanted).decode
+        unknown = _unknown_in(msgspec.inspect.type_info(wanted), set())
     except (TypeError, ValueError) as failure:
         raise InvalidValue(f"JSON does not become a {name}: {failure}") from None
+    if unknown:
+        # msgspec would find out message by message.
+        raise InvalidValue(
+            f"JSON does not become a {name}, for nobody knows how {unknown.pop()} is written: use "
+            "dataclasses, TypedDicts, msgspec or pydantic models, lists, dicts and the like"
+        )
 
     def from_json(payload: bytes) -> Any:
         try:
@@ -78,6 +85,21 @@ def decoder_of(wanted: Any) -> Decode:
             raise Undecodable(f"the payload is no {name}: {failure}") from failure
 
     return from_json
+
+
+def _unknown_in(info: object, seen: set[int]) -> set[str]:
+    """Types within a type that JSON has no form for."""
+    if id(info) in seen:
+        return set()  # a type that holds itself
+    seen.add(id(info))
+    if isinstance(info, msgspec.inspect.CustomType):
+        return {getattr(info.cls, "__name__", str(info.cls))}
+    parts: list[object] = []
+    if isinstance(info, tuple | list):
+        parts = list(info)
+    elif isinstance(info, msgspec.inspect.Type | msgspec.inspect.Field):
+        parts = [getattr(info, name) for name in info.__struct_fields__]
+    return {name for part in parts for name in _unknown_in(part, seen)}
 
 
 def _text(payload: bytes) -> str:

@@ -170,9 +170,7 @@ class Shift:
             if result is not None and message.context is not None:
                 # Before the ack: a reply may come twice, but not never.
                 answer = encoded(result)
-                await self._client.reply(
-                    message, answer.payload, content_type=answer.content_type
-                )
+                await self._client.reply(message, answer.payload, content_type=answer.content_type)
         except Reject as hopeless:
             self._tell("a message was rejected", message, hopeless)
             return message.reject(error=str(hopeless) or None)

@@ -111,9 +111,7 @@ class _Arguments:
         return by_position, by_name
 
 
-def _parameters(
-    function: Callable[..., Any], name: str
-) -> list[tuple[inspect.Parameter, Any]]:
+def _parameters(function: Callable[..., Any], name: str) -> list[tuple[inspect.Parameter, Any]]:
     """Parameters with the types they are annotated with; bytes for those that are not."""
     annotated = function if hasattr(function, "__annotations__") else type(function).__call__
     try:
