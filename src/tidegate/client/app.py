@@ -22,10 +22,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, Unpack
 
-from tidegate.client.address import parse_url
 from tidegate.client.client import Client
 from tidegate.client.closing import Closing
-from tidegate.client.connect import DEFAULT_URL
+from tidegate.client.connect import DEFAULT_URL, connect
 from tidegate.client.message import Message
 from tidegate.client.middleware import Middleware, call_through
 from tidegate.client.options import PutOptions, check_seconds
@@ -57,13 +56,11 @@ class Staffing(NamedTuple):
 class App:
     """Workers, and what is around them."""
 
-    def __init__(
-        self, url: str = DEFAULT_URL, *, name: str | None = None, reconnect_s: float = 60.0
-    ) -> None:
-        parse_url(url)  # a bad one fails here
+    def __init__(self, url: str = DEFAULT_URL, **connection: Any) -> None:
+        """The keywords are those of `tidegate.connect`."""
+        connect(url, **connection)  # bad ones fail here
         self.url = url
-        self._name = name
-        self._reconnect_s = reconnect_s
+        self._connection = connection
         self._workers: dict[str, Worker] = {}
         self._layers: list[Middleware] = []
         self._on_start: list[Callable[[], Any]] = []
@@ -72,6 +69,7 @@ class App:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: Closing | None = None
         self._client: Client | None = None
+        self._connections = contextlib.AsyncExitStack()
         self._asking: asyncio.Task[Client] | None = None
         self._url_in_use = url
 
@@ -193,9 +191,9 @@ class App:
         self._closing = Closing(drain_s)
         self._url_in_use = url or self.url
         try:
-            async with Client(
-                url or self.url, name=self._name, reconnect_s=self._reconnect_s
-            ) as client:
+            async with self._connections:
+                connecting = connect(self._url_in_use, **self._connection)
+                client = await self._connections.enter_async_context(connecting)
                 self._client = client
                 for one in staff:
                     await _queue_made(client, one.worker)
@@ -326,14 +324,16 @@ class App:
         """
         _ = self.client  # running?
         if self._asking is None or (self._asking.done() and self._asking.exception()):
-            opening = Client(self._url_in_use, reconnect_s=self._reconnect_s).open()
+            connecting = connect(self._url_in_use, **{**self._connection, "name": None})
+            opening = self._connections.enter_async_context(connecting)
             self._asking = asyncio.get_running_loop().create_task(opening)
         return await asyncio.shield(self._asking)
 
     async def _stop_asking(self) -> None:
         asking, self._asking = self._asking, None
-        if asking is not None and asking.done() and not asking.exception():
-            await asking.result().close()
+        if asking is not None and not asking.done():
+            asking.cancel()
+            await asyncio.wait({asking})
 
 
 async def _queue_made(client: Client, worker: Worker) -> None:
