@@ -505,6 +505,45 @@ async def test_workers_put_with_async_and_without(
     assert arrived == [Parcel(3)]
 
 
+async def test_a_producer_uses_the_app_without_working(
+    app: tidegate.App, node: Node, mq: Client
+) -> None:
+    @app.worker("orders")
+    async def handle(order: Order) -> None: ...
+
+    await mq.create_queue("orders")
+    async with app.connected():
+        await app.send(handle, Order(7))
+        await mq.ping()
+
+    waiting = await mq.get("orders")
+    assert (waiting.payload, waiting.content_type) == (
+        b'{"number":7,"customer":"nobody"}',
+        "application/json",
+    )
+
+
+async def test_a_function_may_settle_by_itself(app: tidegate.App, node: Node, mq: Client) -> None:
+    done: list[bytes] = []
+
+    @app.worker("orders", policy=AT_ONCE)
+    async def handle(message: tidegate.Message) -> None:
+        if message.payload == b"acked":
+            await message.ack_confirmed()
+        elif not message.redelivered:
+            await message.nack()
+            return
+        done.append(message.payload)
+
+    async with app.running():
+        for payload in (b"acked", b"nacked", b"plain"):
+            await mq.put("orders", payload, priority=9 if payload == b"acked" else 5)
+        await until(lambda: len(done) == 3)
+        await until_empty(node, "orders")
+
+    assert sorted(done) == [b"acked", b"nacked", b"plain"]
+
+
 # The end
 
 
@@ -671,6 +710,33 @@ async def test_a_job_longer_than_its_lease_is_held_while_its_worker_lives() -> N
     assert calls == 1
 
 
+async def test_a_lease_that_is_shortened_meanwhile_takes_nothing_from_who_works(
+    app: tidegate.App, node: Node, mq: Client
+) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    calls = 0
+
+    @app.worker("orders")
+    async def work(payload: bytes) -> None:
+        nonlocal calls
+        calls += 1
+        begun.set()
+        await go_on.wait()
+
+    async with app.running():
+        await mq.set_policy("orders", lease_s=0.2)
+        await mq.put("orders", b"x")
+        await soon(begun)
+        (replica,) = [one for one in node.replicas.values() if one.info.name == "orders"]
+        (consumer,) = replica.dispatch.consumers
+        (lease,) = consumer.book
+        # Who subscribed when it was a minute renews for a minute.
+        assert lease.deadline - lease.granted_at == node.limits.delivery_lease_s
+        go_on.set()
+        await until_empty(node, "orders")
+    assert calls == 1
+
+
 async def test_a_worker_outlives_an_outage_longer_than_its_patience() -> None:
     store = MemoryStore()
     node = Node(store)
@@ -783,7 +849,7 @@ async def test_wrong_wishes_are_refused_before_anything_runs(app: tidegate.App) 
     ]:
         with pytest.raises(e.InvalidValue, match=said):
             await app.serve(**wishes)  # type: ignore[arg-type]
-    with pytest.raises(e.InvalidValue, match="not running"):
+    with pytest.raises(e.InvalidValue, match="not connected"):
         await app.put("orders", b"x")
 
     async with app.running():

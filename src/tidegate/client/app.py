@@ -8,7 +8,8 @@
     app.run()
 
 A decorated function stays what it was and can be called and tested as such. `run()` is for
-programs, `serve()` for those that have a loop, `running()` for whoever does something meanwhile.
+programs, `serve()` for those that have a loop, `running()` for whoever does something meanwhile,
+`connected()` for producers.
 """
 
 from __future__ import annotations
@@ -184,25 +185,42 @@ class App:
     ) -> AsyncIterator[App]:
         """Work while the block runs, and finish at its end."""
         check_seconds("drain_s", drain_s, at_least=0.0)
+        staff = self._staff(queues, concurrency, prefetch)
+        # Before we are connected: who is told to stop by then need not start.
+        closing = Closing(drain_s)
+        async with self._connected(url, closing) as client:
+            for one in staff:
+                await _queue_made(client, one.worker)
+            await _call_all(self._on_start)
+            try:
+                async with self._working(client, closing, staff):
+                    yield self
+            finally:
+                await _call_all(reversed(self._on_stop))
+
+    @contextlib.asynccontextmanager
+    async def connected(self, *, url: str | None = None) -> AsyncIterator[App]:
+        """For who only puts: `put`, `send` and `request` work while the block runs, workers do not.
+
+        Neither do the hooks.
+        """
+        async with self._connected(url, None):
+            yield self
+
+    @contextlib.asynccontextmanager
+    async def _connected(self, url: str | None, closing: Closing | None) -> AsyncIterator[Client]:
         if self._loop is not None:
             raise InvalidValue("the app is running already")
-        staff = self._staff(queues, concurrency, prefetch)
         self._loop = asyncio.get_running_loop()
-        self._closing = Closing(drain_s)
+        self._closing = closing
         self._url_in_use = url or self.url
         try:
             async with self._connections:
                 connecting = connect(self._url_in_use, **self._connection)
-                client = await self._connections.enter_async_context(connecting)
-                self._client = client
-                for one in staff:
-                    await _queue_made(client, one.worker)
-                await _call_all(self._on_start)
+                self._client = await self._connections.enter_async_context(connecting)
                 try:
-                    async with self._working(client, self._closing, staff):
-                        yield self
+                    yield self._client
                 finally:
-                    await _call_all(reversed(self._on_stop))
                     await self._stop_asking()
         finally:
             self._loop = self._closing = self._client = None
@@ -273,11 +291,11 @@ class App:
 
     @property
     def client(self) -> Client:
-        """The connection, while the app runs: for transactions, topics and the rest."""
+        """The connection, while there is one: for transactions, topics and the rest."""
         if self._client is None:
             raise InvalidValue(
-                "the app is not running: inside a worker, or in `async with app.running()`, it is. "
-                "Elsewhere use tidegate.connect(url)"
+                "the app is not connected: it is inside its workers, and in a block of "
+                "`async with app.connected()`. Without async use tidegate.connect(url)"
             )
         return self._client
 
@@ -315,7 +333,7 @@ class App:
             work.close()
             if here is not None:
                 raise InvalidValue("app.wait would block the event loop here: await it instead")
-            raise InvalidValue("the app is not running: use tidegate.connect(url)")
+            raise InvalidValue("the app is not connected: use tidegate.connect(url)")
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 
     async def _asking_client(self) -> Client:

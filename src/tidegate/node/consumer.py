@@ -37,16 +37,33 @@ class Outlet(Protocol):
 class Consumer:
     """A subscription. Credit is its prefetch less what it holds."""
 
-    __slots__ = ("automatic", "book", "consumer", "meters", "order", "outlet", "prefetch")
+    __slots__ = (
+        "automatic",
+        "book",
+        "consumer",
+        "lease_s",
+        "meters",
+        "order",
+        "outlet",
+        "prefetch",
+    )
 
     def __init__(
-        self, outlet: Outlet, consumer: int, prefetch: int, order: Order, automatic: bool
+        self,
+        outlet: Outlet,
+        consumer: int,
+        prefetch: int,
+        order: Order,
+        automatic: bool,
+        lease_s: float,
     ) -> None:
         self.outlet = outlet
         self.consumer = consumer
         self.prefetch = prefetch
         self.order = order
         self.automatic = automatic
+        # As it was told: it renews by that, whatever the queue's policy says by now.
+        self.lease_s = lease_s
         self.book = LeaseBook()
         self.meters = ConsumerMeters()
 

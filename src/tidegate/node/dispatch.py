@@ -163,7 +163,8 @@ class Dispatch:
     def subscribe(
         self, outlet: Outlet, consumer: int, prefetch: int, order: Order, automatic: bool
     ) -> None:
-        subscriber = Consumer(outlet, consumer, prefetch, order, automatic)
+        lease_s = self._holding.lease_s
+        subscriber = Consumer(outlet, consumer, prefetch, order, automatic, lease_s)
         self._consumers.append(subscriber)
         self._holders[outlet, consumer] = subscriber
         self.dispatch()
@@ -176,7 +177,8 @@ class Dispatch:
         """Who holds what a connection has read under lease: its consumer 0."""
         holder = self._holders.get((outlet, 0))
         if holder is None:
-            holder = Consumer(outlet, 0, 0, Order.OLDEST, automatic=False)
+            lease_s = self._holding.lease_s
+            holder = Consumer(outlet, 0, 0, Order.OLDEST, automatic=False, lease_s=lease_s)
             self._holders[outlet, 0] = holder
         return holder
 
@@ -272,7 +274,7 @@ class Dispatch:
 
     def _deliver(self, consumer: Consumer, spans: list[Span]) -> None:
         now = self._holding.clock.monotonic()
-        lease_s = self._holding.lease_s
+        lease_s = consumer.lease_s
         runs: list[Run] = []
         bodies: list[memoryview | bytes] = []
         body_bytes = 0
@@ -424,7 +426,7 @@ class Dispatch:
 
     def extend(self, holder: Consumer, ranges: Ranges | None, lease_s: float | None) -> int:
         """Lengthen leases; how many of the tags were no longer held."""
-        lease_s = lease_s or self._holding.lease_s
+        lease_s = lease_s or holder.lease_s
         held = holder.book.extend(ranges, self._holding.clock.monotonic() + lease_s)
         return 0 if ranges is None else sum(b - a + 1 for a, b in ranges) - held
 
