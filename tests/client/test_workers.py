@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
@@ -186,6 +188,22 @@ async def test_a_function_may_take_the_message_too_wherever_it_stands(
         await until_empty(node, "message-only")
 
     assert seen == [(3, 2, "both", {"trace": "4f"}), b"\x00"]
+
+
+def test_pydantic_is_left_alone_by_who_does_not_use_it() -> None:
+    program = """
+import sys
+from dataclasses import dataclass
+import tidegate
+app = tidegate.App()
+@dataclass
+class Order:
+    number: int
+@app.worker("orders")
+def handle(order: Order) -> None: ...
+assert "pydantic" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 # Where it runs

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple, get_args
 
 import msgspec
@@ -118,6 +119,7 @@ def _mentions_pydantic(wanted: Any) -> bool:
     return _is_pydantic(wanted) or any(_mentions_pydantic(part) for part in get_args(wanted))
 
 
+@cache
 def _pydantic_adapter(wanted: Any) -> Any:
     return sys.modules["pydantic"].TypeAdapter(wanted)
 
