@@ -123,6 +123,7 @@ def left_in(up: Up, queue: str) -> int:
         return mq.purge(queue)
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_mid_job_leaves_it_to_another_flagged(
     up: Up, queue: str, shop: Path, running: list[Working]
 ) -> None:
@@ -140,6 +141,7 @@ def test_a_worker_killed_in_mid_job_leaves_it_to_another_flagged(
     assert left_in(up, queue) == 0
 
 
+@pytest.mark.slow
 def test_told_to_stop_under_load_it_repeats_nothing(
     up: Up, queue: str, shop: Path, running: list[Working]
 ) -> None:
@@ -167,6 +169,7 @@ def test_told_to_stop_under_load_it_repeats_nothing(
     assert left_in(up, queue) == 0
 
 
+@pytest.mark.slow
 def test_at_the_deadline_the_rest_comes_back_even_if_it_blocks_for_ever(
     up: Up, queue: str, shop: Path, running: list[Working]
 ) -> None:
@@ -184,6 +187,7 @@ def test_at_the_deadline_the_rest_comes_back_even_if_it_blocks_for_ever(
         assert (str(message.message_id), message.redelivered) == (stuck, True)
 
 
+@pytest.mark.slow
 def test_a_second_signal_hurries(up: Up, queue: str, shop: Path, running: list[Working]) -> None:
     hanging = start(running, shop, up, "--drain", "1000s")
     put(up, queue, 1000)
@@ -199,6 +203,7 @@ def test_a_second_signal_hurries(up: Up, queue: str, shop: Path, running: list[W
     assert left_in(up, queue) == 1
 
 
+@pytest.mark.slow
 def test_a_changed_source_starts_it_again_and_what_runs_is_finished(
     up: Up, queue: str, shop: Path, running: list[Working]
 ) -> None:
@@ -216,6 +221,7 @@ def test_a_changed_source_starts_it_again_and_what_runs_is_finished(
     assert left_in(up, queue) == 0
 
 
+@pytest.mark.slow
 def test_who_watches_is_killed_and_takes_the_worker_along(
     up: Up, shop: Path, running: list[Working]
 ) -> None:

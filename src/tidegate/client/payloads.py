@@ -40,8 +40,9 @@ def encoded(value: object) -> Encoded:
         return Encoded(bytes(value), None)
     if isinstance(value, str):
         return Encoded(value.encode(), TEXT)
-    if _is_pydantic(type(value)):
-        return Encoded(_pydantic_adapter(type(value)).dump_json(value), JSON)
+    kind: Any = type(value)
+    if _is_pydantic(kind):
+        return Encoded(_pydantic_adapter(kind).dump_json(value), JSON)
     try:
         return Encoded(msgspec.json.encode(value, enc_hook=_plain), JSON)
     except (TypeError, msgspec.MsgspecError) as failure:
@@ -53,9 +54,10 @@ def encoded(value: object) -> Encoded:
 
 def _plain(value: Any) -> Any:
     """A pydantic model inside something else."""
-    if _is_pydantic(type(value)):
-        return _pydantic_adapter(type(value)).dump_python(value, mode="json")
-    raise NotImplementedError(f"{type(value).__name__} is unknown")
+    kind: Any = type(value)
+    if _is_pydantic(kind):
+        return _pydantic_adapter(kind).dump_python(value, mode="json")
+    raise NotImplementedError(f"{kind.__name__} is unknown")
 
 
 def decoder_of(wanted: Any) -> Decode:
