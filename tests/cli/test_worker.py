@@ -142,6 +142,29 @@ def test_a_worker_killed_in_mid_job_leaves_it_to_another_flagged(
 
 
 @pytest.mark.slow
+def test_a_worker_that_stands_still_loses_its_job_and_its_late_ack_counts_for_nothing(
+    up: Up, queue: str, shop: Path, running: list[Working]
+) -> None:
+    with tidegate.connect(up.url) as mq:
+        mq.create_queue(queue, policy=tidegate.QueuePolicy(lease_s=0.5))
+        still = start(running, shop, up)
+        # Longer than its lease: it is kept by renewals, and by nothing else.
+        put(up, queue, 2)
+        message_id = still.until("begun")[-1][1]
+        still.process.send_signal(signal.SIGSTOP)
+
+        lost = mq.get(queue, wait=20, lease=60)
+        assert (str(lost.message_id), lost.redelivered) == (message_id, True)
+        still.process.send_signal(signal.SIGCONT)
+        assert still.until("done", message_id)
+        assert still.end()[0] == 0
+        lost.nack(delay=0)
+
+        again = mq.get(queue, wait=20)
+        assert (str(again.message_id), again.delivery_count) == (message_id, 3)
+
+
+@pytest.mark.slow
 def test_told_to_stop_under_load_it_repeats_nothing(
     up: Up, queue: str, shop: Path, running: list[Working]
 ) -> None:
