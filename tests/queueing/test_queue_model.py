@@ -190,12 +190,10 @@ class QueueMachine(RuleBasedStateMachine):
         self.stored[first_id] = segment
         for offset in range(count):
             entry = self.messages[first_id + offset] = Entry(segment, offset)
-            owner = None if entry.key is None else self.owners.get(entry.key)
-            if owner is not None and entry.message_id < owner:
+            owner = self.owners.get(entry.key, 0) if entry.key is not None else 0
+            if entry.message_id < owner and self.messages[owner].state == "ready":
                 # It was returned, and an older one has come late: that one goes first.
-                if self.messages[owner].state == "ready":
-                    assert entry.key is not None
-                    del self.owners[entry.key]
+                self.owners = {key: m for key, m in self.owners.items() if m != owner}
         if self.queue.add(segment, keep=keep):
             self.resident[first_id] = segment
 

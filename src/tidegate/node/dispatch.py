@@ -28,7 +28,7 @@ from tidegate.node.settling import Ranges, Settling
 from tidegate.node.tail import TailReader
 from tidegate.queueing.lease import Lease
 from tidegate.queueing.lifecycle import Event, State
-from tidegate.queueing.queue import ANYONE, EVERYTHING
+from tidegate.queueing.queue import EVERYTHING
 from tidegate.queueing.span import Span
 from tidegate.wire.packets import Return, Run
 
@@ -342,6 +342,7 @@ class Dispatch:
             self._put_back(spans, Event.RETURNED, attempted=False)
         elif how.reject:
             self._give_up(spans, DeathReason.REJECTED, how.error)
+            self.dispatch()
         else:
             wait_s = None if how.delay_ms is None else how.delay_ms / 1e3
             self._fail(spans, Event.RETURNED, Failure(self._now(), "nack", how.error), wait_s)
@@ -438,7 +439,7 @@ class Dispatch:
 
     def shed(self, count: int) -> None:
         """The queue is too long: its oldest messages are given up."""
-        spans = self._holding.queue.take(count, ANYONE, Order.OLDEST)
+        spans = self._holding.queue.take_regardless(count)
         self._give_up(spans, DeathReason.OVERFLOW, None)
 
     def extend(self, holder: Consumer, ranges: Ranges | None, lease_s: float | None) -> int:

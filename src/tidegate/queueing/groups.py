@@ -51,10 +51,12 @@ class Groups:
     def has_any_out(self) -> bool:
         return bool(self._out)
 
-    def out(self, group: str) -> Span | None:
-        """Which message of the group is out."""
+    def newer_out(self, group: str, first_id: int) -> Span | None:
+        """The message of the group that is out, if its id is higher."""
         out = self._out.get(group)
-        return None if out is None else Span(out[0], out[1], out[1] + 1, State.READY)
+        if out is None or out[0].first_id + out[1] <= first_id:
+            return None
+        return Span(out[0], out[1], out[1] + 1, State.READY)
 
     def enter(self, group: str, span: Span, horizon: int) -> bool:
         """A message comes, or comes back; True when it is out, else it waits here."""

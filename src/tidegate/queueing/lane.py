@@ -83,13 +83,9 @@ class Lane:
         return self.ready[0] if self.tenants is None else self.tenants.first
 
     @property
-    def first_id(self) -> int:
-        return (self.ready[0] if self.tenants is None else self.tenants.first).first_id
-
-    @property
     def waits_for_tail(self) -> bool:
         """Whether the next message is one that only the store holds."""
-        return bool(self.tail_count) and (not self.count or self.first_id > self.tail_from)
+        return bool(self.tail_count) and (not self.count or self.first.first_id > self.tail_from)
 
     def insert(self, span: Span) -> None:
         """A ready span, new or returned, at its place."""
@@ -98,10 +94,12 @@ class Lane:
         tenants = self.tenants
         if tenants is None and span.segment.attributes is not None and carries_tenants(span):
             tenants = self._share()
-        if tenants is None:
+        if tenants is not None:
+            tenants.insert(span)
+        elif self.ready:
             row.insert(self.ready, span)
         else:
-            tenants.insert(span)
+            self.ready.append(span)
 
     def _share(self) -> Tenants:
         tenants = self.tenants = Tenants()

@@ -18,6 +18,7 @@ segments back from the store.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator
 
 from tidegate.core.budget import Budget
@@ -146,7 +147,7 @@ class Queue:
         """What the payloads weigh that wait; of a tail, whole segments."""
         total = self.tail_bytes
         for lanes in self._lanes.values():
-            total += sum(lane.head_bytes for lane in lanes.values())
+            total += sum(lane.head_bytes + lane.held_bytes for lane in lanes.values())
         for schedule in (self.scheduled, self.retrying):
             total += sum(span.payload_bytes for span in schedule)
         return total
@@ -190,7 +191,7 @@ class Queue:
         if segment.receivers is not None:
             # Receivers are searched for in all addressed tails at once.
             newest_id = max((t.newest_id for t in self._addressed_tails.values()), default=0)
-        elif has_groups(segment):
+        elif segment.attributes is not None and has_groups(segment):
             # A newer one of its group may be out, of whatever priority.
             newest_id = max((t.newest_id for t in self._lanes[ANYONE].values()), default=0)
         tail = self.tail_lane(segment.priority, segment.receivers is not None)
@@ -200,7 +201,8 @@ class Queue:
             if segment.receivers is not None:
                 self._note_unsearched(segment)
             tail.send_to_tail(segment, segment.open)
-            self._reach_groups()
+            if self._groups:
+                self._reach_groups()
             return False
         self._place(segment, [(0, segment.count)])
         return True
@@ -224,8 +226,11 @@ class Queue:
     def _place(self, segment: Segment, ranges: Iterable[tuple[int, int]]) -> None:
         self._weigh_in(segment)
         for low, high in ranges:
-            for span in self._ready_now(segment, low, high):
-                self._enter(span)
+            if segment.retry_at is None:
+                self._enter(Span(segment, low, high, State.READY))
+            else:
+                for span in self._ready_now(segment, low, high):
+                    self._enter(span)
 
     def _weigh_in(self, segment: Segment) -> None:
         self._weigh(segment.cost_bytes)
@@ -236,22 +241,24 @@ class Queue:
 
     def _ready_now(self, segment: Segment, low: int, high: int) -> Iterator[Span]:
         """The messages of a range that need not wait before they are tried again."""
-        retry_at = segment.retry_at
-        if retry_at is not None:
-            for offset in sorted(retry_at):
-                if low <= offset < high:
-                    if offset > low:
-                        yield Span(segment, low, offset, State.READY)
-                    later = Span(segment, offset, offset + 1, State.SCHEDULED)
-                    # It keeps its group waiting, unless it is itself kept aside.
-                    if any(self._in_turn(self._receiver(later), later)):
-                        self.scheduled.add(retry_at[offset], later)
-                    low = offset + 1
+        retry_at = segment.retry_at or {}
+        for offset in sorted(retry_at):
+            if low <= offset < high:
+                if offset > low:
+                    yield Span(segment, low, offset, State.READY)
+                later = Span(segment, offset, offset + 1, State.SCHEDULED)
+                # It keeps its group waiting, unless it is itself kept aside.
+                if any(self._in_turn(self._receiver(segment, offset), later)):
+                    self.scheduled.add(retry_at[offset], later)
+                low = offset + 1
         if low < high:
             yield Span(segment, low, high, State.READY)
 
     def _enter(self, span: Span) -> None:
         """A ready span finds its lanes, but for messages that wait for their group."""
+        if span.segment.attributes is None and span.segment.receivers is None:
+            self._into_lane(ANYONE, span)
+            return
         for receiver, piece in self._by_receiver(span):
             if piece.segment.attributes is None:
                 self._into_lane(receiver, piece)
@@ -288,12 +295,11 @@ class Queue:
         groups = self._groups.get(receiver)
         if groups is None:
             groups = self._groups[receiver] = Groups()
-        out = groups.out(group)
-        if out is not None and span.first_id < out.first_id:
-            # An older one was stored late. If nobody has the newer one yet, it stands back.
-            if self.lane(receiver, out.segment.priority).withdraw(out):
-                self.head_count -= 1
-                self._hold(receiver, groups.step_back(group), 1)
+        newer = groups.newer_out(group, span.first_id)
+        # An older one was stored late: if nobody has the newer one yet, that stands back.
+        if newer is not None and self.lane(receiver, newer.segment.priority).withdraw(newer):
+            self.head_count -= 1
+            self._hold(receiver, groups.step_back(group), 1)
         if groups.enter(group, span, self._group_horizon(receiver)):
             return True
         self._hold(receiver, span, 1)
@@ -318,7 +324,7 @@ class Queue:
             group = group_of(segment, offset)
             if group is None:
                 continue
-            receiver = self._receiver(Span(segment, offset, offset + 1, span.state))
+            receiver = self._receiver(segment, offset)
             groups = self._groups.get(receiver)
             if groups is not None:
                 following = groups.leave(
@@ -470,12 +476,12 @@ class Queue:
         return ranges
 
     @staticmethod
-    def _receiver(span: Span) -> int:
-        """Who the first message of a span is for."""
-        receivers = span.segment.receivers
+    def _receiver(segment: Segment, offset: int) -> int:
+        """Who a message is for."""
+        receivers = segment.receivers
         if receivers is None:
             return ANYONE
-        return receivers[span.low] if len(receivers) > 1 else receivers[0]
+        return receivers[offset] if len(receivers) > 1 else receivers[0]
 
     def _by_receiver(self, span: Span) -> Iterator[tuple[int, Span]]:
         receivers = span.segment.receivers
@@ -538,10 +544,10 @@ class Queue:
             if lanes is None:
                 continue
             for lane in lanes.values():
-                waits = lane.waits_for_tail
-                if not waits and not lane.count or waits and lane.stalled:
+                waits = lane.tail_count > 0 and lane.waits_for_tail
+                if lane.stalled if waits else not lane.count:
                     continue
-                next_id = lane.tail_from if waits else lane.first_id
+                next_id = lane.tail_from if waits else lane.first.first_id
                 if (
                     best is None
                     or (by_priority and lane.priority > best.priority)
@@ -597,6 +603,32 @@ class Queue:
             if tail.tail_count and searched <= tail.tail_last and rank < best_rank:
                 return None
         return best
+
+    def take_regardless(self, count: int) -> list[Span]:
+        """Up to `count` messages for anyone, oldest first, though some wait for their group.
+
+        For those that leave the queue without being delivered.
+        """
+        spans = self.take(count, ANYONE, Order.OLDEST)
+        groups = self._groups.get(ANYONE)
+        if groups is None:
+            return spans
+        held = heapq.nsmallest(count, groups, key=lambda span: span.first_id)
+        kept_aside = set(held)
+        taken: list[Span] = []
+        for span in sorted(spans + held, key=lambda span: span.first_id):
+            piece = span
+            if span not in kept_aside and len(span) > count:
+                piece = span.split(count)
+                self._into_lane(ANYONE, span)
+            if count <= 0:
+                continue
+            if span in kept_aside:
+                groups.remove(span)
+                self._hold(ANYONE, span, -1)
+            taken.append(piece)
+            count -= len(piece)
+        return taken
 
     # Messages for one receiver, beyond memory
 
