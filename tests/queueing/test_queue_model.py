@@ -1,9 +1,9 @@
 """One queue in memory against a model: a dictionary of messages and a sort.
 
 The machine plays the replica and the store: segments come in and stay or spill, tails come back
-from the front or are searched, messages are taken in every way, returned, settled and purged.
-Some belong to groups. A second machine has tenants, where the order between them is not the model's
-to foretell.
+from the front or are searched, messages are taken in every way, returned, put off, given up,
+settled and purged, and a new owner begins with what is stored. Some messages belong to groups.
+A second machine has tenants, where the order between them is not the model's to foretell.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class Entry:
         self.key: Key | None = None
         if mine is not None and mine.group is not None:
             self.key = (self.receiver, mine.group)
+        # ready, leased, later (to be tried again when due), done
         self.state = "ready"
+        self.due = 0.0
 
     def is_for(self, client: int) -> bool:
         return self.receiver in (None, client)
@@ -414,34 +416,111 @@ class QueueMachine(RuleBasedStateMachine):
         span.advance(Event.DELIVERED)
         return span
 
-    @rule(span=consumes(leased), at=st.integers(0, 10))
-    def give_back(self, span: Span, at: int) -> None:
+    def is_ours(self, span: Span) -> bool:
+        """Whether it was taken from this queue, not from that of an owner before."""
+        return self.resident.get(span.segment.first_id) is span.segment
+
+    @rule(span=consumes(leased), at=st.integers(0, 10), put_off_s=st.none() | st.just(5.0))
+    def give_back(self, span: Span, at: int, put_off_s: float | None) -> None:
         """A part is acknowledged, the rest returns: spans split and join again."""
+        if not self.is_ours(span):
+            return
         cut = span.low + at % (len(span) + 1)
         if cut > span.low:
             self.done(Span(span.segment, span.low, cut, span.state))
-        if cut < span.high:
-            rest = Span(span.segment, cut, span.high, span.state)
-            for n in range(len(rest)):
-                self.messages[rest.first_id + n].state = "ready"
+        if cut == span.high:
+            return
+        rest = Span(span.segment, cut, span.high, span.state)
+        for entry in self.entries(rest):
+            entry.state = "ready" if put_off_s is None else "later"
+            entry.due = self.now + (put_off_s or 0.0)
+        if put_off_s is None:
             self.queue.put_back([rest], Event.RETURNED)
+        else:
+            self.queue.put_off([rest], self.now + put_off_s)
+
+    def entries(self, span: Span) -> list[Entry]:
+        return [self.messages[span.first_id + n] for n in range(len(span))]
+
+    @rule(waited_s=st.sampled_from([1.0, 5.0]))
+    def time_passes(self, waited_s: float) -> None:
+        self.now += waited_s
+        due = [m for m in self.messages.values() if m.state == "later" and m.due <= self.now]
+        assert self.queue.release_due(0.0, self.now) == len(due)
+        for entry in due:
+            entry.state = "ready"
 
     @rule(span=consumes(leased))
     def acknowledge(self, span: Span) -> None:
-        self.done(span)
+        if self.is_ours(span):
+            self.done(span)
 
-    def done(self, span: Span) -> None:
-        finished = self.queue.done(span)
+    @rule(span=consumes(leased), stays=st.booleans())
+    def give_up(self, span: Span, stays: bool) -> None:
+        if self.is_ours(span):
+            self.leave([span], stays)
+
+    def leave(self, spans: list[Span], stays: bool) -> None:
+        """For another queue; or that could not take them."""
+        for span in spans:
+            span.advance(Event.GIVEN_UP)
+            if not stays:
+                self.done(span, Event.MOVED)
+            else:
+                for entry in self.entries(span):
+                    entry.state = "ready"
+        if stays:
+            self.queue.stay(spans)
+
+    @rule(count=st.integers(1, 12), stays=st.booleans())
+    def take_regardless(self, count: int, stays: bool) -> None:
+        """Whatever their groups say."""
+        spans = self.queue.take_regardless(count)
+        taken = [entry for span in spans for entry in self.entries(span)]
+        ready = [m for m in self.messages.values() if m.state == "ready" and m.receiver is None]
+        oldest = sorted(m.message_id for m in ready)[:count]
+        assert all(entry in ready for entry in taken)
+        if not self.has_tenants and not self.spilled():
+            assert [entry.message_id for entry in taken] == oldest
+        assert len(taken) <= count
+        self.leave(spans, stays)
+
+    def done(self, span: Span, event: Event = Event.ACKED) -> None:
+        finished = self.queue.done(span, event)
         first_id = span.segment.first_id
         self.settle(range(span.first_id, span.first_id + len(span)))
         assert finished == (first_id not in self.stored)
 
     @rule()
     def purge(self) -> None:
-        ready = [m.message_id for m in self.messages.values() if m.state == "ready"]
+        waiting = [m.message_id for m in self.messages.values() if m.state in ("ready", "later")]
         _, count = self.queue.purge()
-        assert count == len(ready)
-        self.settle(ready)
+        assert count == len(waiting)
+        self.settle(waiting)
+
+    @rule()
+    def take_over(self) -> None:
+        """A new owner knows what is stored, and nothing of deliveries."""
+        self.queue.forget()
+        self.queue = Queue(self.budget)
+        self.resident.clear()
+        self.reserved.clear()
+        self.owners.clear()
+        for entry in self.messages.values():
+            if entry.state != "done":
+                entry.state = "ready"
+        lanes: dict[tuple[int, bool], list[Segment]] = {}
+        for first_id, stored in sorted(self.stored.items()):
+            key = (stored.priority, stored.receivers is not None)
+            lanes.setdefault(key, []).append(self.fresh_copy(first_id))
+        for (priority, addressed), segments in lanes.items():
+            self.queue.tail_lane(priority, addressed).expect_tail(
+                segments[0].first_id,
+                segments[-1].last_id,
+                sum(segment.open for segment in segments),
+                sum(segment.payload_bytes for segment in segments),
+                segments[0].arrived_at,
+            )
 
     @rule(limit=st.integers(1, 20))
     def browse(self, limit: int) -> None:
@@ -459,7 +538,8 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_is_lost_or_counted_twice(self) -> None:
         ready = [entry for entry in self.messages.values() if entry.state == "ready"]
-        assert len(self.queue) == len(ready)
+        later = [entry for entry in self.messages.values() if entry.state == "later"]
+        assert len(self.queue) == len(ready) + len(later)
         in_memory = [entry for entry in ready if self.is_in_memory(entry)]
         assert self.queue.head_count + self.queue.held_count == len(in_memory)
         assert self.queue.head_count == len([e for e in in_memory if self.is_its_turn(e)])
@@ -480,6 +560,7 @@ class QueueMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """In the end everything comes back and comes out, once and in order."""
         self.bring_everything_back()
+        self.time_passes(5.0)
         while any(entry.state != "done" for entry in self.messages.values()):
             before = len(self.stored), len(self.queue)
             for client in CLIENTS:
@@ -521,9 +602,10 @@ TestQueueModel.settings = settings(max_examples=150, stateful_step_count=40, dea
 
 
 @pytest.mark.slow
-def test_a_queue_behaves_as_the_model_for_longer() -> None:
+@pytest.mark.parametrize("machine", [QueueMachine, SharedQueueMachine])
+def test_a_queue_behaves_as_the_model_for_longer(machine: type[QueueMachine]) -> None:
     run_state_machine_as_test(
-        QueueMachine, settings=settings(max_examples=1500, stateful_step_count=60, deadline=None)
+        machine, settings=settings(max_examples=1500, stateful_step_count=60, deadline=None)
     )
 
 

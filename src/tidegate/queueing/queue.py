@@ -401,9 +401,11 @@ class Queue:
     def release_due(self, now_wall: float, now_monotonic: float) -> int:
         """Let in what is due; how many messages that is."""
         due = self.scheduled.take_due(now_wall) + self.retrying.take_due(now_monotonic)
+        # Counted first: a span that enters may grow by its neighbours.
+        count = sum(map(len, due))
         for span in due:
             self._enter(span.advance(Event.DUE))
-        return sum(map(len, due))
+        return count
 
     # Expiry
 
