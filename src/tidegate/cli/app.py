@@ -18,9 +18,11 @@ from tidegate.cli import (
     experiments,
     looking,
     messages,
+    policies,
     queues,
     serving,
     steering,
+    working,
 )
 from tidegate.cli.measuring import MeasurementFailed
 from tidegate.cli.settings import SettingsInvalid
@@ -38,8 +40,8 @@ app = typer.Typer(
     rich_markup_mode="rich" if sys.stdout.isatty() and sys.stderr.isatty() else None,
 )
 for group in (
-    *(serving, configuration, demo),
-    *(looking, queues, messages, steering),
+    *(serving, working, configuration, demo),
+    *(looking, queues, messages, policies, steering),
     *(benching, experiments),
 ):
     group.register(app)
