@@ -609,7 +609,7 @@ TestQueueModel.settings = settings(max_examples=150, stateful_step_count=40, dea
 @pytest.mark.parametrize("machine", [QueueMachine, SharedQueueMachine])
 def test_a_queue_behaves_as_the_model_for_longer(machine: type[QueueMachine]) -> None:
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=800, stateful_step_count=60, deadline=None)
+        machine, settings=settings(max_examples=1500, stateful_step_count=60, deadline=None)
     )
 
 
