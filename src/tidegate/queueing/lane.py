@@ -133,10 +133,14 @@ class Lane:
             return self._without(row.cut_out(self.ready, span, low, high))
         return self._without(self.tenants.cut_out(span, low, high))
 
-    def withdraw(self, span: Span) -> bool:
-        """Take one message out, wherever it lies; False if it is not here."""
+    def find(self, span: Span) -> Span | None:
+        """The ready span in which a span's first message lies, if it is here."""
         ready = self.ready if self.tenants is None else self.tenants.row_of(span)
-        around = row.find(ready, span.first_id)
+        return row.find(ready, span.first_id)
+
+    def withdraw(self, span: Span) -> bool:
+        """Take a span out, wherever it lies; False if it is not here."""
+        around = self.find(span)
         if around is None:
             return False
         self.remove(around, span.low, span.high)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from tidegate.core.budget import Budget
 from tidegate.core.model import Order
@@ -428,9 +429,8 @@ class Queue:
     def _cut_expired(self, lane: Lane, span: Span, now: float) -> Iterator[Span]:
         for low, high in self._expired_ranges(span, now):
             # The span may be in pieces by now: find the one that holds the range.
-            piece = next(
-                s for s in lane.spans() if s.segment is span.segment and s.low <= low < s.high
-            )
+            piece = lane.find(Span(span.segment, low, high, span.state))
+            assert piece is not None
             self.head_count -= high - low
             yield lane.remove(piece, low, high)
 
@@ -763,14 +763,10 @@ class Queue:
 
     def browse(self, limit: int) -> list[Span]:
         """Up to `limit` ready messages in memory, oldest first, left where they are."""
-        spans = [
-            span
-            for lanes in self._lanes.values()
-            for lane in lanes.values()
-            for span in lane.spans()
-        ]
-        spans += [span for groups in self._groups.values() for span in groups]
-        spans.sort(key=lambda span: span.first_id)
+        rows = [lane.spans() for lanes in self._lanes.values() for lane in lanes.values()]
+        spans = heapq.nsmallest(
+            limit, chain(*rows, *self._groups.values()), key=lambda span: span.first_id
+        )
         seen: list[Span] = []
         for span in spans:
             if limit <= 0:
