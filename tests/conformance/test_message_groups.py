@@ -212,3 +212,27 @@ async def test_a_group_that_memory_cannot_hold_comes_in_order_beside_others(
     assert all(numbers == sorted(numbers) for numbers in seen.values())
     # One chunk beyond the bound, and not the whole backlog of 2.4 MB.
     assert peak < 1600 * KIB
+
+
+async def test_a_group_of_several_priorities_that_memory_cannot_hold_comes_in_order(
+    start_node: StartNode, connect: Connect
+) -> None:
+    """Its next message is ever so often behind others of it, and in the store."""
+    node = await start_node(limits=Limits(memory_bytes=256 * KIB))
+    mq = await connect(node)
+    await mq.create_queue("orders", policy=QueuePolicy(ageing_s=0.0))
+    padding = b"." * 4 * KIB
+    for n in range(300):
+        await mq.put("orders", b"%d " % n + padding, group="a", priority=1 if n % 40 == 0 else 9)
+    await mq.put("orders", b"another", group="b", priority=5)
+    received: list[bytes] = []
+
+    async with mq.subscribe("orders", prefetch=20) as subscription, asyncio.timeout(50):
+        messages = aiter(subscription)
+        for _ in range(301):
+            message = await anext(messages)
+            received.append(message.payload.split()[0])
+            message.ack()
+
+    received.remove(b"another")
+    assert received == [b"%d" % n for n in range(300)]
