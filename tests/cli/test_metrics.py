@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
-from command_line import CommandLine, Up, wait_until_gone
+from command_line import (
+    READY_S_MAX,
+    CommandLine,
+    Up,
+    node_mark,
+    processes_with,
+    wait_until_gone,
+)
 
 import tidegate as client
 from http_get import families, value
@@ -23,6 +32,17 @@ def page(address: str, path: str) -> bytes:
     with urllib.request.urlopen(address + path, timeout=10) as answer:
         body: bytes = answer.read()
         return body
+
+
+def page_when_there(address: str, path: str) -> bytes:
+    """The page of a node that is being started again; refused connections are the waiting."""
+    deadline = time.monotonic() + READY_S_MAX
+    while True:
+        try:
+            return page(address, path)
+        except (urllib.error.URLError, ConnectionError):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 def free_port(*, also_free: int) -> int:
@@ -75,6 +95,11 @@ def test_two_nodes_have_neighbouring_ports_and_a_dead_one_comes_back_on_its_own(
             (sample,) = families(page(address, "/metrics"))["tidegate_node_uptime_seconds"].samples
             names.add(sample.labels["node"])
         assert len(names) == 2
+
+        for node in processes_with(node_mark(up)):
+            os.kill(int(node.partition(":")[0]), signal.SIGKILL)
+        for address in addresses:
+            assert page_when_there(address, "/readyz") == b"ready\n"
     finally:
         up.end()
     with pytest.raises(urllib.error.URLError):

@@ -92,10 +92,10 @@ def up(
     stop = _stop_requested()
     try:
         house.start(nodes, first_port, config, metrics_port)
-        for address in house.addresses:
-            print(address, flush=True)
         for address in house.metrics_addresses:
             print(f"metrics: {address}/metrics", file=sys.stderr)
+        for address in house.addresses:
+            print(address, flush=True)
         if (how := house.how_to_join) is not None:
             print(f"join with: {how}", file=sys.stderr)
         while not stop():
@@ -366,9 +366,9 @@ async def _serve(
         if settings.metrics.enabled:
             door = await _opened_door(node, port, metrics_port, settings)
         if not ready.tell(f"{node.address} {node.metrics_address}"):
-            print(node.address, flush=True)
             if node.metrics_address:
                 print(f"metrics: {node.metrics_address}/metrics", file=sys.stderr)
+            print(node.address, flush=True)
         await stop.wait()
     finally:
         await node.stop()

@@ -18,7 +18,9 @@ import contextlib
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
+
+from tidegate.client.options import PutOptions
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -44,7 +46,9 @@ class Traceable(Protocol):
 class Putting(Protocol):
     """How messages are put."""
 
-    def __call__(self, queue: str, payload: bytes, **options: Any) -> asyncio.Future[int]: ...
+    def __call__(
+        self, queue: str, payload: bytes, **options: Unpack[PutOptions]
+    ) -> asyncio.Future[int]: ...
 
 
 def context_of(message: Traceable) -> Context:
@@ -95,7 +99,9 @@ def traced_put(put: Putting) -> Putting | None:
         return None
 
     @wraps(put)
-    def put_with_span(queue: str, payload: bytes, **options: Any) -> asyncio.Future[int]:
+    def put_with_span(
+        queue: str, payload: bytes, **options: Unpack[PutOptions]
+    ) -> asyncio.Future[int]:
         span, options["headers"] = _publishing(tracer, queue, options.get("headers"))
         try:
             future = put(queue, payload, **options)
@@ -136,9 +142,7 @@ def _tracer() -> Tracer | None:
     return tracer
 
 
-def _publishing(
-    tracer: Tracer, queue: str, headers: dict[str, str] | None
-) -> tuple[Span, dict[str, str] | None]:
+def _publishing(tracer: Tracer, queue: str, headers: Any) -> tuple[Span, Any]:
     from opentelemetry.trace import SpanKind, set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

@@ -32,9 +32,12 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 QUEUES_MAX = 500
 _LINES_PER_PIECE = 500
 
+# How Prometheus likes its figures.
+_figure: Callable[[float], str] = floatToGoString
+
 # From 128 µs in doublings to 18 minutes, and half an hour.
 BOUNDS_S = [*(2**k / 1e6 for k in range(7, 31)), LARGEST_S]
-_BOUND_TEXTS = [*map(floatToGoString, BOUNDS_S), "+Inf"]
+_BOUND_TEXTS = [*map(_figure, BOUNDS_S), "+Inf"]
 # Up to which bound of the live histogram each reaches. Its last bucket but one ends at LARGEST_S,
 # whatever its bound says; what is left over is beyond.
 _REACHES_S = [bound_s * (1 + 1e-9) for bound_s in (*BOUNDS_S[:-1], upper_bound_s(BUCKETS - 2))]
@@ -288,14 +291,14 @@ def _head(shown: Shown[NodeNumbers] | Shown[QueueNumbers]) -> list[str]:
 
 def _lines(name: str, labels: str, figure: float | Durations) -> list[str]:
     if not isinstance(figure, Durations):
-        return [f"{name}{{{labels}}} {floatToGoString(figure)}"]
+        return [f"{name}{{{labels}}} {_figure(figure)}"]
     counts = cumulative(figure)
     lines = [
         f'{name}_bucket{{le="{bound}",{labels}}} {count}'
         for bound, count in zip(_BOUND_TEXTS, counts, strict=True)
     ]
     lines.append(f"{name}_count{{{labels}}} {counts[-1]}")
-    lines.append(f"{name}_sum{{{labels}}} {floatToGoString(figure.sum_s)}")
+    lines.append(f"{name}_sum{{{labels}}} {_figure(figure.sum_s)}")
     return lines
 
 
