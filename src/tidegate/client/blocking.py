@@ -339,8 +339,8 @@ class BlockingClient:
                 try:
                     with tracing.process_span(message):
                         handler(message)
-                except Exception:
-                    message.nack()
+                except Exception as error:
+                    message.nack(error=f"{type(error).__name__}: {error}")
                 else:
                     message.ack()
 

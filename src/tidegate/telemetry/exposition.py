@@ -126,7 +126,7 @@ QUEUE_METRICS: tuple[Shown[QueueNumbers], ...] = (
     Shown(
         "tidegate_queue_waiting_messages",
         "gauge",
-        "Messages that are ready and wait for a consumer.",
+        "Messages that wait for a consumer, or for their time to come.",
         lambda q: q.waiting,
     ),
     Shown(
@@ -138,7 +138,7 @@ QUEUE_METRICS: tuple[Shown[QueueNumbers], ...] = (
     Shown(
         "tidegate_queue_delayed_messages",
         "gauge",
-        "Messages that are not due yet, for their delay or for a retry.",
+        "Of those, how many are not due yet, for their delay or for a retry.",
         lambda q: q.delayed,
     ),
     Shown(
@@ -150,7 +150,7 @@ QUEUE_METRICS: tuple[Shown[QueueNumbers], ...] = (
     Shown(
         "tidegate_queue_oldest_age_seconds",
         "gauge",
-        "Age of the oldest message that waits; 0 when none does.",
+        "For how long the oldest message could have been delivered; 0 when none could.",
         lambda q: q.oldest_age_s,
     ),
     Shown(
@@ -206,8 +206,14 @@ QUEUE_METRICS: tuple[Shown[QueueNumbers], ...] = (
     Shown(
         "tidegate_queue_dead_lettered_total",
         "counter",
-        "Messages given up: to the dead letters, or dropped where the queue has none.",
+        "Messages given up that went to the dead letters.",
         lambda q: q.dead_lettered,
+    ),
+    Shown(
+        "tidegate_queue_dropped_total",
+        "counter",
+        "Messages given up that went nowhere: the queue keeps no dead letters.",
+        lambda q: q.dropped,
     ),
     Shown(
         "tidegate_queue_expired_total",
@@ -215,6 +221,13 @@ QUEUE_METRICS: tuple[Shown[QueueNumbers], ...] = (
         "Messages that outlived their time.",
         lambda q: q.expired,
     ),
+    Shown(
+        "tidegate_queue_deduplicated_total",
+        "counter",
+        "Messages that were not stored, since one with their dedup id was.",
+        lambda q: q.deduplicated,
+    ),
+    Shown("tidegate_queue_paused", "gauge", "1 while the queue is paused.", lambda q: q.paused),
     Shown(
         "tidegate_queue_wait_seconds",
         "histogram",
