@@ -75,6 +75,55 @@ async def test_metrics_are_the_live_numbers(node: Node, door: str) -> None:
     assert value(found, "tidegate_node_memory_process_bytes") > 1e6
 
 
+async def test_what_becomes_of_messages_is_counted(
+    node: Node, clock: TurnedClock, door: str
+) -> None:
+    async with Client(node.address) as mq:
+        await mq.create_queue("orders")
+        await mq.put("orders", b"hopeless")
+        await (await mq.get("orders", lease=60)).reject(error="no")
+        await mq.put("orders", b"once", dedup_id="1")
+        await mq.put("orders", b"twice", dedup_id="1")
+        await mq.put("orders", b"short-lived", ttl=1)
+        await mq.put("orders", b"later", delay=1000)
+        await mq.pause("orders")
+        clock.turn(2.0)
+
+        async def found(name: str, expected: float) -> bool:
+            page = families((await get(door, "/metrics")).body)
+            return value(page, name, queue="orders") == expected
+
+        for name, expected in {
+            "tidegate_queue_dead_lettered_total": 1,
+            "tidegate_queue_deduplicated_total": 1,
+            "tidegate_queue_expired_total": 1,
+            "tidegate_queue_delayed_messages": 1,
+            "tidegate_queue_dropped_total": 0,
+            "tidegate_queue_paused": 1,
+        }.items():
+            async with asyncio.timeout(10):
+                while not await found(name, expected):
+                    pass
+
+
+async def test_a_delay_that_was_asked_for_is_no_wait(
+    node: Node, clock: TurnedClock, door: str
+) -> None:
+    async with Client(node.address) as mq:
+        await mq.create_queue("orders")
+        await mq.put("orders", b"later", delay=30)
+        clock.turn(31.0)
+        async with asyncio.timeout(10):
+            await mq.get("orders", wait=10)
+
+    found = families((await get(door, "/metrics")).body)
+
+    waits = found["tidegate_queue_wait_seconds"].samples
+    (sum_s,) = (one.value for one in waits if one.name.endswith("_sum"))
+    assert value(found, "tidegate_queue_wait_seconds", le="+Inf") == 1
+    assert 1.0 <= sum_s < 15.0
+
+
 async def test_queues_beyond_the_bound_are_counted_and_the_choice_is_stable(
     node: Node, door: str
 ) -> None:
