@@ -31,6 +31,7 @@ from tidegate.telemetry.numbers import Durations, NodeNumbers, QueueNumbers
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 QUEUES_MAX = 500
 _LINES_PER_PIECE = 500
+_LABELS_PER_PIECE = 50
 
 # How Prometheus likes its figures.
 _figure: Callable[[float], str] = floatToGoString
@@ -257,25 +258,28 @@ class Exposition:
             lines += _head(shown)
             lines += _lines(shown.name, of_node, shown.read(node))
         yield _joined(lines)
-        labels = self._labels_of(node)
+        yield from self._learn_labels(node)
         for queue_metric in QUEUE_METRICS:
             lines = _head(queue_metric)
-            for queue, text in zip(node.queues, labels, strict=True):
-                lines += _lines(queue_metric.name, text, queue_metric.read(queue))
+            for queue in node.queues:
+                labels = self._labels[node.name, queue.name]
+                lines += _lines(queue_metric.name, labels, queue_metric.read(queue))
                 if len(lines) >= _LINES_PER_PIECE:
                     yield _joined(lines)
                     lines = []
             if lines:
                 yield _joined(lines)
 
-    def _labels_of(self, node: NodeNumbers) -> list[str]:
-        keys = [(node.name, queue.name) for queue in node.queues]
-        # Only those that are still there: queues come and go.
-        self._labels = {
-            key: self._labels.get(key) or _label_text({"node": key[0], "queue": key[1]})
-            for key in keys
-        }
-        return [self._labels[key] for key in keys]
+    def _learn_labels(self, node: NodeNumbers) -> Iterator[bytes]:
+        """Those of the queues that are there now, and of no others; nothing to show for it."""
+        known, self._labels = self._labels, {}
+        for number, queue in enumerate(node.queues, 1):
+            key = (node.name, queue.name)
+            self._labels[key] = known.get(key) or _label_text(
+                {"node": node.name, "queue": queue.name}
+            )
+            if number % _LABELS_PER_PIECE == 0:
+                yield b""
 
 
 def cumulative(durations: Durations) -> list[int]:
