@@ -92,8 +92,11 @@ def publishing(
         span.end()
 
 
-def traced_put(put: Putting) -> Putting | None:
-    """The same put with a span around each; None when nobody traces."""
+def traced_put(put: Putting, *, answers_id: bool = True) -> Putting | None:
+    """The same put with a span around each; None when nobody traces.
+
+    What is published to a topic is put in the same way, and answered with another number.
+    """
     tracer = _tracer()
     if tracer is None:
         return None
@@ -109,7 +112,7 @@ def traced_put(put: Putting) -> Putting | None:
             _blame(span, error)
             span.end()
             raise
-        future.add_done_callback(lambda done: _ended_with(span, done))
+        future.add_done_callback(lambda done: _ended_with(span, done, answers_id))
         return future
 
     return put_with_span
@@ -193,13 +196,13 @@ def _attributes(queue: str, name: str, kind: str) -> dict[str, str]:
     }
 
 
-def _ended_with(span: Span, done: asyncio.Future[int]) -> None:
+def _ended_with(span: Span, done: asyncio.Future[int], answers_id: bool) -> None:
     """The put is confirmed, or it failed."""
     if done.cancelled():
         _blame(span, asyncio.CancelledError("nobody waited for the confirmation"))
     elif (error := done.exception()) is not None:
         _blame(span, error)
-    else:
+    elif answers_id:
         span.set_attribute("messaging.message.id", str(done.result()))
     span.end()
 
