@@ -107,6 +107,19 @@ async def test_a_handler_is_a_span_below_the_put_in_another_process(node: Node) 
     )
 
 
+async def test_a_trace_goes_on_through_a_worker_that_puts_in_a_thread(node: Node) -> None:
+    (put,) = (await spans_of("blocking_producer", node))["publish orders"]
+
+    spans = await spans_of("worker", node)
+
+    (handled,), (forwarded,) = spans["process orders"], spans["publish copies"]
+    assert (handled["parent"], handled["trace"]) == (put["span"], put["trace"])
+    assert (forwarded["parent"], forwarded["trace"]) == (handled["span"], put["trace"])
+    (finished,) = spans["process copies"]
+    assert (finished["parent"], finished["trace"]) == (forwarded["span"], put["trace"])
+    assert (handled["status"], finished["status"]) == ("UNSET", "UNSET")
+
+
 async def test_who_reads_by_hand_has_the_span_and_the_context(node: Node) -> None:
     (put,) = (await spans_of("blocking_producer", node))["publish orders"]
 

@@ -60,6 +60,21 @@ async def consumer(url: str) -> None:
         await asyncio.gather(work, return_exceptions=True)
 
 
+async def worker(url: str) -> None:
+    app = tidegate.App(url)
+
+    @app.worker("orders")
+    def forward(payload: bytes) -> None:
+        # In a thread, and in the span all the same.
+        app.wait(app.put("copies", payload))
+
+    @app.worker("copies")
+    async def finish(payload: bytes) -> None:
+        app.stop()
+
+    await app.serve()
+
+
 def blocking_reader(url: str) -> None:
     with tidegate.connect(url) as mq:
         message = mq.get("orders", wait=10)
