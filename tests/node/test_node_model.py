@@ -277,7 +277,9 @@ class NodeMachine(RuleBasedStateMachine):
             published.append((payload, kind, priority))
             self.copies.append(payload)
             if kind != "other":
-                expected[payload] = Put(payload, self.ids[name], None, None, priority)
+                expected[payload] = Put(
+                    payload, self.ids[name], None, None, priority, self.clock.now
+                )
 
         async def publish_all() -> list[int]:
             return await asyncio.gather(
@@ -471,7 +473,9 @@ class NodeMachine(RuleBasedStateMachine):
                 self.run(commit())
             return
         (message_id,) = self.run(commit())
-        self.messages[message_id] = Put(payload, self.ids[name], None, None, priority)
+        self.messages[message_id] = Put(
+            payload, self.ids[name], None, None, priority, self.clock.now
+        )
         for each in holdings:
             acked_id = each.message.message_id
             self.messages[acked_id].state = "done"
