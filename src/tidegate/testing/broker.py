@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
 from tidegate.client.address import parse_url
@@ -28,7 +28,7 @@ from tidegate.storage.memory import MemoryStore
 from tidegate.telemetry.numbers import QueueNumbers
 from tidegate.testing.deliveries import Delivery, Observer
 from tidegate.testing.network import DOMAIN, Listener
-from tidegate.testing.virtual_time import VirtualTimeLoop
+from tidegate.testing.virtual_time import PATIENCE_S, VirtualTimeLoop
 
 HOST = "broker" + DOMAIN
 # A node alone need not prove each second that it lives; acks reach the store almost at once.
@@ -44,14 +44,18 @@ class Application(Protocol):
 
     url: str
 
-    async def serve(self) -> None: ...
+    def running(self, *, url: str | None = None) -> AbstractAsyncContextManager[object]: ...
 
 
 class Broker:
     """Use with `async with`; without, it starts when it is first asked for something."""
 
-    def __init__(self, *, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self, *, limits: Limits = DEFAULT_LIMITS, patience_s: float = PATIENCE_S
+    ) -> None:
         self._limits = limits
+        # How much virtual time the test may spend waiting before that counts as hanging.
+        self._patience_s = patience_s
         self._loop: VirtualTimeLoop | None = None
         self._listener: Listener | None = None
         self._node: Node | None = None
@@ -80,6 +84,7 @@ class Broker:
         if self._loop is not None:
             raise InvalidValue("this broker lives in another event loop: use one for each test")
         loop = self._loop = VirtualTimeLoop.adopt(running)
+        loop.timeline.patience_s = self._patience_s
         self._starting = loop.create_future()
         began_at, wall_at = loop.time(), time.time()
         clock = Clock(lambda: wall_at + loop.time() - began_at, loop.time)
@@ -208,22 +213,15 @@ class Broker:
 
     @asynccontextmanager
     async def running(self, app: Application) -> AsyncIterator[None]:
-        """Run an app's workers against this broker, wherever its URL points."""
+        """Run an app's workers against this broker, wherever its own URL points."""
         await self.start()
-        assert self._loop is not None and self._listener is not None
-        for host, port in parse_url(app.url):
-            self._loop.network.also_known_as(host, port, self._listener)
-        serving = asyncio.create_task(app.serve())
+        elsewhere = app.url
         try:
-            await self.settle()
-            if serving.done():
-                serving.result()
-            yield
+            async with app.running(url=self.url):
+                await self.settle()
+                yield
         finally:
-            serving.cancel()
-            await asyncio.wait([serving])
-        if not serving.cancelled() and (failure := serving.exception()) is not None:
-            raise failure
+            app.url = elsewhere
 
     async def run(self, app: Application) -> None:
         """Run an app's workers until nothing moves any more."""

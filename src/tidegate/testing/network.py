@@ -212,9 +212,6 @@ class Network:
     def is_ours(self, host: object) -> bool:
         return isinstance(host, str) and host.endswith(DOMAIN)
 
-    def knows(self, host: object, port: object) -> bool:
-        return self.is_ours(host) or (host, port) in self.listeners
-
     def listen(
         self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
     ) -> Listener:
@@ -226,10 +223,6 @@ class Network:
             raise OSError(f"somebody listens on {host}:{port} already")
         listener = self.listeners[host, port] = Listener(self, host, port, protocol_factory)
         return listener
-
-    def also_known_as(self, host: str, port: int, listener: Listener) -> None:
-        """Who asks for this address is answered by that listener; the real one is not asked."""
-        self.listeners[host, port] = listener
 
     def forget(self, listener: Listener) -> None:
         self.listeners = {at: each for at, each in self.listeners.items() if each is not listener}

@@ -182,7 +182,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     async def create_connection(  # type: ignore[override]
         self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any
     ) -> Any:
-        if self.network.knows(host, port):
+        if self.network.is_ours(host):
             return self.network.connect(protocol_factory, host, port)
         return await super().create_connection(protocol_factory, host, port, **options)
 

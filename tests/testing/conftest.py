@@ -1,0 +1,14 @@
+"""These tests are written as a user would: with the plugin, on the loop that pytest-asyncio makes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from tidegate.testing.plugin import tidegate_broker
+
+__all__ = ["tidegate_broker"]
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"plain": asyncio.SelectorEventLoop}
