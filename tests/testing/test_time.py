@@ -155,3 +155,23 @@ def test_a_test_that_waits_for_ever_is_told_so() -> None:
 async def test_time_does_not_go_backwards(tidegate_broker: Broker) -> None:
     with pytest.raises(tidegate.InvalidValue):
         await tidegate_broker.advance(-1)
+
+
+async def test_time_stands_still_while_a_thread_works(tidegate_broker: Broker) -> None:
+    await tidegate_broker.start()
+    began_at = tidegate_broker.time()
+    loop = asyncio.get_running_loop()
+    sleeping = asyncio.create_task(asyncio.sleep(5))
+
+    async def turn() -> None:
+        await asyncio.sleep(0)
+
+    def work() -> None:
+        for _ in range(10):
+            asyncio.run_coroutine_threadsafe(turn(), loop).result()
+
+    await asyncio.to_thread(work)
+
+    assert tidegate_broker.time() == began_at
+    await sleeping
+    assert tidegate_broker.time() == pytest.approx(began_at + 5, abs=0.001)

@@ -50,9 +50,7 @@ class Application(Protocol):
 class Broker:
     """Use with `async with`; without, it starts when it is first asked for something."""
 
-    def __init__(
-        self, *, limits: Limits = DEFAULT_LIMITS, patience_s: float = PATIENCE_S
-    ) -> None:
+    def __init__(self, *, limits: Limits = DEFAULT_LIMITS, patience_s: float = PATIENCE_S) -> None:
         self._limits = limits
         # How much virtual time the test may spend waiting before that counts as hanging.
         self._patience_s = patience_s

@@ -162,7 +162,7 @@ class Address:
         return self._name
 
 
-class Listener(asyncio.AbstractServer):
+class Listener:
     """A server that nobody outside can reach."""
 
     def __init__(

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 from tidegate.core.errors import InvalidValue
@@ -83,13 +83,20 @@ class Timeline(selectors.BaseSelector):
         self._waited_s = 0.0
 
     @contextmanager
-    def standing_still(self) -> Iterator[None]:
-        """Something is under way that the loop cannot see."""
-        self.threads += 1
+    def _counting(self, change: int) -> Iterator[None]:
+        self.threads += change
         try:
             yield
         finally:
-            self.threads -= 1
+            self.threads -= change
+
+    def standing_still(self) -> AbstractContextManager[None]:
+        """A thread is at work, which the loop cannot see."""
+        return self._counting(1)
+
+    def moving_on(self) -> AbstractContextManager[None]:
+        """A thread that is at work waits for the loop."""
+        return self._counting(-1)
 
     # Sockets that are not ours stay where they were.
 
@@ -157,7 +164,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     # Threads
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
         future = super().run_in_executor(executor, func, *args)
         self.timeline.threads += 1
         future.add_done_callback(self._thread_ended)
@@ -166,20 +175,28 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def _thread_ended(self, _: asyncio.Future[Any]) -> None:
         self.timeline.threads -= 1
 
+    def standing_still(self) -> AbstractContextManager[None]:
+        """For who has threads of their own: while one is at work, time does not pass."""
+        return self.timeline.standing_still()
+
+    def moving_on(self) -> AbstractContextManager[None]:
+        """While such a thread waits for the loop, it does."""
+        return self.timeline.moving_on()
+
     async def shutdown_default_executor(self, *args: Any) -> None:
         with self.timeline.standing_still():
             await super().shutdown_default_executor(*args)
 
     # Sockets
 
-    async def create_server(  # type: ignore[override]
+    async def create_server(
         self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any
     ) -> Any:
         if self.network.is_ours(host):
             return self.network.listen(protocol_factory, host, port or 0)
         return await super().create_server(protocol_factory, host, port, **options)
 
-    async def create_connection(  # type: ignore[override]
+    async def create_connection(
         self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any
     ) -> Any:
         if self.network.is_ours(host):
