@@ -221,7 +221,7 @@ def get(
         finally:
             await asyncio.gather(*acknowledgements)
             for message in given_back:
-                await message.nack()
+                await message.release()
         return taken
 
     if not ask(url, take, "read-write"):

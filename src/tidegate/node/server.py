@@ -26,6 +26,7 @@ from tidegate.core.errors import (
 )
 from tidegate.core.ports import Clock, Store
 from tidegate.node.broadcasts import Broadcasts
+from tidegate.node.dead_letters import DeadLetters
 from tidegate.node.limits import Limits
 from tidegate.node.neighbours import Neighbours
 from tidegate.node.replica import Replica
@@ -67,6 +68,7 @@ class Node:
         self.packets_in = 0
         self.packets_out = 0
         self.broadcasts = Broadcasts(self)
+        self.dead_letters = DeadLetters(self)
         self.member_id = 0
         self.address = ""
         self._host = host
@@ -275,6 +277,7 @@ class Node:
             clock=self.clock,
             may_deliver=self.may_deliver,
             on_fenced=self._forget_replica,
+            give_up=self.dead_letters.give_up,
         )
         await replica.load()
         if replica.fenced:
@@ -419,6 +422,7 @@ class Node:
         for replica in list(self.replicas.values()):
             replica.intake.forget_producers(before)
         await self.store.forget_marks(self.limits.dedup_window_s)
+        await self.store.forget_dedup()
 
     def _hang_up_on_the_silent(self, now: float) -> None:
         for session in self._sessions - self._waiting_sessions:
