@@ -1,4 +1,4 @@
-"""These tests are written as a user would: with the plugin, on a loop as pytest-asyncio makes it."""
+"""Written as a user would: with the plugin, on a loop as pytest-asyncio makes it."""
 
 from __future__ import annotations
 
