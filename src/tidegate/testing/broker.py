@@ -157,7 +157,7 @@ class Broker:
 
     async def advance(self, seconds: float) -> None:
         """Let time pass: whatever is due within it happens, each at its own moment; then settle."""
-        if not seconds >= 0:
+        if not 0 <= seconds < float("inf"):
             raise InvalidValue(f"time goes forward, not by {seconds!r} s")
         await self.start()
         assert self._loop is not None
@@ -178,8 +178,8 @@ class Broker:
             if node.packets_in + node.packets_out == moved:
                 return
         raise TimeoutError(
-            f"packets still move after {_SETTLE_STEPS_MAX * _LINGER_S:g} s of virtual time: "
-            "does a handler put what it takes, for ever? `await broker.advance(...)` instead"
+            f"packets still move after {_SETTLE_STEPS_MAX * _LINGER_S:g} s of virtual time: does a "
+            "worker put what it takes, for ever? Then `await broker.advance(...)` instead"
         )
 
     # Looking

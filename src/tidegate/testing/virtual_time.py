@@ -29,6 +29,8 @@ Result = TypeVar("Result")
 
 # A test that waits longer than this for something waits for ever.
 PATIENCE_S = 24 * 3600.0
+# A loop that turns as often without any time passing turns for ever.
+TURNS_MAX = 500_000
 
 
 class Timeline(selectors.BaseSelector):
@@ -41,11 +43,17 @@ class Timeline(selectors.BaseSelector):
         self.threads = 0
         self.patience_s = PATIENCE_S
         self._waited_s = 0.0
+        self._turns = 0
         self._for_quiet: list[asyncio.Future[None]] = []
+        # Those who let time pass.
+        self._passing: set[asyncio.Future[None]] = set()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         found = self.sockets.select(0)
         if found or (timeout is not None and timeout <= 0):
+            self._turns += 1
+            if self._turns > TURNS_MAX:
+                self._turns_for_ever()
             return found
         # Nothing is ready: all that could happen now has happened.
         if self.threads:
@@ -59,6 +67,7 @@ class Timeline(selectors.BaseSelector):
         if timeout is None:
             return self.sockets.select(None)
         self.now += timeout
+        self._turns = 0
         self._waited_s += timeout
         if self._waited_s > self.patience_s:
             self._waited_s = 0.0
@@ -67,6 +76,19 @@ class Timeline(selectors.BaseSelector):
                 "for did not come; if it should wait that long, `await broker.advance(...)` first"
             )
         return []
+
+    def _turns_for_ever(self) -> None:
+        self._turns = 0
+        error = TimeoutError(
+            f"the event loop has turned {TURNS_MAX} times and is not done with this moment: does a "
+            "worker put what it takes, for ever?"
+        )
+        waiting = [future for future in (*self._passing, *self._for_quiet) if not future.done()]
+        self._for_quiet.clear()
+        for future in waiting:
+            future.set_exception(error)
+        if not waiting:
+            raise error
 
     async def quiet(self) -> None:
         """Return when nothing can happen any more before the clock moves."""
@@ -78,7 +100,15 @@ class Timeline(selectors.BaseSelector):
         """Let everything that is due within that time happen."""
         # Asked for, so it is no sign of a test that hangs.
         self._waited_s = -seconds
-        await asyncio.sleep(seconds)
+        loop = asyncio.get_running_loop()
+        passed: asyncio.Future[None] = loop.create_future()
+        end = loop.call_later(seconds, lambda: passed.done() or passed.set_result(None))
+        self._passing.add(passed)
+        try:
+            await passed
+        finally:
+            end.cancel()
+            self._passing.discard(passed)
         await self.quiet()
         self._waited_s = 0.0
 
