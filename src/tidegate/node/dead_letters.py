@@ -129,6 +129,16 @@ class DeadLetters:
             raise Unavailable(f"queue {name!r} is being made: try again")
         return await self._node.bring_here(info.queue_id)
 
+    async def drain(self) -> None:
+        """Return when nothing is on its way."""
+        await asyncio.gather(*self._movers, return_exceptions=True)
+
+    async def abort(self) -> None:
+        """Move nothing more: it is found where it is."""
+        for mover in self._movers:
+            mover.cancel()
+        await self.drain()
+
     # Back
 
     async def redrive(self, source: Replica, packet: Redrive) -> int:

@@ -163,7 +163,8 @@ class Dispatch:
     def subscribe(
         self, outlet: Outlet, consumer: int, prefetch: int, order: Order, automatic: bool
     ) -> None:
-        subscriber = Consumer(outlet, consumer, prefetch, order, automatic)
+        memory_bytes = self._holding.limits.memory_bytes
+        subscriber = Consumer(outlet, consumer, prefetch, order, automatic, memory_bytes)
         self._consumers.append(subscriber)
         self._holders[outlet, consumer] = subscriber
         self.dispatch()
@@ -176,7 +177,8 @@ class Dispatch:
         """Who holds what a connection has read under lease: its consumer 0."""
         holder = self._holders.get((outlet, 0))
         if holder is None:
-            holder = Consumer(outlet, 0, 0, Order.OLDEST, automatic=False)
+            memory_bytes = self._holding.limits.memory_bytes
+            holder = Consumer(outlet, 0, 0, Order.OLDEST, False, memory_bytes)
             self._holders[outlet, 0] = holder
         return holder
 
@@ -351,31 +353,39 @@ class Dispatch:
         holding = self._holding
         if not spans or holding.fenced:
             return
-        policy = holding.policy
-        now, now_wall = holding.clock.monotonic(), holding.clock.wall()
         hopeless: list[Span] = []
         again: list[Span] = []
         for span in spans:
             segment = span.segment
             for offset in range(span.low, span.high):
-                piece = Span(segment, offset, offset + 1, span.state)
                 failed = segment.mark_failed(offset, failure)
-                if policy.deliveries_max and failed >= policy.deliveries_max:
-                    hopeless.append(piece)
+                if holding.policy.deliveries_max and failed >= holding.policy.deliveries_max:
+                    hopeless.append(Span(segment, offset, offset + 1, span.state))
                     continue
-                pause_s = retry_wait_s(policy, failed) if wait_s is None else wait_s
+                pause_s = retry_wait_s(holding.policy, failed) if wait_s is None else wait_s
                 if pause_s > 0:
-                    holding.queue.put_off([piece], now + pause_s)
+                    self._put_off(Span(segment, offset, offset + 1, span.state), pause_s)
+                elif again and again[-1].segment is segment and again[-1].high == offset:
+                    again[-1].high += 1
                 else:
-                    again.append(piece)
-                due_at = now_wall + pause_s if pause_s > 0 else None
-                failures = (segment.failures or {})[offset]
-                self._settling.note_failed(segment, offset, Attempt(failed, due_at, failures))
-        holding.meters.returned.add(sum(map(len, spans)) - len(again) - len(hopeless))
+                    again.append(Span(segment, offset, offset + 1, span.state))
+                # A consumer that is gone took all it held along, most of it unseen: that is not
+                # worth a row each. A node that starts again flags everything anyway.
+                if event is not Event.CONSUMER_GONE:
+                    self._note_failed(segment, offset, failed, pause_s)
         self._give_up(hopeless, DeathReason.DELIVERIES, failure.error)
         self._put_back(again, event)
         self.later.set_alarm()
         self.dispatch()
+
+    def _put_off(self, span: Span, pause_s: float) -> None:
+        self._holding.queue.put_off([span], self._holding.clock.monotonic() + pause_s)
+        self._holding.meters.returned.add(len(span))
+
+    def _note_failed(self, segment: Segment, offset: int, failed: int, pause_s: float) -> None:
+        due_at = self._now() + pause_s if pause_s > 0 else None
+        failures = (segment.failures or {})[offset]
+        self._settling.note_failed(segment, offset, Attempt(failed, due_at, failures))
 
     def _give_up(self, spans: list[Span], reason: DeathReason, error: str | None) -> None:
         if not spans or self._holding.fenced:

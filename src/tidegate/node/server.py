@@ -141,6 +141,7 @@ class Node:
             self._server.close()
         try:
             async with asyncio.timeout(self.limits.drain_s):
+                await self.dead_letters.drain()
                 for replica in list(self.replicas.values()):
                     await replica.quiesce()
                 for writer in self._writers:
@@ -163,6 +164,7 @@ class Node:
         ending = [*self._tasks, *self._routing.values()]
         if self._adopting is not None:
             ending.append(self._adopting)
+        await self.dead_letters.abort()
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
