@@ -15,6 +15,7 @@ from typing import Any
 # No host of the real world ends like this (RFC 6761 keeps "test" for us).
 DOMAIN = ".tidegate.test"
 FIRST_PORT = 7411
+LOOPBACK = "127.0.0.1"
 # As much as asyncio reads from a socket at once: frames come in pieces here too.
 READ_BYTES_MAX = 256 * 1024
 
@@ -168,29 +169,32 @@ class Listener:
     def __init__(
         self,
         network: Network,
-        host: str,
         port: int,
         protocol_factory: Callable[[], asyncio.BaseProtocol],
     ) -> None:
         self._network = network
         self._protocol_factory = protocol_factory
-        self.sockets = (Address(host, port),)
+        # As near as can be: nobody comes from another machine.
+        self.sockets = (Address(LOOPBACK, port),)
         # Called for each connection; told what the client and what the server writes.
         self.taps: Callable[[], tuple[Callable[[bytes], None], Callable[[bytes], None]]] | None
         self.taps = None
 
     def accept(self, client: asyncio.BaseProtocol, loop: asyncio.AbstractEventLoop) -> Side:
         """Connect a client's protocol to one of ours; the client's side."""
-        name = ("127.0.0.1", self.sockets[0].getsockname()[1])
+        name, nowhere = self.sockets[0].getsockname(), (LOOPBACK, 0)
         server = self._protocol_factory()
-        here = Side(loop, server, peername=("127.0.0.1", 0), sockname=name)
-        there = Side(loop, client, peername=name, sockname=("127.0.0.1", 0))
+        here = Side(loop, server, peername=nowhere, sockname=name)
+        there = Side(loop, client, peername=name, sockname=nowhere)
         here.other, there.other = there, here
         if self.taps is not None:
             there.tap, here.tap = self.taps()
         server.connection_made(here)
         client.connection_made(there)
         return there
+
+    async def start_serving(self) -> None:
+        """It does from the start."""
 
     def close(self) -> None:
         self._network.forget(self)
@@ -221,7 +225,7 @@ class Network:
                 port += 1
         if (host, port) in self.listeners:
             raise OSError(f"somebody listens on {host}:{port} already")
-        listener = self.listeners[host, port] = Listener(self, host, port, protocol_factory)
+        listener = self.listeners[host, port] = Listener(self, port, protocol_factory)
         return listener
 
     def forget(self, listener: Listener) -> None:
