@@ -77,6 +77,8 @@ class BrokerMachine(RuleBasedStateMachine):
         self.puts: dict[bytes, Put] = {}
         self.seen: dict[str, float] = {}
         self.paused = False
+        # After a restart everything is suspect, so everything is flagged that was there before.
+        self.suspect: set[bytes] = set()
         self.mq: Client
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -211,7 +213,7 @@ class BrokerMachine(RuleBasedStateMachine):
         put = expected[0]
         assert message.payload == put.payload
         assert message.delivery_count == put.deliveries + 1
-        assert message.redelivered == (put.deliveries > 0)
+        assert message.redelivered == (put.deliveries > 0 or put.payload in self.suspect)
         put.state, put.held, put.lease_until = "held", message, self.now + lease_s
         self.pass_time(0.0)
 
@@ -296,6 +298,15 @@ class BrokerMachine(RuleBasedStateMachine):
         for put in dead:
             put.message_id = found[put.payload].message_id
             put.state, put.deliveries, put.due_at, put.expires_at = "waiting", 0, 0.0, NEVER
+
+    @rule()
+    def restart(self) -> None:
+        self.run(self.broker.restart())
+        for put in self.puts.values():
+            self.suspect.add(put.payload)
+            if put.state == "held":
+                put.state, put.held = "waiting", None
+        self.pass_time(0.0)
 
     # What must hold
 

@@ -39,7 +39,9 @@ DELIVERY_BYTES_MAX = 1024 * 1024
 class Dispatch:
     """Those who take from one replica."""
 
-    def __init__(self, holding: Holding, settling: Settling) -> None:
+    def __init__(
+        self, holding: Holding, settling: Settling, under_way: Callable[[], set[int]]
+    ) -> None:
         self._holding = holding
         self._settling = settling
         self._consumers: deque[Consumer] = deque()
@@ -48,7 +50,7 @@ class Dispatch:
         self._readers: dict[Reader, None] = {}
         self._readers_of: dict[int, dict[Reader, None]] = {}
         self.tail = TailReader(holding, lambda: self.serve(None))
-        self.later = Later(holding, self.serve_all)
+        self.later = Later(holding, self.serve_all, under_way)
 
     @property
     def consumers(self) -> list[Consumer]:

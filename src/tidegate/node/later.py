@@ -30,9 +30,16 @@ END = (float("inf"), 0)
 class Later:
     """What of one replica waits for its time."""
 
-    def __init__(self, holding: Holding, became_due: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        holding: Holding,
+        became_due: Callable[[], None],
+        under_way: Callable[[], set[int]],
+    ) -> None:
         self._holding = holding
         self._became_due = became_due
+        # First ids of segments that may be in the store, and of which we are not told yet.
+        self._under_way = under_way
         self._horizon: tuple[float, int] = END
         self._reading: asyncio.Task[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -128,8 +135,11 @@ class Later:
         else:
             if holding.fenced or self._horizon != behind:
                 return
+            under_way = self._under_way()
             for segment in segments:
                 assert segment.due_at is not None
+                if segment.first_id in under_way:
+                    continue  # stored this very moment: it comes by itself
                 queue.later_in_store = max(queue.later_in_store - segment.open, 0)
                 queue.add_for_later(segment)
                 self._horizon = (segment.due_at, segment.first_id)

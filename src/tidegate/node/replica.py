@@ -65,7 +65,9 @@ class Replica:
         self._holding.give_up = lambda spans, reason, error: give_up(self, spans, reason, error)
         self._on_fenced = on_fenced
         self._settling = Settling(self._holding, settler)
-        self.dispatch = Dispatch(self._holding, self._settling)
+        self.dispatch = Dispatch(
+            self._holding, self._settling, lambda: self.intake.first_ids_under_way()
+        )
         self.intake = Intake(self._holding, writer, self._admit)
         self._holding.made_room = self.intake.made_room
 

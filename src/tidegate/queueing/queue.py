@@ -251,7 +251,8 @@ class Queue:
         The time and id behind which nothing of it is in memory.
         """
         entries = self.scheduled.take_all()
-        kept, rest = entries[: len(entries) // 2], entries[len(entries) // 2 :]
+        middle = (len(entries) + 1) // 2
+        kept, rest = entries[:middle], entries[middle:]
         for due, span in kept:
             self.scheduled.add(due, span)
         for due, span in rest:

@@ -27,7 +27,7 @@ from tidegate.node.server import Node
 from tidegate.storage.memory import MemoryStore
 from tidegate.telemetry.numbers import QueueNumbers
 from tidegate.testing.deliveries import Delivery, Observer
-from tidegate.testing.network import DOMAIN, Listener
+from tidegate.testing.network import DOMAIN
 from tidegate.testing.virtual_time import PATIENCE_S, VirtualTimeLoop
 
 HOST = "broker" + DOMAIN
@@ -55,9 +55,11 @@ class Broker:
         # How much virtual time the test may spend waiting before that counts as hanging.
         self._patience_s = patience_s
         self._loop: VirtualTimeLoop | None = None
-        self._listener: Listener | None = None
         self._node: Node | None = None
         self._starting: asyncio.Future[None] | None = None
+        self._clock: Clock
+        self._store: MemoryStore
+        self._address: tuple[str, int]
         self._clients: list[Client] = []
         # Who looks into queues for the test.
         self._looker: Client | None = None
@@ -85,19 +87,42 @@ class Broker:
         loop.timeline.patience_s = self._patience_s
         self._starting = loop.create_future()
         began_at, wall_at = loop.time(), time.time()
-        clock = Clock(lambda: wall_at + loop.time() - began_at, loop.time)
-        node = Node(MemoryStore(clock), host=HOST, name="broker", limits=self._limits, clock=clock)
+        self._clock = Clock(lambda: wall_at + loop.time() - began_at, loop.time)
+        self._store = MemoryStore(self._clock)
         try:
-            await node.start()
-            self._node = node
-            self._listener = loop.network.listeners[parse_url(node.address)[0]]
-            self._looker = await Client(node.address, mode="admin").open()
+            await self._start_node(port=0)
+            self._looker = await Client(self.url, mode="admin").open()
         except BaseException:
             loop.let_go()
             raise
-        # From here on: what the test reads of its own broker is no delivery.
-        self._listener.taps = self._observe
         self._starting.set_result(None)
+
+    async def _start_node(self, port: int) -> None:
+        assert self._loop is not None
+        node = Node(
+            self._store,
+            host=HOST,
+            port=port,
+            name="broker",
+            limits=self._limits,
+            clock=self._clock,
+        )
+        await node.start()
+        self._node = node
+        self._address = parse_url(node.address)[0]
+        self._loop.network.listeners[self._address].taps = self._observe
+
+    async def restart(self) -> None:
+        """Stop the node and start it again on the same store; clients connect again by themselves.
+
+        What consumers held goes back. Time passes while they do, some hundredths of a second.
+        """
+        await self.start()
+        await self._started().stop()
+        await self._start_node(port=self._address[1])
+        for client in (*self._clients, await self._look()):
+            await client.connected()
+        await self.settle()
 
     def _observe(self) -> tuple[Callable[[bytes], None], Callable[[bytes], None]]:
         observer = Observer(self.deliveries, self._queue_name, self.time)
@@ -153,7 +178,8 @@ class Broker:
 
     def time(self) -> float:
         """The broker's clock, in seconds since 1970; for `deliver_at` and `expires_at`."""
-        return self._started().clock.wall()
+        self._started()
+        return self._clock.wall()
 
     async def advance(self, seconds: float) -> None:
         """Let time pass: whatever is due within it happens, each at its own moment; then settle."""

@@ -61,8 +61,7 @@ class Timeline(selectors.BaseSelector):
         if self._for_quiet:
             waiting, self._for_quiet = self._for_quiet, []
             for future in waiting:
-                if not future.done():
-                    future.set_result(None)
+                _done(future)
             return []
         if timeout is None:
             return self.sockets.select(None)
@@ -102,7 +101,7 @@ class Timeline(selectors.BaseSelector):
         self._waited_s = -seconds
         loop = asyncio.get_running_loop()
         passed: asyncio.Future[None] = loop.create_future()
-        end = loop.call_later(seconds, lambda: passed.done() or passed.set_result(None))
+        end = loop.call_later(seconds, _done, passed)
         self._passing.add(passed)
         try:
             await passed
@@ -144,6 +143,11 @@ class Timeline(selectors.BaseSelector):
 
     def close(self) -> None:
         self.sockets.close()
+
+
+def _done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
