@@ -104,6 +104,24 @@ async def test_a_request_without_an_answer_gives_up_after_its_timeout(
     assert tidegate_broker.time() - began_at == pytest.approx(120, abs=0.01)
 
 
+@pytest.mark.parametrize("back", ["lapse", "nack"])
+async def test_what_comes_back_after_its_time_is_over_does_not_wait_any_more(
+    tidegate_broker: Broker, back: str
+) -> None:
+    mq = await tidegate_broker.connect()
+    await mq.create_queue("orders")
+    await mq.put("orders", b"one", ttl=25)
+    held = await mq.get("orders", lease=60)
+    await tidegate_broker.advance(50)
+    if back == "nack":
+        await held.nack(delay=5)
+
+    await tidegate_broker.advance(11)
+
+    numbers = await tidegate_broker.queue("orders")
+    assert (numbers.waiting, numbers.unacknowledged, numbers.expired) == (0, 0, 1)
+
+
 async def test_everything_happens_in_order_on_the_way(tidegate_broker: Broker) -> None:
     began_at = time.monotonic()
     seen: list[tuple[str, float]] = []

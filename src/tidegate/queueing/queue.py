@@ -208,6 +208,10 @@ class Queue:
         self._weigh(segment.cost_bytes)
         if self.ttl_s is not None:
             segment.expire_by_policy(self.ttl_s)
+        self._note_expiry(segment)
+
+    def _note_expiry(self, segment: Segment) -> None:
+        """Also of what comes back: while it was held, nobody looked at its time."""
         if segment.expires_at is not None:
             self.next_expiry = min(self.next_expiry, segment.expires_at)
 
@@ -269,6 +273,7 @@ class Queue:
         """Leased messages that failed are to be tried again, at a monotonic time."""
         for span in spans:
             span.segment.mark_attempted(span.low, span.high)
+            self._note_expiry(span.segment)
             self.retrying.add(due, span.advance(Event.PUT_OFF))
 
     def release_due(self, now_wall: float, now_monotonic: float) -> int:
@@ -360,6 +365,7 @@ class Queue:
             span.advance(event)
             if attempted:
                 span.segment.mark_attempted(span.low, span.high)
+            self._note_expiry(span.segment)
             self.head_count += len(span)
             for receiver, piece in self._by_receiver(span):
                 self.lane(receiver, span.segment.priority).put_back(piece)
@@ -490,6 +496,7 @@ class Queue:
     def stay(self, spans: list[Span]) -> None:
         """Messages that were to leave do not: they are ready again, at their old place."""
         for span in spans:
+            self._note_expiry(span.segment)
             self._enter(span.advance(Event.STAYED))
 
     def done(self, span: Span, event: Event = Event.ACKED) -> bool:
