@@ -119,6 +119,36 @@ async def test_a_broken_connection_heals_and_its_messages_come_again(
         assert (again.payload, again.redelivered) == (first.payload, True)
 
 
+async def test_a_broker_that_restarts_gives_back_what_was_held(tidegate_broker: Broker) -> None:
+    mq = await tidegate_broker.connect()
+    await mq.create_queue("orders")
+    await mq.put("orders", b"one")
+    async with mq.subscribe("orders") as subscription:
+        stream = aiter(subscription)
+        assert not (await anext(stream)).redelivered
+
+        await tidegate_broker.restart()
+
+        again = await anext(stream)
+        assert (again.payload, again.redelivered) == (b"one", True)
+
+
+@pytest.mark.parametrize("put_for_later_s", [0.0, 7.0])
+async def test_a_retry_that_waits_waits_on_after_a_restart(
+    tidegate_broker: Broker, put_for_later_s: float
+) -> None:
+    mq = await tidegate_broker.connect()
+    await mq.create_queue("orders")
+    await mq.put("orders", b"one", delay=put_for_later_s)
+    await (await mq.get("orders", lease=60, wait=10)).nack(delay=60)
+
+    await tidegate_broker.restart()
+
+    with pytest.raises(tidegate.NoMessagesRetrieved):
+        await mq.get("orders")
+    assert (await mq.get("orders", wait=61)).delivery_count == 2
+
+
 async def test_two_brokers_in_one_test_do_not_know_each_other() -> None:
     async with Broker() as one, Broker() as other:
         assert one.url != other.url

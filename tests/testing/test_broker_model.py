@@ -298,6 +298,7 @@ class BrokerMachine(RuleBasedStateMachine):
         for put in dead:
             put.message_id = found[put.payload].message_id
             put.state, put.deliveries, put.due_at, put.expires_at = "waiting", 0, 0.0, NEVER
+            self.suspect.discard(put.payload)  # it begins a new life
 
     @rule()
     def restart(self) -> None:
@@ -306,7 +307,9 @@ class BrokerMachine(RuleBasedStateMachine):
             self.suspect.add(put.payload)
             if put.state == "held":
                 put.state, put.held = "waiting", None
-        self.pass_time(0.0)
+        # Who first asks for the queue loads it; what was due before is let in at the next tick.
+        self.run(self.broker.queue("orders"))
+        self.pass_time(NEAR_S)
 
     # What must hold
 

@@ -246,8 +246,10 @@ class Queue:
         assert segment.due_at is not None
         self._weigh_in(segment)
         for low, high in segment.open_ranges():
-            due_at = segment.due_at
-            self.scheduled.add(due_at, Span(segment, low, high, State.SCHEDULED))
+            # What has failed since waits for its next try, not for its first.
+            for span in self._ready_now(segment, low, high):
+                later = Span(segment, span.low, span.high, State.SCHEDULED)
+                self.scheduled.add(segment.due_at, later)
 
     def evict_later(self) -> tuple[float, int]:
         """Let go of the half that is due last, of which the store has all.

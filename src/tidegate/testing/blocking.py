@@ -88,6 +88,10 @@ class BlockingBroker:
         """Let everything run until nothing moves any more."""
         self._turned.wait(self._broker.settle())
 
+    def restart(self) -> None:
+        """Stop the node and start it again on the same store."""
+        self._turned.wait(self._broker.restart())
+
     def messages(self, queue: str) -> list[BlockingMessage]:
         """The messages that wait in a queue."""
         return self._here(self._turned.wait(self._broker.messages(queue)))
