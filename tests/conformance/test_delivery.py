@@ -601,3 +601,28 @@ async def test_bad_options_fail_at_the_call(
         await mq.put("orders", b"x", **options)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="no option dlay"):
         await mq.put("orders", b"x", dlay=5)  # type: ignore[call-arg]
+
+
+# Two nodes
+
+
+async def test_dead_letters_and_delays_of_a_queue_that_another_node_owns(
+    start_node: StartNode, connect: Connect
+) -> None:
+    first, second = await start_node(), await start_node()
+    here, there = await connect(first, mode="admin"), await connect(second)
+    await here.create_queue("orders", policy=QueuePolicy(deliveries_max=2))
+    await here.create_queue("orders.dead")
+    await here.set_owner("orders", second.member_id)
+    await here.put_many("orders", [b"1", b"2", b"3"])
+    message = await take(here, "orders")
+    await message.nack(delay=0.05, error="not yet")
+    await (await take(here, "orders")).reject(error="never")
+    held = await take(here, "orders")
+    again = await take(here, "orders")
+    assert (held.payload, again.payload, again.delivery_count) == (b"3", b"1", 2)
+    await again.nack(error="no")
+    await until_waiting(here, "orders.dead", 2)
+    assert [m.payload for m in await there.browse("orders.dead")] == [b"2", b"1"]
+    assert await there.redrive("orders.dead", reason="rejected") == 1
+    assert (await take(there, "orders")).payload == b"2"

@@ -22,6 +22,7 @@ from tidegate.cli import (
     queues,
     serving,
     steering,
+    working,
 )
 from tidegate.cli.measuring import MeasurementFailed
 from tidegate.cli.settings import SettingsInvalid
@@ -39,7 +40,7 @@ app = typer.Typer(
     rich_markup_mode="rich" if sys.stdout.isatty() and sys.stderr.isatty() else None,
 )
 for group in (
-    *(serving, configuration, demo),
+    *(serving, working, configuration, demo),
     *(looking, queues, messages, policies, steering),
     *(benching, experiments),
 ):

@@ -462,7 +462,7 @@ class Extend(Request):
 
 
 class SetPrefetch(Request):
-    """Change how many messages this consumer may hold."""
+    """Change how many messages this consumer may hold; 0: give it no more."""
 
     method = 0x4B
     answer = Success
