@@ -96,7 +96,9 @@ async def test_after_ten_tries_it_is_a_dead_letter_with_its_history(
         [death] = letter.deaths
         assert (letter.payload, death.reason.value, death.deliveries) == (b"ann", "deliveries", 10)
         assert "the warehouse is closed" in str(death.error)
-        assert [delivery.delivery_count for delivery in tidegate_broker.deliveries] == [*range(1, 11)]
+        assert [delivery.delivery_count for delivery in tidegate_broker.deliveries] == [
+            *range(1, 11)
+        ]
 
         warehouse.is_open = True
         assert await mq.redrive("orders.dead") == 1
