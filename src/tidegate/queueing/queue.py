@@ -364,10 +364,10 @@ class Queue:
         """Leased messages are ready again, at their old place."""
         # Newest first: then each is older than the head, and found its place at once.
         for span in sorted(spans, key=lambda span: span.first_id, reverse=True):
+            self._note_expiry(span.segment)
             span.advance(event)
             if attempted:
                 span.segment.mark_attempted(span.low, span.high)
-            self._note_expiry(span.segment)
             self.head_count += len(span)
             for receiver, piece in self._by_receiver(span):
                 self.lane(receiver, span.segment.priority).put_back(piece)
