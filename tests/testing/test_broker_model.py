@@ -59,11 +59,13 @@ class Put:
         self.deliveries = 0
         self.lease_until = NEVER
         self.held: Message | None = None
+        # Begun: until it is done, no other of its group is.
+        self.begun = False
         self.reason = ""
 
     def deadlines(self) -> list[float]:
         if self.state == "held":
-            return [self.lease_until]
+            return [self.lease_until, self.expires_at]
         return [self.due_at, self.expires_at] if self.state == "waiting" else []
 
 
@@ -192,13 +194,13 @@ class BrokerMachine(RuleBasedStateMachine):
     def takeable(self) -> list[Put]:
         """What may be delivered now, the oldest first."""
         in_order = sorted(self.puts.values(), key=lambda put: put.message_id)
-        ready = [put for put in in_order if put.state == "waiting" and put.due_at <= self.now]
-        taken: set[str | None] = {put.group for put in in_order if put.state == "held"}
+        alive = [put for put in in_order if put.state in ("waiting", "held")]
+        begun: dict[str | None, Put] = {put.group: put for put in alive if put.begun}
         found = []
-        for put in ready:
-            if put.group is None or put.group not in taken:
+        for put in alive:
+            is_ready = put.state == "waiting" and put.due_at <= self.now
+            if is_ready and (put.group is None or begun.setdefault(put.group, put) is put):
                 found.append(put)
-                taken.add(put.group)
         return [] if self.paused else found
 
     @rule(lease_s=st.sampled_from(LEASES_S))
@@ -215,6 +217,7 @@ class BrokerMachine(RuleBasedStateMachine):
         assert message.delivery_count == put.deliveries + 1
         assert message.redelivered == (put.deliveries > 0 or put.payload in self.suspect)
         put.state, put.held, put.lease_until = "held", message, self.now + lease_s
+        put.begun = True
         self.pass_time(0.0)
 
     @rule(delay=st.sampled_from([None, 0.0, 15.0]), lease_s=st.sampled_from(LEASES_S))
@@ -298,6 +301,7 @@ class BrokerMachine(RuleBasedStateMachine):
         for put in dead:
             put.message_id = found[put.payload].message_id
             put.state, put.deliveries, put.due_at, put.expires_at = "waiting", 0, 0.0, NEVER
+            put.begun = False
             self.suspect.discard(put.payload)  # it begins a new life
 
     @rule()
