@@ -329,7 +329,8 @@ class Dispatch:
         leases, lost = self._settling.take_back(holder, ranges)
         spans = [lease.span for lease in leases]
         if how.unstarted:
-            self._put_back(spans, Event.RETURNED, attempted=False)
+            # Flagged all the same: whether it was begun is what a client says.
+            self._put_back(spans, Event.RETURNED)
         elif how.reject:
             self._give_up(spans, DeathReason.REJECTED, how.error)
         else:
@@ -340,10 +341,10 @@ class Dispatch:
     def _now(self) -> float:
         return self._holding.clock.wall()
 
-    def _put_back(self, spans: list[Span], event: Event, *, attempted: bool = True) -> None:
+    def _put_back(self, spans: list[Span], event: Event) -> None:
         if not spans or self._holding.fenced:
             return
-        self._holding.queue.put_back(spans, event, attempted=attempted)
+        self._holding.queue.put_back(spans, event)
         self._holding.meters.returned.add(sum(map(len, spans)))
         self.serve_all()
 

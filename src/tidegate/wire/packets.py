@@ -446,7 +446,7 @@ class Return(Request):
     error: str | None = None
     # Straight to the dead letters.
     reject: bool = False
-    # Never begun: at once, and not counted as a delivery.
+    # Never begun: at once, and not counted as a failure.
     unstarted: bool = False
 
 
