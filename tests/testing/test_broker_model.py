@@ -57,6 +57,8 @@ class Put:
         self.expires_at = expires_at
         self.state = "waiting"
         self.deliveries = 0
+        # Of those, what counts towards giving up; it outlives a restart, the others do not.
+        self.failures = 0
         self.lease_until = NEVER
         self.held: Message | None = None
         # Begun: until it is done, no other of its group is.
@@ -132,12 +134,13 @@ class BrokerMachine(RuleBasedStateMachine):
     def failed(self, put: Put, wait_s: float | None, at: float) -> None:
         """A delivery came to nothing."""
         put.deliveries += 1
+        put.failures += 1
         put.held = None
-        if self.policy.deliveries_max and put.deliveries >= self.policy.deliveries_max:
+        if self.policy.deliveries_max and put.failures >= self.policy.deliveries_max:
             put.state, put.reason = "dead", "deliveries"
             return
         if wait_s is None:
-            wait_s = min(RETRY_FIRST_S * RETRY_FACTOR ** (put.deliveries - 1), RETRY_MAX_S)
+            wait_s = min(RETRY_FIRST_S * RETRY_FACTOR ** (put.failures - 1), RETRY_MAX_S)
         put.state, put.due_at = "waiting", at + wait_s
 
     @rule(seconds=st.sampled_from(ADVANCES_S))
@@ -267,6 +270,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def release(self, number: int) -> None:
         put, message = self.chosen(number)
         self.run(message.release())
+        put.deliveries += 1
         put.state = "waiting"
         self.pass_time(0.0)
 
@@ -300,7 +304,8 @@ class BrokerMachine(RuleBasedStateMachine):
         found = {m.payload: m for m in self.run(self.broker.messages("orders"))}
         for put in dead:
             put.message_id = found[put.payload].message_id
-            put.state, put.deliveries, put.due_at, put.expires_at = "waiting", 0, 0.0, NEVER
+            put.state, put.due_at, put.expires_at = "waiting", 0.0, NEVER
+            put.deliveries = put.failures = 0
             put.begun = False
             self.suspect.discard(put.payload)  # it begins a new life
 
@@ -309,6 +314,8 @@ class BrokerMachine(RuleBasedStateMachine):
         self.run(self.broker.restart())
         for put in self.puts.values():
             self.suspect.add(put.payload)
+            if put.state in ("waiting", "held"):
+                put.deliveries = put.failures
             if put.state == "held":
                 put.state, put.held = "waiting", None
         # Who first asks for the queue loads it; what was due before is let in at the next tick.
