@@ -282,6 +282,31 @@ class BrokerMachine(RuleBasedStateMachine):
         put.lease_until = self.now + lease_s
         self.pass_time(0.0)
 
+    @precondition(lambda self: "transactions" in FEATURES and self.holds_something())
+    @rule(number=st.integers(0, 20), delay=st.sampled_from([None, 7.0]), commits=st.booleans())
+    def transact(self, number: int, delay: float | None, commits: bool) -> None:
+        """One message is taken for another: both, or nothing has happened."""
+        put, message = self.chosen(number)
+        payload = b"%d" % len(self.puts)
+        now = self.now
+
+        async def transact() -> int:
+            async with self.mq.transaction() as transaction:
+                transaction.ack(message)
+                transaction.put("orders", payload, delay=delay)
+                if not commits:
+                    raise KeyError("on second thoughts")
+            return transaction.message_ids[0]
+
+        if commits:
+            message_id = self.run(transact())
+            self.puts[payload] = Put(message_id, payload, None, now + (delay or 0.0), NEVER)
+            put.state = "gone"
+        else:
+            with pytest.raises(KeyError):
+                self.run(transact())
+        self.pass_time(0.0)
+
     # Steering
 
     @precondition(lambda self: "pause" in FEATURES)
