@@ -93,6 +93,8 @@ class Broker:
             await self._start_node(port=0)
             self._looker = await Client(self.url, mode="admin").open()
         except BaseException:
+            self._starting.cancel()
+            self._loop = None
             loop.let_go()
             raise
         self._starting.set_result(None)
