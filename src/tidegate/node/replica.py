@@ -298,7 +298,7 @@ class Replica:
             waiting=len(queue),
             waiting_in_store=queue.tail_count,
             unacknowledged=self.dispatch.unacknowledged,
-            oldest_age_s=max(holding.clock.wall() - oldest.arrived_at, 0.0) if oldest else 0.0,
+            oldest_age_s=_ready_for_s(oldest, holding.clock.wall()) if oldest else 0.0,
             resident_bytes=queue.resident_bytes,
             put=meters.put.total,
             delivered=meters.delivered.total,
@@ -335,3 +335,8 @@ class Replica:
             deduplicated=meters.deduplicated.total,
             paused=holding.policy.paused,
         )
+
+
+def _ready_for_s(segment: Segment, now: float) -> float:
+    # A delay that was asked for is no wait.
+    return max(now - (segment.due_at or segment.arrived_at), 0.0)

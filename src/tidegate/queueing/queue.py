@@ -507,14 +507,13 @@ class Queue:
                 yield receivers[low], Span(span.segment, low, offset, span.state)
                 low = offset
 
-    def put_back(self, spans: list[Span], event: Event, *, attempted: bool = True) -> None:
+    def put_back(self, spans: list[Span], event: Event) -> None:
         """Leased messages are ready again, at their old place."""
         # Newest first: then each is older than the head, and found its place at once.
         for span in sorted(spans, key=lambda span: span.first_id, reverse=True):
             self._note_expiry(span.segment)
             span.advance(event)
-            if attempted:
-                span.segment.mark_attempted(span.low, span.high)
+            span.segment.mark_attempted(span.low, span.high)
             for receiver, piece in self._by_receiver(span):
                 self._into_lane(receiver, piece)
 
