@@ -332,7 +332,7 @@ class BrokerMachine(RuleBasedStateMachine):
             put.state, put.due_at, put.expires_at = "waiting", 0.0, NEVER
             put.deliveries = put.failures = 0
             put.begun = False
-            self.suspect.discard(put.payload)  # it begins a new life
+            self.suspect.add(put.payload)  # a new life, but somebody may have had it
 
     @rule()
     def restart(self) -> None:

@@ -19,7 +19,6 @@ from tidegate.core.crash import crash_point
 from tidegate.core.errors import (
     QueueNotExisting,
     RetryLater,
-    StaleEpoch,
     Unavailable,
 )
 from tidegate.core.model import (
@@ -29,9 +28,10 @@ from tidegate.core.model import (
     Death,
     DeathReason,
 )
-from tidegate.core.ports import Settlement, Write
+from tidegate.core.ports import Write
 from tidegate.core.segment import Segment
 from tidegate.node.batch import SEGMENT_BYTES_MAX, SEGMENT_COUNT_MAX
+from tidegate.node.joint_commit import commit_once
 from tidegate.queueing.span import Span
 from tidegate.wire.packets import Redrive
 
@@ -202,7 +202,8 @@ class DeadLetters:
         settlements = [] if settlement is None else [settlement]
         try:
             if target.info.durable:
-                await self._commit(writes, settlements)
+                crash_point("before-move")
+                await commit_once(self._node.store, writes, settlements)
             elif settlements:
                 raise QueueNotExisting(
                     f"queue {target.info.name!r} is transient: a durable message cannot go there"
@@ -215,25 +216,6 @@ class DeadLetters:
         source.left(spans, settlement)
         for segment in segments:
             target.intake.came(segment)
-
-    async def _commit(self, writes: list[Write], settlements: list[Settlement]) -> None:
-        """With the same ids until the outcome is known: never twice."""
-        first = writes[0].segment
-        backoff_s = _BACKOFF_FIRST_S
-        in_doubt = False
-        while True:
-            try:
-                # All or none, so one of them tells.
-                if in_doubt and await self._node.store.stored(first.queue_id, [first.first_id]):
-                    return
-                crash_point("before-move")
-                if not await self._node.store.transact(writes, settlements):
-                    raise StaleEpoch("one of the queues has a new owner: try again")
-                return
-            except Unavailable:
-                in_doubt = True
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
 
 
 def _grave_of(source: Replica) -> str | None:
@@ -353,6 +335,8 @@ def _segments(target: Replica, letters: list[Letter], now: float) -> list[Segmen
             receivers=[letter.receiver or 0 for letter in group] if addressed else None,
             contexts=_unless_empty([letter.context for letter in group]),
             attributes=[letter.attributes for letter in group],
+            # Somebody has had it, or may have: it says so wherever it goes.
+            reloaded=True,
         )
         for (priority, addressed), groups in by_kind.items()
         for group in groups

@@ -8,10 +8,11 @@ leases that were pledged are nobody else's; whatever comes of it, they are redee
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from tidegate.core.crash import crash_point
-from tidegate.core.errors import LeaseLost, StaleEpoch, Unavailable
-from tidegate.core.ports import Publication, Store, Target, Write
+from tidegate.core.errors import LeaseLost, StaleEpoch, TidegateError, Unavailable
+from tidegate.core.ports import Publication, Settlement, Store, Target, Write
 from tidegate.core.segment import Segment
 from tidegate.node.batch import Batch
 from tidegate.node.consumer import Consumer
@@ -99,24 +100,8 @@ class JointCommit:
             pledge.settlement(replica.info.queue_id, replica.epoch)
             for replica, pledge in self._pledges
         ]
-        stored = [(write.segment.queue_id, write.segment.first_id) for write in writes]
-        stored += [(each.queue_id, each.first_id) for p in publications for each in p.targets]
-        if not stored and not settlements:
-            return
-        backoff_s = _BACKOFF_FIRST_S
-        in_doubt = False
-        while True:
-            try:
-                # All or none, so one of them tells.
-                if in_doubt and stored and await store.stored(stored[0][0], [stored[0][1]]):
-                    return
-                if not await store.transact(writes, settlements, publications):
-                    raise self._refused(in_doubt, bool(stored))
-                return
-            except Unavailable:
-                in_doubt = True
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+        if writes or publications or settlements:
+            await commit_once(store, writes, settlements, publications)
 
     def _durable_publications(self) -> list[Publication]:
         """Without the queues that live in memory only."""
@@ -129,14 +114,39 @@ class JointCommit:
             if (kept := [t for t in each.targets if t.queue_id not in transient])
         ]
 
-    @staticmethod
-    def _refused(in_doubt: bool, can_be_looked_up: bool) -> Exception:
-        if in_doubt and not can_be_looked_up:
-            return LeaseLost(
-                "the queue has a new owner, and whether the acknowledgements were stored before "
-                "is not known: those that were not come again"
-            )
-        return StaleEpoch("one of the queues has a new owner: try again")
+
+async def commit_once(
+    store: Store,
+    writes: Sequence[Write],
+    settlements: Sequence[Settlement],
+    publications: Sequence[Publication] = (),
+) -> None:
+    """All or nothing, and with the same ids until the outcome is known: never twice."""
+    stored = [(write.segment.queue_id, write.segment.first_id) for write in writes]
+    stored += [(each.queue_id, each.first_id) for p in publications for each in p.targets]
+    backoff_s = _BACKOFF_FIRST_S
+    in_doubt = False
+    while True:
+        try:
+            # All or none, so one of them tells.
+            if in_doubt and stored and await store.stored(stored[0][0], [stored[0][1]]):
+                return
+            if not await store.transact(writes, settlements, publications):
+                raise _refused(in_doubt, bool(stored))
+            return
+        except Unavailable:
+            in_doubt = True
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+
+
+def _refused(in_doubt: bool, can_be_looked_up: bool) -> TidegateError:
+    if in_doubt and not can_be_looked_up:
+        return LeaseLost(
+            "the queue has a new owner, and whether the acknowledgements were stored before "
+            "is not known: those that were not come again"
+        )
+    return StaleEpoch("one of the queues has a new owner: try again")
 
 
 def _dedup_ids(messages: Segment, done: Ranges) -> list[str] | None:
