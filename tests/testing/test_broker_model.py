@@ -33,7 +33,9 @@ from tidegate.testing import Broker, VirtualTimeLoop
 Result = TypeVar("Result")
 
 # What the model knows; a feature that is being built is left out until it is there.
-FEATURES = frozenset({"leases", "retries", "delay", "ttl", "dedup", "pause", "redrive", "groups"})
+FEATURES = frozenset(
+    {"leases", "retries", "delay", "ttl", "dedup", "pause", "redrive", "groups", "transactions"}
+)
 
 NEVER = float("inf")
 # Longer than a tick of the node, which is when leases and lives end.

@@ -112,7 +112,9 @@ class Client:
         self._soon_failures: list[BaseException] = []
         # Here and not in `put`: puts that nobody traces know nothing of it.
         if (traced_put := tracing.traced_put(self.put)) is not None:
-            self.put = traced_put  # type: ignore[method-assign]
+            self.put = traced_put  # type: ignore[method-assign,assignment]
+        if (traced := tracing.traced_put(self.publish, answers_id=False)) is not None:
+            self.publish = traced  # type: ignore[method-assign,assignment]
 
     # Life
 

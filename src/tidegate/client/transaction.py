@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Unpack
 
+from tidegate.client import tracing
 from tidegate.client.checks import checked_payload
 from tidegate.client.lifeline import NOT_YET
 from tidegate.client.message import Message
@@ -63,7 +64,10 @@ class Transaction:
         self._bytes += len(payload)
         if self._bytes > MESSAGE_BYTES_MAX:
             raise TooLarge(f"a transaction carries at most {MESSAGE_BYTES_MAX} bytes of payload")
-        entry = (self._count, payload, checked_options(options))
+        with tracing.publishing(queue, options.get("headers")) as headers:
+            if headers:
+                options["headers"] = headers
+            entry = (self._count, payload, checked_options(options))
         self._puts.setdefault(queue, []).append(entry)
         self._count += 1
 
