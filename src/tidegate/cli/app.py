@@ -21,6 +21,7 @@ from tidegate.cli import (
     queues,
     serving,
     steering,
+    users,
 )
 from tidegate.cli.measuring import MeasurementFailed
 from tidegate.cli.settings import SettingsInvalid
@@ -38,7 +39,7 @@ app = typer.Typer(
     rich_markup_mode="rich" if sys.stdout.isatty() and sys.stderr.isatty() else None,
 )
 for group in (
-    *(serving, configuration, demo),
+    *(serving, configuration, users, demo),
     *(looking, queues, messages, steering),
     *(benching, experiments),
 ):

@@ -24,11 +24,12 @@ import typer
 
 from tidegate.cli.logs import set_up_logs
 from tidegate.cli.settings import Settings, load_settings
-from tidegate.client.address import SCHEME
+from tidegate.client.address import SCHEME, SCHEME_TLS
 from tidegate.core.errors import TidegateError, Unavailable
 
 if TYPE_CHECKING:
     from tidegate.node.limits import Limits
+    from tidegate.node.tls import NodeTls
     from tidegate.storage.embedded import EmbeddedPostgres
 
 log = logging.getLogger(__name__)
@@ -202,7 +203,7 @@ class NodeProcess:
         with os.fdopen(self._ready_fd, "rb") as ready:
             readable, _, _ = select.select([ready], [], [], _START_S)
             line = ready.readline().decode().strip() if readable else ""
-        if not line.startswith(SCHEME):
+        if not line.startswith((SCHEME, SCHEME_TLS)):
             self._process.kill()
             code = self._process.wait()
             raise Unavailable(line or f"a node did not start (exit code {code}): its log says why")
@@ -307,7 +308,16 @@ async def _serve(
     limits = limits_of(settings)
     store = PostgresStore(url, writers=settings.store.connections or limits.writers)
     advertise = settings.node.advertise
-    node = Node(store, host=host, port=port, advertise=advertise, name=name, limits=limits)
+    node = Node(
+        store,
+        host=host,
+        port=port,
+        advertise=advertise,
+        name=name,
+        limits=limits,
+        tls=tls_of(settings),
+        login_always=settings.node.login == "always",
+    )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -319,6 +329,16 @@ async def _serve(
     await node.stop()
 
 
+def tls_of(settings: Settings) -> NodeTls | None:
+    from tidegate.node.tls import NodeTls
+
+    chosen = settings.tls
+    if chosen.certificate is None or chosen.key is None:
+        return None
+    authority = None if chosen.authority is None else Path(chosen.authority).expanduser()
+    return NodeTls(Path(chosen.certificate).expanduser(), Path(chosen.key).expanduser(), authority)
+
+
 def limits_of(settings: Settings) -> Limits:
     from tidegate.node.limits import Limits
 
@@ -328,6 +348,9 @@ def limits_of(settings: Settings) -> Limits:
         message_bytes_max=chosen.message_bytes_max,
         frame_before_login_bytes=chosen.frame_before_login_bytes_max,
         connections_max=chosen.connections_max,
+        connections_per_address_max=chosen.connections_per_address_max,
+        connections_per_user_max=chosen.connections_per_user_max,
+        slow_reader_s=chosen.slow_reader_s,
         handshake_s=chosen.handshake_s,
         heartbeat_s=chosen.heartbeat_s,
         lease_s=chosen.lease_s,

@@ -10,6 +10,8 @@ TidegateError
 │   ├── QueueNotExisting
 │   ├── RequiredParameterMissing
 │   ├── ModeForbids
+│   ├── Forbidden                    the user lacks a role on the queue
+│   ├── NotAuthenticated             a login is needed, or failed
 │   ├── TooLarge
 │   └── InvalidValue
 ├── Notice                       nothing is wrong, there is just nothing there
@@ -203,6 +205,20 @@ class InvalidValue(CallerError):
 
     code = 37
     name = "INVALID_VALUE"
+
+
+class Forbidden(CallerError):
+    """The user's roles do not allow the call."""
+
+    code = 50
+    name = "FORBIDDEN"
+
+
+class NotAuthenticated(CallerError):
+    """A login is needed, or failed, or no longer holds."""
+
+    code = 51
+    name = "NOT_AUTHENTICATED"
 
 
 class LeaseLost(TidegateError):
