@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from tidegate.cli.output import Column, JsonOption, Output
+from tidegate.cli.output import Cell, Column, JsonOption, Output
 from tidegate.cli.serving import ConfigOption
 from tidegate.cli.settings import load_settings
 from tidegate.core.errors import InvalidValue, UniqueConstraint
@@ -169,6 +169,10 @@ def list_all(
         output.table(_COLUMNS, rows)
     else:
         output.line("there are no users: on this machine nobody has to log in", style="dim")
+
+
+def _row(user: User) -> list[Cell]:
+    return [user.name, *(" ".join(patterns) or None for patterns in _by_role(user.grants).values())]
 
 
 def _tell(json: bool, user: User, sentence: str) -> None:

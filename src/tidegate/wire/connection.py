@@ -199,9 +199,21 @@ class Connection:
         except (msgspec.DecodeError, RecursionError) as bad:
             self._move(Happening.MALFORMED_BYTES)
             raise Malformed(f"metadata of {kind.__name__} cannot be read: {bad}") from None
-        if not self.server and self.state is not State.IDENTIFIED:
-            self._answered(packet)
+        if self.state is not State.IDENTIFIED:
+            self._progress(packet)
         return Received(packet, frame)
+
+    def _progress(self, packet: Packet) -> None:
+        """What a packet that came in does to a connection that is not identified yet."""
+        if self.server:
+            if self.state is State.OPENED and not getattr(packet, "before_login", True):
+                self._move(Happening.TRUST)
+            return
+        try:
+            self._answered(packet)
+        except UnexpectedPacket as bad:
+            self._move(Happening.MALFORMED_BYTES)
+            raise Malformed(f"an answer out of turn: {bad}") from None
 
     def _too_early(self, kind: type[Request]) -> TidegateError | None:
         """Why a packet cannot come yet; None: it can."""
@@ -216,7 +228,6 @@ class Connection:
                 "this node wants a login: name a user in the URL, as in tidegate://user@host, and "
                 "give its password"
             )
-        self._move(Happening.TRUST)
         return None
 
     def _answered(self, packet: Packet) -> None:
@@ -226,7 +237,7 @@ class Connection:
         elif isinstance(packet, ProveResponse):
             self._move(Happening.PROOF)
         elif isinstance(packet, RegisterClientResponse | IdentifyClientResponse):
-            if self.state is State.OPENED and not self.server:
+            if self.state is State.OPENED and not self.login_required:
                 self._move(Happening.TRUST)
             self._move(Happening.IDENTIFICATION)
 
