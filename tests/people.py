@@ -18,8 +18,6 @@ def _keys() -> Keys:
     return keys_of(PASSWORD, iterations=4096)
 
 
-
-
 def user(name: str, **patterns: str) -> User:
     """A user with a role on each pattern: user("ann", read="orders.*")."""
     grants = [Grant(role, patterns[role.value]) for role in ROLES if role.value in patterns]

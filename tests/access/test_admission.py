@@ -27,9 +27,7 @@ def test_strangers_get_half_of_the_places() -> None:
 
 
 def test_an_address_and_a_user_have_their_share_and_get_it_back() -> None:
-    limits = Limits(
-        connections_max=100, connections_per_address_max=3, connections_per_user_max=2
-    )
+    limits = Limits(connections_max=100, connections_per_address_max=3, connections_per_user_max=2)
     places = Admission(limits)
     first = client(places, "10.0.0.1", "ann")
     client(places, "10.0.0.2", "ann")

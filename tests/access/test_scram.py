@@ -101,7 +101,7 @@ def test_a_bad_password_is_refused_without_being_repeated(password: str) -> None
     assert not password or password not in str(refusal.value)
 
 
-@pytest.mark.parametrize("name", ["", "@node", "a b", "ann:", "ann@home", "ännchen", "a" * 65, "a,b"])
+@pytest.mark.parametrize("name", ["", "@node", "a b", "ann:", "ann@home", "änn", "a" * 65, "a,b"])
 def test_names_look_the_same_everywhere(name: str) -> None:
     with pytest.raises(InvalidValue):
         check_user_name(name)

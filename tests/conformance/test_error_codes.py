@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from backing import Backing, Connect, StartNode, until
+from people import add_user, login
 from tidegate.client.address import parse_url
 from tidegate.client.client import Client
 from tidegate.client.link import Link
-from people import add_user, login
 from tidegate.core import errors as e
 from tidegate.core.model import ClientInfo, Mode, QueueInfo
 from tidegate.node.limits import Limits

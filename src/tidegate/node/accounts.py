@@ -7,6 +7,7 @@ were: removed, with another password, or with other rights. They may log in agai
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import secrets
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from tidegate.access.permissions import Permissions
 from tidegate.access.scram import decoy_keys, keys_of
 from tidegate.core.errors import NotAuthenticated
-from tidegate.core.ports import Clock, Store
+from tidegate.core.ports import Store
 from tidegate.core.users import Keys, User
 from tidegate.node.guard import DEVELOPMENT, NODE, STRANGER, Guard
 
@@ -23,8 +24,6 @@ NODE_USER = "@node"
 _SECRET_BYTES = 32
 # The secret is random: stretching it, as one does with passwords, would gain nothing.
 _NODE_ITERATIONS = 4096
-# A login that follows hard upon another does not ask the store again.
-_FRESH_S = 0.1
 
 
 def is_loopback(address: str) -> bool:
@@ -40,17 +39,15 @@ def is_loopback(address: str) -> bool:
 class Accounts:
     """Who may log in here."""
 
-    def __init__(
-        self, store: Store, clock: Clock, *, login_always: bool, on_change: Callable[[], None]
-    ) -> None:
+    def __init__(self, store: Store, *, login_always: bool, on_change: Callable[[], None]) -> None:
         self._store = store
-        self._clock = clock
         self._login_always = login_always
         self._on_change = on_change
         self._users: dict[str, User] = {}
         self._permissions: dict[str, Permissions] = {}
         self._version = -1
-        self._looked_at = float("-inf")
+        self._looking = asyncio.Lock()
+        self._next_look: asyncio.Task[None] | None = None
         self._secret = b""
         self._node_keys = Keys(b"", b"", b"", 0)
 
@@ -73,21 +70,27 @@ class Accounts:
         self._login_always = True
 
     async def refresh(self) -> None:
-        """Look whether users have changed."""
-        self._looked_at = self._clock.monotonic()
-        version = await self._store.users_version()
-        if version == self._version:
-            return
-        users = {user.name: user for user in await self._store.list_users()}
-        # Read after the version: at worst they are newer, and are read once more.
-        self._version = version
-        self._users = users
-        self._permissions = {user.name: Permissions(user.grants) for user in users.values()}
-        self._on_change()
+        """Look whether users have changed.
 
-    async def refresh_for_login(self) -> None:
-        if self._clock.monotonic() - self._looked_at > _FRESH_S:
-            await self.refresh()
+        Whoever asks meanwhile shares the next look: the one under way may have begun before the
+        change, and a thousand logins at once are still two looks.
+        """
+        if self._next_look is None:
+            self._next_look = asyncio.create_task(self._look())
+        await asyncio.shield(self._next_look)
+
+    async def _look(self) -> None:
+        async with self._looking:
+            self._next_look = None
+            version = await self._store.users_version()
+            if version == self._version:
+                return
+            users = {user.name: user for user in await self._store.list_users()}
+            # Read after the version: at worst they are newer, and are read once more.
+            self._version = version
+            self._users = users
+            self._permissions = {user.name: Permissions(user.grants) for user in users.values()}
+        self._on_change()
 
     def trusts(self, address: str) -> bool:
         """Whether a peer needs no login: on this machine, as long as no user was ever made."""

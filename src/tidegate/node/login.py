@@ -25,7 +25,8 @@ async def authenticate(session: Session, packet: w.Authenticate, event: Received
         raise UnexpectedPacket("a login comes first, and once")
     accounts = session.node.accounts
     login = session.login = ServerLogin(accounts.keys_for)
-    await accounts.refresh_for_login()
+    session.forgo_trust()
+    await accounts.refresh()
     challenge = login.challenge(packet.message)
     session.login_account = accounts.account(login.user)
     session.answer(w.AuthenticateResponse(challenge), event.packet_id)
@@ -56,6 +57,6 @@ async def act_for(session: Session, packet: w.ActFor, event: Received) -> None:
         raise UnexpectedPacket("only nodes act for others, once, after their login")
     accounts = session.node.accounts
     # The other node may have heard of a new user before us.
-    await accounts.refresh_for_login()
+    await accounts.refresh()
     session.guard = accounts.guard_acting_for(packet.user)
     session.answer(w.Success(), event.packet_id)

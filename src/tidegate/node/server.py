@@ -78,9 +78,7 @@ class Node:
         self.packets_out = 0
         self.broadcasts = Broadcasts(self)
         self.tls = tls
-        self.accounts = Accounts(
-            store, self.clock, login_always=login_always, on_change=self._users_changed
-        )
+        self.accounts = Accounts(store, login_always=login_always, on_change=self._users_changed)
         self.admission = Admission(self.limits)
         self.names = QueueNames(store, self.replicas)
         self.member_id = 0

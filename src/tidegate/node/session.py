@@ -258,6 +258,11 @@ class Session(asyncio.Protocol):
 
     # For the verbs
 
+    def forgo_trust(self) -> None:
+        """The peer wants to be somebody: wherever it is, it is nobody until it has proved it."""
+        self.guard = STRANGER
+        self._wire.login_required = True
+
     def logged_in(self, guard: Guard) -> None:
         """The peer has proved who it is; LimitReached when that user has too many connections."""
         assert self.place is not None
