@@ -109,17 +109,27 @@ def grant(
     configure: ConfigureOption = [],  # noqa: B006
     admin: AdminOption = False,
     admin_of: AdminOfOption = [],  # noqa: B006
+    only: Annotated[
+        bool, typer.Option("--only", help="This and nothing else: take back what it had.")
+    ] = False,
     data: DataOption = None,
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Say anew what a user may do; what it could do before and is not said again, it may not."""
-    grants = _grants(read, write, configure, admin, admin_of)
-    _with_store(data, config, lambda store: _existing(name, store.set_user_grants(name, grants)))
+    """Let a user do more, or with --only just that; its connections are ended."""
+    added = _grants(read, write, configure, admin, admin_of)
+
+    async def work(store: Store) -> list[Grant]:
+        had = [g for u in await store.list_users() if u.name == name for g in u.grants]
+        now = list(dict.fromkeys([*([] if only else had), *added]))
+        await _existing(name, store.set_user_grants(name, now))
+        return now
+
+    grants = _with_store(data, config, work)
     if json:
         Output(True).json({"user": name, **_by_role(grants)})
     else:
-        Output().line(f"user {name} may do that from now on; its connections are ended")
+        Output().line(f"user {name} may do that from now on")
 
 
 def passwd(

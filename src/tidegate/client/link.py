@@ -65,8 +65,6 @@ class Link(asyncio.Protocol):
                 _, link = await loop.create_connection(
                     lambda: cls(on_push, on_lost), host, port, ssl=tls
                 )
-        except (UnicodeError, ValueError) as failure:
-            raise InvalidValue(f"{host!r} is no host: {failure}") from None
         except ssl.SSLCertVerificationError as failure:
             # Trying again would not help, and trusting it all the same would help somebody else.
             raise NotAuthenticated(
@@ -74,6 +72,8 @@ class Link(asyncio.Protocol):
                 f"({failure.verify_message}): name its authority's file with ca_file= or "
                 "TIDEGATE_CA_FILE"
             ) from None
+        except (UnicodeError, ValueError) as failure:
+            raise InvalidValue(f"{host!r} is no host: {failure}") from None
         except ssl.SSLError as failure:
             raise Unavailable(
                 f"{host}:{port} does not speak TLS as we do ({failure.reason or failure}): is it "

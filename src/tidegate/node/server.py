@@ -30,6 +30,7 @@ from tidegate.core.ports import Clock, Store
 from tidegate.node.accounts import Accounts, is_loopback
 from tidegate.node.admission import Admission
 from tidegate.node.broadcasts import Broadcasts
+from tidegate.node.doorstep import Doorstep
 from tidegate.node.guard import QueueNames
 from tidegate.node.limits import Limits
 from tidegate.node.neighbours import Neighbours
@@ -97,7 +98,7 @@ class Node:
         self._routing: dict[int, asyncio.Task[Replica | str]] = {}
         self._alive_until = 0.0
         self._started_at = 0.0
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | Doorstep | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._neighbours = Neighbours(self)
         self._stopping = False
@@ -113,15 +114,12 @@ class Node:
         loop = asyncio.get_running_loop()
         try:
             await self.accounts.open()
-            self._server = await loop.create_server(
-                lambda: Session(self),
-                self._host,
-                self._port,
-                backlog=1024,
-                ssl=None if self.tls is None else self.tls.accepting,
-                ssl_handshake_timeout=None if self.tls is None else self.limits.handshake_s,
-                start_serving=False,
-            )
+            if self.tls is not None:
+                self._server = await Doorstep.bind(self, self.tls.accepting, self._host, self._port)
+            else:
+                self._server = await loop.create_server(
+                    lambda: Session(self), self._host, self._port, backlog=1024, start_serving=False
+                )
             self._check_exposure(self._server)
             await self._server.start_serving()
         except OSError as failure:
@@ -151,7 +149,7 @@ class Node:
         for work in (self._renew_forever(), self._tick_forever(), self._watch_users_forever()):
             self._start(work)
 
-    def _check_exposure(self, server: asyncio.Server) -> None:
+    def _check_exposure(self, server: asyncio.Server | Doorstep) -> None:
         """Whoever can be reached from other machines has TLS and users, or does not start."""
         addresses = [str(listening.getsockname()[0]) for listening in server.sockets]
         if all(is_loopback(address) for address in addresses):

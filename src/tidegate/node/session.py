@@ -109,14 +109,19 @@ class Session(asyncio.Protocol):
 
     # The socket
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
+    def meet(self, peer: tuple[Any, ...] | None) -> None:
+        """Look who is there, by where it comes from."""
         self.connected_at = self.last_heard = self.node.clock.monotonic()
-        peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if peer else ""
         self.guard = self.node.accounts.guard_at(self.address)
         self._wire.login_required = self.guard is STRANGER
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
+        if self.place is not None:
+            return  # it has waited at the doorstep, where it was let in
+        self.meet(transport.get_extra_info("peername"))
         if not self.node.admit(self):
             self._transport.close()
 
