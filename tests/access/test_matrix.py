@@ -6,6 +6,7 @@ the two would differ. A packet that is not in the table fails a test.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from backing import Connect, StartNode
 from people import add_user, login
 from tidegate.client.client import Client
+from tidegate.client.message import Message
 from tidegate.core.errors import Forbidden, QueueNotExisting, TidegateError
 from tidegate.core.model import Mode, QueuePolicy
 from tidegate.core.users import Right
@@ -50,7 +52,7 @@ NEEDS: dict[type[w.Request], tuple[str, Make]] = {
     w.SetConsumerPrefetch: (ADMIN, lambda queue, _: w.SetConsumerPrefetch(queue, 1, 1, 1)),
     w.SetOwner: (ADMIN, lambda queue, _: w.SetOwner(queue, 1)),
     w.SetPolicy: (CONFIGURE, lambda queue, _: w.SetPolicy(queue, QueuePolicy(paused=True))),
-    w.Redrive: (READ, lambda queue, name: w.Redrive(queue, to=name)),
+    w.Redrive: (READ, lambda queue, name: w.Redrive(queue, to=name, reason="rejected")),
 }
 LISTS = (w.GetQueues, w.GetActiveQueues)
 # About no queue: what they may is tested in test_login.py.
@@ -192,6 +194,38 @@ async def test_a_policy_cannot_send_dead_letters_where_one_may_not_write(
         await ann.create_queue("mine-2", policy=QueuePolicy(dead_letter="billing-mine"))
     await ann.set_policy("mine", paused=True)
     assert (await admin.queue("mine")).policy == QueuePolicy(paused=True)
+
+
+async def test_dead_letters_go_back_only_where_one_may_write(
+    nodes: list[Node], connect: Connect
+) -> None:
+    await add_user(nodes[0], "root", admin="*")
+    admin = await connect(nodes[0], credentials=login("root"), mode="admin")
+    await queues_of(admin, "mine")
+    died = await admin.get("mine", lease=60)
+    await died.reject(error="hopeless")
+    await add_user(nodes[0], "ann", read="mine.dead", write="billing*")
+    await add_user(nodes[0], "bob", read="mine.dead", write="mine")
+    await nodes[1].accounts.refresh()
+    (dead,) = [m for m in await dead_letters(admin) if m.deaths]
+    for node in nodes:
+        ann = await connect(node, credentials=login("ann"))
+        with pytest.raises(Forbidden, match="may not write queue 'mine'"):
+            await ann.redrive("mine.dead", message_ids=[dead.message_id])
+        with pytest.raises(Forbidden):
+            await ann.redrive("mine.dead", to="mine", message_ids=[dead.message_id])
+    assert len(await admin.browse("mine.dead")) == 2
+    bob = await connect(nodes[1], credentials=login("bob"))
+    assert await bob.redrive("mine.dead", message_ids=[dead.message_id]) == 1
+    assert [m.payload for m in await admin.browse("mine")] == [CANARY]
+
+
+async def dead_letters(admin: Client) -> list[Message]:
+    """The dead letters, when the one on its way has come."""
+    async with asyncio.timeout(10):
+        while len(found := await admin.browse("mine.dead")) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    return found
 
 
 @pytest.mark.parametrize(("mode", "can_put"), [("read-only", False), ("read-write", True)])

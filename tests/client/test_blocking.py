@@ -62,7 +62,7 @@ def test_puts_reads_and_queues(address: str) -> None:
         assert (message.payload, message.headers) == (b"1", {"a": "b"})
         held = mq.get("orders", lease=60)
         held.extend(60)
-        held.nack()
+        held.nack(delay=0)
         again = mq.get("orders", lease=60)
         assert again.delivery_count == 2
         again.ack_confirmed()

@@ -277,7 +277,7 @@ async def test_returned_messages_keep_their_place_before_the_tail(mq: Client) ->
     held = [await mq.get("orders", lease=60) for _ in range(300)]
 
     for message in held[::3]:
-        await message.nack()
+        await message.nack(delay=0)
 
     received = [number((await mq.get("orders")).payload) for _ in range(300)]
     assert received == [*range(0, 300, 3), *range(300, 500)]

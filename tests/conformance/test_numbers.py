@@ -25,7 +25,7 @@ async def test_counts_are_exact(node: Node, connect: Connect) -> None:
     await mq.put_many("orders", [b"x" * 100] * 10)
     held = [await mq.get("orders", lease=60) for _ in range(4)]
     await held[0].ack_confirmed()
-    await held[1].nack()
+    await held[1].nack(delay=0)
 
     numbers = await numbers_of(mq, "orders")
 

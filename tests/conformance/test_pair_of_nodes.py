@@ -62,7 +62,7 @@ async def test_a_client_of_one_reads_and_writes_the_queues_of_the_other(pair: Pa
     assert (await pair.at_b.get("orders")).payload == b"1"
     held = await pair.at_a.get("orders", lease=60)
     await held.extend(60)
-    await held.nack()
+    await held.nack(delay=0)
     again = await pair.at_a.get("orders", lease=60)
     assert (again.payload, again.delivery_count) == (b"2", 2)
     await again.ack_confirmed()

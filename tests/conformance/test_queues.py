@@ -169,7 +169,7 @@ async def test_purge_leaves_what_is_held_to_its_holder(mq: Client) -> None:
 
     assert await mq.purge("orders") == 6
 
-    await held[1].nack()
+    await held[1].nack(delay=0)
     again = await mq.get("orders", lease=60)
     assert (again.payload, again.redelivered) == (b"1", True)
     for message in (again, held[2], held[3]):
@@ -186,6 +186,6 @@ async def test_a_transient_queue_does_everything_but_last(mq: Client) -> None:
     assert len(await mq.browse("moods")) == 4
     assert (await mq.get("moods", order="priority")).payload == b"urgent"
     held = await mq.get("moods", lease=60)
-    await held.nack()
+    await held.nack(delay=0)
     assert (await mq.get("moods", lease=60)).delivery_count == 2
     assert await mq.purge("moods") == 2

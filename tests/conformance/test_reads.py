@@ -316,7 +316,7 @@ async def test_a_leased_message_is_mine_until_i_settle_it(node: Node, connect: C
     assert (await other.get("orders", lease=60)).payload == b"2"
     with pytest.raises(e.NoMessagesInQueue):
         await other.get("orders")
-    await first.nack()
+    await first.nack(delay=0)
     again = await other.get("orders", lease=60)
     assert (again.payload, again.redelivered, again.delivery_count) == (b"1", True, 2)
     await again.ack_confirmed()
@@ -326,7 +326,7 @@ async def test_a_leased_message_is_mine_until_i_settle_it(node: Node, connect: C
     with pytest.raises(e.LeaseLost):
         await first.extend(10)
     with pytest.raises(e.LeaseLost):
-        await first.nack()
+        await first.nack(delay=0)
 
 
 async def test_leases_read_one_by_one_can_be_acknowledged_together(mq: Client) -> None:

@@ -73,7 +73,7 @@ async def test_what_was_acknowledged_does_not_come_again(
     held = [await mq.get("orders", lease=60) for _ in range(100)]
     for message in held[10:40:2]:
         await message.ack_confirmed()
-    await held[98].nack()
+    await held[98].nack(delay=0)
 
     node = await come_back(node, backing, start_node, how)
     mq = await connect(node)

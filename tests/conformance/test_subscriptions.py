@@ -163,7 +163,7 @@ async def test_a_returned_message_comes_again_flagged_and_counted(mq: Client) ->
     async with mq.subscribe("orders", prefetch=2) as subscription:
         first, second = await take(subscription, 2)
         for times in (2, 3, 4):
-            await first.nack()
+            await first.nack(delay=0)
             (first,) = await take(subscription, 1)
             assert (first.payload, first.redelivered, first.delivery_count) == (b"1", True, times)
         await first.ack_confirmed()
@@ -177,7 +177,7 @@ async def test_a_returned_message_goes_back_to_its_place(mq: Client) -> None:
         messages = await take(subscription, 5)
         await subscription.set_prefetch(1)
         for message in (messages[3], messages[1]):
-            await message.nack()
+            await message.nack(delay=0)
 
     received = [int((await mq.get("orders")).payload) for _ in range(10)]
     assert received == list(range(10))

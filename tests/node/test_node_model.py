@@ -389,9 +389,9 @@ class NodeMachine(RuleBasedStateMachine):
             return
         if not self.is_ours(holding):
             with pytest.raises(e.LeaseLost):
-                self.run(holding.message.nack())
+                self.run(holding.message.nack(delay=0))
             return
-        self.run(holding.message.nack())
+        self.run(holding.message.nack(delay=0))
         self.goes_back(holding.message.message_id)
 
     @rule(holding=held, lease_s=st.sampled_from(LEASES_S))

@@ -18,6 +18,7 @@ from tidegate.cli import (
     experiments,
     looking,
     messages,
+    policies,
     queues,
     serving,
     steering,
@@ -40,7 +41,7 @@ app = typer.Typer(
 )
 for group in (
     *(serving, configuration, users, demo),
-    *(looking, queues, messages, steering),
+    *(looking, queues, messages, policies, steering),
     *(benching, experiments),
 ):
     group.register(app)

@@ -75,6 +75,15 @@ def put(
     header: Annotated[
         list[str] | None, typer.Option(help="Name and value, as in trace=4f2a; may be repeated.")
     ] = None,
+    delay: Annotated[str | None, typer.Option(help="Deliver it after, such as 30s.")] = None,
+    ttl: Annotated[str | None, typer.Option(help="Drop it after, such as 1h.")] = None,
+    dedup_id: Annotated[
+        str | None, typer.Option(help="Of messages with the same one, the first is stored.")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(help="One of a group is in flight at a time, in order.")
+    ] = None,
+    tenant: Annotated[str | None, typer.Option(help="Capacity is shared over tenants.")] = None,
     create: Annotated[
         bool, typer.Option("--create", help="Create the queue if there is none.")
     ] = False,
@@ -102,6 +111,11 @@ def put(
                 priority=priority,
                 content_type=content_type,
                 headers=headers or None,
+                delay=None if delay is None else duration_s(delay),
+                ttl=None if ttl is None else duration_s(ttl),
+                dedup_id=dedup_id,
+                group=group,
+                tenant=tenant,
             )
 
         if lone is not None:
@@ -124,7 +138,7 @@ def put(
     elif message_id is not None:
         output.line(str(message_id))
     else:
-        output.line(f"{messages} messages put")
+        output.line(f"{messages} {'message' if messages == 1 else 'messages'} put")
 
 
 def _lone_payload(payload: str | None, whole: bool) -> bytes | None:
@@ -221,7 +235,7 @@ def get(
         finally:
             await asyncio.gather(*acknowledgements)
             for message in given_back:
-                await message.nack()
+                await message.release()
         return taken
 
     if not ask(url, take, "read-write"):

@@ -9,6 +9,8 @@ import typer
 from tidegate.cli.asking import DEFAULT, UrlOption, ask, queue_key
 from tidegate.cli.figures import count, seconds, yes_no
 from tidegate.cli.output import Cell, Column, JsonOption, Output
+from tidegate.cli.policy_settings import SetOption, parse_policy
+from tidegate.core.model import QueuePolicy
 
 if TYPE_CHECKING:
     from tidegate.client.client import Client
@@ -84,14 +86,16 @@ def create(
     exist_ok: Annotated[
         bool, typer.Option("--exist-ok", help="It is fine if it exists already.")
     ] = False,
+    settings: SetOption = None,
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
     """Create a queue."""
     output = Output(json)
+    policy = QueuePolicy(**parse_policy(settings or []))
     queue = ask(
         url,
-        lambda mq: mq.create_queue(name, durable=not transient, exist_ok=exist_ok),
+        lambda mq: mq.create_queue(name, durable=not transient, exist_ok=exist_ok, policy=policy),
         "read-write",
     )
     if json:

@@ -41,6 +41,9 @@ _QUEUES = [
     Column("wait p99", shown=milliseconds, right=True),
     Column("put in all", shown=count, right=True, spare=True),
     Column("redelivered", shown=count, right=True, spare=True),
+    Column("delayed", shown=count, right=True, spare=True),
+    Column("dead", shown=count, right=True, spare=True),
+    Column("expired", shown=count, right=True, spare=True),
     Column("consumers", shown=count, right=True),
 ]
 _CONSUMERS = [
@@ -97,7 +100,7 @@ def _node_rows(cluster: ClusterNumbers) -> list[list[Cell]]:
 def _queue_rows(cluster: ClusterNumbers) -> list[list[Cell]]:
     rows: list[list[Cell]] = [
         [
-            queue.name,
+            f"{queue.name} (paused)" if queue.paused else queue.name,
             node.name,
             queue.put_per_s,
             queue.delivered_per_s,
@@ -109,6 +112,9 @@ def _queue_rows(cluster: ClusterNumbers) -> list[list[Cell]]:
             queue.wait.p99_ms,
             queue.put,
             queue.redelivered,
+            queue.delayed,
+            queue.dead_lettered,
+            queue.expired,
             len(queue.consumers),
         ]
         for node in cluster.nodes

@@ -337,8 +337,8 @@ class BlockingClient:
             for message in subscription:
                 try:
                     handler(message)
-                except Exception:
-                    message.nack()
+                except Exception as error:
+                    message.nack(error=f"{type(error).__name__}: {error}")
                 else:
                     message.ack()
 

@@ -14,7 +14,8 @@ import signal
 from collections.abc import Callable
 
 VARIABLE = "TIDEGATE_CRASH_POINT"
-POINTS = (
+# On the way of every message.
+PATH_POINTS = (
     "before-commit",
     "after-commit-before-confirm",
     "after-deliver-before-confirm",
@@ -22,6 +23,9 @@ POINTS = (
     "before-settle",
     "after-settle",
 )
+# When messages move to another queue.
+MOVE_POINTS = ("before-move", "after-move")
+POINTS = (*PATH_POINTS, *MOVE_POINTS)
 
 
 def _never(name: str) -> None:

@@ -121,6 +121,10 @@ class Death(msgspec.Struct, array_like=True, frozen=True):
     at: float
     message_id: int
     failures: list[Failure] = []
+    # What it has again when it is sent back.
+    receiver: int | None = None
+    group: str | None = None
+    tenant: str | None = None
 
 
 class Attributes(msgspec.Struct, array_like=True, frozen=True):

@@ -53,9 +53,9 @@ class Write:
 
 
 class Attempt(NamedTuple):
-    """A message that was delivered and came back."""
+    """A message whose deliveries have failed."""
 
-    attempts: int
+    failed: int
     # Seconds since 1970 before which it is not delivered again; None: at once.
     due_at: float | None
     failures: list[Failure]

@@ -19,6 +19,8 @@ Bytes = bytes | bytearray | memoryview
 # What a segment costs in memory beside its payload: measured with tracemalloc, rounded up.
 SEGMENT_OVERHEAD_BYTES = 900
 MESSAGE_OVERHEAD_BYTES = 24
+# Of the failures of a message, the last ones are remembered.
+FAILURES_KEPT = 10
 
 
 class Segment:
@@ -33,6 +35,9 @@ class Segment:
         "count",
         "done",
         "due_at",
+        "expires_at",
+        "expires_by_policy",
+        "failed",
         "failures",
         "first_id",
         "lengths",
@@ -82,8 +87,13 @@ class Segment:
         self.count = len(lengths)
         self.open = self.count
         self.done: list[tuple[int, int]] = []
-        # Of messages that were delivered and came back: how often, and what went wrong.
+        # When its first message expires, by what the messages say; a queue may add its own.
+        self.expires_at = _first_expiry(attributes)
+        self.expires_by_policy: float | None = None
+        # Of messages that were delivered and came back: how often in all, how often because they
+        # had failed, and what went wrong.
         self.attempts: dict[int, int] | None = None
+        self.failed: dict[int, int] | None = None
         self.failures: dict[int, list[Failure]] | None = None
         # Of reloaded ones that are to be tried again later: when.
         self.retry_at: dict[int, float] | None = None
@@ -136,13 +146,37 @@ class Segment:
         for offset in range(low, high):
             attempts[offset] = attempts.get(offset, 0) + 1
 
+    def expiry(self, offset: int) -> float | None:
+        """When a message expires by what it says, else when its queue lets it."""
+        attributes = None if self.attributes is None else self.attributes[offset]
+        if attributes is not None and attributes.expires_at is not None:
+            return attributes.expires_at
+        return self.expires_by_policy
+
+    def expire_by_policy(self, ttl_s: float | None) -> None:
+        """The queue's own time to live, for messages that say nothing."""
+        self.expires_by_policy = None if ttl_s is None else self.arrived_at + ttl_s
+        times = [_first_expiry(self.attributes), self.expires_by_policy]
+        self.expires_at = min((at for at in times if at is not None), default=None)
+
+    def mark_failed(self, offset: int, failure: Failure) -> int:
+        """A delivery came to nothing; how many did so far."""
+        if self.failed is None:
+            self.failed = {}
+        if self.failures is None:
+            self.failures = {}
+        count = self.failed[offset] = self.failed.get(offset, 0) + 1
+        self.failures[offset] = [*self.failures.get(offset, ()), failure][-FAILURES_KEPT:]
+        return count
+
     def remember(
-        self, offset: int, attempts: int, retry_at: float | None, failures: list[Failure]
+        self, offset: int, failed: int, retry_at: float | None, failures: list[Failure]
     ) -> None:
         """What the store knows of a message that was delivered and came back."""
-        if self.attempts is None:
-            self.attempts = {}
-        self.attempts[offset] = attempts
+        self.attempts = self.attempts or {}
+        self.attempts[offset] = failed
+        self.failed = self.failed or {}
+        self.failed[offset] = failed
         if failures:
             self.failures = self.failures or {}
             self.failures[offset] = failures
@@ -160,6 +194,13 @@ class Segment:
         if low < self.count:
             ranges.append((low, self.count))
         return ranges
+
+
+def _first_expiry(attributes: list[Attributes | None] | None) -> float | None:
+    if attributes is None:
+        return None
+    times = [a.expires_at for a in attributes if a is not None and a.expires_at is not None]
+    return min(times, default=None)
 
 
 def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

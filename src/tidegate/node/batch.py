@@ -1,12 +1,16 @@
 """Batches of producers become segments.
 
 Batches that wait for the same commit and go to the same queue share segments: one for each
-priority, addressed messages apart. A batch of equals, the usual case, is moved as columns.
+priority, with addressed messages apart, and those for later by the time at which they are due.
+A batch of equals, the usual case, is moved as columns.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+
+import msgspec
 
 from tidegate.core.errors import TidegateError
 from tidegate.core.model import Attributes
@@ -17,11 +21,27 @@ from tidegate.wire.packets import PutMessages
 SEGMENT_BYTES_MAX = 512 * 1024
 SEGMENT_COUNT_MAX = 4096
 
+# What messages must have in common to share a segment: priority, whether they are addressed, and
+# when they are due.
+Kind = tuple[int, bool, float | None]
+
 
 class Batch:
     """What one producer sent in one packet, until its fate is known."""
 
-    __slots__ = ("_confirmed", "body", "open", "packet", "parts", "refused", "sender", "stored_at")
+    __slots__ = (
+        "_confirmed",
+        "body",
+        "dues",
+        "is_stored",
+        "open",
+        "packet",
+        "parts",
+        "refused",
+        "sender",
+        "skipped",
+        "stored_at",
+    )
 
     def __init__(
         self,
@@ -41,6 +61,56 @@ class Batch:
         self.open = 0
         # Where its messages went: segment, offset there, and which of the batch (None: all).
         self.parts: list[tuple[SegmentBuilder, int, list[int] | None]] = []
+        # When its messages are due; None: all at once.
+        self.dues: list[float | None] | None = None
+        # Which of it are not stored, since their dedup ids are.
+        self.skipped: frozenset[int] = frozenset()
+        # Whether that is all of it.
+        self.is_stored = False
+
+    def stamp(self, now: float) -> None:
+        """Delays and times to live count from here."""
+        packet = self.packet
+        count = len(packet.lengths)
+        if packet.delays_s is not None or packet.ttls_s is not None:
+            delays_s = packet.delays_s or [None] * count
+            ttls_s = packet.ttls_s or [None] * count
+            packet.attributes = [
+                _timed(attributes, delay_s, ttl_s, now)
+                for attributes, delay_s, ttl_s in zip(
+                    packet.attributes or [None] * count, delays_s, ttls_s, strict=True
+                )
+            ]
+        dues = [
+            # To the millisecond: those of one commit that are due together share a segment.
+            None
+            if attributes is None or (attributes.deliver_at or 0.0) <= now
+            else math.ceil((attributes.deliver_at or 0.0) * 1e3) / 1e3
+            for attributes in packet.attributes or ()
+        ]
+        if any(due is not None for due in dues):
+            self.dues = dues
+
+    def dedup_ids(self) -> list[str]:
+        return [
+            attributes.dedup_id
+            for attributes in self.packet.attributes or ()
+            if attributes is not None and attributes.dedup_id is not None
+        ]
+
+    def skip_duplicates(self, is_stored: Callable[[str], bool]) -> bool:
+        """Leave out what is stored under the same dedup id; True when nothing is left."""
+        seen: set[str] = set()
+        skipped = set()
+        for index, attributes in enumerate(self.packet.attributes or ()):
+            dedup_id = None if attributes is None else attributes.dedup_id
+            if dedup_id is None:
+                continue
+            if dedup_id in seen or is_stored(dedup_id):
+                skipped.add(index)
+            seen.add(dedup_id)
+        self.skipped = frozenset(skipped)
+        return len(skipped) == len(self.packet.lengths)
 
     def part_stored(self) -> bool:
         """One more segment is on disk; True when that was the last."""
@@ -72,6 +142,7 @@ class SegmentBuilder:
         "bodies",
         "body_bytes",
         "contexts",
+        "due_at",
         "first_id",
         "lengths",
         "priority",
@@ -79,9 +150,10 @@ class SegmentBuilder:
         "senders",
     )
 
-    def __init__(self, priority: int, addressed: bool) -> None:
+    def __init__(self, priority: int, addressed: bool, due_at: float | None) -> None:
         self.priority = priority
         self.addressed = addressed
+        self.due_at = due_at
         self.lengths: list[int] = []
         self.bodies: list[bytes | memoryview] = []
         self.body_bytes = 0
@@ -141,6 +213,7 @@ class SegmentBuilder:
             receivers=self.receivers if self.addressed else None,
             contexts=self.contexts,
             attributes=self.attributes,
+            due_at=self.due_at,
         )
 
     def release(self) -> list[Batch]:
@@ -158,7 +231,22 @@ class SegmentBuilder:
             epoch,
             [batch.packet.producer for batch in self.batches],
             [batch.packet.batch for batch in self.batches],
+            [a.dedup_id for a in self.attributes or () if a is not None and a.dedup_id] or None,
         )
+
+
+def _timed(
+    attributes: Attributes | None, delay_s: float | None, ttl_s: float | None, now: float
+) -> Attributes | None:
+    """Attributes with times instead of delays."""
+    if not delay_s and ttl_s is None:
+        return attributes
+    attributes = attributes or Attributes()
+    if delay_s:
+        attributes = msgspec.structs.replace(attributes, deliver_at=now + delay_s)
+    if ttl_s is not None:
+        attributes = msgspec.structs.replace(attributes, expires_at=now + ttl_s)
+    return attributes
 
 
 Column = list[int | None] | list[Attributes | None]
@@ -175,24 +263,27 @@ def _joined(column, before: int, added, count: int):  # type: ignore[no-untyped-
 
 def build_segments(batches: list[Batch]) -> list[SegmentBuilder]:
     """Distribute waiting batches over as few segments as order and priority allow."""
-    open_builders: dict[tuple[int, bool], SegmentBuilder] = {}
+    open_builders: dict[Kind, SegmentBuilder] = {}
     builders: list[SegmentBuilder] = []
 
-    def builder_for(priority: int, addressed: bool, count: int, body_bytes: int) -> SegmentBuilder:
-        key = (priority, addressed)
-        builder = open_builders.get(key)
+    def builder_for(kind: Kind, count: int, body_bytes: int) -> SegmentBuilder:
+        builder = open_builders.get(kind)
         if builder is None or not builder.has_room_for(count, body_bytes):
-            builder = open_builders[key] = SegmentBuilder(priority, addressed)
+            builder = open_builders[kind] = SegmentBuilder(*kind)
             builders.append(builder)
         return builder
 
     for batch in batches:
         packet = batch.packet
         receivers = packet.receivers
-        if len(packet.priorities) == 1 and (receivers is None or None not in receivers):
-            builder = builder_for(
-                packet.priorities[0], receivers is not None, len(packet.lengths), len(batch.body)
-            )
+        if (
+            len(packet.priorities) == 1
+            and (receivers is None or None not in receivers)
+            and batch.dues is None
+            and not batch.skipped
+        ):
+            kind = (packet.priorities[0], receivers is not None, None)
+            builder = builder_for(kind, len(packet.lengths), len(batch.body))
             builder.add(
                 batch,
                 packet.lengths,
@@ -207,8 +298,8 @@ def build_segments(batches: list[Batch]) -> list[SegmentBuilder]:
     return builders
 
 
-def _split(batch: Batch, builder_for: Callable[[int, bool, int, int], SegmentBuilder]) -> None:
-    """A mixed batch: its messages one group for each priority, addressed ones apart."""
+def _split(batch: Batch, builder_for: Callable[[Kind, int, int], SegmentBuilder]) -> None:
+    """A mixed batch: its messages one group for each kind."""
     packet = batch.packet
     count = len(packet.lengths)
     priorities = packet.priorities if len(packet.priorities) == count else packet.priorities * count
@@ -217,19 +308,21 @@ def _split(batch: Batch, builder_for: Callable[[int, bool, int, int], SegmentBui
     offsets = [0]
     for length in packet.lengths:
         offsets.append(offsets[-1] + length)
-    groups: dict[tuple[int, bool], list[int]] = {}
+    dues = batch.dues or [None] * count
+    groups: dict[Kind, list[int]] = {}
     for index in range(count):
-        key = (priorities[index], receivers[index] is not None)
-        groups.setdefault(key, []).append(index)
+        if index not in batch.skipped:
+            kind = (priorities[index], receivers[index] is not None, dues[index])
+            groups.setdefault(kind, []).append(index)
     body = memoryview(batch.body)
-    for (priority, addressed), indices in groups.items():
+    for kind, indices in groups.items():
         lengths = [packet.lengths[i] for i in indices]
-        builder = builder_for(priority, addressed, len(indices), sum(lengths))
+        builder = builder_for(kind, len(indices), sum(lengths))
         builder.add(
             batch,
             lengths,
             b"".join(body[offsets[i] : offsets[i + 1]] for i in indices),
-            [receivers[i] for i in indices] if addressed else None,  # type: ignore[misc]
+            [receivers[i] for i in indices] if kind[1] else None,  # type: ignore[misc]
             None if packet.contexts is None else [packet.contexts[i] for i in indices],
             None if packet.attributes is None else [packet.attributes[i] for i in indices],
             indices,

@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sized
 
 from tidegate.core.errors import InvalidValue, RequiredParameterMissing, TooLarge
-from tidegate.core.model import PRIORITY_HIGHEST, PRIORITY_LOWEST, Attributes, QueuePolicy
+from tidegate.core.model import (
+    PRIORITY_HIGHEST,
+    PRIORITY_LOWEST,
+    Attributes,
+    DeathReason,
+    QueuePolicy,
+)
 from tidegate.node.limits import Limits
-from tidegate.wire.packets import PutMessages, PutToQueues
+from tidegate.wire.packets import PutMessages, PutToQueues, Redrive
 
 BATCH_COUNT_MAX = 100_000
+ERROR_LENGTH_MAX = 4000
+KEY_LENGTH_MAX = 255
+# As long as a wait or a lease may be: 24 days.
+DELAY_S_MAX = 2**31 / 1e3
+# The year 9999, as far as a store's calendar goes.
+WALL_S_MAX = 253_402_300_000
 INT4_MAX = 2**31 - 1
 INT8_MAX = 2**63 - 1
 POLICY_MAX = 10**12
@@ -41,6 +53,15 @@ def check_put(packet: PutMessages, body_bytes: int, limits: Limits) -> None:
         _check_column(packet.attributes, count)
         for attributes in packet.attributes:
             check_attributes(attributes, limits)
+    for column, least in ((packet.delays_s, 0.0), (packet.ttls_s, 0.0)):
+        if column is not None:
+            _check_column(column, count)
+            for seconds in column:
+                if seconds is not None and not least <= seconds <= DELAY_S_MAX:
+                    raise InvalidValue(
+                        f"delays and times to live run from {least:g} to {DELAY_S_MAX:.0f} "
+                        f"seconds, not {seconds}"
+                    )
 
 
 def check_put_to_queues(packet: PutToQueues, body_bytes: int, limits: Limits) -> None:
@@ -105,8 +126,19 @@ def check_attributes(attributes: Attributes | None, limits: Limits) -> None:
             f"headers are limited to {limits.header_count_max} and {limits.header_bytes_max} "
             "characters in all"
         )
-    if any("\x00" in text for text in texts):
-        raise InvalidValue("headers and content types cannot hold NUL characters")
+    keys = [attributes.group, attributes.tenant, attributes.dedup_id]
+    if any("\x00" in text for text in (*texts, *filter(None, keys))):
+        raise InvalidValue("headers, content types and keys cannot hold NUL characters")
+    for key in keys:
+        if key is not None and not 0 < len(key) <= KEY_LENGTH_MAX:
+            raise InvalidValue(
+                f"group, tenant and dedup id have from 1 to {KEY_LENGTH_MAX} characters"
+            )
+    for at in (attributes.deliver_at, attributes.expires_at):
+        if at is not None and not 0 <= at <= WALL_S_MAX:
+            raise InvalidValue(f"times are in seconds since 1970, not {at}")
+    if attributes.deaths is not None:
+        raise InvalidValue("deaths are written by nodes only")
 
 
 def check_name(name: str, limits: Limits) -> str:
@@ -152,3 +184,17 @@ def check_policy(policy: QueuePolicy, limits: Limits) -> None:
         raise InvalidValue(f"retry_jitter is a part of 1, not {policy.retry_jitter}")
     if policy.dead_letter:
         check_name(policy.dead_letter, limits)
+
+
+def check_error(error: str | None) -> None:
+    if error is not None and (len(error) > ERROR_LENGTH_MAX or "\x00" in error):
+        raise InvalidValue(f"an error has at most {ERROR_LENGTH_MAX} characters, none of them NUL")
+
+
+def check_redrive(packet: Redrive, limits: Limits) -> None:
+    if packet.to is not None:
+        check_name(packet.to, limits)
+    if packet.limit is not None and packet.limit < 1:
+        raise InvalidValue(f"limit must be at least 1, not {packet.limit}")
+    if packet.reason is not None and packet.reason not in list(DeathReason):
+        raise InvalidValue(f"reason is one of {', '.join(DeathReason)}, not {packet.reason!r}")

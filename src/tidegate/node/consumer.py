@@ -13,8 +13,10 @@ from tidegate.queueing.queue import NOTHING, Match, Rank
 from tidegate.telemetry.meters import ConsumerMeters
 from tidegate.wire.packets import Run
 
-# A consumer that holds this much gets no more, whatever its prefetch.
+# A consumer that holds this much, or this part of the node's memory, gets no more, whatever its
+# prefetch.
 HELD_BYTES_MAX = 64 * 1024 * 1024
+HELD_PART = 4
 
 
 class Outlet(Protocol):
@@ -37,21 +39,37 @@ class Outlet(Protocol):
 class Consumer:
     """A subscription. Credit is its prefetch less what it holds."""
 
-    __slots__ = ("automatic", "book", "consumer", "meters", "order", "outlet", "prefetch")
+    __slots__ = (
+        "_held_bytes_max",
+        "automatic",
+        "book",
+        "consumer",
+        "meters",
+        "order",
+        "outlet",
+        "prefetch",
+    )
 
     def __init__(
-        self, outlet: Outlet, consumer: int, prefetch: int, order: Order, automatic: bool
+        self,
+        outlet: Outlet,
+        consumer: int,
+        prefetch: int,
+        order: Order,
+        automatic: bool,
+        memory_bytes: int,
     ) -> None:
         self.outlet = outlet
         self.consumer = consumer
         self.prefetch = prefetch
         self.order = order
         self.automatic = automatic
+        self._held_bytes_max = min(HELD_BYTES_MAX, memory_bytes // HELD_PART)
         self.book = LeaseBook()
         self.meters = ConsumerMeters()
 
     def credit(self) -> int:
-        if not self.outlet.can_take() or self.book.held_bytes > HELD_BYTES_MAX:
+        if not self.outlet.can_take() or self.book.held_bytes > self._held_bytes_max:
             return 0
         return max(self.prefetch - self.book.outstanding, 0)
 

@@ -16,18 +16,21 @@ from tidegate.core.errors import (
     TidegateError,
     Unavailable,
 )
-from tidegate.core.model import Order
+from tidegate.core.model import DeathReason, Failure, Order
+from tidegate.core.ports import Attempt
 from tidegate.core.segment import Segment
 from tidegate.node.consumer import Consumer, Outlet, Reader
 from tidegate.node.holding import Holding
+from tidegate.node.later import Later
+from tidegate.node.retries import retry_wait_s
 from tidegate.node.runs import run_of
 from tidegate.node.settling import Ranges, Settling
 from tidegate.node.tail import TailReader
 from tidegate.queueing.lease import Lease
 from tidegate.queueing.lifecycle import Event, State
-from tidegate.queueing.queue import EVERYTHING
+from tidegate.queueing.queue import ANYONE, EVERYTHING
 from tidegate.queueing.span import Span
-from tidegate.wire.packets import Run
+from tidegate.wire.packets import Return, Run
 
 DELIVERY_COUNT_MAX = 2000
 DELIVERY_BYTES_MAX = 1024 * 1024
@@ -36,7 +39,9 @@ DELIVERY_BYTES_MAX = 1024 * 1024
 class Dispatch:
     """Those who take from one replica."""
 
-    def __init__(self, holding: Holding, settling: Settling) -> None:
+    def __init__(
+        self, holding: Holding, settling: Settling, under_way: Callable[[], set[int]]
+    ) -> None:
         self._holding = holding
         self._settling = settling
         self._consumers: deque[Consumer] = deque()
@@ -45,6 +50,7 @@ class Dispatch:
         self._readers: dict[Reader, None] = {}
         self._readers_of: dict[int, dict[Reader, None]] = {}
         self.tail = TailReader(holding, lambda: self.serve(None))
+        self.later = Later(holding, self.serve_all, under_way)
 
     @property
     def consumers(self) -> list[Consumer]:
@@ -101,7 +107,9 @@ class Dispatch:
     def _miss(self, reader: Reader) -> None:
         self.drop_reader(reader)
         name = self._holding.info.name
-        if len(self._holding.queue) == 0:
+        if self._holding.policy.paused:
+            reader.miss(NoMessagesRetrieved(f"queue {name!r} is paused: resume it"))
+        elif len(self._holding.queue) == 0:
             reader.miss(NoMessagesInQueue(f"queue {name!r} is empty"))
         else:
             reader.miss(NoMessagesRetrieved(f"queue {name!r} holds no message that matches"))
@@ -119,15 +127,9 @@ class Dispatch:
 
     def _try_reader(self, reader: Reader) -> bool:
         holding = self._holding
-        if not holding.may_deliver():
+        if not holding.may_deliver() or holding.policy.paused:
             return False
-        if reader.match is None:
-            spans = holding.queue.take(1, reader.client_id, reader.order)
-            span = spans[0] if spans else None
-        else:
-            span = holding.queue.take_match(
-                reader.match, reader.client_id, reader.order, reader.horizon
-            )
+        span = self._take_for(reader)
         if span is None:
             if reader.match is None:
                 # It may be held up by what lies in the store, and be for somebody else.
@@ -145,12 +147,26 @@ class Dispatch:
         self.tail.fill_head()
         return True
 
+    def _take_for(self, reader: Reader) -> Span | None:
+        queue = self._holding.queue
+        while True:
+            if reader.match is None:
+                spans = queue.take(1, reader.client_id, reader.order)
+                span = spans[0] if spans else None
+            else:
+                span = queue.take_match(
+                    reader.match, reader.client_id, reader.order, reader.horizon
+                )
+            if span is None or self._living([span]):
+                return span
+
     # Consumers
 
     def subscribe(
         self, outlet: Outlet, consumer: int, prefetch: int, order: Order, automatic: bool
     ) -> None:
-        subscriber = Consumer(outlet, consumer, prefetch, order, automatic)
+        memory_bytes = self._holding.limits.memory_bytes
+        subscriber = Consumer(outlet, consumer, prefetch, order, automatic, memory_bytes)
         self._consumers.append(subscriber)
         self._holders[outlet, consumer] = subscriber
         self.dispatch()
@@ -163,24 +179,32 @@ class Dispatch:
         """Who holds what a connection has read under lease: its consumer 0."""
         holder = self._holders.get((outlet, 0))
         if holder is None:
-            holder = Consumer(outlet, 0, 0, Order.OLDEST, automatic=False)
+            memory_bytes = self._holding.limits.memory_bytes
+            holder = Consumer(outlet, 0, 0, Order.OLDEST, False, memory_bytes)
             self._holders[outlet, 0] = holder
         return holder
 
     def unsubscribe(self, outlet: Outlet, consumer: int) -> bool:
         """End a subscription; what it holds goes back, flagged."""
-        holder = self._holders.pop((outlet, consumer), None)
+        holder = self._end(outlet, consumer)
         if holder is None:
             return False
-        if consumer:
-            self._consumers.remove(holder)
-        self._give_back(holder.book.clear(), Event.CONSUMER_GONE)
+        self._put_back([lease.span for lease in holder.book.clear()], Event.CONSUMER_GONE)
         return True
 
+    def _end(self, outlet: Outlet, consumer: int) -> Consumer | None:
+        holder = self._holders.pop((outlet, consumer), None)
+        if holder is not None and consumer:
+            self._consumers.remove(holder)
+        return holder
+
     def forget_outlet(self, outlet: Outlet) -> None:
-        """A connection is gone."""
-        for held_by, consumer in [key for key in self._holders if key[0] is outlet]:
-            self.unsubscribe(held_by, consumer)
+        """A connection is gone: what it held may be what killed it, and counts as failed."""
+        for _, consumer in [key for key in self._holders if key[0] is outlet]:
+            holder = self._end(outlet, consumer)
+            if holder is not None:
+                spans = [lease.span for lease in holder.book.clear()]
+                self._fail(spans, Event.CONSUMER_GONE, Failure(self._now(), "consumer gone"), 0.0)
 
     def set_prefetch(self, holder: Consumer, prefetch: int) -> None:
         holder.prefetch = prefetch
@@ -225,7 +249,7 @@ class Dispatch:
         holding = self._holding
         queue = holding.queue
         consumers = self._consumers
-        if not holding.may_deliver():
+        if not holding.may_deliver() or holding.policy.paused:
             return
         idle = 0
         while queue.head_count and idle < len(consumers):
@@ -244,12 +268,15 @@ class Dispatch:
                 idle += 1
                 continue
             idle = 0
-            self._deliver(consumer, spans)
+            spans = self._living(spans)
+            if spans:
+                self._deliver(consumer, spans)
         self.tail.fill_head()
+        holding.made_room()
 
     def _deliver(self, consumer: Consumer, spans: list[Span]) -> None:
         now = self._holding.clock.monotonic()
-        lease_s = self._holding.limits.delivery_lease_s
+        lease_s = self._holding.lease_s
         runs: list[Run] = []
         bodies: list[memoryview | bytes] = []
         body_bytes = 0
@@ -276,7 +303,8 @@ class Dispatch:
         if segment.reloaded or segment.attempts is not None:
             meters.redelivered.add(len(span))
         else:
-            waited_s = self._holding.clock.wall() - segment.arrived_at
+            # A delay that was asked for is no wait.
+            waited_s = self._holding.clock.wall() - (segment.due_at or segment.arrived_at)
             meters.wait.add(max(waited_s, 0.0), len(span))
         return run_of(span, lease.tag)
 
@@ -291,24 +319,124 @@ class Dispatch:
             self._settling.when_on_disk(lambda: confirm(lost))
         self.dispatch()
 
-    def give_back(self, holder: Consumer, ranges: Ranges) -> int:
+    def give_back(self, holder: Consumer, ranges: Ranges, how: Return) -> int:
         """Return messages to the queue; how many were no longer held."""
         leases, lost = self._settling.take_back(holder, ranges)
-        self._give_back(leases, Event.RETURNED)
+        spans = [lease.span for lease in leases]
+        if how.unstarted:
+            self._put_back(spans, Event.RETURNED, attempted=False)
+        elif how.reject:
+            self._give_up(spans, DeathReason.REJECTED, how.error)
+        else:
+            wait_s = None if how.delay_ms is None else how.delay_ms / 1e3
+            self._fail(spans, Event.RETURNED, Failure(self._now(), "nack", how.error), wait_s)
         return lost
 
-    def _give_back(self, leases: list[Lease], event: Event) -> None:
-        if not leases or self._holding.fenced:
+    def _now(self) -> float:
+        return self._holding.clock.wall()
+
+    def _put_back(self, spans: list[Span], event: Event, *, attempted: bool = True) -> None:
+        if not spans or self._holding.fenced:
             return
-        self._holding.queue.put_back([lease.span for lease in leases], event)
-        self._holding.meters.returned.add(sum(len(lease.span) for lease in leases))
+        self._holding.queue.put_back(spans, event, attempted=attempted)
+        self._holding.meters.returned.add(sum(map(len, spans)))
+        self.serve_all()
+
+    def serve_all(self) -> None:
+        """Something became ready, for whomever."""
         self.serve(None)
         for receiver in list(self._readers_of):
             self.serve([receiver])
 
+    def _fail(
+        self, spans: list[Span], event: Event, failure: Failure, wait_s: float | None
+    ) -> None:
+        """Deliveries came to nothing: try again, at once or later, or give up."""
+        holding = self._holding
+        if not spans or holding.fenced:
+            return
+        hopeless: list[Span] = []
+        again: list[Span] = []
+        for span in spans:
+            segment = span.segment
+            for offset in range(span.low, span.high):
+                failed = segment.mark_failed(offset, failure)
+                if holding.policy.deliveries_max and failed >= holding.policy.deliveries_max:
+                    hopeless.append(Span(segment, offset, offset + 1, span.state))
+                    continue
+                pause_s = retry_wait_s(holding.policy, failed) if wait_s is None else wait_s
+                if pause_s > 0:
+                    self._put_off(Span(segment, offset, offset + 1, span.state), pause_s)
+                elif again and again[-1].segment is segment and again[-1].high == offset:
+                    again[-1].high += 1
+                else:
+                    again.append(Span(segment, offset, offset + 1, span.state))
+                # A consumer that is gone took all it held along, most of it unseen: that is not
+                # worth a row each. A node that starts again flags everything anyway.
+                if event is not Event.CONSUMER_GONE:
+                    self._note_failed(segment, offset, failed, pause_s)
+        self._give_up(hopeless, DeathReason.DELIVERIES, failure.error)
+        self._put_back(again, event)
+        self.later.set_alarm()
+        self.dispatch()
+
+    def _put_off(self, span: Span, pause_s: float) -> None:
+        self._holding.queue.put_off([span], self._holding.clock.monotonic() + pause_s)
+        self._holding.meters.returned.add(len(span))
+
+    def _note_failed(self, segment: Segment, offset: int, failed: int, pause_s: float) -> None:
+        due_at = self._now() + pause_s if pause_s > 0 else None
+        failures = (segment.failures or {})[offset]
+        self._settling.note_failed(segment, offset, Attempt(failed, due_at, failures))
+
+    def _give_up(self, spans: list[Span], reason: DeathReason, error: str | None) -> None:
+        if not spans or self._holding.fenced:
+            return
+        for span in spans:
+            if span.state is State.LEASED:
+                span.segment.mark_attempted(span.low, span.high)
+            span.advance(Event.GIVEN_UP)
+        self._holding.give_up(spans, reason, error)
+
+    # What lived long enough
+
+    def _living(self, spans: list[Span]) -> list[Span]:
+        """Spans that were just taken, without those whose time is over."""
+        if all(span.segment.expires_at is None for span in spans):
+            return spans
+        now = self._now()
+        living: list[Span] = []
+        for span in spans:
+            for piece, is_over in span.parted(now):
+                if is_over:
+                    self._expire([piece])
+                else:
+                    living.append(piece)
+        return living
+
+    def expire_messages(self) -> None:
+        """Those whose time is over leave, wherever they wait in memory."""
+        self._expire(self._holding.queue.take_expired(self._now()))
+
+    def _expire(self, spans: list[Span]) -> None:
+        holding = self._holding
+        if not spans:
+            return
+        holding.meters.expired.add(sum(map(len, spans)))
+        if holding.policy.keep_expired:
+            self._give_up(spans, DeathReason.EXPIRED, None)
+            return
+        for span in spans:
+            self._settling.note_done(span, holding.queue.done(span, Event.EXPIRED))
+
+    def shed(self, count: int) -> None:
+        """The queue is too long: its oldest messages are given up."""
+        spans = self._holding.queue.take(count, ANYONE, Order.OLDEST)
+        self._give_up(spans, DeathReason.OVERFLOW, None)
+
     def extend(self, holder: Consumer, ranges: Ranges | None, lease_s: float | None) -> int:
         """Lengthen leases; how many of the tags were no longer held."""
-        lease_s = lease_s or self._holding.limits.delivery_lease_s
+        lease_s = lease_s or self._holding.lease_s
         held = holder.book.extend(ranges, self._holding.clock.monotonic() + lease_s)
         return 0 if ranges is None else sum(b - a + 1 for a, b in ranges) - held
 
@@ -317,7 +445,8 @@ class Dispatch:
         for holder in list(self._holders.values()):
             late = holder.book.lapsed(now)
             if late:
-                self._give_back(late, Event.LEASE_EXPIRED)
+                spans = [lease.span for lease in late]
+                self._fail(spans, Event.LEASE_EXPIRED, Failure(self._now(), "lease expired"), 0.0)
 
     # The end
 
@@ -333,6 +462,6 @@ class Dispatch:
         for holder in holders.values():
             leases = holder.book.clear()
             if give_back:
-                self._give_back(leases, Event.CONSUMER_GONE)
+                self._put_back([lease.span for lease in leases], Event.CONSUMER_GONE)
         for consumer in consumers:
             consumer.outlet.consumer_ended(consumer.consumer, error)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from tidegate.core.budget import Budget
 from tidegate.core.errors import StaleEpoch, TidegateError
-from tidegate.core.model import QueueInfo
+from tidegate.core.model import DeathReason, QueueInfo, QueuePolicy
 from tidegate.core.ports import Clock, Store
 from tidegate.node.limits import Limits
 from tidegate.queueing.queue import Queue
+from tidegate.queueing.span import Span
 from tidegate.telemetry.meters import QueueMeters
 
 
@@ -22,8 +25,10 @@ class Holding:
         "epoch",
         "fence",
         "fenced",
+        "give_up",
         "info",
         "limits",
+        "made_room",
         "may_deliver",
         "meters",
         "queue",
@@ -54,6 +59,25 @@ class Holding:
         self.fenced = False
         # Set by the replica: what to do when the queue turns out to be somebody else's.
         self.fence: Callable[[TidegateError], None] = lambda error: None
+        # The same: where messages go that are given up, and why.
+        self.give_up: Callable[[list[Span], DeathReason, str | None], None]
+        # The same: told when messages have left, and a limit may allow new ones.
+        self.made_room: Callable[[], None] = lambda: None
+        self.set_policy(info.policy)
+
+    def set_policy(self, policy: QueuePolicy) -> None:
+        """Promise this from now on."""
+        self.info = msgspec.structs.replace(self.info, policy=policy)
+        self.queue.ttl_s = policy.ttl_s
+
+    @property
+    def policy(self) -> QueuePolicy:
+        return self.info.policy
+
+    @property
+    def lease_s(self) -> float:
+        """How long a consumer may hold a message without a sign of life."""
+        return self.info.policy.lease_s or self.limits.delivery_lease_s
 
     def taken_over(self) -> StaleEpoch:
         """The store has refused our epoch."""

@@ -13,9 +13,11 @@ from collections.abc import Callable, Sequence
 
 from tidegate.core.crash import crash_point
 from tidegate.core.errors import LimitReached, NotOwner, TidegateError, Unavailable
+from tidegate.core.model import Overflow
 from tidegate.core.ports import Broadcast, Write
 from tidegate.core.segment import Segment
 from tidegate.node.batch import Batch, SegmentBuilder, build_segments
+from tidegate.node.dedup import DedupWindow
 from tidegate.node.holding import Holding
 from tidegate.node.marks import ProducerMarks
 from tidegate.storage.writer import Writer
@@ -26,6 +28,8 @@ ID_BLOCK = 1_000_000
 # Messages in one commit: bounds the time that a confirm waits for its neighbours.
 COMMIT_COUNT_MAX = 20_000
 COMMIT_BYTES_MAX = 8 * 1024 * 1024
+# What may wait for room in a queue that is at its limit; more is refused.
+HELD_BYTES_MAX = 64 * 1024 * 1024
 
 
 class Intake:
@@ -47,6 +51,11 @@ class Intake:
         self._closed = False
         # Every batch that is waiting or under way, with its twins.
         self._accepted: dict[tuple[int, int], list[Batch]] = {}
+        self._dedup = DedupWindow()
+        # Dedup ids on their way to the disk.
+        self._dedup_under_way: set[str] = set()
+        # Whether what waits does so for a limit of the queue's policy.
+        self._at_limit = False
         # The last batch of a producer that was refused for good: nobody need wait for it.
         self._given_up: dict[int, int] = {}
 
@@ -71,6 +80,10 @@ class Intake:
             self._marks = ProducerMarks(
                 await holding.store.marks(holding.info.queue_id), holding.clock.monotonic()
             )
+            ages_s = await holding.store.dedup_ids(
+                holding.info.queue_id, holding.policy.dedup_window_s
+            )
+            self._dedup.load(ages_s, holding.clock.monotonic())
 
     def put(self, batch: Batch) -> None:
         """Accept a batch; it is confirmed once it is on disk."""
@@ -90,20 +103,80 @@ class Intake:
         if after is not None and not self._knows(batch.packet.producer, after):
             batch.refused(Unavailable(f"batch {after} has to come first: send both again"))
             return
-        if not holding.info.durable and not holding.budget.has_room_for(len(batch.body)):
+        too_much = self._too_much(batch)
+        if too_much is not None:
             holding.meters.refused.add(len(batch.packet.lengths))
             self._given_up[batch.packet.producer] = batch.packet.batch
-            batch.refused(
-                LimitReached(
-                    f"the node's memory ({holding.limits.memory_bytes} bytes) is full and queue "
-                    f"{holding.info.name!r} is transient: consume, or declare it durable"
-                )
-            )
+            batch.refused(LimitReached(too_much))
             return
+        packet = batch.packet
+        if packet.attributes is not None or packet.delays_s or packet.ttls_s:
+            batch.stamp(holding.clock.wall())
         self._accepted[key] = [batch]
         self._waiting.append(batch)
         holding.budget.waiting_bytes += len(batch.body)
         self._writer.wants(self)
+
+    def _too_much(self, batch: Batch) -> str | None:
+        """Why the batch is refused for good."""
+        holding = self._holding
+        name = holding.info.name
+        if not holding.info.durable and not holding.budget.has_room_for(len(batch.body)):
+            return (
+                f"the node's memory ({holding.limits.memory_bytes} bytes) is full and queue "
+                f"{name!r} is transient: consume, or declare it durable"
+            )
+        policy = holding.policy
+        if policy.length_max is None and policy.bytes_max is None:
+            return None
+        if policy.overflow is Overflow.REFUSE:
+            count = sum(len(waiting.packet.lengths) for waiting in self._waiting)
+            body_bytes = sum(len(waiting.body) for waiting in self._waiting)
+            under_way = [write.segment for write in self._under_way]
+            count += sum(segment.count for segment in under_way)
+            body_bytes += sum(segment.payload_bytes for segment in under_way)
+            if not self._has_room(count + len(batch.packet.lengths), body_bytes + len(batch.body)):
+                return f"queue {name!r} is full ({self._limit_text()}): consume, or raise its limit"
+        elif self._at_limit and sum(len(w.body) for w in self._waiting) > HELD_BYTES_MAX:
+            return f"queue {name!r} is full, and so is the line before it: await each put"
+        return None
+
+    def _limit_text(self) -> str:
+        policy = self._holding.policy
+        return " and ".join(
+            text
+            for limit, text in (
+                (policy.length_max, f"{policy.length_max} messages"),
+                (policy.bytes_max, f"{policy.bytes_max} bytes"),
+            )
+            if limit is not None
+        )
+
+    def _has_room(self, count: int, body_bytes: int) -> bool:
+        """Whether so much more fits within the policy's limits."""
+        policy, queue = self._holding.policy, self._holding.queue
+        if policy.length_max is not None and len(queue) + count > policy.length_max:
+            return False
+        return policy.bytes_max is None or queue.waiting_bytes + body_bytes <= policy.bytes_max
+
+    def made_room(self) -> None:
+        """Messages have left: what waits for a limit may go on."""
+        if self._at_limit:
+            self._at_limit = False
+            self._writer.wants(self)
+
+    def _must_wait(self, count: int, body_bytes: int, batch: Batch) -> bool:
+        """Whether the queue's limit holds the batch back; alone in an empty queue it never does."""
+        policy = self._holding.policy
+        if policy.length_max is None and policy.bytes_max is None:
+            return False
+        if policy.overflow is not Overflow.SLOW:
+            return False
+        count += sum(write.segment.count for write in self._under_way)
+        if not count and not len(self._holding.queue):
+            return False
+        body_bytes += sum(write.segment.payload_bytes for write in self._under_way)
+        return not self._has_room(count + len(batch.packet.lengths), body_bytes + len(batch.body))
 
     def _knows(self, producer: int, number: int) -> bool:
         return (
@@ -120,15 +193,23 @@ class Intake:
         count = body_bytes = 0
         while self._waiting and count < COMMIT_COUNT_MAX and body_bytes < COMMIT_BYTES_MAX:
             batch = self._waiting[0]
+            if self._must_wait(count, body_bytes, batch):
+                self._at_limit = True
+                break
             if count + len(batch.packet.lengths) > self._ids_end - self._next_id:
                 self._reserve_more()
                 break
+            if batch.packet.attributes is not None:
+                if not self._deduplicate(batch):
+                    break
+                if batch.is_stored:
+                    continue
             taken.append(self._waiting.popleft())
             count += len(batch.packet.lengths)
             body_bytes += len(batch.body)
         if not taken:
             return []
-        if self._waiting:
+        if self._waiting and not self._at_limit:
             self._writer.wants(self)
         if self._ids_end - self._next_id - count < ID_BLOCK // 2:
             self._reserve_more()
@@ -147,10 +228,39 @@ class Intake:
             self.written(write, True)
         return []
 
+    def _deduplicate(self, batch: Batch) -> bool:
+        """Leave out what is stored already; False while an id of it is on its way.
+
+        Then its fate is known after the commit, and not sooner.
+        """
+        dedup_ids = batch.dedup_ids()
+        if not dedup_ids:
+            return True
+        if not self._dedup_under_way.isdisjoint(dedup_ids):
+            return False
+        holding = self._holding
+        now, window_s = holding.clock.monotonic(), holding.policy.dedup_window_s
+        nothing_left = batch.skip_duplicates(lambda i: self._dedup.has(i, now, window_s))
+        holding.meters.deduplicated.add(len(batch.skipped))
+        if nothing_left:
+            batch.is_stored = True
+            self._waiting.popleft()
+            holding.budget.waiting_bytes -= len(batch.body)
+            for twin in self._accepted.pop((batch.packet.producer, batch.packet.batch), ()):
+                twin.confirm_duplicate()
+        else:
+            self._dedup_under_way.update(dedup_ids)
+        return True
+
     def written(self, write: Write, stored: bool) -> None:
         """A segment is on disk: deliver and confirm it."""
         holding = self._holding
         builder = self._under_way.pop(write)
+        if write.dedup_ids:
+            self._dedup_under_way.difference_update(write.dedup_ids)
+            if stored:
+                self._dedup.add(write.dedup_ids, holding.clock.monotonic())
+                self._writer.wants(self)  # who waited for its fate
         holding.budget.waiting_bytes -= write.segment.payload_bytes
         if not stored or holding.fenced:
             # Stored by us but fenced since: the new owner knows the batch when it comes again.
@@ -178,8 +288,11 @@ class Intake:
     def refused(self, writes: Sequence[Write], error: TidegateError) -> None:
         """None of these is stored."""
         for write in writes:
+            self._dedup_under_way.difference_update(write.dedup_ids or ())
             self._holding.budget.waiting_bytes -= write.segment.payload_bytes
             self._refuse(self._under_way.pop(write), error)
+        if self._waiting:
+            self._writer.wants(self)
 
     def _refuse(self, builder: SegmentBuilder, error: TidegateError) -> None:
         for batch in builder.release():
@@ -193,19 +306,27 @@ class Intake:
     def close(self) -> None:
         """Accept nothing more: the queue is about to leave."""
         self._closed = True
+        if self._at_limit:
+            # They would wait for room that is made elsewhere.
+            self._refuse_waiting(NotOwner(f"queue {self._holding.info.name!r} is moving"))
 
     def fenced(self, error: TidegateError) -> None:
         """What waits will not be written here; what is under way learns its fate from the store."""
+        self._refuse_waiting(error)
+        if self._reserving is not None:
+            self._reserving.cancel()
+
+    def _refuse_waiting(self, error: TidegateError) -> None:
         waiting, self._waiting = self._waiting, deque()
         for batch in waiting:
             self._holding.budget.waiting_bytes -= len(batch.body)
             self._refuse_batch(batch, error)
-        if self._reserving is not None:
-            self._reserving.cancel()
 
     def forget_producers(self, before: float) -> None:
         self._marks.forget(before)
         self._given_up.clear()
+        holding = self._holding
+        self._dedup.forget(holding.clock.monotonic(), holding.policy.dedup_window_s)
 
     # Ids
 
@@ -236,6 +357,29 @@ class Intake:
                 backoff_s = min(backoff_s * 2, 1.0)
         if self._waiting:
             self._writer.wants(self)
+
+    # Messages that are stored together with changes of other queues
+
+    def take_ids(self, count: int) -> int:
+        """The first of so many ids for a segment that is stored by somebody else."""
+        if self._ids_end - self._next_id < count:
+            self._reserve_more()
+            raise Unavailable("out of message ids for a moment, try again")
+        first_id = self._next_id
+        self._next_id += count
+        self._broadcast_ids.add(first_id)
+        return first_id
+
+    def not_coming(self, first_id: int) -> None:
+        """The segment with that id will not be stored."""
+        self._broadcast_ids.discard(first_id)
+
+    def came(self, segment: Segment) -> None:
+        """A segment of ours was stored by somebody else."""
+        self._broadcast_ids.discard(segment.first_id)
+        if not self._holding.fenced:  # else the new owner finds it in the store
+            self._holding.meters.put.add(segment.count)
+            self._admit(segment)
 
     # Messages that are stored in several queues at once
 

@@ -16,10 +16,12 @@ from tidegate.core.model import Order
 from tidegate.node.batch import Batch
 from tidegate.node.checks import (
     check_context,
+    check_error,
     check_id,
     check_policy,
     check_prefetch,
     check_put,
+    check_redrive,
     check_wait,
 )
 from tidegate.node.consumer import Consumer, Reader
@@ -123,7 +125,7 @@ def subscribe(session: Session, replica: Replica, packet: w.Subscribe, frame: Fr
     if replica.dispatch.holder(session, packet.consumer) is not None:
         raise UniqueConstraint(f"consumer {packet.consumer} exists on this connection")
     session.uses(replica)
-    lease_ms = int(session.limits.delivery_lease_s * 1e3)
+    lease_ms = int(replica.lease_s * 1e3)
     # Before the first delivery, so that the client knows what it belongs to.
     session.answer(w.SubscribeResponse(lease_ms), frame.packet_id)
     replica.dispatch.subscribe(
@@ -158,7 +160,10 @@ def settle(session: Session, replica: Replica, packet: w.Settle, frame: Frame) -
 
 def give_back(session: Session, replica: Replica, packet: w.Return, frame: Frame) -> None:
     holder = _holder(session, replica, packet.consumer)
-    lost = replica.dispatch.give_back(holder, packet.ranges)
+    if packet.delay_ms is not None:
+        check_wait(packet.delay_ms, None)
+    check_error(packet.error)
+    lost = replica.dispatch.give_back(holder, packet.ranges, packet)
     session.answer(w.SettleResponse(lost), frame.packet_id)
 
 
@@ -242,6 +247,12 @@ async def set_policy(session: Session, replica: Replica, packet: w.SetPolicy, fr
     session.answer(w.Success(), frame.packet_id)
 
 
+async def redrive(session: Session, replica: Replica, packet: w.Redrive, frame: Frame) -> None:
+    check_redrive(packet, session.limits)
+    count = await session.node.dead_letters.redrive(replica, packet, session.guard)
+    session.answer(w.RedriveResponse(count), frame.packet_id)
+
+
 # The session, the replica, the packet, and the frame it came in.
 QueueVerb = Callable[["Session", Replica, Any, Frame], Awaitable[None] | None]
 QUEUE_VERBS: dict[type[w.Packet], QueueVerb] = {
@@ -261,4 +272,5 @@ QUEUE_VERBS: dict[type[w.Packet], QueueVerb] = {
     w.DeleteQueue: delete,
     w.SetOwner: set_owner,
     w.SetPolicy: set_policy,
+    w.Redrive: redrive,
 }

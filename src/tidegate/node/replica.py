@@ -14,20 +14,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import msgspec
-
 from tidegate.core.budget import Budget
 from tidegate.core.errors import NotOwner, QueueNotExisting, TidegateError
-from tidegate.core.model import QueueInfo, QueuePolicy
-from tidegate.core.ports import Clock, Store
+from tidegate.core.model import DeathReason, Order, Overflow, QueueInfo, QueuePolicy
+from tidegate.core.ports import Clock, Settlement, Store
 from tidegate.core.segment import Segment
 from tidegate.node.dispatch import Dispatch
 from tidegate.node.holding import Holding
 from tidegate.node.intake import Intake
 from tidegate.node.limits import Limits
 from tidegate.node.settling import Settling
+from tidegate.queueing.lifecycle import Event
+from tidegate.queueing.queue import ANYONE
 from tidegate.queueing.span import Span
 from tidegate.storage.writer import Settler, Writer
+from tidegate.telemetry.meters import QueueMeters
 from tidegate.telemetry.numbers import ConsumerNumbers, QueueNumbers, durations
 
 _DRAIN_POLL_S = 0.002
@@ -49,6 +50,7 @@ class Replica:
         clock: Clock,
         may_deliver: Callable[[], bool],
         on_fenced: Callable[[Replica], None],
+        give_up: Callable[[Replica, list[Span], DeathReason, str | None], None],
     ) -> None:
         self._holding = Holding(
             info,
@@ -60,10 +62,14 @@ class Replica:
             may_deliver=may_deliver,
         )
         self._holding.fence = self.fence
+        self._holding.give_up = lambda spans, reason, error: give_up(self, spans, reason, error)
         self._on_fenced = on_fenced
         self._settling = Settling(self._holding, settler)
-        self.dispatch = Dispatch(self._holding, self._settling)
+        self.dispatch = Dispatch(
+            self._holding, self._settling, lambda: self.intake.first_ids_under_way()
+        )
         self.intake = Intake(self._holding, writer, self._admit)
+        self._holding.made_room = self.intake.made_room
 
     @property
     def info(self) -> QueueInfo:
@@ -82,10 +88,18 @@ class Replica:
         await self.intake.load()
         if self.info.durable:
             await self.dispatch.tail.load()
+            await self.dispatch.later.load()
+
+    @property
+    def lease_s(self) -> float:
+        return self._holding.lease_s
 
     def _admit(self, segment: Segment) -> None:
         """A stored segment is ready: in memory while there is room, else at the end of the tail."""
         holding = self._holding
+        if segment.due_at is not None:
+            self.dispatch.later.add(segment)
+            return
         queue = holding.queue
         tail = self.dispatch.tail
         keep = (
@@ -97,6 +111,75 @@ class Replica:
             self.dispatch.serve(segment.receivers)
         else:
             self.dispatch.spilled(segment)
+        if holding.policy.overflow is Overflow.DROP:
+            self._shed()
+
+    def _shed(self) -> None:
+        """Beyond the limit the oldest are given up."""
+        policy, queue = self._holding.policy, self._holding.queue
+        if policy.length_max is not None and len(queue) > policy.length_max:
+            self.dispatch.shed(len(queue) - policy.length_max)
+        while policy.bytes_max is not None and queue.waiting_bytes > policy.bytes_max:
+            if not queue.head_count:
+                break
+            self.dispatch.shed(1)
+
+    # Messages that move to another queue
+
+    def take_ready(self, count: int) -> list[Span]:
+        """Up to `count` messages for anyone, the oldest first, which thereby are nobody's."""
+        spans = self._holding.queue.take(count, ANYONE, Order.OLDEST)
+        return [span.advance(Event.GIVEN_UP) for span in spans]
+
+    async def more_from_store(self) -> bool:
+        """Bring back what only the store holds; whether there is something to take now."""
+        return await self.dispatch.tail.more()
+
+    def stay(self, spans: list[Span]) -> None:
+        """Messages that were to leave do not."""
+        if not self.fenced:
+            self._holding.queue.stay(spans)
+            self.dispatch.serve_all()
+
+    def settlement_of(self, spans: list[Span]) -> Settlement | None:
+        """What to write when these messages leave; None when nothing of them is in the store."""
+        if not self.info.durable:
+            return None
+        settlement = Settlement(self.info.queue_id, self.epoch)
+        leaving: dict[Segment, list[Span]] = {}
+        for span in spans:
+            leaving.setdefault(span.segment, []).append(span)
+        for segment, pieces in leaving.items():
+            if segment.open == sum(map(len, pieces)):
+                settlement.finished.append(segment.first_id)
+                if segment.failed is not None:
+                    settlement.forgotten.append(segment.first_id)
+            else:
+                settlement.partly[segment.first_id] = [(span.low, span.high) for span in pieces]
+        return settlement
+
+    def left(self, spans: list[Span], settlement: Settlement | None) -> None:
+        """They have left, and that is on disk."""
+        if self.fenced:
+            return
+        written = set(settlement.finished) if settlement is not None else set()
+        for span in spans:
+            finished = self._holding.queue.done(span, Event.MOVED)
+            # The others of its segment may have been settled meanwhile.
+            if finished and span.segment.first_id not in written:
+                self._settling.note_done(span, True)
+        self.dispatch.serve_all()
+        self._holding.made_room()
+
+    def drop(self, spans: list[Span]) -> None:
+        """Messages that were given up, and have nowhere to go."""
+        for span in spans:
+            self._settling.note_done(span, self._holding.queue.done(span, Event.MOVED))
+        self._holding.made_room()
+
+    @property
+    def meters(self) -> QueueMeters:
+        return self._holding.meters
 
     # The end of ownership
 
@@ -109,6 +192,7 @@ class Replica:
         self.intake.fenced(error)
         self.dispatch.end_all(error, give_back=False)
         self.dispatch.tail.fenced()
+        self.dispatch.later.fenced()
         self._settling.fenced()
         holding.queue.forget()
         self._on_fenced(self)
@@ -132,8 +216,9 @@ class Replica:
         holding = self._holding
         if not await holding.store.set_policy(self.info.queue_id, policy):
             raise QueueNotExisting(f"no queue {self.info.name!r}")
-        holding.info = msgspec.structs.replace(holding.info, policy=policy)
-        self.dispatch.serve(None)
+        holding.set_policy(policy)
+        self.intake.made_room()
+        self.dispatch.serve_all()
 
     async def purge(self) -> int:
         """Drop what waits; what consumers hold stays theirs.
@@ -146,6 +231,7 @@ class Replica:
         holding = self._holding
         below_id = self.intake.ids_given_below
         dropped, count = holding.queue.purge()
+        self.dispatch.later.forget()
         kept = self.intake.first_ids_under_way() | self.dispatch.first_ids_held()
         for span in dropped:
             if span.segment.open:
@@ -192,6 +278,8 @@ class Replica:
     def tick(self) -> None:
         """Lapsed leases go back; whoever waits for room gets another chance."""
         self.dispatch.expire(self._holding.clock.monotonic())
+        self.dispatch.expire_messages()
+        self.dispatch.later.release()
         self.dispatch.dispatch()
 
     def tick_rates(self, now: float) -> None:
@@ -241,4 +329,10 @@ class Replica:
                 )
                 for consumer in self.dispatch.consumers
             ],
+            delayed=queue.later_count,
+            dead_lettered=meters.dead_lettered.total,
+            dropped=meters.dropped.total,
+            expired=meters.expired.total,
+            deduplicated=meters.deduplicated.total,
+            paused=holding.policy.paused,
         )

@@ -30,6 +30,7 @@ from tidegate.core.ports import Clock, Store
 from tidegate.node.accounts import Accounts, is_loopback
 from tidegate.node.admission import Admission
 from tidegate.node.broadcasts import Broadcasts
+from tidegate.node.dead_letters import DeadLetters
 from tidegate.node.doorstep import Doorstep
 from tidegate.node.guard import QueueNames
 from tidegate.node.limits import Limits
@@ -78,6 +79,7 @@ class Node:
         self.packets_in = 0
         self.packets_out = 0
         self.broadcasts = Broadcasts(self)
+        self.dead_letters = DeadLetters(self)
         self.tls = tls
         self.accounts = Accounts(store, login_always=login_always, on_change=self._users_changed)
         self.admission = Admission(self.limits)
@@ -183,6 +185,7 @@ class Node:
             self._server.close()
         try:
             async with asyncio.timeout(self.limits.drain_s):
+                await self.dead_letters.drain()
                 for replica in list(self.replicas.values()):
                     await replica.quiesce()
                 for writer in self._writers:
@@ -205,6 +208,7 @@ class Node:
         ending = [*self._tasks, *self._routing.values()]
         if self._adopting is not None:
             ending.append(self._adopting)
+        await self.dead_letters.abort()
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
@@ -330,6 +334,7 @@ class Node:
             clock=self.clock,
             may_deliver=self.may_deliver,
             on_fenced=self._forget_replica,
+            give_up=self.dead_letters.give_up,
         )
         await replica.load()
         if replica.fenced:
@@ -474,6 +479,7 @@ class Node:
         for replica in list(self.replicas.values()):
             replica.intake.forget_producers(before)
         await self.store.forget_marks(self.limits.dedup_window_s)
+        await self.store.forget_dedup()
 
     async def _watch_users_forever(self) -> None:
         """A user that was changed or removed is hung up on within a second or so."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tidegate.core.ports import Settlement
+from tidegate.core.ports import Attempt, Settlement
+from tidegate.core.segment import Segment
 from tidegate.node.consumer import Consumer
 from tidegate.node.holding import Holding
 from tidegate.queueing.lease import Lease
@@ -72,16 +73,27 @@ class Settling:
         holding = self._holding
         if not holding.info.durable:
             return
-        settlement = self._settlement
-        if settlement is None:
-            settlement = self._settlement = Settlement(holding.info.queue_id, holding.epoch)
-            self._settler.wants(self)
+        settlement = self._next()
         first_id = span.segment.first_id
         if finished:
             settlement.finished.append(first_id)
             settlement.partly.pop(first_id, None)
+            if span.segment.failed is not None:
+                settlement.forgotten.append(first_id)
         else:
             settlement.partly.setdefault(first_id, []).append((span.low, span.high))
+
+    def note_failed(self, segment: Segment, offset: int, attempt: Attempt) -> None:
+        """For the next commit: a delivery came to nothing, and that shall not be forgotten."""
+        if self._holding.info.durable:
+            self._next().attempts[segment.first_id, offset] = attempt
+
+    def _next(self) -> Settlement:
+        if self._settlement is None:
+            holding = self._holding
+            self._settlement = Settlement(holding.info.queue_id, holding.epoch)
+            self._settler.wants(self)
+        return self._settlement
 
     @staticmethod
     def take_back(holder: Consumer, ranges: Ranges) -> tuple[list[Lease], int]:

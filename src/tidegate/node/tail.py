@@ -144,6 +144,14 @@ class TailReader:
         self.fill_head()
         return self._reading is not None
 
+    async def more(self) -> bool:
+        """Wait for what is on its way from the store; whether there is anything to take."""
+        queue = self._holding.queue
+        while not queue.head_count and self._is_coming():
+            assert self._reading is not None
+            await asyncio.wait([self._reading])
+        return queue.head_count > 0
+
     def search_for_receiver(self, client_id: int) -> None:
         """Bring back all that is addressed to a client that is here."""
         if (

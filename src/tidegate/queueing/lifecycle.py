@@ -12,7 +12,9 @@ class State(enum.Enum):
 
     ACCEPTED = "accepted"  # in memory, not yet on disk: nobody may see it
     READY = "ready"
+    SCHEDULED = "scheduled"  # waits for its time
     LEASED = "leased"
+    LEAVING = "leaving"  # on its way to another queue: nobody may have it here
     DONE = "done"
 
 
@@ -20,23 +22,44 @@ class Event(enum.Enum):
     """What happens to it."""
 
     STORED = "stored"
+    STORED_FOR_LATER = "stored for later"
+    DUE = "due"
     DELIVERED = "delivered"
     ACKED = "acked"
     RETURNED = "returned"
     LEASE_EXPIRED = "lease expired"
     CONSUMER_GONE = "consumer gone"
+    PUT_OFF = "put off"
+    GIVEN_UP = "given up"
+    MOVED = "moved"
+    STAYED = "stayed"
+    EXPIRED = "expired"
     PURGED = "purged"
 
 
 TRANSITIONS: dict[State, dict[Event, State]] = {
-    State.ACCEPTED: {Event.STORED: State.READY},
-    State.READY: {Event.DELIVERED: State.LEASED, Event.PURGED: State.DONE},
+    State.ACCEPTED: {Event.STORED: State.READY, Event.STORED_FOR_LATER: State.SCHEDULED},
+    State.READY: {
+        Event.DELIVERED: State.LEASED,
+        Event.PURGED: State.DONE,
+        Event.EXPIRED: State.DONE,
+        Event.GIVEN_UP: State.LEAVING,
+    },
+    State.SCHEDULED: {
+        Event.DUE: State.READY,
+        Event.PURGED: State.DONE,
+        Event.EXPIRED: State.DONE,
+        Event.GIVEN_UP: State.LEAVING,
+    },
     State.LEASED: {
         Event.ACKED: State.DONE,
         Event.RETURNED: State.READY,
         Event.LEASE_EXPIRED: State.READY,
         Event.CONSUMER_GONE: State.READY,
+        Event.PUT_OFF: State.SCHEDULED,
+        Event.GIVEN_UP: State.LEAVING,
     },
+    State.LEAVING: {Event.MOVED: State.DONE, Event.STAYED: State.READY},
     State.DONE: {},
 }
 

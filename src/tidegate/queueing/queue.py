@@ -17,6 +17,7 @@ from tidegate.core.model import Order
 from tidegate.core.segment import Segment
 from tidegate.queueing.lane import Lane
 from tidegate.queueing.lifecycle import Event, State
+from tidegate.queueing.schedule import NEVER, Schedule
 from tidegate.queueing.span import Span
 
 # Who an unaddressed message is for.
@@ -77,7 +78,12 @@ class Queue:
         "_lanes",
         "_searched",
         "head_count",
+        "later_in_store",
+        "next_expiry",
         "resident_bytes",
+        "retrying",
+        "scheduled",
+        "ttl_s",
     )
 
     def __init__(self, budget: Budget) -> None:
@@ -89,19 +95,43 @@ class Queue:
         # Receiver → up to which id the store was searched for its messages.
         self._searched: dict[int, int] = {}
         self.head_count = 0
+        # What waits for its time: by the wall clock, and (to be tried again) by the monotonic one.
+        self.scheduled = Schedule()
+        self.retrying = Schedule()
+        # Of what waits for its time, how many only the store holds.
+        self.later_in_store = 0
+        # When the first message in memory may expire.
+        self.next_expiry = NEVER
+        # How long messages live that say nothing themselves.
+        self.ttl_s: float | None = None
         # What the open segments of this queue weigh, ready or leased.
         self.resident_bytes = 0
 
     def __len__(self) -> int:
-        return self.head_count + self.tail_count
+        return self.head_count + self.tail_count + self.later_count
 
     @property
     def tail_count(self) -> int:
         return sum(lane.tail_count for lane in self._all_tails())
 
     @property
+    def later_count(self) -> int:
+        """How many wait for their time."""
+        return self.scheduled.count + self.retrying.count + self.later_in_store
+
+    @property
     def tail_bytes(self) -> int:
         return sum(lane.tail_bytes for lane in self._all_tails())
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What the payloads weigh that wait; of a tail, whole segments."""
+        total = self.tail_bytes
+        for lanes in self._lanes.values():
+            total += sum(lane.head_bytes for lane in lanes.values())
+        for schedule in (self.scheduled, self.retrying):
+            total += sum(span.payload_bytes for span in schedule)
+        return total
 
     @property
     def has_tail_for_anyone(self) -> bool:
@@ -169,15 +199,145 @@ class Queue:
                 self._place(segment, segment.open_ranges())
 
     def _place(self, segment: Segment, ranges: Iterable[tuple[int, int]]) -> None:
-        self._weigh(segment.cost_bytes)
+        self._weigh_in(segment)
         for low, high in ranges:
-            self.head_count += high - low
-            for receiver, span in self._by_receiver(Span(segment, low, high, State.READY)):
-                lane = self.lane(receiver, segment.priority)
-                if lane.ready and lane.ready[-1].first_id > span.first_id:
-                    lane.put_back(span)
-                else:
-                    lane.append(span)
+            for span in self._ready_now(segment, low, high):
+                self._enter(span)
+
+    def _weigh_in(self, segment: Segment) -> None:
+        self._weigh(segment.cost_bytes)
+        if self.ttl_s is not None:
+            segment.expire_by_policy(self.ttl_s)
+        if segment.expires_at is not None:
+            self.next_expiry = min(self.next_expiry, segment.expires_at)
+
+    def _ready_now(self, segment: Segment, low: int, high: int) -> Iterator[Span]:
+        """The messages of a range that need not wait before they are tried again."""
+        retry_at = segment.retry_at
+        if retry_at is not None:
+            for offset in sorted(retry_at):
+                if low <= offset < high:
+                    if offset > low:
+                        yield Span(segment, low, offset, State.READY)
+                    later = Span(segment, offset, offset + 1, State.SCHEDULED)
+                    self.scheduled.add(retry_at[offset], later)
+                    low = offset + 1
+        if low < high:
+            yield Span(segment, low, high, State.READY)
+
+    def _enter(self, span: Span) -> None:
+        """A ready span finds its lanes."""
+        self.head_count += len(span)
+        for receiver, piece in self._by_receiver(span):
+            lane = self.lane(receiver, span.segment.priority)
+            if lane.ready and lane.ready[-1].first_id > piece.first_id:
+                lane.put_back(piece)
+            else:
+                lane.append(piece)
+
+    # Later
+
+    def add_for_later(self, segment: Segment) -> None:
+        """A stored segment that is not due yet, with what is open of it."""
+        assert segment.due_at is not None
+        self._weigh_in(segment)
+        for low, high in segment.open_ranges():
+            due_at = segment.due_at
+            self.scheduled.add(due_at, Span(segment, low, high, State.SCHEDULED))
+
+    def evict_later(self) -> tuple[float, int]:
+        """Let go of the half that is due last, of which the store has all.
+
+        The time and id behind which nothing of it is in memory.
+        """
+        entries = self.scheduled.take_all()
+        middle = (len(entries) + 1) // 2
+        kept, rest = entries[:middle], entries[middle:]
+        for due, span in kept:
+            self.scheduled.add(due, span)
+        for due, span in rest:
+            segment = span.segment
+            if segment.due_at is None or len(span) != segment.open:
+                self.scheduled.add(due, span)  # parts of it are elsewhere in memory
+            else:
+                self.later_in_store += len(span)
+                self._weigh(-segment.cost_bytes)
+        dues = [(due, span.segment.first_id) for due, span in kept]
+        return max(dues, default=(0.0, 0))
+
+    def put_off(self, spans: list[Span], due: float) -> None:
+        """Leased messages that failed are to be tried again, at a monotonic time."""
+        for span in spans:
+            span.segment.mark_attempted(span.low, span.high)
+            self.retrying.add(due, span.advance(Event.PUT_OFF))
+
+    def release_due(self, now_wall: float, now_monotonic: float) -> int:
+        """Let in what is due; how many messages that is."""
+        due = self.scheduled.take_due(now_wall) + self.retrying.take_due(now_monotonic)
+        for span in due:
+            self._enter(span.advance(Event.DUE))
+        return sum(map(len, due))
+
+    # Expiry
+
+    def take_expired(self, now: float) -> list[Span]:
+        """The messages in memory whose time is over, as spans of their own that are nobody's."""
+        if now < self.next_expiry:
+            return []
+        expired: list[Span] = []
+        self.next_expiry = NEVER
+        for lanes in self._lanes.values():
+            for lane in lanes.values():
+                for span in list(lane.spans()):
+                    expired += self._cut_expired(lane, span, now)
+        for schedule in (self.scheduled, self.retrying):
+            expired += self._cut_expired_later(schedule, now)
+        return expired
+
+    def _cut_expired(self, lane: Lane, span: Span, now: float) -> Iterator[Span]:
+        for low, high in self._expired_ranges(span, now):
+            # The span may be in pieces by now: find the one that holds the range.
+            piece = next(
+                s for s in lane.spans() if s.segment is span.segment and s.low <= low < s.high
+            )
+            self.head_count -= high - low
+            yield lane.remove(piece, low, high)
+
+    def _cut_expired_later(self, schedule: Schedule, now: float) -> Iterator[Span]:
+        if not any(span.segment.expires_at is not None for span in schedule):
+            return
+        for due, span in schedule.take_all():
+            low = span.low
+            for expired_low, expired_high in [
+                *self._expired_ranges(span, now),
+                (span.high, span.high),
+            ]:
+                if expired_low > low:
+                    schedule.add(due, Span(span.segment, low, expired_low, span.state))
+                if expired_high > expired_low:
+                    yield Span(span.segment, expired_low, expired_high, span.state)
+                low = expired_high
+
+    def _expired_ranges(self, span: Span, now: float) -> list[tuple[int, int]]:
+        """Offsets whose time is over; of the others the next expiry is noted."""
+        segment = span.segment
+        if segment.expires_at is None:
+            return []
+        if segment.expires_at > now:
+            self.next_expiry = min(self.next_expiry, segment.expires_at)
+            return []
+        ranges: list[tuple[int, int]] = []
+        for offset in range(span.low, span.high):
+            expires_at = segment.expiry(offset)
+            if expires_at is None:
+                continue
+            if expires_at > now:
+                self.next_expiry = min(self.next_expiry, expires_at)
+            elif ranges and ranges[-1][1] == offset:
+                ranges[-1] = (ranges[-1][0], offset + 1)
+            else:
+                ranges.append((offset, offset + 1))
+        return ranges
 
     def _by_receiver(self, span: Span) -> Iterator[tuple[int, Span]]:
         receivers = span.segment.receivers
@@ -327,9 +487,14 @@ class Queue:
                 return True
         return False
 
-    def done(self, span: Span) -> bool:
-        """Settle a leased span; True when its whole segment is done."""
-        span.advance(Event.ACKED)
+    def stay(self, spans: list[Span]) -> None:
+        """Messages that were to leave do not: they are ready again, at their old place."""
+        for span in spans:
+            self._enter(span.advance(Event.STAYED))
+
+    def done(self, span: Span, event: Event = Event.ACKED) -> bool:
+        """Settle a span; True when its whole segment is done."""
+        span.advance(event)
         finished = span.segment.mark_done(span.low, span.high)
         if finished:
             self._weigh(-span.segment.cost_bytes)
@@ -357,8 +522,13 @@ class Queue:
                     dropped.append(span)
                     if span.segment.mark_done(span.low, span.high):
                         self._weigh(-span.segment.cost_bytes)
-        in_tail = sum(lane.forget_tail() for lane in self._all_tails())
-        return dropped, sum(map(len, dropped)) + in_tail
+        for _, span in (*self.scheduled.take_all(), *self.retrying.take_all()):
+            dropped.append(span.advance(Event.PURGED))
+            if span.segment.mark_done(span.low, span.high):
+                self._weigh(-span.segment.cost_bytes)
+        in_store = sum(lane.forget_tail() for lane in self._all_tails()) + self.later_in_store
+        self.later_in_store = 0
+        return dropped, sum(map(len, dropped)) + in_store
 
     # Looking
 

@@ -50,3 +50,18 @@ class Span:
         before = Span(self.segment, self.low, low, self.state) if low > self.low else None
         behind = Span(self.segment, high, self.high, self.state) if high < self.high else None
         return before, Span(self.segment, low, high, self.state), behind
+
+    def parted(self, now: float) -> list[tuple[Span, bool]]:
+        """Pieces in order, each with whether its messages' time is over."""
+        segment = self.segment
+        if segment.expires_at is None or segment.expires_at > now:
+            return [(self, False)]
+        pieces: list[tuple[Span, bool]] = []
+        for offset in range(self.low, self.high):
+            expires_at = segment.expiry(offset)
+            is_over = expires_at is not None and expires_at <= now
+            if pieces and pieces[-1][1] is is_over:
+                pieces[-1][0].high = offset + 1
+            else:
+                pieces.append((Span(segment, offset, offset + 1, self.state), is_over))
+        return pieces

@@ -105,7 +105,7 @@ class _Replica:
         for low, high in self.acks.get(segment.first_id, ()):
             copy.mark_done(low, high)
         for offset, attempt in self.attempts.get(segment.first_id, {}).items():
-            copy.remember(offset, attempt.attempts, attempt.due_at, attempt.failures)
+            copy.remember(offset, attempt.failed, attempt.due_at, attempt.failures)
         return copy
 
 

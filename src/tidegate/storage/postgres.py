@@ -438,7 +438,7 @@ def _attempts(settlement: Settlement) -> Call:
         p.int8_array(settlement.forgotten),
         p.int8_array([first_id for first_id, _ in attempts]),
         p.int4_array([offset for _, offset in attempts]),
-        p.int4_array([attempt.attempts for attempt in attempts.values()]),
+        p.int4_array([attempt.failed for attempt in attempts.values()]),
         p.float8_array([attempt.due_at for attempt in attempts.values()]),
         p.json_of([attempt.failures for attempt in attempts.values()]),
     )

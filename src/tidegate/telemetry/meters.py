@@ -48,7 +48,11 @@ class QueueMeters:
 
     __slots__ = (
         "acked",
+        "dead_lettered",
+        "deduplicated",
         "delivered",
+        "dropped",
+        "expired",
         "put",
         "redelivered",
         "refused",
@@ -64,6 +68,12 @@ class QueueMeters:
         self.returned = Rate()
         self.redelivered = Rate()
         self.refused = Rate()
+        # Given up: to the dead letters, or for want of a queue for them.
+        self.dead_lettered = Rate()
+        self.dropped = Rate()
+        self.expired = Rate()
+        # Puts that were not stored since their dedup id was.
+        self.deduplicated = Rate()
         # From arrival to first delivery, and from delivery to acknowledgement.
         self.wait = Histogram()
         self.service = Histogram()

@@ -76,6 +76,13 @@ class QueueNumbers(msgspec.Struct):
     wait: Durations
     service: Durations
     consumers: list[ConsumerNumbers]
+    # Of those that wait, for their time to come.
+    delayed: int = 0
+    dead_lettered: int = 0
+    dropped: int = 0
+    expired: int = 0
+    deduplicated: int = 0
+    paused: bool = False
 
 
 class PhaseNumbers(msgspec.Struct):

@@ -48,7 +48,7 @@ async def consume(
 
     async def give_back(message: Message) -> None:
         with contextlib.suppress(TidegateError):
-            await message.nack()
+            await message.nack(delay=0)
 
     async def take() -> None:
         taken = 0

@@ -1,0 +1,191 @@
+"""`policy`, `pause`, `resume`, `dead`, `redrive`: what a queue promises, and what it gave up."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from tidegate.cli.asking import DEFAULT, UrlOption, ask, queue_key
+from tidegate.cli.figures import seconds
+from tidegate.cli.output import Column, JsonOption, Output
+from tidegate.cli.payload import as_json, preview
+from tidegate.cli.policy_settings import SetOption, parse_policy
+from tidegate.cli.queues import QueueArgument
+from tidegate.core.errors import QueueNotExisting
+from tidegate.core.model import DEAD_SUFFIX, DeathReason, QueueInfo, QueuePolicy
+from tidegate.core.quantities import format_duration
+
+if TYPE_CHECKING:
+    from tidegate.client.client import Client
+    from tidegate.client.message import Message
+
+_COLUMNS = [Column("policy", style="bold"), Column("value"), Column("default", spare=True)]
+_DEAD_COLUMNS = [
+    Column("id", right=True, style="dim"),
+    Column("died", shown=seconds, right=True),
+    Column("reason", style="bold"),
+    Column("deliveries", right=True),
+    Column("error"),
+    Column("payload", spare=True),
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("policy")(policy)
+    app.command("pause")(pause)
+    app.command("resume")(resume)
+    app.command("dead")(dead)
+    app.command("redrive")(redrive)
+
+
+def policy(
+    queue: QueueArgument,
+    settings: SetOption = None,
+    url: UrlOption = DEFAULT,
+    json: JsonOption = False,
+) -> None:
+    """Show what a queue promises; with --set, change it."""
+    output = Output(json)
+    changes = parse_policy(settings or [])
+
+    async def work(mq: Client) -> QueueInfo:
+        if changes:
+            await mq.set_policy(queue_key(queue), **changes)
+        return await mq.queue(queue_key(queue))
+
+    info = ask(url, work, "read-write" if changes else "read-only")
+    if json:
+        fields = {name: getattr(info.policy, name) for name in QueuePolicy.__struct_fields__}
+        output.json({"queue": info.name, **fields})
+        return
+    plain = QueuePolicy()
+    output.table(
+        _COLUMNS,
+        [
+            [name.removesuffix("_s"), *(_text(info, name, one) for one in (info.policy, plain))]
+            for name in QueuePolicy.__struct_fields__
+        ],
+    )
+
+
+def _text(info: QueueInfo, field: str, source: QueuePolicy) -> str:
+    value = getattr(source, field)
+    if field == "dead_letter":
+        return source.dead_letter_queue(info.name) or "nowhere"
+    if value is None:
+        return "the node's" if field == "lease_s" else "none"
+    if field.endswith("_s"):
+        return format_duration(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def pause(queue: QueueArgument, url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
+    """Deliver nothing from a queue until it is resumed; puts go on."""
+    _set_paused(queue, True, url, json)
+
+
+def resume(queue: QueueArgument, url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
+    """Deliver again."""
+    _set_paused(queue, False, url, json)
+
+
+def _set_paused(queue: str, paused: bool, url: str, json: bool) -> None:
+    output = Output(json)
+    ask(url, lambda mq: mq.set_policy(queue_key(queue), paused=paused), "read-write")
+    if json:
+        output.json({"queue": queue, "paused": paused})
+    else:
+        output.line(f"queue {queue} is {'paused' if paused else 'resumed'}")
+
+
+def _dead_queue(queue: str) -> str | int:
+    """The dead letters of a queue, by its name or by theirs."""
+    key = queue_key(queue)
+    return key if isinstance(key, int) or key.endswith(DEAD_SUFFIX) else key + DEAD_SUFFIX
+
+
+def dead(
+    queue: QueueArgument,
+    limit: Annotated[int, typer.Option(min=1, help="Messages at most.")] = 20,
+    url: UrlOption = DEFAULT,
+    json: JsonOption = False,
+) -> None:
+    """Look at the dead letters of a queue: why each was given up."""
+    output = Output(json)
+
+    async def look(mq: Client) -> list[Message]:
+        try:
+            return await mq.browse(_dead_queue(queue), limit=limit)
+        except QueueNotExisting:
+            # Made when first needed: the queue itself must be there.
+            await mq.queue(queue_key(queue))
+            return []
+
+    messages = ask(url, look)
+    if json:
+        output.json([_dead_json(message) for message in messages])
+        return
+    if not messages and output.on_terminal:
+        output.line(f"queue {queue} has no dead letters", style="dim")
+        return
+    now = time.time()
+    output.table(_DEAD_COLUMNS, [_dead_row(message, now) for message in messages])
+
+
+def _dead_json(message: Message) -> dict[str, Any]:
+    deaths = [
+        {**_fields(death), "failures": [_fields(failure) for failure in death.failures]}
+        for death in message.deaths
+    ]
+    return {**as_json(message), "deaths": deaths}
+
+
+def _fields(record: msgspec.Struct) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__struct_fields__}
+
+
+def _dead_row(message: Message, now: float) -> list[Any]:
+    death = message.deaths[-1] if message.deaths else None
+    if death is None:
+        return [message.message_id, None, None, None, None, preview(message.payload)]
+    return [
+        message.message_id,
+        max(now - death.at, 0.0),
+        str(death.reason),
+        death.deliveries,
+        death.error or "",
+        preview(message.payload),
+    ]
+
+
+def redrive(
+    queue: QueueArgument,
+    to: Annotated[
+        str | None, typer.Option(help="To this queue, instead of where each died.")
+    ] = None,
+    message_id: Annotated[
+        list[int] | None, typer.Option("--id", help="Only this message; may be repeated.")
+    ] = None,
+    reason: Annotated[
+        DeathReason | None, typer.Option(help="Only those that died of this.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Messages at most.")] = None,
+    url: UrlOption = DEFAULT,
+    json: JsonOption = False,
+) -> None:
+    """Send dead letters back, all or a selection; QUEUE is theirs, or the one they died in."""
+    output = Output(json)
+    count = ask(
+        url,
+        lambda mq: mq.redrive(
+            _dead_queue(queue), to=to, message_ids=message_id, reason=reason, limit=limit
+        ),
+        "read-write",
+    )
+    if json:
+        output.json({"queue": queue, "redriven": count})
+    else:
+        output.line(f"{count} {'message' if count == 1 else 'messages'} sent back")

@@ -1,0 +1,64 @@
+"""Policies as people write them: `lease=30s`, `bytes_max=64MiB`, `ttl=none`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from tidegate.core.errors import InvalidValue
+from tidegate.core.model import Overflow, QueuePolicy
+from tidegate.core.quantities import parse_duration_s, parse_size_bytes
+
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Of its policy, such as lease=30s, deliveries_max=5, length_max=10000, "
+        "overflow=refuse; may be repeated. `tidegate policy QUEUE` lists all.",
+    ),
+]
+
+
+def parse_policy(settings: list[str]) -> dict[str, Any]:
+    """Fields of a policy as people write them: durations, sizes, words, none."""
+    changes: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        field = _field_called(name.strip())
+        if not equals:
+            raise InvalidValue(f"{setting!r} is no setting: write {name}=VALUE")
+        changes[field] = _value(field, text.strip())
+    return changes
+
+
+def _field_called(name: str) -> str:
+    for field in QueuePolicy.__struct_fields__:
+        if name.replace("-", "_") in (field, field.removesuffix("_s")):
+            return field
+    known = ", ".join(field.removesuffix("_s") for field in QueuePolicy.__struct_fields__)
+    raise InvalidValue(f"a policy has no {name!r}; it has {known}")
+
+
+def _value(field: str, text: str) -> Any:
+    if text.lower() == "none" and field in ("lease_s", "ttl_s", "length_max", "bytes_max"):
+        return None
+    if field == "dead_letter":
+        # Nothing means: keep none; `default` the queue's own name with a suffix.
+        return None if text.lower() == "default" else text
+    if field == "bytes_max":
+        return parse_size_bytes(text)
+    if field.endswith("_s"):
+        return parse_duration_s(text) if not text.replace(".", "").isdigit() else float(text)
+    if field == "overflow" and text not in list(Overflow):
+        raise InvalidValue(f"overflow is one of {', '.join(Overflow)}, not {text!r}")
+    try:
+        return msgspec.convert(text, _types()[field], strict=False)
+    except msgspec.ValidationError as failure:
+        raise InvalidValue(f"{field}: {failure}") from None
+
+
+def _types() -> dict[str, Any]:
+    return {field.name: field.type for field in msgspec.structs.fields(QueuePolicy)}

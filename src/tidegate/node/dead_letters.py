@@ -1,0 +1,370 @@
+"""Messages that are given up move to their queue's dead letters, and on request back.
+
+A move is one transaction: put there, settled here, so a message is never in both queues and never
+in neither. Both queues are brought to this node for it. What cannot be moved yet (the store is
+away, the other queue is on its way) is tried again until it can, or until the queue has a new
+owner, who finds the message where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tidegate.core.crash import crash_point
+from tidegate.core.errors import (
+    QueueNotExisting,
+    RetryLater,
+    StaleEpoch,
+    Unavailable,
+)
+from tidegate.core.model import (
+    DEAD_LETTER_POLICY,
+    DEAD_SUFFIX,
+    Attributes,
+    Death,
+    DeathReason,
+)
+from tidegate.core.ports import Settlement, Write
+from tidegate.core.segment import Segment
+from tidegate.core.users import Right
+from tidegate.node.batch import SEGMENT_BYTES_MAX, SEGMENT_COUNT_MAX
+from tidegate.node.guard import Guard
+from tidegate.queueing.span import Span
+from tidegate.wire.packets import Redrive
+
+if TYPE_CHECKING:
+    from tidegate.node.replica import Replica
+    from tidegate.node.server import Node
+
+log = logging.getLogger(__name__)
+
+_BACKOFF_FIRST_S = 0.05
+_BACKOFF_MAX_S = 2.0
+MOVE_COUNT_MAX = 1000
+MOVE_BYTES_MAX = 8 * 1024 * 1024
+
+
+class Letter:
+    """A message on its way to another queue."""
+
+    __slots__ = ("attributes", "context", "payload", "priority", "receiver", "sender", "span")
+
+    def __init__(self, span: Span, receiver: int | None, attributes: Attributes) -> None:
+        segment, offset = span.segment, span.low
+        self.span = span
+        self.payload = segment.body(offset, offset + 1)
+        self.priority = segment.priority
+        self.sender = segment.sender(offset)
+        self.context = segment.context(offset)
+        self.receiver = receiver
+        self.attributes = attributes
+
+
+class DeadLetters:
+    """Moves between queues, for all replicas of a node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        # What waits to be moved, and who moves it: in its order, as many as wait in one commit.
+        self._given_up: dict[Replica, deque[Letter]] = {}
+        self._movers: set[asyncio.Task[None]] = set()
+
+    # Given up
+
+    def give_up(
+        self, source: Replica, spans: list[Span], reason: DeathReason, error: str | None
+    ) -> None:
+        """These messages are nobody's any more: move them to the dead letters."""
+        if _grave_of(source) is None:
+            # There is no place for them, by declared policy.
+            source.meters.dropped.add(sum(map(len, spans)))
+            source.drop(spans)
+            return
+        is_new = source not in self._given_up
+        waiting = self._given_up.setdefault(source, deque())
+        now = self._node.clock.wall()
+        for span in spans:
+            waiting.extend(_dead(span, source.info.name, reason, error, now))
+        if is_new:
+            mover = asyncio.create_task(self._bury_all(source, waiting), name="bury")
+            self._movers.add(mover)
+            mover.add_done_callback(self._movers.discard)
+
+    async def _bury_all(self, source: Replica, waiting: deque[Letter]) -> None:
+        try:
+            while waiting and not source.fenced:
+                await self._bury(source, [waiting.popleft() for _ in range(_fitting(waiting))])
+        finally:
+            del self._given_up[source]
+
+    async def _bury(self, source: Replica, letters: list[Letter]) -> None:
+        backoff_s = _BACKOFF_FIRST_S
+        while not source.fenced:
+            grave = _grave_of(source) or source.info.name + DEAD_SUFFIX
+            try:
+                target = await self._open(grave)
+                await self._move(source, target, letters)
+            except RetryLater as failure:
+                log.warning("dead letters of %s wait: %s", source.info.name, failure)
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+            except Exception:
+                log.exception("dead letters of %s cannot be moved", source.info.name)
+                source.stay([letter.span for letter in letters])
+                return
+            else:
+                source.meters.dead_lettered.add(len(letters))
+                return
+
+    async def _open(self, name: str) -> Replica:
+        """The queue of that name at this node, made if there is none."""
+        store = self._node.store
+        info = await store.find_queue(None, name)
+        if info is None:
+            info = await store.create_queue(name, True, DEAD_LETTER_POLICY)
+        if info is None:
+            raise Unavailable(f"queue {name!r} is being made: try again")
+        return await self._node.bring_here(info.queue_id)
+
+    async def drain(self) -> None:
+        """Return when nothing is on its way."""
+        await asyncio.gather(*self._movers, return_exceptions=True)
+
+    async def abort(self) -> None:
+        """Move nothing more: it is found where it is."""
+        for mover in self._movers:
+            mover.cancel()
+        await self.drain()
+
+    # Back
+
+    async def redrive(self, source: Replica, packet: Redrive, guard: Guard) -> int:
+        """Send dead letters back to where they died, or elsewhere; how many went."""
+        left = packet.limit if packet.limit is not None else 1 << 62
+        wanted = None if packet.message_ids is None else set(packet.message_ids)
+        put_aside: list[Span] = []
+        count = 0
+        try:
+            while left > 0 and not source.fenced:
+                spans = source.take_ready(min(MOVE_COUNT_MAX, left))
+                if not spans and not await source.more_from_store():
+                    break
+                chosen, others = _selected(spans, wanted, packet.reason)
+                put_aside += others
+                moved = await self._send_back(source, chosen, packet.to, guard)
+                count += moved
+                left -= moved
+        finally:
+            source.stay(put_aside)
+        return count
+
+    async def _send_back(
+        self, source: Replica, spans: list[Span], to: str | None, guard: Guard
+    ) -> int:
+        by_target: dict[str, list[Letter]] = {}
+        nowhere: list[Span] = []
+        for span in spans:
+            letter = _revived(span)
+            name = to or _origin(span)
+            if name is None:
+                nowhere.append(span)
+            else:
+                by_target.setdefault(name, []).append(letter)
+        waiting = {name: [letter.span for letter in letters] for name, letters in by_target.items()}
+        count = 0
+        try:
+            if nowhere:
+                raise QueueNotExisting(
+                    f"message {nowhere[0].first_id} of {source.info.name!r} did not die: "
+                    "name the queue it shall go to"
+                )
+            for name in by_target:
+                # Where they died is found out only here: whoever sends them there must be let.
+                guard.require(Right.WRITE, name)
+            for name, letters in by_target.items():
+                info = await self._node.store.find_queue(None, name)
+                if info is None:
+                    raise QueueNotExisting(f"no queue named {name!r}: create it, or name another")
+                target = await self._node.bring_here(info.queue_id)
+                if target is source:
+                    raise QueueNotExisting(f"queue {name!r} is where they are: name another")
+                await self._move(source, target, letters)
+                count += len(waiting.pop(name))
+        finally:
+            source.stay([*nowhere, *(span for left in waiting.values() for span in left)])
+        return count
+
+    # The move itself
+
+    async def _move(self, source: Replica, target: Replica, letters: list[Letter]) -> None:
+        spans = [letter.span for letter in letters]
+        segments = _segments(target, letters, self._node.clock.wall())
+        writes = [Write(segment, target.epoch, [], []) for segment in segments]
+        settlement = source.settlement_of(spans)
+        settlements = [] if settlement is None else [settlement]
+        try:
+            if target.info.durable:
+                await self._commit(writes, settlements)
+            elif settlements:
+                raise QueueNotExisting(
+                    f"queue {target.info.name!r} is transient: a durable message cannot go there"
+                )
+        except BaseException:
+            for segment in segments:
+                target.intake.not_coming(segment.first_id)
+            raise
+        crash_point("after-move")
+        source.left(spans, settlement)
+        for segment in segments:
+            target.intake.came(segment)
+
+    async def _commit(self, writes: list[Write], settlements: list[Settlement]) -> None:
+        """With the same ids until the outcome is known: never twice."""
+        first = writes[0].segment
+        backoff_s = _BACKOFF_FIRST_S
+        in_doubt = False
+        while True:
+            try:
+                # All or none, so one of them tells.
+                if in_doubt and await self._node.store.stored(first.queue_id, [first.first_id]):
+                    return
+                crash_point("before-move")
+                if not await self._node.store.transact(writes, settlements):
+                    raise StaleEpoch("one of the queues has a new owner: try again")
+                return
+            except Unavailable:
+                in_doubt = True
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+
+
+def _grave_of(source: Replica) -> str | None:
+    """Where the dead letters of a queue go; None: nowhere."""
+    name = source.info.policy.dead_letter_queue(source.info.name)
+    return None if name == source.info.name else name
+
+
+def _fitting(letters: deque[Letter]) -> int:
+    """How many of them go together."""
+    count = size_bytes = 0
+    for letter in letters:
+        size_bytes += len(letter.payload)
+        if count and (count == MOVE_COUNT_MAX or size_bytes > MOVE_BYTES_MAX):
+            break
+        count += 1
+    return count
+
+
+def _each(span: Span) -> list[Span]:
+    """A span as spans of one message."""
+    return [
+        Span(span.segment, offset, offset + 1, span.state) for offset in range(span.low, span.high)
+    ]
+
+
+def _attributes(segment: Segment, offset: int) -> Attributes:
+    attributes = None if segment.attributes is None else segment.attributes[offset]
+    return attributes or Attributes()
+
+
+def _dead(
+    span: Span, queue: str, reason: DeathReason, error: str | None, now: float
+) -> list[Letter]:
+    """The messages of a span as dead letters."""
+    letters = []
+    segment = span.segment
+    for each in _each(span):
+        offset = each.low
+        attributes = _attributes(segment, offset)
+        receivers = segment.receivers
+        death = Death(
+            queue=queue,
+            reason=reason,
+            error=error,
+            deliveries=(segment.attempts or {}).get(offset, 0),
+            at=now,
+            message_id=each.first_id,
+            # For anyone from here on, so that people can look; it goes back to whom it was for.
+            receiver=None if receivers is None else receivers[offset if len(receivers) > 1 else 0],
+            failures=(segment.failures or {}).get(offset, []),
+            group=attributes.group,
+            tenant=attributes.tenant,
+        )
+        attributes = msgspec.structs.replace(
+            attributes,
+            # A dead letter neither expires nor waits, nor holds its group up.
+            expires_at=None,
+            deliver_at=None,
+            group=None,
+            tenant=None,
+            deaths=[*(attributes.deaths or ()), death],
+        )
+        letters.append(Letter(each, None, attributes))
+    return letters
+
+
+def _origin(span: Span) -> str | None:
+    deaths = _attributes(span.segment, span.low).deaths
+    return deaths[-1].queue if deaths else None
+
+
+def _revived(span: Span) -> Letter:
+    """A dead letter as it was, with its history."""
+    attributes = _attributes(span.segment, span.low)
+    if not attributes.deaths:
+        return Letter(span, None, attributes)
+    death = attributes.deaths[-1]
+    revived = msgspec.structs.replace(attributes, group=death.group, tenant=death.tenant)
+    return Letter(span, death.receiver, revived)
+
+
+def _selected(
+    spans: list[Span], wanted: set[int] | None, reason: str | None
+) -> tuple[list[Span], list[Span]]:
+    """Messages one by one: those that are meant, and the others."""
+    chosen: list[Span] = []
+    others: list[Span] = []
+    for each in [each for span in spans for each in _each(span)]:
+        deaths = _attributes(each.segment, each.low).deaths
+        meant = (wanted is None or each.first_id in wanted) and (
+            reason is None or (deaths is not None and deaths[-1].reason == reason)
+        )
+        (chosen if meant else others).append(each)
+    return chosen, others
+
+
+def _segments(target: Replica, letters: list[Letter], now: float) -> list[Segment]:
+    """Letters as segments of the queue they go to."""
+    by_kind: dict[tuple[int, bool], list[list[Letter]]] = {}
+    for letter in letters:
+        groups = by_kind.setdefault((letter.priority, letter.receiver is not None), [[]])
+        size_bytes = sum(len(other.payload) for other in groups[-1])
+        full = len(groups[-1]) == SEGMENT_COUNT_MAX
+        if full or (groups[-1] and size_bytes + len(letter.payload) > SEGMENT_BYTES_MAX):
+            groups.append([])
+        groups[-1].append(letter)
+    return [
+        Segment(
+            queue_id=target.info.queue_id,
+            first_id=target.intake.take_ids(len(group)),
+            priority=priority,
+            arrived_at=now,
+            lengths=[len(letter.payload) for letter in group],
+            payload=b"".join(letter.payload for letter in group),
+            senders=[letter.sender for letter in group],
+            receivers=[letter.receiver or 0 for letter in group] if addressed else None,
+            contexts=_unless_empty([letter.context for letter in group]),
+            attributes=[letter.attributes for letter in group],
+        )
+        for (priority, addressed), groups in by_kind.items()
+        for group in groups
+    ]
+
+
+def _unless_empty(column: list[int | None]) -> list[int | None] | None:
+    return None if all(entry is None for entry in column) else column

@@ -1,0 +1,41 @@
+"""Which dedup ids were stored of late: the memory behind "one message per id and window"."""
+
+from __future__ import annotations
+
+
+class DedupWindow:
+    """Ids with the monotonic time at which they were stored, oldest first."""
+
+    __slots__ = ("_seen",)
+
+    def __init__(self) -> None:
+        self._seen: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def load(self, ages_s: dict[str, float], now: float) -> None:
+        """What a former owner stored."""
+        self._seen = {
+            dedup_id: now - age_s
+            for dedup_id, age_s in sorted(ages_s.items(), key=lambda item: -item[1])
+        }
+
+    def has(self, dedup_id: str, now: float, window_s: float) -> bool:
+        seen = self._seen.get(dedup_id)
+        return seen is not None and now - seen < window_s
+
+    def add(self, dedup_ids: list[str], now: float) -> None:
+        for dedup_id in dedup_ids:
+            # Anew, so that the order is that of the times.
+            self._seen.pop(dedup_id, None)
+            self._seen[dedup_id] = now
+
+    def forget(self, now: float, window_s: float) -> None:
+        """Drop what is older than the window."""
+        seen = self._seen
+        while seen:
+            oldest = next(iter(seen))
+            if now - seen[oldest] < window_s:
+                return
+            del seen[oldest]
