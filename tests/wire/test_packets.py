@@ -168,6 +168,14 @@ def test_any_metadata_is_understood_refused_or_malformed(
     assert connection.state is not State.CLOSED
 
 
+def test_text_that_is_no_utf8_closes_the_connection_with_a_reason() -> None:
+    connection = Connection(server=True)
+    stream = b"".join(map(bytes, frame_pieces(w.RegisterClient.method, 1, b"\x91\xa1\xaf")))
+    with pytest.raises(Malformed, match="RegisterClient"):
+        list(connection.receive(stream))
+    assert connection.state is State.CLOSED
+
+
 @given(st.integers(1, 2000), st.sampled_from([b"\x91", b"\x81\xa1a", b"\xdd\xff\xff\xff\xff"]))
 def test_deep_nesting_and_endless_arrays_close_the_connection_only(
     depth: int, opening: bytes

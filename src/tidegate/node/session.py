@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from tidegate.access.scram import ServerLogin
@@ -367,9 +367,14 @@ class Session(asyncio.Protocol):
                 if self._pending == PENDING_MAX // 2:
                     self.resume_reading()
 
+        def over(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if isinstance(work, Coroutine):
+                work.close()  # the connection may have ended before it began
+
         task = asyncio.create_task(run())
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(over)
 
     # Packets about a queue
 

@@ -196,7 +196,7 @@ class Connection:
             packet = _decoders[frame.method].decode(frame.meta)
         except msgspec.ValidationError as bad:
             return Refused(_explain(kind, bad), frame.packet_id)
-        except (msgspec.DecodeError, RecursionError) as bad:
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as bad:
             self._move(Happening.MALFORMED_BYTES)
             raise Malformed(f"metadata of {kind.__name__} cannot be read: {bad}") from None
         if self.state is not State.IDENTIFIED:
