@@ -1,11 +1,14 @@
 """Tidegate: a message queue that measures itself, durable and confirmed, on PostgreSQL."""
 
+from tidegate.client.app import App
 from tidegate.client.blocking import BlockingClient, BlockingMessage
 from tidegate.client.client import Client
 from tidegate.client.connect import connect
 from tidegate.client.message import Message, MessageBatch
+from tidegate.client.middleware import CallNext, Middleware
 from tidegate.client.options import PutOptions
 from tidegate.client.subscription import Subscription
+from tidegate.client.verdict import Reject, Retry
 from tidegate.core.errors import (
     CallerError,
     ClientNameNotUnique,
@@ -42,8 +45,10 @@ from tidegate.core.model import Death, DeathReason, Failure, Overflow, QueuePoli
 __version__ = "0.1.0"
 
 __all__ = [
+    "App",
     "BlockingClient",
     "BlockingMessage",
+    "CallNext",
     "CallerError",
     "Client",
     "ClientNameNotUnique",
@@ -60,6 +65,7 @@ __all__ = [
     "Malformed",
     "Message",
     "MessageBatch",
+    "Middleware",
     "ModeForbids",
     "NoActiveQueues",
     "NoMessagesInQueue",
@@ -74,7 +80,9 @@ __all__ = [
     "QueueNameNotUnique",
     "QueueNotExisting",
     "QueuePolicy",
+    "Reject",
     "RequiredParameterMissing",
+    "Retry",
     "RetryLater",
     "StaleEpoch",
     "Subscription",

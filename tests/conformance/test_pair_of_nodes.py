@@ -53,6 +53,18 @@ async def test_both_are_members(pair: Pair) -> None:
     assert [m.queues for m in members] == [0, 1]
 
 
+async def test_a_subscription_drains_through_the_other_node(pair: Pair) -> None:
+    await pair.at_b.put_many("orders", [b"%d" % n for n in range(10)])
+
+    async with pair.at_a.subscribe("orders", prefetch=5) as subscription:
+        first = await anext(aiter(subscription))
+        await subscription.drain()
+        again = [await pair.at_b.get("orders") for _ in range(9)]
+        await first.ack_confirmed()
+
+    assert [(m.payload, m.delivery_count) for m in again] == [(b"%d" % n, 1) for n in range(1, 10)]
+
+
 async def test_a_client_of_one_reads_and_writes_the_queues_of_the_other(pair: Pair) -> None:
     ids = await pair.at_a.put_many("orders", [b"1", b"2"])
     await pair.at_a.put("orders", b"3", priority=9, headers={"a": "b"})

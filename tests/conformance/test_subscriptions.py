@@ -349,3 +349,31 @@ async def test_a_slow_socket_does_not_hold_up_the_others(node: Node, connect: Co
                     break
         slow.link._transport.resume_reading()
         assert stuck.prefetch == 1000
+
+
+async def test_a_drained_subscription_keeps_what_was_taken_and_gives_the_rest_back_uncounted(
+    node: Node, mq: Client, connect: Connect
+) -> None:
+    queue = await mq.create_queue("orders")
+    await mq.put_many("orders", [b"%d" % n for n in range(6)])
+    for n in range(6, 10):
+        await mq.put("orders", b"%d" % n)  # batches of their own
+
+    async with mq.subscribe("orders", prefetch=8) as subscription:
+        taken = await take(subscription, 2)
+        await subscription.drain()
+        assert held(node, queue.queue_id) == 2
+
+        other = await connect(node)
+        async with other.subscribe("orders") as elsewhere:
+            rest = await take(elsewhere, 8)
+            assert {m.payload: m.delivery_count for m in rest} == {
+                b"%d" % n: 1 for n in range(2, 10)
+            }
+            for message in (*taken, *rest):
+                await message.ack_confirmed()
+            assert held(node, queue.queue_id) == 0
+        # Credit or not: it has said that it takes no more.
+        await mq.put("orders", b"late")
+        assert held(node, queue.queue_id) == 0
+    assert (await mq.get("orders")).payload == b"late"

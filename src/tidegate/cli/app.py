@@ -23,6 +23,7 @@ from tidegate.cli import (
     serving,
     steering,
     users,
+    working,
 )
 from tidegate.cli.measuring import MeasurementFailed
 from tidegate.cli.settings import SettingsInvalid
@@ -40,7 +41,7 @@ app = typer.Typer(
     rich_markup_mode="rich" if sys.stdout.isatty() and sys.stderr.isatty() else None,
 )
 for group in (
-    *(serving, configuration, users, demo),
+    *(serving, working, configuration, users, demo),
     *(looking, queues, messages, policies, steering),
     *(benching, experiments),
 ):

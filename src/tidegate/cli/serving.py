@@ -25,7 +25,8 @@ import typer
 from tidegate.cli.logs import set_up_logs
 from tidegate.cli.settings import Settings, load_settings
 from tidegate.client.address import SCHEME, SCHEME_TLS
-from tidegate.core.errors import TidegateError, Unavailable
+from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
+from tidegate.core.secrecy import without_secrets
 
 if TYPE_CHECKING:
     from tidegate.node.limits import Limits
@@ -116,7 +117,8 @@ class House:
             return None
         password = self._data.expanduser().resolve() / "password"
         url = f"postgresql://tidegate:$(cat {password})@127.0.0.1:{self._store_port}/tidegate"
-        return f'tidegate node --port 0 --join "{url}"'
+        # By the environment: a command line is read by everybody on the machine.
+        return f'TIDEGATE_STORE__URL="{url}" tidegate node --port 0'
 
     def start(self, nodes: int, first_port: int, config: Path | None) -> None:
         """Start everything; everything serves when this returns."""
@@ -254,6 +256,11 @@ def node(
     """Run one node on a store that exists; it joins the others there."""
     settings = load_settings(config, os.environ)
     set_up_logs(settings.log.level, settings.log.format)
+    if join and without_secrets(join) != join:
+        raise InvalidValue(
+            "a password on the command line is read by everybody on this machine: set "
+            "TIDEGATE_STORE__URL instead of --join"
+        )
     urls = [join] if join else settings.store.all_urls
     if not urls:
         raise Unavailable("which store? give --join URL, or set store.url")

@@ -166,7 +166,7 @@ class Message:
         await self._return(Comeback(error=_text_of(error), reject=True))
 
     async def release(self) -> None:
-        """It was not begun: deliver it to somebody else at once; it does not count as delivered."""
+        """It was not begun: deliver it to somebody else at once; it does not count as failed."""
         await self._return(Comeback(unstarted=True))
 
     async def _return(self, how: Comeback) -> None:

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 # Acknowledgements that leave the node enough credit may wait for company this long: a packet
 # each would cost the node more than the messages do.
 _ACK_LINGER_S = 0.003
+_UNSTARTED = Comeback(unstarted=True)
 
 
 class Subscription:
@@ -62,6 +63,7 @@ class Subscription:
         self._news = asyncio.Event()
         self._failure: TidegateError | None = None
         self._open = False
+        self._drained = False
         self._ack_low = 0
         self._ack_high = -1
         self._acks: list[tuple[int, int]] = []
@@ -118,7 +120,7 @@ class Subscription:
         backoff_s = 0.02
         self._subscribing = True
         try:
-            while self._open:
+            while self._open and not self._drained:
                 link = await self._client.connected()
                 self._new_generation()
                 self._ended_meanwhile = False
@@ -156,7 +158,7 @@ class Subscription:
 
     def resubscribe(self) -> None:
         """The client has a new connection, or the queue a new owner."""
-        if not self._open:
+        if not self._open or self._drained:
             return
         if self._subscribing:
             # Whoever is at it meets the new connection by itself; a second one would be refused
@@ -333,6 +335,32 @@ class Subscription:
         assert self._queue_id is not None
         await link.ask(w.SetPrefetch(self._queue_id, self.consumer, prefetch))
         self.prefetch = prefetch
+
+    async def drain(self) -> None:
+        """Take no more: what was not yet looked at goes back, as if it had never been delivered.
+
+        What was taken stays ours, to be settled as usual.
+        """
+        self._drained = True
+        link = self._client.link
+        if link is None or not link.alive or self._queue_id is None:
+            return  # what we had went back with the connection
+        self._flush_acks()
+        # If it fails, the connection or the queue is gone, and everything has gone back.
+        with contextlib.suppress(TidegateError):
+            await link.ask(w.SetPrefetch(self._queue_id, self.consumer, 0))
+            # What was sent before the node knew has arrived before its answer.
+            untouched = [
+                message._run.tag + message._index
+                for message in self._opened
+                if message._generation == self._generation
+            ]
+            ranges = [(tag, tag) for tag in untouched] + [one._tags() for one in self._arrived]
+            self._arrived.clear()
+            if ranges:
+                await link.ask(
+                    w.Return(self._queue_id, self.consumer, ranges, **_UNSTARTED._asdict())
+                )
 
     async def _renew(self) -> None:
         """While we live, what we hold stays ours. A third: two may be lost."""

@@ -152,9 +152,11 @@ def check_name(name: str, limits: Limits) -> str:
     return name
 
 
-def check_prefetch(prefetch: int, limits: Limits) -> None:
-    if not 1 <= prefetch <= limits.prefetch_max:
-        raise InvalidValue(f"prefetch runs from 1 to {limits.prefetch_max}, not {prefetch}")
+def check_prefetch(prefetch: int, limits: Limits, *, at_least: int = 1) -> None:
+    if not at_least <= prefetch <= limits.prefetch_max:
+        raise InvalidValue(
+            f"prefetch runs from {at_least} to {limits.prefetch_max}, not {prefetch}"
+        )
 
 
 def check_wait(wait_ms: int, lease_ms: int | None) -> None:

@@ -44,6 +44,7 @@ class Consumer:
         "automatic",
         "book",
         "consumer",
+        "lease_s",
         "meters",
         "order",
         "outlet",
@@ -58,6 +59,7 @@ class Consumer:
         order: Order,
         automatic: bool,
         memory_bytes: int,
+        lease_s: float,
     ) -> None:
         self.outlet = outlet
         self.consumer = consumer
@@ -65,6 +67,8 @@ class Consumer:
         self.order = order
         self.automatic = automatic
         self._held_bytes_max = min(HELD_BYTES_MAX, memory_bytes // HELD_PART)
+        # As it was told: it renews by that, whatever the queue's policy says by now.
+        self.lease_s = lease_s
         self.book = LeaseBook()
         self.meters = ConsumerMeters()
 

@@ -165,10 +165,8 @@ class Dispatch:
     def subscribe(
         self, outlet: Outlet, consumer: int, prefetch: int, order: Order, automatic: bool
     ) -> None:
-        memory_bytes = self._holding.limits.memory_bytes
-        subscriber = Consumer(outlet, consumer, prefetch, order, automatic, memory_bytes)
+        subscriber = self._new_holder(outlet, consumer, prefetch, order, automatic)
         self._consumers.append(subscriber)
-        self._holders[outlet, consumer] = subscriber
         self.dispatch()
         self.tail.search_for_receiver(outlet.client_id)
 
@@ -179,9 +177,16 @@ class Dispatch:
         """Who holds what a connection has read under lease: its consumer 0."""
         holder = self._holders.get((outlet, 0))
         if holder is None:
-            memory_bytes = self._holding.limits.memory_bytes
-            holder = Consumer(outlet, 0, 0, Order.OLDEST, False, memory_bytes)
-            self._holders[outlet, 0] = holder
+            holder = self._new_holder(outlet, 0, 0, Order.OLDEST, False)
+        return holder
+
+    def _new_holder(
+        self, outlet: Outlet, consumer: int, prefetch: int, order: Order, automatic: bool
+    ) -> Consumer:
+        holding = self._holding
+        bounds = (holding.limits.memory_bytes, holding.lease_s)
+        holder = Consumer(outlet, consumer, prefetch, order, automatic, *bounds)
+        self._holders[outlet, consumer] = holder
         return holder
 
     def unsubscribe(self, outlet: Outlet, consumer: int) -> bool:
@@ -276,7 +281,7 @@ class Dispatch:
 
     def _deliver(self, consumer: Consumer, spans: list[Span]) -> None:
         now = self._holding.clock.monotonic()
-        lease_s = self._holding.lease_s
+        lease_s = consumer.lease_s
         runs: list[Run] = []
         bodies: list[memoryview | bytes] = []
         body_bytes = 0
@@ -324,7 +329,8 @@ class Dispatch:
         leases, lost = self._settling.take_back(holder, ranges)
         spans = [lease.span for lease in leases]
         if how.unstarted:
-            self._put_back(spans, Event.RETURNED, attempted=False)
+            # Flagged all the same: whether it was begun is what a client says.
+            self._put_back(spans, Event.RETURNED)
         elif how.reject:
             self._give_up(spans, DeathReason.REJECTED, how.error)
         else:
@@ -335,10 +341,10 @@ class Dispatch:
     def _now(self) -> float:
         return self._holding.clock.wall()
 
-    def _put_back(self, spans: list[Span], event: Event, *, attempted: bool = True) -> None:
+    def _put_back(self, spans: list[Span], event: Event) -> None:
         if not spans or self._holding.fenced:
             return
-        self._holding.queue.put_back(spans, event, attempted=attempted)
+        self._holding.queue.put_back(spans, event)
         self._holding.meters.returned.add(sum(map(len, spans)))
         self.serve_all()
 
@@ -436,7 +442,7 @@ class Dispatch:
 
     def extend(self, holder: Consumer, ranges: Ranges | None, lease_s: float | None) -> int:
         """Lengthen leases; how many of the tags were no longer held."""
-        lease_s = lease_s or self._holding.lease_s
+        lease_s = lease_s or holder.lease_s
         held = holder.book.extend(ranges, self._holding.clock.monotonic() + lease_s)
         return 0 if ranges is None else sum(b - a + 1 for a, b in ranges) - held
 

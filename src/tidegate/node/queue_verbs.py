@@ -186,7 +186,8 @@ def _gone() -> LeaseLost:
 
 
 def set_prefetch(session: Session, replica: Replica, packet: w.SetPrefetch, frame: Frame) -> None:
-    check_prefetch(packet.prefetch, session.limits)
+    # Nothing more: who drains wants to keep what it works on.
+    check_prefetch(packet.prefetch, session.limits, at_least=0)
     holder = replica.dispatch.holder(session, packet.consumer)
     if holder is None or packet.consumer == 0:
         raise InvalidValue(f"no consumer {packet.consumer} on this connection")

@@ -545,7 +545,7 @@ class Return(Request):
     error: str | None = None
     # Straight to the dead letters.
     reject: bool = False
-    # Never begun: at once, and not counted as a delivery.
+    # Never begun: at once, and not counted as a failure.
     unstarted: bool = False
 
 
@@ -562,7 +562,7 @@ class Extend(Request):
 
 
 class SetPrefetch(Request):
-    """Change how many messages this consumer may hold."""
+    """Change how many messages this consumer may hold; 0: give it no more."""
 
     method = 0x4B
     answer = Success

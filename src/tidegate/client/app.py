@@ -1,0 +1,391 @@
+"""An application of workers: functions on queues, run together over one connection.
+
+    app = tidegate.App("tidegate://127.0.0.1:7411")
+
+    @app.worker("orders", concurrency=8)
+    async def ship(order: Order) -> None: ...
+
+    app.run()
+
+A decorated function stays what it was and can be called and tested as such. `run()` is for
+programs, `serve()` for those that have a loop, `running()` for whoever does something meanwhile,
+`connected()` for producers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, Unpack
+
+from tidegate.client.client import Client
+from tidegate.client.closing import Closing
+from tidegate.client.connect import DEFAULT_URL, connect
+from tidegate.client.message import Message
+from tidegate.client.middleware import Middleware, call_through
+from tidegate.client.options import PutOptions, check_seconds
+from tidegate.client.payloads import encoded
+from tidegate.client.shift import Shift
+from tidegate.client.threads import Threads
+from tidegate.client.worker import Worker, checked_concurrency, checked_prefetch, name_of
+from tidegate.core.errors import InvalidValue, QueueNotExisting
+from tidegate.core.model import QueuePolicy
+
+log = logging.getLogger(__name__)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Layer = TypeVar("Layer", bound=Middleware)
+Hook = TypeVar("Hook", bound=Callable[[], Any])
+Result = TypeVar("Result")
+
+DRAIN_S = 30.0
+
+
+class Staffing(NamedTuple):
+    """A worker with what it runs with now."""
+
+    worker: Worker
+    concurrency: int
+    prefetch: int
+
+
+class App:
+    """Workers, and what is around them."""
+
+    def __init__(self, url: str = DEFAULT_URL, **connection: Any) -> None:
+        """The keywords are those of `tidegate.connect`."""
+        connect(url, **connection)  # bad ones fail here
+        self.url = url
+        self._connection = connection
+        self._workers: dict[str, Worker] = {}
+        self._layers: list[Middleware] = []
+        self._on_start: list[Callable[[], Any]] = []
+        self._on_stop: list[Callable[[], Any]] = []
+        # While it runs:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing: Closing | None = None
+        self._client: Client | None = None
+        self._connections = contextlib.AsyncExitStack()
+        self._asking: asyncio.Task[Client] | None = None
+        self._url_in_use = url
+
+    # Declaring
+
+    def worker(
+        self,
+        queue: str,
+        *,
+        concurrency: int = 1,
+        prefetch: int | None = None,
+        policy: QueuePolicy | None = None,
+    ) -> Callable[[Function], Function]:
+        """Have a function called for each message of a queue, `concurrency` of them at a time.
+
+        A function that is not async runs in a thread. `prefetch` messages are held at most, twice
+        the concurrency unless said otherwise. The queue is made if there is none, with this policy.
+        """
+        if callable(queue):
+            raise InvalidValue('a worker names its queue: @app.worker("orders")')
+
+        def declare(function: Function) -> Function:
+            taken = self._workers.get(queue)
+            if taken is not None:
+                raise InvalidValue(
+                    f"queue {queue!r} has a worker already, {name_of(taken.function)}: a message "
+                    f"has one. Give {name_of(function)} a queue of its own"
+                )
+            self._workers[queue] = Worker(queue, function, concurrency, prefetch, policy)
+            return function
+
+        return declare
+
+    def middleware(self, around: Layer) -> Layer:
+        """Have `async def around(message, call_next)` stand around every call."""
+        if not inspect.iscoroutinefunction(around) and not inspect.iscoroutinefunction(
+            getattr(around, "__call__", None)  # noqa: B004
+        ):
+            raise InvalidValue(f"a middleware is async, and {name_of(around)} is not")
+        self._layers.append(around)
+        return around
+
+    def on_start(self, hook: Hook) -> Hook:
+        """Call this, async or not, when connected and before the first message is taken."""
+        self._on_start.append(hook)
+        return hook
+
+    def on_stop(self, hook: Hook) -> Hook:
+        """Call this, async or not, after the last message, while still connected."""
+        self._on_stop.append(hook)
+        return hook
+
+    @property
+    def workers(self) -> list[Worker]:
+        return list(self._workers.values())
+
+    # Running
+
+    def run(
+        self,
+        *,
+        queues: Iterable[str] | None = None,
+        concurrency: int | None = None,
+        prefetch: int | None = None,
+        drain_s: float = DRAIN_S,
+        url: str | None = None,
+    ) -> None:
+        """Work until SIGTERM or Ctrl-C; then finish what runs. A second one hurries."""
+        import uvloop
+
+        async def run() -> None:
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self.stop)
+            await self.serve(
+                queues=queues, concurrency=concurrency, prefetch=prefetch, drain_s=drain_s, url=url
+            )
+
+        uvloop.run(run())
+
+    async def serve(
+        self,
+        *,
+        queues: Iterable[str] | None = None,
+        concurrency: int | None = None,
+        prefetch: int | None = None,
+        drain_s: float = DRAIN_S,
+        url: str | None = None,
+    ) -> None:
+        """Work until `stop()`, then finish what runs; cancelled, give it back at once."""
+        async with self.running(
+            queues=queues, concurrency=concurrency, prefetch=prefetch, drain_s=drain_s, url=url
+        ):
+            assert self._closing is not None
+            await self._closing.asked.wait()
+
+    def stop(self) -> None:
+        """Take no more messages, finish what runs, end. A second time: now."""
+        if self._closing is not None:
+            log.info("stopping now" if self._closing.asked.is_set() else "stopping")
+            self._closing.ask()
+
+    @contextlib.asynccontextmanager
+    async def running(
+        self,
+        *,
+        queues: Iterable[str] | None = None,
+        concurrency: int | None = None,
+        prefetch: int | None = None,
+        drain_s: float = DRAIN_S,
+        url: str | None = None,
+    ) -> AsyncIterator[App]:
+        """Work while the block runs, and finish at its end."""
+        check_seconds("drain_s", drain_s, at_least=0.0)
+        staff = self._staff(queues, concurrency, prefetch)
+        # Before we are connected: who is told to stop by then need not start.
+        closing = Closing(drain_s)
+        async with self._connected(url, closing) as client:
+            for one in staff:
+                await _queue_made(client, one.worker)
+            await _call_all(self._on_start)
+            try:
+                async with self._working(client, closing, staff):
+                    yield self
+            finally:
+                await _call_all(reversed(self._on_stop))
+
+    @contextlib.asynccontextmanager
+    async def connected(self, *, url: str | None = None) -> AsyncIterator[App]:
+        """For who only puts: `put`, `send` and `request` work while the block runs, workers do not.
+
+        Neither do the hooks.
+        """
+        async with self._connected(url, None):
+            yield self
+
+    @contextlib.asynccontextmanager
+    async def _connected(self, url: str | None, closing: Closing | None) -> AsyncIterator[Client]:
+        if self._loop is not None:
+            raise InvalidValue("the app is running already")
+        self._loop = asyncio.get_running_loop()
+        self._closing = closing
+        self._url_in_use = url or self.url
+        try:
+            async with self._connections:
+                connecting = connect(self._url_in_use, **self._connection)
+                self._client = await self._connections.enter_async_context(connecting)
+                try:
+                    yield self._client
+                finally:
+                    await self._stop_asking()
+        finally:
+            self._loop = self._closing = self._client = None
+
+    def _staff(
+        self, queues: Iterable[str] | None, concurrency: int | None, prefetch: int | None
+    ) -> list[Staffing]:
+        """Who works, and with how many slots; what is given here goes before what was declared."""
+        if not self._workers:
+            raise InvalidValue(
+                "the app has no workers: decorate a function with @app.worker(queue), in a module "
+                "that is imported"
+            )
+        chosen = list(self._workers) if queues is None else list(dict.fromkeys(queues))
+        unknown = [queue for queue in chosen if queue not in self._workers]
+        if unknown or not chosen:
+            raise InvalidValue(
+                f"no worker serves {', '.join(unknown) or 'nothing'}; there are workers for "
+                f"{', '.join(self._workers)}"
+            )
+        staff = []
+        for worker in (self._workers[queue] for queue in chosen):
+            slots, held = worker.concurrency, prefetch
+            if concurrency is not None:
+                slots = checked_concurrency(concurrency)
+            elif prefetch is None:
+                held = worker.prefetch
+            staff.append(Staffing(worker, slots, checked_prefetch(held, slots)))
+        return staff
+
+    @contextlib.asynccontextmanager
+    async def _working(
+        self, client: Client, closing: Closing, staff: list[Staffing]
+    ) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+        tasks: list[asyncio.Task[None]] = []
+        pools: list[Threads] = []
+        try:
+            for worker, concurrency, prefetch in staff:
+                threads = Threads(worker.queue, concurrency)
+                shift = Shift(
+                    client,
+                    worker.queue,
+                    partial(self._call, worker, threads),
+                    closing,
+                    concurrency=concurrency,
+                    prefetch=prefetch,
+                )
+                pools.append(threads)
+                tasks.append(loop.create_task(shift.run()))
+                await _started(tasks[-1], shift.subscribed)
+            yield
+            closing.begin()
+        except BaseException:
+            closing.hurry()
+            raise
+        finally:
+            await _ended(tasks, closing)
+            for threads in pools:
+                threads.end()
+        for task in tasks:
+            task.result()
+
+    async def _call(self, worker: Worker, threads: Threads, message: Message) -> object:
+        return await call_through(self._layers, message, partial(worker.call, message, threads))
+
+    # What workers, and others, use meanwhile
+
+    @property
+    def client(self) -> Client:
+        """The connection, while there is one: for transactions, topics and the rest."""
+        if self._client is None:
+            raise InvalidValue(
+                "the app is not connected: it is inside its workers, and in a block of "
+                "`async with app.connected()`. Without async use tidegate.connect(url)"
+            )
+        return self._client
+
+    async def put(self, queue: str, payload: object, **options: Unpack[PutOptions]) -> int:
+        """Put bytes, text, or anything that can be JSON; returns when it is on disk."""
+        data, content_type = encoded(payload)
+        if content_type is not None:
+            options.setdefault("content_type", content_type)
+        return await self.client.put(queue, data, **options)
+
+    async def send(
+        self, function: Callable[..., Any], payload: object, **options: Unpack[PutOptions]
+    ) -> int:
+        """Put a payload where a worker's function takes it."""
+        queues = [worker.queue for worker in self.workers if worker.function is function]
+        if len(queues) != 1:
+            serves = f"serves {', '.join(queues)}: put to one of them" if queues else "is no worker"
+            raise InvalidValue(f"{name_of(function)} {serves}")
+        return await self.put(queues[0], payload, **options)
+
+    async def request(self, queue: str, payload: object, *, timeout: float = 30.0) -> Message:
+        """Put a request, wait for the reply; NoReply when none comes in time."""
+        client = await self._asking_client()
+        data, content_type = encoded(payload)
+        return await client.request(queue, data, timeout=timeout, content_type=content_type)
+
+    def wait(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """In a worker that is not async: `app.wait(app.put("mails", b"…"))`."""
+        loop = self._loop
+        try:
+            here: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        if loop is None or here is not None:
+            work.close()
+            if here is not None:
+                raise InvalidValue("app.wait would block the event loop here: await it instead")
+            raise InvalidValue("the app is not connected: use tidegate.connect(url)")
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+    async def _asking_client(self) -> Client:
+        """A connection of its own: a reply is addressed to who asked, and what is addressed to us
+        goes to our workers.
+        """
+        _ = self.client  # running?
+        if self._asking is None or (self._asking.done() and self._asking.exception()):
+            connecting = connect(self._url_in_use, **{**self._connection, "name": None})
+            opening = self._connections.enter_async_context(connecting)
+            self._asking = asyncio.get_running_loop().create_task(opening)
+        return await asyncio.shield(self._asking)
+
+    async def _stop_asking(self) -> None:
+        asking, self._asking = self._asking, None
+        if asking is not None and not asking.done():
+            asking.cancel()
+            await asyncio.wait({asking})
+
+
+async def _queue_made(client: Client, worker: Worker) -> None:
+    """Looked up first: whoever may read a queue need not be allowed to make one."""
+    try:
+        await client.queue(worker.queue)
+    except QueueNotExisting:
+        await client.create_queue(worker.queue, exist_ok=True, policy=worker.policy)
+        log.info("made the queue", extra={"queue": worker.queue})
+
+
+async def _started(task: asyncio.Task[None], subscribed: asyncio.Event) -> None:
+    """Wait until it takes messages; raise when it cannot."""
+    waiting = asyncio.get_running_loop().create_task(subscribed.wait())
+    await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if task.done():
+        task.result()
+
+
+async def _ended(tasks: list[asyncio.Task[None]], closing: Closing) -> None:
+    """Wait for their ends; cancelled meanwhile, not as long."""
+    if not tasks:
+        return
+    try:
+        await asyncio.wait(tasks)
+    except asyncio.CancelledError:
+        closing.hurry()
+        await asyncio.wait(tasks)
+        raise
+
+
+async def _call_all(hooks: Iterable[Callable[[], Any]]) -> None:
+    for hook in hooks:
+        result = hook()
+        if inspect.isawaitable(result):
+            await result
