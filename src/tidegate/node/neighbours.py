@@ -32,7 +32,7 @@ class Neighbours:
         if client is None or client.link is None or not client.link.alive:
             if client is not None:
                 await client.close()
-            tls = None if self._node.tls is None else self._node.tls.calling
+            tls = self._node.tls_to(address)
             login = Credentials(NODE_USER, self._node.accounts.node_password)
             client = Client(
                 address, mode="admin", reconnect_s=_PATIENCE_S, credentials=login, tls=tls

@@ -46,11 +46,10 @@ class Relay(asyncio.Protocol):
         """Connect to the owner in the client's name."""
         host, port = parse_url(address)[0]
         relay = cls(session)
-        tls = session.node.tls
         try:
             async with asyncio.timeout(_CONNECT_S):
                 await asyncio.get_running_loop().create_connection(
-                    lambda: relay, host, port, ssl=None if tls is None else tls.calling
+                    lambda: relay, host, port, ssl=session.node.tls_to(address)
                 )
                 await relay._introduce()
         except (OSError, TimeoutError) as failure:

@@ -13,8 +13,11 @@ import contextlib
 import logging
 import resource
 import socket
+import ssl
 from collections.abc import AsyncIterator
 
+from tidegate.client.address import parse_address
+from tidegate.client.tls import verifying_context
 from tidegate.core.budget import Budget
 from tidegate.core.errors import (
     InvalidValue,
@@ -150,6 +153,12 @@ class Node:
         self._settler.start()
         for work in (self._renew_forever(), self._tick_forever(), self._watch_users_forever()):
             self._start(work)
+
+    def tls_to(self, address: str) -> ssl.SSLContext | None:
+        """How to speak to another node, by its address; None: without TLS."""
+        if not parse_address(address).tls:
+            return None
+        return verifying_context() if self.tls is None else self.tls.calling
 
     def _check_exposure(self, server: asyncio.Server | Doorstep) -> None:
         """Whoever can be reached from other machines has TLS and users, or does not start."""

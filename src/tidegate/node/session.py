@@ -113,6 +113,10 @@ class Session(asyncio.Protocol):
         """Look who is there, by where it comes from."""
         self.connected_at = self.last_heard = self.node.clock.monotonic()
         self.address = str(peer[0]) if peer else ""
+        self._judge()
+
+    def _judge(self) -> None:
+        """Whether the peer is trusted for where it is, by what is known now."""
         self.guard = self.node.accounts.guard_at(self.address)
         self._wire.login_required = self.guard is STRANGER
 
@@ -120,7 +124,9 @@ class Session(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
         if self.place is not None:
-            return  # it has waited at the doorstep, where it was let in
+            # It was let in at the doorstep; the first user may have been made while it waited.
+            self._judge()
+            return
         self.meet(transport.get_extra_info("peername"))
         if not self.node.admit(self):
             self._transport.close()
