@@ -8,6 +8,7 @@ from tidegate.client.message import Message, MessageBatch
 from tidegate.client.middleware import CallNext, Middleware
 from tidegate.client.options import PutOptions
 from tidegate.client.subscription import Subscription
+from tidegate.client.transaction import Transaction
 from tidegate.client.verdict import Reject, Retry
 from tidegate.core.errors import (
     CallerError,
@@ -36,11 +37,14 @@ from tidegate.core.errors import (
     StaleEpoch,
     TidegateError,
     TooLarge,
+    TopicNameNotUnique,
+    TopicNotExisting,
     Unavailable,
     UnexpectedPacket,
     UniqueConstraint,
 )
 from tidegate.core.model import Death, DeathReason, Failure, Overflow, QueuePolicy
+from tidegate.core.topic import SubscriptionInfo, TopicInfo
 
 __version__ = "0.1.0"
 
@@ -86,8 +90,13 @@ __all__ = [
     "RetryLater",
     "StaleEpoch",
     "Subscription",
+    "SubscriptionInfo",
     "TidegateError",
     "TooLarge",
+    "TopicInfo",
+    "TopicNameNotUnique",
+    "TopicNotExisting",
+    "Transaction",
     "Unavailable",
     "UnexpectedPacket",
     "UniqueConstraint",

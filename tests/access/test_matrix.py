@@ -52,9 +52,19 @@ NEEDS: dict[type[w.Request], tuple[str, Make]] = {
     w.SetConsumerPrefetch: (ADMIN, lambda queue, _: w.SetConsumerPrefetch(queue, 1, 1, 1)),
     w.SetOwner: (ADMIN, lambda queue, _: w.SetOwner(queue, 1)),
     w.SetPolicy: (CONFIGURE, lambda queue, _: w.SetPolicy(queue, QueuePolicy(paused=True))),
+    w.Transact: (
+        WRITE,
+        lambda queue, _: w.Transact(7, 1, [w.PutMessages(queue, 7, 1, [1], [5])], []),
+    ),
+    # Topics are named and granted like queues.
+    w.CreateTopic: (CONFIGURE, lambda _, name: w.CreateTopic(name)),
+    w.DeleteTopic: (CONFIGURE, lambda _, name: w.DeleteTopic(name)),
+    w.Publish: (WRITE, lambda _, name: w.Publish(name, w.PutMessages(0, 8, 1, [1], [5]))),
+    w.SubscribeTopic: (READ, lambda _, name: w.SubscribeTopic(name, name)),
+    w.UnsubscribeTopic: (CONFIGURE, lambda _, name: w.UnsubscribeTopic(name, name)),
     w.Redrive: (READ, lambda queue, name: w.Redrive(queue, to=name, reason="rejected")),
 }
-LISTS = (w.GetQueues, w.GetActiveQueues)
+LISTS = (w.GetQueues, w.GetActiveQueues, w.GetTopics)
 # About no queue: what they may is tested in test_login.py.
 NO_QUEUE = (
     *(w.Ping, w.Authenticate, w.Prove, w.ActFor),
@@ -123,8 +133,9 @@ async def test_a_verb_is_served_where_its_role_was_granted_and_nowhere_else(
             except TidegateError as error:
                 refusal = error
             allowed = which == "own" and satisfies(role, need)
-            # Redriving puts as well.
-            allowed = allowed and not (kind is w.Redrive and role != "admin")
+            # These need a second right: redriving puts, and a subscription makes a queue.
+            both = kind in (w.Redrive, w.SubscribeTopic)
+            allowed = allowed and not (both and role != "admin")
             told = f"{kind.__name__} as {role} on {which}: {refusal!r}"
             assert isinstance(refusal, Forbidden | QueueNotExisting) is not allowed, told
             if not allowed:
@@ -155,7 +166,14 @@ async def test_lists_and_numbers_show_what_one_may_see(
         owner if through == "the owner" else other_node, credentials=login(role), mode="admin"
     )
 
+    for topic in (role, f"billing-{role}"):
+        await admin.create_topic(topic)
+        for queue in (role, f"billing-{role}"):
+            await admin.subscribe_to(topic, queue)
     expected = [] if role == "nothing" else [role]
+    topics = await mq.topics()
+    assert [topic.name for topic in topics] == expected
+    assert [each.queue for topic in topics for each in topic.subscriptions] == expected
     assert [queue.name for queue in await mq.queues()] == expected
     assert [queue.name for queue in await mq.active_queues()] == expected
     numbers = await mq.stats()
@@ -177,6 +195,31 @@ async def test_a_put_to_several_queues_needs_the_right_on_each(
             await ann.put_to(ids, b"x")
         assert await ann.put_to(ids, b"for mine", partial=True) == [str(ids[0])]
     assert [m.payload for m in await admin.browse("mine")] == [CANARY, b"for mine", b"for mine"]
+    assert [m.payload for m in await admin.browse("billing-mine")] == [CANARY]
+
+
+async def test_a_transaction_needs_the_right_on_each_of_its_queues(
+    nodes: list[Node], connect: Connect
+) -> None:
+    await add_user(nodes[0], "root", admin="*")
+    admin = await connect(nodes[0], credentials=login("root"), mode="admin")
+    await queues_of(admin, "mine")
+    await admin.create_queue("out")
+    await add_user(nodes[0], "ann", read="mine", write="out")
+    for node in nodes:
+        await node.accounts.refresh()
+        ann = await connect(node, credentials=login("ann"))
+        message = await ann.get("mine", lease=60)
+        with pytest.raises((Forbidden, QueueNotExisting)):
+            async with ann.transaction() as tx:
+                tx.put("billing-mine", b"x")
+                tx.ack(message)
+        async with ann.transaction() as tx:
+            tx.put("out", b"x")
+            tx.ack(message)
+        await admin.put("mine", CANARY)
+        await ann.close()
+    assert [m.payload for m in await admin.browse("out")] == [b"x", b"x"]
     assert [m.payload for m in await admin.browse("billing-mine")] == [CANARY]
 
 

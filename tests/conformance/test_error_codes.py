@@ -298,6 +298,17 @@ async def test_51_not_authenticated(node: Node, connect: Connect) -> None:
         await connect(node)
 
 
+async def test_60_a_topic_of_that_name_exists(mq: Client) -> None:
+    await mq.create_topic("news")
+    with pytest.raises(e.TopicNameNotUnique):
+        await mq.create_topic("news")
+
+
+async def test_61_no_topic_has_that_name(mq: Client) -> None:
+    with pytest.raises(e.TopicNotExisting):
+        await mq.publish("news", b"1")
+
+
 def test_every_code_is_provoked_here() -> None:
     provoked = {int(m[1]) for name in globals() if (m := re.match(r"test_(\d\d)_", name))}
     assert provoked == set(e.BY_CODE)
@@ -339,6 +350,8 @@ def example_of(kind: type[w.Request]) -> w.Request:
     """A packet that would be served, were it allowed."""
     values = {"name": "intruder", "mode_wanted": 3, "lengths": [1], "priorities": [5]}
     values |= {"queue_ids": [1], "ranges": [(1, 1)], "policy": {}, "message": "m", "user": "u"}
+    values |= {"topic": "t", "queue": "q", "puts": [[1, 1, 1, [1], [5]]], "acks": []}
+    values |= {"messages": [1, 1, 1, [1], [5]]}
     required = len(kind.__struct_fields__) - len(kind.__struct_defaults__)
     fields = [values.get(name, 1) for name in kind.__struct_fields__[:required]]
     return msgspec.convert(fields, kind)

@@ -22,6 +22,7 @@ from tidegate.cli import (
     queues,
     serving,
     steering,
+    topics,
     users,
     working,
 )
@@ -42,7 +43,7 @@ app = typer.Typer(
 )
 for group in (
     *(serving, working, configuration, users, demo),
-    *(looking, queues, messages, policies, steering),
+    *(looking, queues, messages, policies, topics, steering),
     *(benching, experiments),
 ):
     group.register(app)

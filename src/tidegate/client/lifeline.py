@@ -59,7 +59,7 @@ class Lifeline:
         self._name = name
         self._wanted_id = client_id
         self._mode = mode
-        self._reconnect_s = reconnect_s
+        self.reconnect_s = reconnect_s
         self._on_push = on_push
         self._on_resumed = on_resumed
         self._on_gave_up = on_gave_up
@@ -169,7 +169,7 @@ class Lifeline:
     async def _reconnect(self) -> None:
         """Come back, however long it takes; calls stop waiting after `reconnect_s`."""
         loop = asyncio.get_running_loop()
-        patience = loop.call_later(self._reconnect_s, self._out_of_patience)
+        patience = loop.call_later(self.reconnect_s, self._out_of_patience)
         backoff_s = 0.02
         try:
             while not await self._try_every_node():
@@ -198,7 +198,7 @@ class Lifeline:
         return False
 
     def _out_of_patience(self) -> None:
-        waited = f"{self._reconnect_s:g} s"
+        waited = f"{self.reconnect_s:g} s"
         self._give_up(Unavailable(f"no connection for {waited}: {self._last_failure}"))
 
     def _give_up(self, error: TidegateError) -> None:
@@ -244,7 +244,7 @@ class Lifeline:
     ) -> Answered:
         """Ask until there is an answer; what must not be repeated is asked once."""
         backoff_s = 0.02
-        deadline = asyncio.get_running_loop().time() + self._reconnect_s
+        deadline = asyncio.get_running_loop().time() + self.reconnect_s
         while True:
             link = await self.connected()
             try:

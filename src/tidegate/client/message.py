@@ -33,6 +33,7 @@ class Holder(Protocol):
 
     queue: str
 
+    def lease_of(self, generation: int) -> tuple[int, int]: ...
     def ack_tag(self, tag: int, generation: int) -> None: ...
     async def ack_tags(self, first: int, last: int, generation: int) -> None: ...
     async def return_tags(self, first: int, last: int, generation: int, how: Comeback) -> None: ...
@@ -140,6 +141,11 @@ class Message:
                 "acknowledges it"
             )
         return self._holder
+
+    def held_under(self) -> tuple[int, int, int]:
+        """Queue, consumer and tag by which this connection holds it; LeaseLost: it does not."""
+        holder = self._held_by()
+        return (*holder.lease_of(self._generation), self._run.tag + self._index)
 
     def ack(self) -> None:
         """Acknowledge, without waiting: gathered with its neighbours and sent within a turn."""

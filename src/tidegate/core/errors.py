@@ -5,9 +5,11 @@ TidegateError
 │   ├── UnexpectedPacket             a packet that this side cannot take now
 │   ├── UniqueConstraint
 │   │   ├── QueueNameNotUnique
+│   │   ├── TopicNameNotUnique
 │   │   └── ClientNameNotUnique
 │   ├── ClientNotExisting
 │   ├── QueueNotExisting
+│   ├── TopicNotExisting
 │   ├── RequiredParameterMissing
 │   ├── ModeForbids
 │   ├── Forbidden                    the user lacks a role on the queue
@@ -100,6 +102,20 @@ class ClientNameNotUnique(UniqueConstraint):
 
     code = 6
     name = "CLIENT_NAME_NOT_UNIQUE"
+
+
+class TopicNameNotUnique(UniqueConstraint):
+    """A topic of that name exists."""
+
+    code = 60
+    name = "TOPIC_NAME_NOT_UNIQUE"
+
+
+class TopicNotExisting(CallerError):
+    """No topic has that name."""
+
+    code = 61
+    name = "TOPIC_NOT_EXISTING"
 
 
 class ClientNotExisting(CallerError):

@@ -23,6 +23,8 @@ from tidegate.core.errors import (
 from tidegate.core.model import Mode, QueueInfo
 from tidegate.node.checks import check_id, check_name, check_policy, check_put_to_queues
 from tidegate.node.login import act_for, authenticate, prove
+from tidegate.node.topic_verbs import TOPIC_VERBS
+from tidegate.node.transactions import transact
 from tidegate.wire import packets as w
 from tidegate.wire.connection import Received
 
@@ -126,7 +128,7 @@ async def active_queues(session: Session, packet: w.GetActiveQueues, event: Rece
 
 async def put_to_queues(session: Session, packet: w.PutToQueues, event: Received) -> None:
     check_put_to_queues(packet, len(event.body), session.limits)
-    took = await session.node.broadcasts.put(packet, bytes(event.body), session.client_id)
+    took = await session.node.publishing.put_to(packet, bytes(event.body), session.client_id)
     if isinstance(took, str):
         await session.forward_to(took, packet, event.frame)
         return
@@ -164,6 +166,8 @@ CATALOGUE_VERBS: dict[type[w.Packet], CatalogueVerb] = {
     w.GetQueues: queues,
     w.GetActiveQueues: active_queues,
     w.PutToQueues: put_to_queues,
+    w.Transact: transact,
+    **TOPIC_VERBS,
     w.Stats: stats,
     w.GetMembers: members,
 }

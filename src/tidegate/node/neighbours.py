@@ -51,6 +51,14 @@ class Neighbours:
         except TimeoutError:
             raise Unavailable(f"the node at {address} does not let go of the queue") from None
 
+    async def delete_queue(self, address: str, queue_id: int) -> None:
+        """Ask the owner of a queue to delete it."""
+        try:
+            async with asyncio.timeout(_HAND_OVER_S):
+                await (await self._client(address)).delete_queue(queue_id)
+        except TimeoutError:
+            raise Unavailable(f"the node at {address} does not answer") from None
+
     async def numbers(self, addresses: list[str], queue_id: int | None) -> list[NodeNumbers]:
         """The numbers of those that answer in time."""
 

@@ -14,7 +14,8 @@ import logging
 import resource
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 from tidegate.client.address import parse_address
 from tidegate.client.tls import verifying_context
@@ -32,15 +33,18 @@ from tidegate.core.errors import (
 from tidegate.core.ports import Clock, Store
 from tidegate.node.accounts import Accounts, is_loopback
 from tidegate.node.admission import Admission
-from tidegate.node.broadcasts import Broadcasts
 from tidegate.node.dead_letters import DeadLetters
 from tidegate.node.doorstep import Doorstep
 from tidegate.node.guard import QueueNames
 from tidegate.node.limits import Limits
+from tidegate.node.meeting import Meeting
 from tidegate.node.neighbours import Neighbours
+from tidegate.node.publishing import Publishing
 from tidegate.node.replica import Replica
 from tidegate.node.session import Session
 from tidegate.node.tls import NodeTls
+from tidegate.node.topics import Topics
+from tidegate.node.transactions import Transactions
 from tidegate.storage.writer import Settler, Writer
 from tidegate.telemetry.histogram import Histogram
 from tidegate.telemetry.meters import PhaseMeters
@@ -81,7 +85,10 @@ class Node:
         self.phases = PhaseMeters()
         self.packets_in = 0
         self.packets_out = 0
-        self.broadcasts = Broadcasts(self)
+        meeting = Meeting(self)
+        self.publishing = Publishing(self, meeting)
+        self.transactions = Transactions(self, meeting)
+        self.topics = Topics(self)
         self.dead_letters = DeadLetters(self)
         self.tls = tls
         self.accounts = Accounts(store, login_always=login_always, on_change=self._users_changed)
@@ -187,6 +194,13 @@ class Node:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def do_soon(self, work: Coroutine[Any, Any, None]) -> None:
+        """Something that nobody waits for; a node that is going away leaves it to others."""
+        if self._stopping:
+            work.close()
+        else:
+            self._start(work)
+
     async def stop(self) -> None:
         """Drain: no new work, what was accepted reaches the disk, queues are let go."""
         self._stopping = True
@@ -221,6 +235,8 @@ class Node:
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
+        await self.publishing.close()
+        await self.transactions.close()
 
     async def abort(self) -> None:
         """End at once, as a kill would: nothing more is written, nobody hears goodbye."""
@@ -368,6 +384,14 @@ class Node:
             raise Unavailable(f"queue {queue_id} did not come: try again")
         return found
 
+    async def delete_anywhere(self, queue_id: int) -> None:
+        """Delete a queue, whoever owns it."""
+        found = await self.route(queue_id)
+        if isinstance(found, Replica):
+            await self.delete_queue(found)
+        else:
+            await self._neighbours.delete_queue(found, queue_id)
+
     async def hand_over(self, replica: Replica, member_id: int) -> None:
         """Give a queue to another member: what was accepted is on disk before it goes."""
         if member_id == self.member_id:
@@ -489,6 +513,7 @@ class Node:
             replica.intake.forget_producers(before)
         await self.store.forget_marks(self.limits.dedup_window_s)
         await self.store.forget_dedup()
+        await self.topics.sweep()
 
     async def _watch_users_forever(self) -> None:
         """A user that was changed or removed is hung up on within a second or so."""

@@ -90,6 +90,8 @@ class Session(asyncio.Protocol):
         # Queue → packets that wait until it is known who serves it.
         self._gates: dict[int, list[tuple[Any, Frame]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        # Queues that are deleted when this connection ends.
+        self._queues_taken_along: set[int] = set()
 
     def abort(self) -> None:
         if self._transport is not None:
@@ -144,6 +146,7 @@ class Session(asyncio.Protocol):
             task.cancel()
         if self._ephemeral and self.client_id:
             self.node.forget_client(self.client_id)
+        self.node.topics.connection_ended(self._queues_taken_along)
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -295,6 +298,13 @@ class Session(asyncio.Protocol):
     def uses(self, replica: Replica) -> None:
         """The replica must hear when this connection ends."""
         self._replicas[replica.info.queue_id] = replica
+
+    def takes_along(self, queue_id: int) -> None:
+        """A queue that goes with this connection."""
+        self._queues_taken_along.add(queue_id)
+        if self._wire.state is State.CLOSED:
+            # It ended while the queue was being made.
+            self.node.topics.connection_ended({queue_id})
 
     def remember_reader(self, packet_id: int, reader: Reader, replica: Replica) -> None:
         """Its connection's end is the reader's end."""
@@ -452,6 +462,15 @@ class Session(asyncio.Protocol):
             self._later(waiting, frame.packet_id)
 
     # Queues of other nodes
+
+    def relay_for(self, queue_id: int) -> Relay | None:
+        """The way to the owner of a queue that this connection has used, if it still holds."""
+        relay = self._routes.get(queue_id)
+        return relay if relay is not None and relay.alive else None
+
+    def forward(self, relay: Relay, packet: w.Request, frame: Frame) -> None:
+        """Let the node behind that relay answer."""
+        self._forward(relay, packet, frame)
 
     def _forward(self, relay: Relay, packet: Any, frame: Frame) -> None:
         self.cycle.unanswered()

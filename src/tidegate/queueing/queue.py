@@ -180,7 +180,7 @@ class Queue:
                 self._note_unsearched(segment)
             tail.send_to_tail(segment, segment.open)
             return False
-        self._place(segment, [(0, segment.count)])
+        self._place(segment, segment.open_ranges())
         return True
 
     def _note_unsearched(self, segment: Segment) -> None:

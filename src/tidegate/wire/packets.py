@@ -14,6 +14,7 @@ from typing import ClassVar
 import msgspec
 
 from tidegate.core.model import Attributes, ClientInfo, Mode, Order, QueueInfo, QueuePolicy
+from tidegate.core.topic import Filter, TopicInfo
 from tidegate.core.users import Right
 
 Claim = tuple[Right, int | str]
@@ -400,6 +401,14 @@ class PutMessages(Request):
     ttls_s: list[float | None] | None = None
 
 
+class Acknowledged(msgspec.Struct, array_like=True):
+    """Tags of one consumer of this connection, each range [first, last]."""
+
+    queue_id: int
+    consumer: int
+    ranges: list[tuple[int, int]]
+
+
 class PutToQueuesResponse(Answer):
     """The queues that took the message."""
 
@@ -425,6 +434,40 @@ class PutToQueues(Request):
 
     def claims(self) -> list[Claim]:
         return [(Right.WRITE, queue_id) for queue_id in self.queue_ids]
+
+
+class TransactResponse(Answer):
+    """All of it is done and on disk. The ids of the puts, as PutMessageResponse would give them.
+
+    Without any, it was done before: this is the answer to a resend.
+    """
+
+    method = 0x3C
+    puts: list[PutMessageResponse]
+
+
+class Transact(Request):
+    """Puts and acknowledgements across queues, all or none.
+
+    It names the queues of its `puts` (written to) and of its `acks` (read from); the leases must
+    be this connection's. `producer` and `batch` stand for those of the puts, whose own count for
+    nothing; their payloads follow each other in the body. `resent` says that the leases may have
+    been another connection's: then it is done only if it was before.
+    """
+
+    method = 0x3B
+    answer = TransactResponse
+    right = Right.WRITE
+    mode = Mode.READ_WRITE
+    producer: int
+    batch: int
+    puts: list[PutMessages]
+    acks: list[Acknowledged]
+    resent: bool = False
+
+    def claims(self) -> list[Claim]:
+        puts: list[Claim] = [(Right.WRITE, put.queue_id) for put in self.puts]
+        return [*puts, *((Right.READ, ack.queue_id) for ack in self.acks)]
 
 
 class ReadMessageResponse(Answer):
@@ -595,6 +638,124 @@ class PrefetchChanged(Push):
     method = 0x52
     consumer: int
     prefetch: int
+
+
+# Topics
+
+
+class CreateTopicResponse(Answer):
+    """The new topic."""
+
+    method = 0x72
+    topic: TopicInfo
+
+
+class CreateTopic(Request):
+    """Create a topic of a unique name; it names no queue."""
+
+    method = 0x71
+    answer = CreateTopicResponse
+    right = Right.CONFIGURE
+    mode = Mode.READ_WRITE
+    name: str
+
+    def claims(self) -> list[Claim]:
+        return [(Right.CONFIGURE, self.name)]
+
+
+class DeleteTopic(Request):
+    """Delete a topic; the queues that were subscribed to it stay. It names no queue."""
+
+    method = 0x73
+    answer = Success
+    right = Right.CONFIGURE
+    mode = Mode.READ_WRITE
+    name: str
+
+    def claims(self) -> list[Claim]:
+        return [(Right.CONFIGURE, self.name)]
+
+
+class GetTopicsResponse(Answer):
+    """All topics, with their subscriptions."""
+
+    method = 0x76
+    topics: list[TopicInfo]
+
+
+class GetTopics(Request):
+    """List all topics; the answer names every subscribed queue."""
+
+    method = 0x75
+    answer = GetTopicsResponse
+    right = Right.SEE
+
+
+class SubscribeTopicResponse(Answer):
+    """The queue that gets what is published from now on."""
+
+    method = 0x78
+    queue: QueueInfo
+
+
+class SubscribeTopic(Request):
+    """Let a queue have what is published to a topic and matches the filter.
+
+    It names the queue `queue`, by name, and makes it if there is none. Without `durable` the queue
+    must be new, and is deleted when this connection ends.
+    """
+
+    method = 0x77
+    answer = SubscribeTopicResponse
+    right = Right.READ
+    mode = Mode.READ_WRITE
+    topic: str
+    queue: str
+    filter: Filter | None = None
+    durable: bool = True
+
+    def claims(self) -> list[Claim]:
+        return [(Right.READ, self.topic), (Right.CONFIGURE, self.queue)]
+
+
+class UnsubscribeTopic(Request):
+    """End a subscription; its queue, which it names by name, stays with what is in it."""
+
+    method = 0x79
+    answer = Success
+    right = Right.CONFIGURE
+    mode = Mode.READ_WRITE
+    topic: str
+    queue: str
+
+    def claims(self) -> list[Claim]:
+        return [(Right.CONFIGURE, self.queue), (Right.SEE, self.topic)]
+
+
+class PublishResponse(Answer):
+    """Stored and on disk: how many subscriptions got each message."""
+
+    method = 0x7C
+    counts: list[int]
+
+
+class Publish(Request):
+    """Put a batch once, for every subscription of a topic that matches, in one transaction.
+
+    It names no queue: who may write to the topic may write to its subscriptions. The queue and the
+    `after` of `messages` count for nothing; its producer and batch make a resend harmless.
+    """
+
+    method = 0x7B
+    answer = PublishResponse
+    right = Right.WRITE
+    mode = Mode.READ_WRITE
+    topic: str
+    messages: PutMessages
+
+    def claims(self) -> list[Claim]:
+        # Its subscriptions are queues of others, who have let the topic write there.
+        return [(Right.WRITE, self.topic)]
 
 
 # Administration
