@@ -84,6 +84,9 @@ class QueueNames:
         self.known: dict[int, str] = {}
 
     def knows(self, packet: Request) -> bool:
+        """Whether a packet can be checked at once."""
+        if isinstance(packet, PutToQueues) and packet.partial:
+            return False
         return all(isinstance(queue, str) or self._is_known(queue) for _, queue in packet.claims())
 
     def _is_known(self, queue_id: int) -> bool:

@@ -338,8 +338,11 @@ class Session(asyncio.Protocol):
             self._to_queue(packet, event.frame)
             return
         if packet.right is not None and not self.guard.is_everything:
-            self._later(self._guarded(packet, event), event.packet_id)
-            return
+            if not self.node.names.knows(packet):
+                self._later(self._guarded(packet, event), event.packet_id)
+                return
+            if not self._is_allowed(packet, event.frame):
+                return
         try:
             waiting = CATALOGUE_VERBS[type(packet)](self, packet, event)
         except TidegateError as error:
@@ -349,7 +352,7 @@ class Session(asyncio.Protocol):
             self._later(waiting, event.packet_id)
 
     async def _guarded(self, packet: w.Request, event: Received) -> None:
-        """A request of a user who may not do everything."""
+        """A request about queues whose names have to be looked up first."""
         await self.node.names.admit(self.guard, packet)
         waiting = CATALOGUE_VERBS[type(packet)](self, packet, event)
         if waiting is not None:
