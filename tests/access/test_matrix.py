@@ -210,7 +210,7 @@ async def test_a_transaction_needs_the_right_on_each_of_its_queues(
         await node.accounts.refresh()
         ann = await connect(node, credentials=login("ann"))
         message = await ann.get("mine", lease=60)
-        with pytest.raises((Forbidden, QueueNotExisting)):
+        with pytest.raises((Forbidden, QueueNotExisting)):  # noqa: PT012
             async with ann.transaction() as tx:
                 tx.put("billing-mine", b"x")
                 tx.ack(message)
