@@ -1,5 +1,6 @@
 """Tidegate: a message queue that measures itself, durable and confirmed, on PostgreSQL."""
 
+from tidegate.client import tracing
 from tidegate.client.app import App
 from tidegate.client.blocking import BlockingClient, BlockingMessage
 from tidegate.client.client import Client
@@ -102,4 +103,5 @@ __all__ = [
     "UniqueConstraint",
     "__version__",
     "connect",
+    "tracing",
 ]

@@ -86,6 +86,15 @@ def test_the_environment_wins_over_the_file(file: Path) -> None:
     assert settings.log.level == "debug"
 
 
+def test_what_is_not_set_by_default_can_be(file: Path) -> None:
+    assert load_settings(None, {}).metrics.port is None
+    environment = {"TIDEGATE_METRICS__PORT": "0", "TIDEGATE_METRICS__ENABLED": "false"}
+
+    metrics = load_settings(None, environment).metrics
+
+    assert (metrics.port, metrics.enabled, metrics.host) == (0, False, "127.0.0.1")
+
+
 def test_an_unknown_key_is_named_with_the_one_that_was_meant(file: Path) -> None:
     assert complaints(file, "[node]\nprot = 1") == [
         f"{file}: node.prot: there is no such key, did you mean port?"
@@ -94,7 +103,7 @@ def test_an_unknown_key_is_named_with_the_one_that_was_meant(file: Path) -> None
 
 def test_an_unknown_section_is_named_with_the_ones_there_are(file: Path) -> None:
     assert complaints(file, "[brokers]\nport = 1") == [
-        f"{file}: brokers: there is no such section; there are log, node, store, tls"
+        f"{file}: brokers: there is no such section; there are log, metrics, node, store, tls"
     ]
     assert "did you mean node?" in complaints(file, "[nodes]\nport = 1")[0]
 
@@ -113,6 +122,8 @@ def test_an_unknown_section_is_named_with_the_ones_there_are(file: Path) -> None
         ('[log]\nlevel = "loud"', "log.level", "'loud'", "one of debug, info, warning, error"),
         ('[store]\nurls = "x"', "store.urls", "'x'", "a list of texts"),
         ("[store]\nurl = 3", "store.url", "3", "a text"),
+        ("[metrics]\nport = 70000", "metrics.port", "70000", "a whole number, from 0 to 65535"),
+        ("[metrics]\nenabled = 1", "metrics.enabled", "1", "true or false"),
     ],
 )
 def test_a_bad_value_names_file_key_value_and_what_is_allowed(

@@ -351,7 +351,7 @@ async def test_a_slow_socket_does_not_hold_up_the_others(node: Node, connect: Co
         assert stuck.prefetch == 1000
 
 
-async def test_a_drained_subscription_keeps_what_was_taken_and_gives_the_rest_back_uncounted(
+async def test_a_drained_subscription_keeps_what_was_taken_and_gives_the_rest_back(
     node: Node, mq: Client, connect: Connect
 ) -> None:
     queue = await mq.create_queue("orders")
@@ -367,9 +367,8 @@ async def test_a_drained_subscription_keeps_what_was_taken_and_gives_the_rest_ba
         other = await connect(node)
         async with other.subscribe("orders") as elsewhere:
             rest = await take(elsewhere, 8)
-            assert {m.payload: m.delivery_count for m in rest} == {
-                b"%d" % n: 1 for n in range(2, 10)
-            }
+            assert {m.payload for m in rest} == {b"%d" % n for n in range(2, 10)}
+            assert all(m.redelivered for m in rest if int(m.payload) < 8), "it may have seen them"
             for message in (*taken, *rest):
                 await message.ack_confirmed()
             assert held(node, queue.queue_id) == 0

@@ -29,6 +29,7 @@ from backing import Backing, MemoryBacking, PostgresBacking, crash
 from tidegate.client.client import Client
 from tidegate.client.message import Message
 from tidegate.core import errors as e
+from tidegate.core.model import DEFAULT_POLICY
 from tidegate.core.ports import Clock
 from tidegate.node.limits import Limits
 from tidegate.node.server import Node
@@ -63,8 +64,10 @@ class Put:
         receiver: int | None,
         context: int | None,
         priority: int,
+        arrived_at: float,
     ) -> None:
         self.payload = payload
+        self.arrived_at = arrived_at
         self.sender = sender
         self.receiver = receiver
         self.context = context
@@ -215,7 +218,9 @@ class NodeMachine(RuleBasedStateMachine):
             self.counter += 1
             payload = b"%d " % self.counter + b"." * size
             receiver_id = None if receiver is None else self.ids[receiver]
-            puts.append(Put(payload, self.ids[name], receiver_id, context, priority))
+            puts.append(
+                Put(payload, self.ids[name], receiver_id, context, priority, self.clock.now)
+            )
 
         async def put_all() -> list[int]:
             return await asyncio.gather(
@@ -254,8 +259,13 @@ class NodeMachine(RuleBasedStateMachine):
             # Who waits for a reply skips what it asked itself.
             and not (context is not None and put.receiver is None and put.sender == me)
         ]
-        by_priority = order == "priority"
-        return sorted(found, key=lambda i: (-self.messages[i].priority if by_priority else 0, i))
+        return sorted(found, key=lambda i: (self.rank(self.messages[i], order), i))
+
+    @staticmethod
+    def rank(put: Put, order: str) -> float:
+        if order == "aged":
+            return put.arrived_at - DEFAULT_POLICY.ageing_s * put.priority
+        return -put.priority if order == "priority" else 0
 
     def check(self, message: Message) -> Put:
         put = self.messages[message.message_id]
@@ -333,7 +343,8 @@ class NodeMachine(RuleBasedStateMachine):
         self, name: str, order: str, prefetch: int, acknowledged: set[int], automatic: bool
     ) -> None:
         """Take what a subscription brings; what is not acknowledged goes back at its end."""
-        expected = self.candidates(name, order)
+        # Subscribers get by priority with ageing, readers the highest.
+        expected = self.candidates(name, "aged" if order == "priority" else order)
         count = len(expected) if automatic else min(prefetch, len(expected))
 
         async def consume() -> list[Message]:

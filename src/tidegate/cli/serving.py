@@ -23,13 +23,15 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from tidegate.cli.logs import set_up_logs
-from tidegate.cli.settings import Settings, load_settings
+from tidegate.cli.settings import METRICS_PORT_OFFSET, Settings, load_settings
 from tidegate.client.address import SCHEME, SCHEME_TLS
 from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
 from tidegate.core.secrecy import without_secrets
 
 if TYPE_CHECKING:
+    from tidegate.node.http_door import HttpDoor
     from tidegate.node.limits import Limits
+    from tidegate.node.server import Node
     from tidegate.node.tls import NodeTls
     from tidegate.storage.embedded import EmbeddedPostgres
 
@@ -43,6 +45,17 @@ _PR_SET_PDEATHSIG = 1
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", help="TOML file; default: tidegate.toml if there is one")
+]
+
+
+MetricsPortOption = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        min=0,
+        max=65535,
+        help="port of /metrics, 0 for a free one [default: 1000 above the node's]",
+    ),
 ]
 
 
@@ -68,16 +81,21 @@ def up(
             min=1, max=65535, help="let nodes join over TCP on this port of the embedded PostgreSQL"
         ),
     ] = None,
+    metrics_port: MetricsPortOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Start a store and nodes, print their addresses, serve until SIGTERM or Ctrl-C."""
     settings = load_settings(config, os.environ)
     set_up_logs(settings.log.level, settings.log.format)
     first_port = settings.node.port if port is None else port
+    if metrics_port is None:
+        metrics_port = settings.metrics.port
     house = House(settings, data or settings.store.data_folder, store_port)
     stop = _stop_requested()
     try:
-        house.start(nodes, first_port, config)
+        house.start(nodes, first_port, config, metrics_port)
+        for address in house.metrics_addresses:
+            print(f"metrics: {address}/metrics", file=sys.stderr)
         for address in house.addresses:
             print(address, flush=True)
         if (how := house.how_to_join) is not None:
@@ -111,6 +129,10 @@ class House:
         return [node.address for node in self._nodes]
 
     @property
+    def metrics_addresses(self) -> list[str]:
+        return [node.metrics_address for node in self._nodes if node.metrics_address]
+
+    @property
     def how_to_join(self) -> str | None:
         """A command for other nodes of this machine; the password is read, never shown."""
         if self._embedded is None or self._store_port is None:
@@ -120,7 +142,13 @@ class House:
         # By the environment: a command line is read by everybody on the machine.
         return f'TIDEGATE_STORE__URL="{url}" tidegate node --port 0'
 
-    def start(self, nodes: int, first_port: int, config: Path | None) -> None:
+    def start(
+        self,
+        nodes: int,
+        first_port: int,
+        config: Path | None,
+        first_metrics_port: int | None = None,
+    ) -> None:
         """Start everything; everything serves when this returns."""
         urls = self._settings.store.all_urls
         if urls:
@@ -132,7 +160,8 @@ class House:
             url = self._embedded.start()
         for index in range(nodes):
             port = first_port + index if first_port else 0
-            self._nodes.append(NodeProcess(url, port, config, self._log_file))
+            metrics_port = first_metrics_port + index if first_metrics_port else first_metrics_port
+            self._nodes.append(NodeProcess(url, port, config, self._log_file, metrics_port))
         for node in self._nodes:
             node.start()
         for node in self._nodes:
@@ -163,10 +192,16 @@ class NodeProcess:
     """A node in a process of its own."""
 
     def __init__(
-        self, store_url: str, port: int, config: Path | None, log_file: IO[bytes] | None = None
+        self,
+        store_url: str,
+        port: int,
+        config: Path | None,
+        log_file: IO[bytes] | None = None,
+        metrics_port: int | None = None,
     ) -> None:
         self._store_url = store_url
         self._port = port
+        self._metrics_port = metrics_port
         self._config = config
         # Where its log lines go; None is our stderr.
         self._log_file = log_file
@@ -174,10 +209,13 @@ class NodeProcess:
         self._ready_fd = -1
         self._started_at = 0.0
         self.address = ""
+        self.metrics_address = ""
 
     def start(self) -> None:
         ready_fd, child_fd = os.pipe()
         command = [sys.executable, "-m", "tidegate", "node", "--port", str(self._port)]
+        if self._metrics_port is not None:
+            command += ["--metrics-port", str(self._metrics_port)]
         if self._config is not None:
             command += ["--config", str(self._config)]
         # The URL may hold a password: it goes by the environment, not by the command line.
@@ -200,7 +238,7 @@ class NodeProcess:
         self._started_at = time.monotonic()
 
     def wait_until_ready(self) -> None:
-        """Its address comes through a pipe when it serves, or else why it does not."""
+        """Its addresses come through a pipe when it serves, or else why it does not."""
         assert self._process is not None
         with os.fdopen(self._ready_fd, "rb") as ready:
             readable, _, _ = select.select([ready], [], [], _START_S)
@@ -209,9 +247,11 @@ class NodeProcess:
             self._process.kill()
             code = self._process.wait()
             raise Unavailable(line or f"a node did not start (exit code {code}): its log says why")
-        self.address = line
+        self.address, _, self.metrics_address = line.partition(" ")
         # When it has to be started again, it must be found where it was.
-        self._port = int(line.rpartition(":")[2])
+        self._port = int(self.address.rpartition(":")[2])
+        if self.metrics_address:
+            self._metrics_port = int(self.metrics_address.rpartition(":")[2])
 
     def ensure_running(self) -> None:
         assert self._process is not None
@@ -251,6 +291,7 @@ def node(
         int | None, typer.Option(min=0, max=65535, help="port, 0 for a free one")
     ] = None,
     name: Annotated[str | None, typer.Option(help="how the node is called in lists")] = None,
+    metrics_port: MetricsPortOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Run one node on a store that exists; it joins the others there."""
@@ -280,6 +321,7 @@ def node(
                 settings.node.host if host is None else host,
                 settings.node.port if port is None else port,
                 name,
+                metrics_port,
                 ready,
             )
         )
@@ -307,7 +349,13 @@ class ReadyPipe:
 
 
 async def _serve(
-    url: str, settings: Settings, host: str, port: int, name: str | None, ready: ReadyPipe
+    url: str,
+    settings: Settings,
+    host: str,
+    port: int,
+    name: str | None,
+    metrics_port: int | None,
+    ready: ReadyPipe,
 ) -> None:
     from tidegate.node.server import Node
     from tidegate.storage.postgres import PostgresStore
@@ -330,10 +378,44 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await node.start()
-    if not ready.tell(node.address):
-        print(node.address, flush=True)
-    await stop.wait()
-    await node.stop()
+    door = None
+    try:
+        if settings.metrics.enabled:
+            door = await _opened_door(node, port, metrics_port, settings)
+        if not ready.tell(f"{node.address} {node.metrics_address}"):
+            if node.metrics_address:
+                print(f"metrics: {node.metrics_address}/metrics", file=sys.stderr)
+            print(node.address, flush=True)
+        await stop.wait()
+    finally:
+        await node.stop()
+        # Last: whoever asks while the node drains is to hear just that.
+        if door is not None:
+            await door.stop()
+
+
+async def _opened_door(
+    node: Node, node_port: int, metrics_port: int | None, settings: Settings
+) -> HttpDoor:
+    """The door to /metrics: on the port that was asked for, or on one that we choose."""
+    from tidegate.node.http_door import HttpDoor
+
+    chosen = settings.metrics
+    asked = chosen.port if metrics_port is None else metrics_port
+    derived = node_port + METRICS_PORT_OFFSET
+    # Nodes that were given any free port have neighbours that were, too.
+    ports = [asked] if asked is not None else [derived, 0] if node_port and derived < 2**16 else [0]
+    while True:
+        port = ports.pop(0)
+        door = HttpDoor(node, host=chosen.host, port=port, queues_max=chosen.queues_max)
+        try:
+            await door.start()
+            return door
+        except Unavailable as failure:
+            # Nobody asked for this one, so nobody is stopped by it.
+            if not ports:
+                raise
+            log.warning("%s; on a free port then", failure)
 
 
 def tls_of(settings: Settings) -> NodeTls | None:

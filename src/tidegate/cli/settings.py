@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -33,6 +34,8 @@ from tidegate.core.secrecy import without_secrets
 
 ENVIRONMENT_PREFIX = "TIDEGATE_"
 DEFAULT_FILE = Path("tidegate.toml")
+# More than nodes that `up` starts on consecutive ports.
+METRICS_PORT_OFFSET = 1000
 
 
 class Quantity:
@@ -134,6 +137,17 @@ class TlsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     authority: str | None = None
 
 
+class MetricsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a node shows /metrics, /healthz and /readyz; whoever gets there may read."""
+
+    enabled: bool = True
+    host: str = "127.0.0.1"
+    # Not set: METRICS_PORT_OFFSET above the node's own, or any free one. 0: any free one.
+    port: Annotated[int | None, Between(0, 65535)] = None
+    # Queues that are shown; the others are counted.
+    queues_max: Annotated[int, Between(1, 100_000)] = 500
+
+
 class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is logged, and how."""
 
@@ -147,6 +161,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     store: StoreSettings = StoreSettings()
     node: NodeSettings = NodeSettings()
     tls: TlsSettings = TlsSettings()
+    metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
 
 
@@ -261,6 +276,9 @@ class _Field:
 
     def __init__(self, annotation: Any) -> None:
         kind, *notes = get_args(annotation) if get_origin(annotation) is Annotated else [annotation]
+        # What may be left unset is never set to nothing.
+        if get_origin(kind) is UnionType:
+            (kind,) = (part for part in get_args(kind) if part is not NoneType)
         self._kind: Any = kind
         self._quantity = next((note for note in notes if isinstance(note, type)), None)
         self._between = next((note for note in notes if isinstance(note, Between)), None)
@@ -305,6 +323,8 @@ class _Field:
             return SIZE_IS + self._bounds(lambda size: format_size(int(size)))
         if self._kind is int:
             return "a whole number" + self._bounds(lambda number: f"{number:.0f}")
+        if self._kind is bool:
+            return "true or false"
         return "a list of texts" if get_origin(self._kind) is list else "a text"
 
     def _bounds(self, show: Any) -> str:
@@ -324,6 +344,7 @@ _SECTIONS: dict[str, dict[str, _Field]] = {
     "store": _fields_of(StoreSettings),
     "node": _fields_of(NodeSettings),
     "tls": _fields_of(TlsSettings),
+    "metrics": _fields_of(MetricsSettings),
     "log": _fields_of(LogSettings),
 }
 

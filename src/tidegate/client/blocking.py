@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any, Literal, TypeVar, Unpack
 
+from tidegate.client import tracing
 from tidegate.client.client import Client, OrderName
 from tidegate.client.message import Message, MessageBatch
 from tidegate.client.options import PutOptions
@@ -399,7 +400,8 @@ class BlockingClient:
         with self.subscribe(queue, prefetch=prefetch) as subscription:
             for message in subscription:
                 try:
-                    handler(message)
+                    with tracing.process_span(message):
+                        handler(message)
                 except Exception as error:
                     message.nack(error=f"{type(error).__name__}: {error}")
                 else:

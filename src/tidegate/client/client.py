@@ -19,6 +19,7 @@ from typing import Any, Literal, Unpack
 
 import msgspec
 
+from tidegate.client import tracing
 from tidegate.client.address import parse_address
 from tidegate.client.checks import (
     check_count,
@@ -117,6 +118,9 @@ class Client:
         self._subscriptions: dict[int, Subscription] = {}
         self._soon: set[asyncio.Future[int]] = set()
         self._soon_failures: list[BaseException] = []
+        # Here and not in `put`: puts that nobody traces know nothing of it.
+        if (traced_put := tracing.traced_put(self.put)) is not None:
+            self.put = traced_put  # type: ignore[method-assign]
 
     # Life
 
@@ -411,8 +415,9 @@ class Client:
         if outbox is None or self._lifeline.outage is not None:
             outbox = self._new_outbox(queue)
         ids: list[int] = []
-        for answer in await outbox.add_many(chosen, priority):
-            ids += answer
+        with tracing.publishing(queue, count=len(chosen)):
+            for answer in await outbox.add_many(chosen, priority):
+                ids += answer
         return ids
 
     async def put_to(
@@ -434,15 +439,14 @@ class Client:
         names = list(dict.fromkeys(queues))
         if not names:
             raise InvalidValue("name at least one queue")
-        attributes = checked_options(
-            {
-                "receiver": receiver,
-                "context": context,
-                "priority": priority,
-                "content_type": content_type,
-                "headers": headers,
-            }
-        ).attributes
+        options: PutOptions = {
+            "receiver": receiver,
+            "context": context,
+            "priority": priority,
+            "content_type": content_type,
+            "headers": headers,
+        }
+        checked_options(options)
         by_id: dict[int, str] = {}
         for name in names:
             try:
@@ -452,19 +456,20 @@ class Client:
                     raise
         if not by_id:
             return []
-        packet = w.PutToQueues(
-            list(by_id),
-            # A producer of its own: resends are recognised, and nothing else is taken for one.
-            secrets.randbits(62) + 1,
-            1,
-            priority,
-            partial,
-            receiver,
-            context,
-            attributes,
-        )
-        # The same batch number each time, so repeating it is safe.
-        answered = await self._lifeline.ask(packet, [checked_payload(payload)])
+        with tracing.publishing(", ".join(by_id.values()), headers) as options["headers"]:
+            packet = w.PutToQueues(
+                list(by_id),
+                # A producer of its own: resends are recognised, and nothing else is taken for one.
+                secrets.randbits(62) + 1,
+                1,
+                priority,
+                partial,
+                receiver,
+                context,
+                checked_options(options).attributes,
+            )
+            # The same batch number each time, so repeating it is safe.
+            answered = await self._lifeline.ask(packet, [checked_payload(payload)])
         assert isinstance(answered.packet, w.PutToQueuesResponse)
         return [by_id[queue_id] for queue_id in answered.packet.queue_ids]
 

@@ -21,6 +21,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from tidegate.client import tracing
 from tidegate.client.client import Client
 from tidegate.client.closing import Closing
 from tidegate.client.message import Message
@@ -52,7 +53,7 @@ class Shift:
     ) -> None:
         self._client = client
         self._queue = queue
-        self._call = call
+        self._call = tracing.traced_handler(call)
         self._closing = closing
         self._concurrency = concurrency
         self._prefetch = prefetch

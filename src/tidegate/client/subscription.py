@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from tidegate.client import tracing
 from tidegate.client.message import Comeback, Message, MessageBatch, batches_of
 from tidegate.core.errors import (
     InvalidValue,
@@ -236,6 +237,7 @@ class Subscription:
         on_error: Callable[[Message, Exception], Any] | None = None,
     ) -> None:
         """Call the handler for each message: acked when it returns, given back when it raises."""
+        handler = tracing.traced_handler(handler)
         async for message in self:
             try:
                 await handler(message)

@@ -19,6 +19,8 @@ Bytes = bytes | bytearray | memoryview
 # What a segment costs in memory beside its payload: measured with tracemalloc, rounded up.
 SEGMENT_OVERHEAD_BYTES = 900
 MESSAGE_OVERHEAD_BYTES = 24
+# Of messages with attributes: the objects, and that groups and tenants have messages one by one.
+ATTRIBUTES_OVERHEAD_BYTES = 300
 # Of the failures of a message, the last ones are remembered.
 FAILURES_KEPT = 10
 
@@ -106,7 +108,10 @@ class Segment:
     @property
     def cost_bytes(self) -> int:
         """What keeping the segment in memory costs."""
-        return self.payload_bytes + SEGMENT_OVERHEAD_BYTES + MESSAGE_OVERHEAD_BYTES * self.count
+        each = MESSAGE_OVERHEAD_BYTES
+        if self.attributes is not None:
+            each += ATTRIBUTES_OVERHEAD_BYTES
+        return self.payload_bytes + SEGMENT_OVERHEAD_BYTES + each * self.count
 
     def body(self, low: int, high: int) -> memoryview:
         """The payloads of messages `low` to `high - 1`, one after the other."""

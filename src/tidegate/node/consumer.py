@@ -14,8 +14,9 @@ from tidegate.telemetry.meters import ConsumerMeters
 from tidegate.wire.packets import Run
 
 # A consumer that holds this much, or this part of the node's memory, gets no more, whatever its
-# prefetch.
+# prefetch; so much it may always hold.
 HELD_BYTES_MAX = 64 * 1024 * 1024
+HELD_BYTES_MIN = 1024 * 1024
 HELD_PART = 4
 
 
@@ -66,7 +67,7 @@ class Consumer:
         self.prefetch = prefetch
         self.order = order
         self.automatic = automatic
-        self._held_bytes_max = min(HELD_BYTES_MAX, memory_bytes // HELD_PART)
+        self._held_bytes_max = max(min(HELD_BYTES_MAX, memory_bytes // HELD_PART), HELD_BYTES_MIN)
         # As it was told: it renews by that, whatever the queue's policy says by now.
         self.lease_s = lease_s
         self.book = LeaseBook()

@@ -28,7 +28,7 @@ from tidegate.node.settling import Pledge, Ranges, Settling
 from tidegate.node.tail import TailReader
 from tidegate.queueing.lease import Lease
 from tidegate.queueing.lifecycle import Event, State
-from tidegate.queueing.queue import ANYONE, EVERYTHING
+from tidegate.queueing.queue import EVERYTHING
 from tidegate.queueing.span import Span
 from tidegate.wire.packets import Return, Run
 
@@ -80,6 +80,8 @@ class Dispatch:
             reader.miss(Unavailable("this node's lease has lapsed: ask again"))
             return
         if self._try_reader(reader):
+            if self._holding.queue.freed:
+                self.dispatch()
             return
         in_store = self._holding.queue.tail_count > 0
         if wait_s <= 0 and not in_store:
@@ -220,18 +222,21 @@ class Dispatch:
     def serve(self, receivers: list[int] | None) -> None:
         """Something became ready: for these receivers, or for anyone."""
         if self._readers:
-            if receivers is None:
-                for reader in list(self._readers):
-                    if not self._holding.queue.head_count:
-                        break
-                    self._try_reader(reader)
-            else:
-                for receiver in set(receivers):
-                    for reader in list(self._readers_of.get(receiver, ())):
-                        if not self._try_reader(reader) and reader.match is None:
-                            break
-        if self._consumers:
+            self._serve_readers(receivers)
+        if self._consumers or self._holding.queue.freed:
             self.dispatch()
+
+    def _serve_readers(self, receivers: list[int] | None) -> None:
+        if receivers is None:
+            for reader in list(self._readers):
+                if not self._holding.queue.head_count:
+                    break
+                self._try_reader(reader)
+        else:
+            for receiver in set(receivers):
+                for reader in list(self._readers_of.get(receiver, ())):
+                    if not self._try_reader(reader) and reader.match is None:
+                        break
 
     def spilled(self, segment: Segment) -> None:
         """A segment went to the tail; somebody here may be waiting for just this one."""
@@ -251,6 +256,17 @@ class Dispatch:
 
     def dispatch(self) -> None:
         """Share what is ready over those who have credit, in turns."""
+        queue = self._holding.queue
+        self._share()
+        while queue.freed:
+            # What was acknowledged let out the next of its group: perhaps just what a reader,
+            # or a consumer that came up empty, waits for.
+            queue.freed = False
+            if self._readers:
+                self._serve_readers(None)
+            self._share()
+
+    def _share(self) -> None:
         holding = self._holding
         queue = holding.queue
         consumers = self._consumers
@@ -266,7 +282,10 @@ class Dispatch:
                 continue
             share = -(-queue.head_count // len(consumers))
             spans = queue.take(
-                min(credit, share, DELIVERY_COUNT_MAX), consumer.outlet.client_id, consumer.order
+                min(credit, share, DELIVERY_COUNT_MAX),
+                consumer.outlet.client_id,
+                consumer.order,
+                holding.policy.ageing_s,
             )
             if not spans:
                 self.tail.search_for_receiver(consumer.outlet.client_id)
@@ -333,6 +352,7 @@ class Dispatch:
             self._put_back(spans, Event.RETURNED)
         elif how.reject:
             self._give_up(spans, DeathReason.REJECTED, how.error)
+            self.dispatch()
         else:
             wait_s = None if how.delay_ms is None else how.delay_ms / 1e3
             self._fail(spans, Event.RETURNED, Failure(self._now(), "nack", how.error), wait_s)
@@ -455,7 +475,7 @@ class Dispatch:
 
     def shed(self, count: int) -> None:
         """The queue is too long: its oldest messages are given up."""
-        spans = self._holding.queue.take(count, ANYONE, Order.OLDEST)
+        spans = self._holding.queue.take_regardless(count)
         self._give_up(spans, DeathReason.OVERFLOW, None)
 
     def extend(self, holder: Consumer, ranges: Ranges | None, lease_s: float | None) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from tidegate.core.budget import Budget
 from tidegate.core.errors import NotOwner, QueueNotExisting, TidegateError
-from tidegate.core.model import DeathReason, Order, Overflow, QueueInfo, QueuePolicy
+from tidegate.core.model import DeathReason, Overflow, QueueInfo, QueuePolicy
 from tidegate.core.ports import Clock, Settlement, Store
 from tidegate.core.segment import Segment
 from tidegate.node.dispatch import Dispatch
@@ -25,7 +25,6 @@ from tidegate.node.intake import Intake
 from tidegate.node.limits import Limits
 from tidegate.node.settling import Settling
 from tidegate.queueing.lifecycle import Event
-from tidegate.queueing.queue import ANYONE
 from tidegate.queueing.span import Span
 from tidegate.storage.writer import Settler, Writer
 from tidegate.telemetry.meters import QueueMeters
@@ -122,7 +121,7 @@ class Replica:
         if policy.length_max is not None and len(queue) > policy.length_max:
             self.dispatch.shed(len(queue) - policy.length_max)
         while policy.bytes_max is not None and queue.waiting_bytes > policy.bytes_max:
-            if not queue.head_count:
+            if not queue.head_count + queue.held_count:
                 break
             self.dispatch.shed(1)
 
@@ -130,7 +129,7 @@ class Replica:
 
     def take_ready(self, count: int) -> list[Span]:
         """Up to `count` messages for anyone, the oldest first, which thereby are nobody's."""
-        spans = self._holding.queue.take(count, ANYONE, Order.OLDEST)
+        spans = self._holding.queue.take_regardless(count)
         return [span.advance(Event.GIVEN_UP) for span in spans]
 
     async def more_from_store(self) -> bool:
@@ -301,7 +300,7 @@ class Replica:
             waiting=len(queue),
             waiting_in_store=queue.tail_count,
             unacknowledged=self.dispatch.unacknowledged,
-            oldest_age_s=max(holding.clock.wall() - oldest.arrived_at, 0.0) if oldest else 0.0,
+            oldest_age_s=_ready_for_s(oldest, holding.clock.wall()) if oldest else 0.0,
             resident_bytes=queue.resident_bytes,
             put=meters.put.total,
             delivered=meters.delivered.total,
@@ -338,3 +337,8 @@ class Replica:
             deduplicated=meters.deduplicated.total,
             paused=holding.policy.paused,
         )
+
+
+def _ready_for_s(segment: Segment, now: float) -> float:
+    # A delay that was asked for is no wait.
+    return max(now - (segment.due_at or segment.arrived_at), 0.0)

@@ -48,11 +48,17 @@ from tidegate.node.transactions import Transactions
 from tidegate.storage.writer import Settler, Writer
 from tidegate.telemetry.histogram import Histogram
 from tidegate.telemetry.meters import PhaseMeters
-from tidegate.telemetry.numbers import ClusterNumbers, NodeNumbers, PhaseNumbers, durations
+from tidegate.telemetry.numbers import (
+    ClusterNumbers,
+    NodeNumbers,
+    PhaseNumbers,
+    QueueNumbers,
+    durations,
+)
 
 log = logging.getLogger(__name__)
 
-_ALL_ADDRESSES = ("0.0.0.0", "::", "")
+ALL_ADDRESSES = ("0.0.0.0", "::", "")
 # How long a client without a name is remembered after its connection has broken.
 _EPHEMERAL_S = 30.0
 _TICK_S = 0.25
@@ -96,9 +102,11 @@ class Node:
         self.names = QueueNames(store, self.replicas)
         self.member_id = 0
         self.address = ""
+        # Where an HTTP door shows this node, if there is one.
+        self.metrics_address = ""
         self._host = host
         # Under which name others reach us; a node that listens on all addresses has none there.
-        self._reached_as = advertise or (socket.gethostname() if host in _ALL_ADDRESSES else host)
+        self._reached_as = advertise or (socket.gethostname() if host in ALL_ADDRESSES else host)
         self._port = port
         self._budget = Budget(self.limits.memory_bytes)
         self._commits = Histogram()
@@ -109,6 +117,8 @@ class Node:
         self._waiting_sessions: set[Session] = set()
         self._routing: dict[int, asyncio.Task[Replica | str]] = {}
         self._alive_until = 0.0
+        # Whether it did when the lease was to be renewed.
+        self._store_answers = True
         self._started_at = 0.0
         self._server: asyncio.Server | Doorstep | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -257,6 +267,17 @@ class Node:
     def may_deliver(self) -> bool:
         """A paused owner wakes up with its lease gone: look at the clock before every socket."""
         return self.clock.monotonic() < self._alive_until and not self._stopping
+
+    def why_not_ready(self) -> str | None:
+        """Why nobody should be sent here now, or None. Renewals ask the store all the time."""
+        if self._stopping:
+            return "draining: the node is about to stop"
+        if not self._writers:
+            return "starting"
+        if self.clock.monotonic() >= self._alive_until:
+            return "the node's lease has lapsed: it could not be renewed in the store"
+        # Strangers read this: what exactly the store said is in the log.
+        return None if self._store_answers else "the store does not answer"
 
     def _count_commit(self, duration_s: float, messages: int) -> None:
         self._commits.add(duration_s)
@@ -445,7 +466,9 @@ class Node:
             await asyncio.sleep(self.limits.lease_s / 3)
             asked_at = self.clock.monotonic()
             try:
-                if await self.store.renew(self.member_id, self.limits.lease_s):
+                renewed = await self.store.renew(self.member_id, self.limits.lease_s)
+                self._store_answers = True
+                if renewed:
                     self._alive_until = asked_at + self.limits.lease_s
                 else:
                     await self._start_over()
@@ -454,6 +477,7 @@ class Node:
                     self._adopting = asyncio.create_task(self._adopt())
                 await self._leave_the_dead()
             except TidegateError as failure:
+                self._store_answers = False
                 log.warning("could not renew the lease: %s", failure)
             except Exception:
                 # Without this loop the node would go on confirming and never deliver again.
@@ -551,7 +575,12 @@ class Node:
         if queue_id is not None:
             # A queue that nobody has asked for since its owner went has no numbers yet.
             await self.route(queue_id)
-        nodes = [self._numbers(queue_id)]
+        chosen = [
+            replica.numbers()
+            for number, replica in sorted(self.replicas.items())
+            if queue_id is None or number == queue_id
+        ]
+        nodes = [self.own_numbers(chosen)]
         if cluster:
             others = [
                 member.address
@@ -561,13 +590,9 @@ class Node:
             nodes += await self._neighbours.numbers(others, queue_id)
         return ClusterNumbers(nodes)
 
-    def _numbers(self, queue_id: int | None) -> NodeNumbers:
+    def own_numbers(self, queues: list[QueueNumbers]) -> NodeNumbers:
+        """The numbers of this node, with those of some queues."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        chosen = [
-            replica.numbers()
-            for number, replica in sorted(self.replicas.items())
-            if queue_id is None or number == queue_id
-        ]
         return NodeNumbers(
             member_id=self.member_id,
             name=self.name,
@@ -583,7 +608,8 @@ class Node:
             messages_per_commit=self._committed_messages / max(self._commits.count, 1),
             packets_in=self.packets_in,
             packets_out=self.packets_out,
-            queues=chosen,
+            queues=queues,
+            metrics_address=self.metrics_address,
             phases=PhaseNumbers(
                 wait_client=durations(self.phases.wait_client),
                 parse=durations(self.phases.parse),

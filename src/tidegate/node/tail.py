@@ -16,6 +16,7 @@ from tidegate.core.model import Order
 from tidegate.core.segment import Segment
 from tidegate.node.consumer import Reader
 from tidegate.node.holding import Holding
+from tidegate.queueing.lane import Lane
 from tidegate.queueing.queue import EVERYTHING, Match, Queue
 from tidegate.queueing.span import Span
 
@@ -45,7 +46,7 @@ class TailReader:
         holding = self._holding
         for lane in await holding.store.lanes(holding.info.queue_id):
             holding.queue.tail_lane(lane.priority, lane.addressed).expect_tail(
-                lane.first_id, lane.last_id, lane.count, lane.payload_bytes
+                lane.first_id, lane.last_id, lane.count, lane.payload_bytes, lane.arrived_at
             )
         self.fill_head()
 
@@ -58,13 +59,26 @@ class TailReader:
         holding = self._holding
         if self._reading is not None or holding.fenced:
             return
-        for lane, addressed in holding.queue.tail_wanted(HEAD_BYTES_LOW):
+        wanted = holding.queue.tail_wanted(HEAD_BYTES_LOW)
+        room = holding.budget.has_room_for(HEAD_BYTES_LOW)
+        self._note_stalled([lane for lane, _ in wanted], room)
+        for lane, addressed in wanted:
             short = lane.waits_for_tail or lane.head_bytes < self.head_bytes_least()
-            if holding.budget.has_room_for(HEAD_BYTES_LOW) or (short and not addressed):
+            if not lane.stalled and (room or (short and not addressed)):
                 self._reading = asyncio.create_task(
                     self._read(lane.priority, addressed), name="read-tail"
                 )
                 return
+
+    def _note_stalled(self, lanes: list[Lane], room: bool) -> None:
+        """Leave tails alone whose heads are full of messages that wait for their groups."""
+        held_bytes_max = self._holding.limits.memory_bytes // 4 if room else self.head_bytes_least()
+        for lane in lanes:
+            was_stalled = lane.stalled
+            lane.stalled = self._holding.queue.is_crowded(lane, held_bytes_max)
+            if lane.stalled and not was_stalled:
+                # Others may have waited for this one.
+                asyncio.get_running_loop().call_soon(self._came_back)
 
     async def _read(self, priority: int, addressed: bool) -> None:
         holding = self._holding
@@ -86,10 +100,10 @@ class TailReader:
         else:
             if not segments and (lane.tail_from, lane.tail_last) == asked:
                 # Nothing is there where we counted something: it was purged meanwhile.
-                lane.forget_tail()
+                holding.queue.forget_tail(lane)
             elif not segments:
                 # A new tail has begun behind what we asked for.
-                lane.tail_from = max(lane.tail_from, asked[1] + 1)
+                holding.queue.skip_tail(lane, asked[1] + 1)
             elif lane.tail_count:
                 holding.queue.bring_back(segments)
         finally:
@@ -147,10 +161,10 @@ class TailReader:
     async def more(self) -> bool:
         """Wait for what is on its way from the store; whether there is anything to take."""
         queue = self._holding.queue
-        while not queue.head_count and self._is_coming():
+        while not queue.head_count + queue.held_count and self._is_coming():
             assert self._reading is not None
             await asyncio.wait([self._reading])
-        return queue.head_count > 0
+        return queue.head_count + queue.held_count > 0
 
     def search_for_receiver(self, client_id: int) -> None:
         """Bring back all that is addressed to a client that is here."""

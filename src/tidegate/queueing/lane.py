@@ -3,6 +3,9 @@
 The head is in memory. When memory is short the rest is a tail that only the store
 holds: then new segments join the tail, and the tail comes back from its front, so the
 order never changes. Returned messages go back to their place in the head.
+
+From when messages of tenants lie in a lane until it is empty, its head is shared: see tenants.py.
+A lane of messages without tenants does no work for single messages.
 """
 
 from __future__ import annotations
@@ -11,7 +14,14 @@ from collections import deque
 from collections.abc import Iterator
 
 from tidegate.core.segment import Segment
+from tidegate.queueing import row
+from tidegate.queueing.groups import has_groups
+from tidegate.queueing.row import Row
 from tidegate.queueing.span import Span
+from tidegate.queueing.tenants import Tenants, carries_tenants
+
+# Behind all ids.
+NO_ID = 1 << 62
 
 
 class Lane:
@@ -20,27 +30,44 @@ class Lane:
     __slots__ = (
         "count",
         "head_bytes",
+        "held_bytes",
+        "held_count",
         "newest_id",
         "priority",
         "pulled",
         "ready",
+        "stalled",
+        "tail_arrived_at",
         "tail_bytes",
         "tail_count",
         "tail_from",
+        "tail_groups_from",
         "tail_last",
+        "tenants",
     )
 
     def __init__(self, priority: int) -> None:
         self.priority = priority
-        self.ready: deque[Span] = deque()
+        # The head: in one row, or in one for each tenant.
+        self.ready: Row = deque()
+        self.tenants: Tenants | None = None
         # Messages in the head, and what their payloads weigh (returned ones count again).
         self.count = 0
         self.head_bytes = 0
+        # Messages of this lane in memory that wait for an earlier one of their group.
+        self.held_count = 0
+        self.held_bytes = 0
         # The tail: every live segment of the lane with an id from `tail_from` to `tail_last`.
         self.tail_count = 0
         self.tail_bytes = 0
         self.tail_from = 0
         self.tail_last = 0
+        # Its first message arrived then or later; from this id on some may belong to groups.
+        self.tail_arrived_at = 0.0
+        self.tail_groups_from = NO_ID
+        # Whether the tail is left alone for now, since the head is full of those who wait for
+        # their groups: then nobody waits for it.
+        self.stalled = False
         # Segments in the range of the tail that are in memory all the same: a selective read
         # fetched them, or they were stored late.
         self.pulled: set[int] = set()
@@ -48,25 +75,42 @@ class Lane:
         self.newest_id = 0
 
     def __len__(self) -> int:
-        return self.count + self.tail_count
+        return self.count + self.held_count + self.tail_count
 
     @property
-    def first_id(self) -> int:
-        return self.ready[0].first_id
+    def first(self) -> Span:
+        """The span from which the next message is taken."""
+        return self.ready[0] if self.tenants is None else self.tenants.first
 
     @property
     def waits_for_tail(self) -> bool:
         """Whether the next message is one that only the store holds."""
-        return bool(self.tail_count) and (not self.ready or self.first_id > self.tail_from)
+        return bool(self.tail_count) and (not self.count or self.first.first_id > self.tail_from)
 
-    def append(self, span: Span) -> None:
-        """A fresh span, newer than all others."""
-        self.ready.append(span)
+    def insert(self, span: Span) -> None:
+        """A ready span, new or returned, at its place."""
         self.count += len(span)
         self.head_bytes += span.payload_bytes
+        tenants = self.tenants
+        if tenants is None and span.segment.attributes is not None and carries_tenants(span):
+            tenants = self._share()
+        if tenants is not None:
+            tenants.insert(span)
+        elif self.ready:
+            row.insert(self.ready, span)
+        else:
+            self.ready.append(span)
+
+    def _share(self) -> Tenants:
+        tenants = self.tenants = Tenants()
+        while self.ready:
+            tenants.insert(self.ready.popleft())
+        return tenants
 
     def take(self, count: int) -> Span:
         """The first span, at most `count` messages of it."""
+        if self.tenants is not None:
+            return self._without(self.tenants.take(count))
         span = self.ready[0]
         if len(span) > count:
             span = span.split(count)
@@ -76,47 +120,39 @@ class Lane:
         self.head_bytes -= span.payload_bytes
         return span
 
-    def put_back(self, span: Span) -> None:
-        """A returned or pulled span, at its place; join neighbours that are alike."""
-        self.count += len(span)
-        self.head_bytes += span.payload_bytes
-        ready = self.ready
-        first_id = span.first_id
-        # Returned messages are older than almost all others: look from the front.
-        at = 0
-        for other in ready:
-            if other.first_id > first_id:
-                break
-            at += 1
-        if at < len(ready):
-            behind = ready[at]
-            if behind.segment is span.segment and behind.low == span.high:
-                behind.low = span.low
-                span = behind
-            else:
-                ready.insert(at, span)
-        else:
-            ready.append(span)
-        if at > 0:
-            before = ready[at - 1]
-            if before.segment is span.segment and before.high == span.low:
-                before.high = span.high
-                del ready[at]
+    def _without(self, span: Span) -> Span:
+        self.count -= len(span)
+        self.head_bytes -= span.payload_bytes
+        if not self.count:
+            self.tenants = None
+        return span
 
     def remove(self, span: Span, low: int, high: int) -> Span:
         """Take offsets `low` to `high - 1` out of the middle of a ready span."""
-        before, taken, behind = span.cut_out(low, high)
-        at = self.ready.index(span)
-        del self.ready[at]
-        for piece in (behind, before):
-            if piece is not None:
-                self.ready.insert(at, piece)
-        self.count -= high - low
-        self.head_bytes -= taken.payload_bytes
-        return taken
+        if self.tenants is None:
+            return self._without(row.cut_out(self.ready, span, low, high))
+        return self._without(self.tenants.cut_out(span, low, high))
+
+    def find(self, span: Span) -> Span | None:
+        """The ready span in which a span's first message lies, if it is here."""
+        ready = self.ready if self.tenants is None else self.tenants.row_of(span)
+        return row.find(ready, span.first_id)
+
+    def withdraw(self, span: Span) -> bool:
+        """Take a span out, wherever it lies; False if it is not here."""
+        around = self.find(span)
+        if around is None:
+            return False
+        self.remove(around, span.low, span.high)
+        return True
 
     def spans(self) -> Iterator[Span]:
-        return iter(self.ready)
+        """The head in order of ids."""
+        return iter(self.ready if self.tenants is None else self.tenants)
+
+    @property
+    def oldest(self) -> Span:
+        return self.ready[0] if self.tenants is None else self.tenants.oldest
 
     # The tail
 
@@ -124,12 +160,19 @@ class Lane:
         """A segment that stays in the store only."""
         if not self.tail_count:
             self.tail_from = segment.first_id
+            self.tail_arrived_at = segment.arrived_at
+        if self.tail_groups_from == NO_ID and has_groups(segment):
+            self.tail_groups_from = segment.first_id
         self.tail_count += open_count
         self.tail_bytes += segment.payload_bytes
         self.tail_last = max(self.tail_last, segment.last_id)
 
-    def expect_tail(self, first_id: int, last_id: int, count: int, payload_bytes: int) -> None:
+    def expect_tail(
+        self, first_id: int, last_id: int, count: int, payload_bytes: int, arrived_at: float
+    ) -> None:
         """What a reload found in the store beyond the head."""
+        self.tail_arrived_at = arrived_at
+        self.tail_groups_from = first_id
         self.tail_from, self.tail_last = first_id, last_id
         self.tail_count, self.tail_bytes = count, payload_bytes
         self.newest_id = last_id
@@ -151,6 +194,7 @@ class Lane:
         known = segment.first_id in self.pulled
         if not pulled:
             self.tail_from = segment.last_id + 1
+            self.tail_arrived_at = segment.arrived_at
             self.pulled.discard(segment.first_id)
         if known:
             return False
@@ -165,5 +209,6 @@ class Lane:
     def forget_tail(self) -> int:
         """Drop the tail (it was purged, or found empty); how many messages it was."""
         count, self.tail_count, self.tail_bytes = self.tail_count, 0, 0
+        self.tail_groups_from = NO_ID
         self.pulled.clear()
         return count

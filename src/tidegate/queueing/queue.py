@@ -2,7 +2,15 @@
 
 Messages for anyone lie in one lane per priority. Messages addressed to a receiver lie
 in lanes of that receiver, which nobody else sees. A read merges the (at most two) lanes
-of a priority by id, so order per producer holds within a priority.
+of a priority by id, so order per producer holds within a priority. With ageing, priorities are
+merged by
+
+    arrival − ageing · priority
+
+which never changes, so low priority waits longer, but not for ever.
+
+Of the messages of a group only one lies in a lane, or is with somebody: see groups.py. Where
+tenants share a lane: see tenants.py.
 
 A bound on memory is kept by tails: see lane.py. The caller asks `tail_wanted` and brings
 segments back from the store.
@@ -10,12 +18,15 @@ segments back from the store.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from tidegate.core.budget import Budget
 from tidegate.core.model import Order
 from tidegate.core.segment import Segment
-from tidegate.queueing.lane import Lane
+from tidegate.queueing.groups import Groups, group_of, has_groups
+from tidegate.queueing.lane import NO_ID, Lane
 from tidegate.queueing.lifecycle import Event, State
 from tidegate.queueing.schedule import NEVER, Schedule
 from tidegate.queueing.span import Span
@@ -75,9 +86,12 @@ class Queue:
     __slots__ = (
         "_addressed_tails",
         "_budget",
+        "_groups",
         "_lanes",
         "_searched",
+        "freed",
         "head_count",
+        "held_count",
         "later_in_store",
         "next_expiry",
         "resident_bytes",
@@ -94,7 +108,13 @@ class Queue:
         self._addressed_tails: dict[int, Lane] = {}
         # Receiver → up to which id the store was searched for its messages.
         self._searched: dict[int, int] = {}
+        # Receiver (or ANYONE) → groups; a group of one receiver is not that of another.
+        self._groups: dict[int, Groups] = {}
+        # Messages that may be taken, and messages that wait for an earlier one of their group.
         self.head_count = 0
+        self.held_count = 0
+        # Whether a message was let out by its group since the caller unset this.
+        self.freed = False
         # What waits for its time: by the wall clock, and (to be tried again) by the monotonic one.
         self.scheduled = Schedule()
         self.retrying = Schedule()
@@ -108,7 +128,7 @@ class Queue:
         self.resident_bytes = 0
 
     def __len__(self) -> int:
-        return self.head_count + self.tail_count + self.later_count
+        return self.head_count + self.held_count + self.tail_count + self.later_count
 
     @property
     def tail_count(self) -> int:
@@ -128,7 +148,7 @@ class Queue:
         """What the payloads weigh that wait; of a tail, whole segments."""
         total = self.tail_bytes
         for lanes in self._lanes.values():
-            total += sum(lane.head_bytes for lane in lanes.values())
+            total += sum(lane.head_bytes + lane.held_bytes for lane in lanes.values())
         for schedule in (self.scheduled, self.retrying):
             total += sum(span.payload_bytes for span in schedule)
         return total
@@ -172,6 +192,9 @@ class Queue:
         if segment.receivers is not None:
             # Receivers are searched for in all addressed tails at once.
             newest_id = max((t.newest_id for t in self._addressed_tails.values()), default=0)
+        elif segment.attributes is not None and has_groups(segment):
+            # A newer one of its group may be out, of whatever priority.
+            newest_id = max((t.newest_id for t in self._lanes[ANYONE].values()), default=0)
         tail = self.tail_lane(segment.priority, segment.receivers is not None)
         # A message that was stored in several queues at once may have an older id than what
         # came meanwhile; the tail may not be read there again, so it stays.
@@ -179,6 +202,8 @@ class Queue:
             if segment.receivers is not None:
                 self._note_unsearched(segment)
             tail.send_to_tail(segment, segment.open)
+            if self._groups:
+                self._reach_groups()
             return False
         self._place(segment, segment.open_ranges())
         return True
@@ -197,12 +222,16 @@ class Queue:
             tail = self.tail_lane(segment.priority, segment.receivers is not None)
             if tail.leave_tail(segment, pulled=pulled):
                 self._place(segment, segment.open_ranges())
+        self._reach_groups()
 
     def _place(self, segment: Segment, ranges: Iterable[tuple[int, int]]) -> None:
         self._weigh_in(segment)
         for low, high in ranges:
-            for span in self._ready_now(segment, low, high):
-                self._enter(span)
+            if segment.retry_at is None:
+                self._enter(Span(segment, low, high, State.READY))
+            else:
+                for span in self._ready_now(segment, low, high):
+                    self._enter(span)
 
     def _weigh_in(self, segment: Segment) -> None:
         self._weigh(segment.cost_bytes)
@@ -213,27 +242,127 @@ class Queue:
 
     def _ready_now(self, segment: Segment, low: int, high: int) -> Iterator[Span]:
         """The messages of a range that need not wait before they are tried again."""
-        retry_at = segment.retry_at
-        if retry_at is not None:
-            for offset in sorted(retry_at):
-                if low <= offset < high:
-                    if offset > low:
-                        yield Span(segment, low, offset, State.READY)
-                    later = Span(segment, offset, offset + 1, State.SCHEDULED)
+        retry_at = segment.retry_at or {}
+        for offset in sorted(retry_at):
+            if low <= offset < high:
+                if offset > low:
+                    yield Span(segment, low, offset, State.READY)
+                later = Span(segment, offset, offset + 1, State.SCHEDULED)
+                # It keeps its group waiting, unless it is itself kept aside.
+                if any(self._in_turn(self._receiver(segment, offset), later)):
                     self.scheduled.add(retry_at[offset], later)
-                    low = offset + 1
+                low = offset + 1
         if low < high:
             yield Span(segment, low, high, State.READY)
 
     def _enter(self, span: Span) -> None:
-        """A ready span finds its lanes."""
-        self.head_count += len(span)
+        """A ready span finds its lanes, but for messages that wait for their group."""
+        if span.segment.attributes is None and span.segment.receivers is None:
+            self._into_lane(ANYONE, span)
+            return
         for receiver, piece in self._by_receiver(span):
-            lane = self.lane(receiver, span.segment.priority)
-            if lane.ready and lane.ready[-1].first_id > piece.first_id:
-                lane.put_back(piece)
+            if piece.segment.attributes is None:
+                self._into_lane(receiver, piece)
             else:
-                lane.append(piece)
+                for run in self._in_turn(receiver, piece):
+                    self._into_lane(receiver, run)
+
+    def _into_lane(self, receiver: int, span: Span) -> None:
+        self.head_count += len(span)
+        self.lane(receiver, span.segment.priority).insert(span)
+
+    # Groups
+
+    def _in_turn(self, receiver: int, span: Span) -> Iterator[Span]:
+        """The messages of a span that need not wait for others of their group, in runs."""
+        segment = span.segment
+        low = span.low
+        for offset in range(span.low, span.high):
+            group = group_of(segment, offset)
+            if group is None:
+                continue
+            if self._is_out(receiver, group, Span(segment, offset, offset + 1, State.READY)):
+                continue
+            if low < offset:
+                yield Span(segment, low, offset, span.state)
+            low = offset + 1
+        if low == span.low:
+            yield span
+        elif low < span.high:
+            yield Span(segment, low, span.high, span.state)
+
+    def _is_out(self, receiver: int, group: str, span: Span) -> bool:
+        """Whether it is a message's turn in its group; if not, it is kept aside."""
+        groups = self._groups.get(receiver)
+        if groups is None:
+            groups = self._groups[receiver] = Groups()
+        newer = groups.newer_out(group, span.first_id)
+        # An older one was stored late: if nobody has the newer one yet, that stands back.
+        if newer is not None and self.lane(receiver, newer.segment.priority).withdraw(newer):
+            self.head_count -= 1
+            self._hold(receiver, groups.step_back(group), 1)
+        if groups.enter(group, span, self._group_horizon(receiver)):
+            return True
+        self._hold(receiver, span, 1)
+        return False
+
+    def _hold(self, receiver: int, span: Span, count: int) -> None:
+        """Count a message that is kept aside, or with -1 is no more."""
+        lane = self.lane(receiver, span.segment.priority)
+        self.held_count += count
+        lane.held_count += count
+        lane.held_bytes += count * span.payload_bytes
+
+    def _let_out(self, receiver: int, span: Span) -> None:
+        self._hold(receiver, span, -1)
+        self._into_lane(receiver, span)
+        self.freed = True
+
+    def leave_groups(self, span: Span) -> None:
+        """Messages are done, whichever way: the next of their groups are out."""
+        segment = span.segment
+        for offset in range(span.low, span.high):
+            group = group_of(segment, offset)
+            if group is None:
+                continue
+            receiver = self._receiver(segment, offset)
+            groups = self._groups.get(receiver)
+            if groups is not None:
+                following = groups.leave(
+                    group, segment.first_id + offset, self._group_horizon(receiver)
+                )
+                if following is not None:
+                    self._let_out(receiver, following)
+
+    def _group_horizon(self, receiver: int) -> int:
+        """Up to which id all messages of the receiver's groups are in memory."""
+        if receiver == ANYONE:
+            searched, tails = 0, self._lanes[ANYONE]
+        else:
+            searched, tails = self._searched.get(receiver, 0), self._addressed_tails
+        return min(
+            (
+                max(tail.tail_from, tail.tail_groups_from, searched)
+                for tail in tails.values()
+                if tail.tail_count and searched <= tail.tail_last
+            ),
+            default=NO_ID,
+        )
+
+    def _reach_groups(self) -> None:
+        """More is in memory: those who were kept aside for that may be out."""
+        for receiver, groups in self._groups.items():
+            for span in groups.reach(self._group_horizon(receiver)):
+                self._let_out(receiver, span)
+
+    def is_crowded(self, lane: Lane, held_bytes_max: int) -> bool:
+        """Whether a lane has nothing but messages that wait for their groups, and enough of them.
+
+        More would only wait beside them until messages that are out are done.
+        """
+        if lane.count or lane.held_bytes < held_bytes_max or not lane.held_bytes:
+            return False
+        return self._groups[ANYONE].has_any_out
 
     # Later
 
@@ -274,9 +403,11 @@ class Queue:
     def release_due(self, now_wall: float, now_monotonic: float) -> int:
         """Let in what is due; how many messages that is."""
         due = self.scheduled.take_due(now_wall) + self.retrying.take_due(now_monotonic)
+        # Counted first: a span that enters may grow by its neighbours.
+        count = sum(map(len, due))
         for span in due:
             self._enter(span.advance(Event.DUE))
-        return sum(map(len, due))
+        return count
 
     # Expiry
 
@@ -292,14 +423,14 @@ class Queue:
                     expired += self._cut_expired(lane, span, now)
         for schedule in (self.scheduled, self.retrying):
             expired += self._cut_expired_later(schedule, now)
+        expired += self._cut_expired_held(now)
         return expired
 
     def _cut_expired(self, lane: Lane, span: Span, now: float) -> Iterator[Span]:
         for low, high in self._expired_ranges(span, now):
             # The span may be in pieces by now: find the one that holds the range.
-            piece = next(
-                s for s in lane.spans() if s.segment is span.segment and s.low <= low < s.high
-            )
+            piece = lane.find(Span(span.segment, low, high, span.state))
+            assert piece is not None
             self.head_count -= high - low
             yield lane.remove(piece, low, high)
 
@@ -317,6 +448,14 @@ class Queue:
                 if expired_high > expired_low:
                     yield Span(span.segment, expired_low, expired_high, span.state)
                 low = expired_high
+
+    def _cut_expired_held(self, now: float) -> Iterator[Span]:
+        for receiver, groups in self._groups.items():
+            for span in list(groups):
+                if self._expired_ranges(span, now):
+                    groups.remove(span)
+                    self._hold(receiver, span, -1)
+                    yield span
 
     def _expired_ranges(self, span: Span, now: float) -> list[tuple[int, int]]:
         """Offsets whose time is over; of the others the next expiry is noted."""
@@ -339,6 +478,14 @@ class Queue:
                 ranges.append((offset, offset + 1))
         return ranges
 
+    @staticmethod
+    def _receiver(segment: Segment, offset: int) -> int:
+        """Who a message is for."""
+        receivers = segment.receivers
+        if receivers is None:
+            return ANYONE
+        return receivers[offset] if len(receivers) > 1 else receivers[0]
+
     def _by_receiver(self, span: Span) -> Iterator[tuple[int, Span]]:
         receivers = span.segment.receivers
         if receivers is None:
@@ -353,24 +500,30 @@ class Queue:
                 yield receivers[low], Span(span.segment, low, offset, span.state)
                 low = offset
 
-    def put_back(self, spans: list[Span], event: Event, *, attempted: bool = True) -> None:
+    def put_back(self, spans: list[Span], event: Event) -> None:
         """Leased messages are ready again, at their old place."""
         # Newest first: then each is older than the head, and found its place at once.
         for span in sorted(spans, key=lambda span: span.first_id, reverse=True):
             span.advance(event)
-            if attempted:
-                span.segment.mark_attempted(span.low, span.high)
-            self.head_count += len(span)
+            span.segment.mark_attempted(span.low, span.high)
             for receiver, piece in self._by_receiver(span):
-                self.lane(receiver, span.segment.priority).put_back(piece)
+                self._into_lane(receiver, piece)
 
     # Out
 
-    def take(self, count: int, client_id: int, order: Order) -> list[Span]:
-        """Up to `count` messages that this client may have, in order."""
+    def take(self, count: int, client_id: int, order: Order, ageing_s: float = 0.0) -> list[Span]:
+        """Up to `count` messages that this client may have, in order.
+
+        In order of priority, so many seconds of waiting weigh as much as one step; 0: priority
+        alone decides.
+        """
         taken: list[Span] = []
+        is_aged = ageing_s > 0 and order is Order.PRIORITY
         while count > 0:
-            lane = self._next_lane(client_id, order)
+            if is_aged:
+                lane = self._next_aged_lane(client_id, ageing_s)
+            else:
+                lane = self._next_lane(client_id, order)
             if lane is None:
                 break
             span = lane.take(count)
@@ -393,10 +546,10 @@ class Queue:
             if lanes is None:
                 continue
             for lane in lanes.values():
-                waits = lane.waits_for_tail
-                if not waits and not lane.ready:
+                waits = lane.tail_count > 0 and lane.waits_for_tail
+                if lane.stalled if waits else not lane.count:
                     continue
-                next_id = lane.tail_from if waits else lane.first_id
+                next_id = lane.tail_from if waits else lane.first.first_id
                 if (
                     best is None
                     or (by_priority and lane.priority > best.priority)
@@ -424,6 +577,61 @@ class Queue:
                 return True
         return False
 
+    def _next_aged_lane(self, client_id: int, ageing_s: float) -> Lane | None:
+        """As `_next_lane`. All messages of a segment arrived together, so they stay together."""
+        best: Lane | None = None
+        best_rank = (0.0, 0)
+        in_store = False
+        mine = self._lanes.get(client_id, _NO_LANES) if client_id != ANYONE else _NO_LANES
+        for lane in (*self._lanes[ANYONE].values(), *mine.values()):
+            waits = lane.waits_for_tail
+            if waits and lane.stalled:
+                continue
+            if waits:
+                arrived_at, next_id = lane.tail_arrived_at, lane.tail_from
+            elif lane.count:
+                first = lane.first
+                arrived_at, next_id = first.segment.arrived_at, first.first_id
+            else:
+                continue
+            rank = (arrived_at - ageing_s * lane.priority, next_id)
+            if best is None or rank < best_rank:
+                best, best_rank, in_store = lane, rank, waits
+        if best is None or in_store:
+            return None
+        searched = self._searched.get(client_id, 0)
+        for tail in self._addressed_tails.values():
+            rank = (tail.tail_arrived_at - ageing_s * tail.priority, max(tail.tail_from, searched))
+            if tail.tail_count and searched <= tail.tail_last and rank < best_rank:
+                return None
+        return best
+
+    def take_regardless(self, count: int) -> list[Span]:
+        """Up to `count` messages for anyone, oldest first, though some wait for their group.
+
+        For those that leave the queue without being delivered.
+        """
+        spans = self.take(count, ANYONE, Order.OLDEST)
+        groups = self._groups.get(ANYONE)
+        if groups is None:
+            return spans
+        held = heapq.nsmallest(count, groups, key=lambda span: span.first_id)
+        kept_aside = set(held)
+        taken: list[Span] = []
+        for span in sorted(spans + held, key=lambda span: span.first_id):
+            piece = span
+            if span not in kept_aside and len(span) > count:
+                piece = span.split(count)
+                self._into_lane(ANYONE, span)
+            if count <= 0:
+                continue
+            if span in kept_aside:
+                groups.remove(span)
+                self._hold(ANYONE, span, -1)
+            taken.append(piece)
+            count -= len(piece)
+        return taken
+
     # Messages for one receiver, beyond memory
 
     @property
@@ -446,6 +654,7 @@ class Queue:
     def searched(self, client_id: int, end: int) -> None:
         """All that is addressed to the client, with ids below `end`, is in memory."""
         self._searched[client_id] = max(end, self._searched.get(client_id, 0))
+        self._reach_groups()
 
     def take_match(
         self, match: Match, client_id: int, order: Order, horizon: Rank = NOTHING
@@ -498,6 +707,8 @@ class Queue:
         finished = span.segment.mark_done(span.low, span.high)
         if finished:
             self._weigh(-span.segment.cost_bytes)
+        if self._groups and span.segment.attributes is not None:
+            self.leave_groups(span)
         return finished
 
     def _weigh(self, change_bytes: int) -> None:
@@ -514,18 +725,19 @@ class Queue:
         The spans that were in memory, and how many messages went in all.
         """
         dropped: list[Span] = []
+        for receiver, groups in self._groups.items():
+            for span in groups.clear():
+                self._hold(receiver, span, -1)
+                dropped.append(span)
         for lanes in self._lanes.values():
             for lane in lanes.values():
-                while lane.ready:
-                    span = lane.take(1 << 62).advance(Event.PURGED)
+                while lane.count:
+                    span = lane.take(lane.count)
                     self.head_count -= len(span)
                     dropped.append(span)
-                    if span.segment.mark_done(span.low, span.high):
-                        self._weigh(-span.segment.cost_bytes)
-        for _, span in (*self.scheduled.take_all(), *self.retrying.take_all()):
-            dropped.append(span.advance(Event.PURGED))
-            if span.segment.mark_done(span.low, span.high):
-                self._weigh(-span.segment.cost_bytes)
+        dropped += [span for _, span in self.scheduled.take_all() + self.retrying.take_all()]
+        for span in dropped:
+            self.done(span, Event.PURGED)
         in_store = sum(lane.forget_tail() for lane in self._all_tails()) + self.later_in_store
         self.later_in_store = 0
         return dropped, sum(map(len, dropped)) + in_store
@@ -543,20 +755,16 @@ class Queue:
     def oldest(self) -> Segment | None:
         """The oldest ready segment in memory."""
         heads = [
-            lane.ready[0] for lanes in self._lanes.values() for lane in lanes.values() if lane.ready
+            lane.oldest for lanes in self._lanes.values() for lane in lanes.values() if lane.count
         ]
+        heads += [span for groups in self._groups.values() if (span := groups.oldest) is not None]
         return min(heads, key=lambda span: span.first_id).segment if heads else None
 
     def browse(self, limit: int) -> list[Span]:
         """Up to `limit` ready messages in memory, oldest first, left where they are."""
-        spans = sorted(
-            (
-                span
-                for lanes in self._lanes.values()
-                for lane in lanes.values()
-                for span in lane.ready
-            ),
-            key=lambda span: span.first_id,
+        rows = [lane.spans() for lanes in self._lanes.values() for lane in lanes.values()]
+        spans = heapq.nsmallest(
+            limit, chain(*rows, *self._groups.values()), key=lambda span: span.first_id
         )
         seen: list[Span] = []
         for span in spans:
@@ -577,7 +785,18 @@ class Queue:
         wanted = [
             (lane, False)
             for lane in self._lanes[ANYONE].values()
-            if lane.tail_count and (lane.waits_for_tail or lane.head_bytes < head_bytes_low)
+            if lane.tail_count
+            and (lane.waits_for_tail or lane.head_bytes + lane.held_bytes < head_bytes_low)
         ]
         wanted += [(lane, True) for lane in self._addressed_tails.values() if lane.tail_count]
         return wanted
+
+    def forget_tail(self, lane: Lane) -> None:
+        """The store holds nothing where a tail was counted."""
+        lane.forget_tail()
+        self._reach_groups()
+
+    def skip_tail(self, lane: Lane, to_id: int) -> None:
+        """The store holds nothing of a tail before an id."""
+        lane.tail_from = max(lane.tail_from, to_id)
+        self._reach_groups()

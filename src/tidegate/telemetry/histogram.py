@@ -12,15 +12,15 @@ from collections.abc import Iterable
 
 _STEPS_PER_DOUBLING = 8
 _SMALLEST_S = 1e-6
-_LARGEST_S = 1800.0
-BUCKETS = math.ceil(math.log2(_LARGEST_S / _SMALLEST_S) * _STEPS_PER_DOUBLING) + 2
+LARGEST_S = 1800.0
+BUCKETS = math.ceil(math.log2(LARGEST_S / _SMALLEST_S) * _STEPS_PER_DOUBLING) + 2
 
 
 def bucket_of(duration_s: float) -> int:
     """The bucket of a duration; what is below or above the range goes to its ends."""
     if duration_s <= _SMALLEST_S:
         return 0
-    if duration_s > _LARGEST_S:
+    if duration_s > LARGEST_S:
         return BUCKETS - 1
     return int(math.log2(duration_s / _SMALLEST_S) * _STEPS_PER_DOUBLING) + 1
 
@@ -56,15 +56,21 @@ class Histogram:
 
     def percentile_s(self, fraction: float) -> float:
         """The duration below which this fraction lies; 0 when empty."""
+        return self.percentiles_s(fraction)[0]
+
+    def percentiles_s(self, *fractions: float) -> list[float]:
+        """The same for several fractions, the smallest first, in one go."""
         if not self.count:
-            return 0.0
-        rank = fraction * self.count
+            return [0.0] * len(fractions)
+        found: list[float] = []
         seen = 0
         for bucket, count in enumerate(self.counts):
+            if not count:
+                continue
             seen += count
-            if count and seen >= rank:
-                return min(upper_bound_s(bucket), self.max_s)
-        return self.max_s
+            while len(found) < len(fractions) and seen >= fractions[len(found)] * self.count:
+                found.append(min(upper_bound_s(bucket), self.max_s))
+        return found + [self.max_s] * (len(fractions) - len(found))
 
     def sparse(self) -> list[tuple[float, int]]:
         """Upper bound in seconds and count of every bucket that is not empty."""

@@ -18,19 +18,22 @@ class Durations(msgspec.Struct):
     max_ms: float = 0.0
     # Upper bound in seconds, count.
     buckets: list[tuple[float, int]] = []
+    sum_s: float = 0.0
 
 
 def durations(histogram: Histogram) -> Durations:
     if not histogram.count:
         return Durations()
+    p50_s, p95_s, p99_s = histogram.percentiles_s(0.50, 0.95, 0.99)
     return Durations(
         count=histogram.count,
         mean_ms=1e3 * histogram.sum_s / histogram.count,
-        p50_ms=1e3 * histogram.percentile_s(0.50),
-        p95_ms=1e3 * histogram.percentile_s(0.95),
-        p99_ms=1e3 * histogram.percentile_s(0.99),
+        p50_ms=1e3 * p50_s,
+        p95_ms=1e3 * p95_s,
+        p99_ms=1e3 * p99_s,
         max_ms=1e3 * histogram.max_s,
         buckets=histogram.sparse(),
+        sum_s=histogram.sum_s,
     )
 
 
@@ -115,6 +118,10 @@ class NodeNumbers(msgspec.Struct):
     packets_out: int
     queues: list[QueueNumbers]
     phases: PhaseNumbers
+    # Owned as well, and not among `queues`.
+    queues_left_out: int = 0
+    # Where its /metrics are; empty: nowhere.
+    metrics_address: str = ""
 
 
 class ClusterNumbers(msgspec.Struct):

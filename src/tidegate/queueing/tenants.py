@@ -1,0 +1,169 @@
+"""Tenants: the ready messages of a lane, shared over those for whom they were put.
+
+Start-time fair queueing with equal weights, where every message costs one. The next message of a
+tenant has the
+
+    start = max(virtual time, start of its message before + 1)
+
+and whoever's starts first goes first; the virtual time is the start of the message that went last.
+So those who have messages waiting get equal shares, whoever was idle has saved nothing up, and
+whoever puts one at a time does not get ahead of those who queue. Messages of nobody are a tenant
+of their own. A tenant's messages stay in order of their ids.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+
+from tidegate.core.segment import Segment
+from tidegate.queueing import row
+from tidegate.queueing.row import Row
+from tidegate.queueing.span import Span
+
+# Idle tenants that are remembered beyond as many as there are others.
+IDLE_MAX = 256
+
+
+def tenant_of(span: Span) -> str | None:
+    """Whose the first message of a span is."""
+    return _tenant_at(span.segment, span.low)
+
+
+def _tenant_at(segment: Segment, offset: int) -> str | None:
+    attributes = segment.attributes
+    mine = None if attributes is None else attributes[offset]
+    return None if mine is None else mine.tenant
+
+
+def carries_tenants(span: Span) -> bool:
+    segment = span.segment
+    if segment.attributes is None:
+        return False
+    return any(_tenant_at(segment, offset) is not None for offset in range(span.low, span.high))
+
+
+def by_tenant(span: Span) -> Iterator[Span]:
+    """Pieces of a span that are one tenant's each."""
+    segment = span.segment
+    if segment.attributes is None:
+        yield span
+        return
+    low, tenant = span.low, tenant_of(span)
+    for offset in range(span.low + 1, span.high):
+        if (other := _tenant_at(segment, offset)) != tenant:
+            yield Span(segment, low, offset, span.state)
+            low, tenant = offset, other
+    yield Span(segment, low, span.high, span.state)
+
+
+class Tenant:
+    """Somebody's messages, and when the next of them starts."""
+
+    __slots__ = ("in_turns", "row", "start")
+
+    def __init__(self) -> None:
+        self.row: Row = deque()
+        self.start = 0
+        # Whether it has an entry among the turns.
+        self.in_turns = False
+
+
+class Tenants:
+    """Rows of spans, one for each tenant, and whose turn it is."""
+
+    __slots__ = ("_tenants", "_turns", "_virtual_time")
+
+    def __init__(self) -> None:
+        self._tenants: dict[str | None, Tenant] = {}
+        # A heap of (start, id of the first message, tenant). An entry whose tenant has nothing any
+        # more, or starts later by now, is put right when its turn comes.
+        self._turns: list[tuple[int, int, Tenant]] = []
+        self._virtual_time = 0
+
+    def insert(self, span: Span) -> None:
+        """A span of any tenants, new or returned."""
+        for piece in by_tenant(span):
+            key = tenant_of(piece)
+            tenant = self._tenants.get(key)
+            if tenant is None:
+                self._forget_idle()
+                tenant = self._tenants[key] = Tenant()
+            if not tenant.row:
+                tenant.start = max(tenant.start, self._virtual_time)
+            row.insert(tenant.row, piece)
+            if not tenant.in_turns:
+                tenant.in_turns = True
+                heapq.heappush(self._turns, (tenant.start, piece.first_id, tenant))
+
+    def _forget_idle(self) -> None:
+        if len(self._tenants) < IDLE_MAX + 2 * len(self._turns):
+            return
+        now = self._virtual_time
+        self._tenants = {
+            key: tenant
+            for key, tenant in self._tenants.items()
+            if tenant.in_turns or tenant.start > now
+        }
+
+    def _next(self) -> Tenant:
+        """Whose turn it is; there must be somebody."""
+        turns = self._turns
+        while True:
+            start, first_id, tenant = turns[0]
+            if not tenant.row:
+                heapq.heappop(turns)
+                tenant.in_turns = False
+            elif start != tenant.start:
+                heapq.heapreplace(turns, (tenant.start, first_id, tenant))
+            else:
+                return tenant
+
+    @property
+    def first(self) -> Span:
+        """The span from which the next message comes."""
+        return self._next().row[0]
+
+    def take(self, count: int) -> Span:
+        """The next messages, at most `count`, as far as they are one tenant's and of one span."""
+        tenant = self._next()
+        span = tenant.row[0]
+        turns = self._turns
+        # Up to where the next one starts it is this one's turn: all the way, if it is alone.
+        others = turns[1:3]
+        if others:
+            count = min(count, max(min(others)[0] - tenant.start, 1))
+        if len(span) > count:
+            span = span.split(count)
+        else:
+            tenant.row.popleft()
+        tenant.start += len(span)
+        self._virtual_time = tenant.start - 1
+        if tenant.row:
+            heapq.heapreplace(turns, (tenant.start, tenant.row[0].first_id, tenant))
+        else:
+            heapq.heappop(turns)
+            tenant.in_turns = False
+        return span
+
+    def row_of(self, span: Span) -> Row:
+        """The row of the tenant whose the span is."""
+        tenant = self._tenants.get(tenant_of(span))
+        return deque() if tenant is None else tenant.row
+
+    def cut_out(self, span: Span, low: int, high: int) -> Span:
+        """Take messages out of their turn; they count as their tenant's share all the same."""
+        tenant = self._tenants[tenant_of(span)]
+        tenant.start += high - low
+        return row.cut_out(tenant.row, span, low, high)
+
+    def __iter__(self) -> Iterator[Span]:
+        """All spans, in order of their ids."""
+        spans = [span for tenant in self._tenants.values() for span in tenant.row]
+        return iter(sorted(spans, key=lambda span: span.first_id))
+
+    @property
+    def oldest(self) -> Span:
+        rows = (tenant.row for tenant in self._tenants.values() if tenant.row)
+        return min((spans[0] for spans in rows), key=lambda span: span.first_id)
