@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -29,6 +30,7 @@ from tidegate.node.limits import Limits
 from tidegate.node.server import Node
 from tidegate.storage.memory import MemoryStore
 from tidegate.wire import packets as w
+from tidegate.wire.connection import Connection
 
 
 async def open_link(node: Node) -> Link:
@@ -216,6 +218,7 @@ async def test_a_user_has_only_so_many_connections(start_node: StartNode, connec
     await connect(node, credentials=login("ann"))
 
 
+@pytest.mark.slow
 async def test_who_takes_messages_and_does_not_read_them_is_hung_up_on(
     start_node: StartNode, connect: Connect
 ) -> None:
@@ -234,6 +237,35 @@ async def test_who_takes_messages_and_does_not_read_them_is_hung_up_on(
     await until(lambda: node.replicas[1].numbers().unacknowledged == 0)
     await mq.ping()
     link.abort()
+
+
+@pytest.mark.slow
+async def test_who_reads_slowly_but_reads_is_not_hung_up_on(
+    start_node: StartNode, connect: Connect
+) -> None:
+    node = await start_node(limits=Limits(slow_reader_s=1.0, heartbeat_s=0.3))
+    mq = await connect(node)
+    await mq.create_queue("orders")
+    ((host, port),) = parse_url(node.address)
+    reader, writer = await asyncio.open_connection(host, port, limit=64 * 1024)
+    wire = Connection(server=False)
+    writer.writelines(wire.send(w.RegisterClient("slow"), 1))
+    await until(lambda: any(s.client_name == "slow" for s in node._sessions))
+    writer.writelines(wire.send(w.Subscribe(1, 1, 1000), 2))
+    for _ in range(20):
+        await mq.put("orders", bytes(1024 * 1024))
+    session = next(s for s in node._sessions if s.client_name == "slow")
+    got, stalls = 0, []
+    while got < 20 * 1024 * 1024:
+        got += len(await reader.readexactly(128 * 1024))
+        # Alive, as it says itself; but who does not read is not listened to for a while.
+        writer.writelines(wire.send(w.Ping(), 3))
+        await asyncio.sleep(0.025)
+        if (stalled_s := session.stalled_s(node.clock.monotonic())) is not None:
+            stalls.append(stalled_s)
+    assert stalls, "it was not slow enough to tell"
+    assert session in node._sessions
+    writer.close()
 
 
 @pytest.fixture

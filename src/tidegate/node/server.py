@@ -562,10 +562,12 @@ class Node:
             )
             # Before login, bytes that drip in are no sign of life.
             since = session.last_heard if session.identified else session.connected_at
-            paused_at = session.paused_at
-            if paused_at is not None and now - paused_at > self.limits.slow_reader_s:
-                log.warning("hung up on a slow reader", extra={"client": session.client_name})
-                session.hang_up()
+            stalled_s = session.stalled_s(now)
+            if stalled_s is not None:
+                # We do not hear it either, since who does not read our answers is not asked more.
+                if stalled_s > self.limits.slow_reader_s:
+                    log.warning("hung up on who reads nothing", extra={"user": session.guard.user})
+                    session.hang_up()
             elif now - since > patience:
                 session.hang_up()
 

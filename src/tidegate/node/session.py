@@ -70,8 +70,9 @@ class Session(asyncio.Protocol):
         self.is_node = False
         self.login: ServerLogin | None = None
         self.login_account: User | None = None
-        # When the peer stopped reading; None: it reads.
-        self.paused_at: float | None = None
+        # Since when the peer reads nothing of what waits for it; None: nothing waits.
+        self._stalled_at: float | None = None
+        self._unsent_bytes = 0
         self._wire = Connection(
             server=True,
             # Whatever the limit on messages: one that is too large is refused with a sentence.
@@ -150,7 +151,8 @@ class Session(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._paused = True
-        self.paused_at = self.node.clock.monotonic()
+        self._stalled_at = self.node.clock.monotonic()
+        self._unsent_bytes = 1 << 62
         # Who does not read our answers may ask nothing more.
         self.pause_reading()
         for relay in self._relays.values():
@@ -158,12 +160,22 @@ class Session(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._paused = False
-        self.paused_at = None
+        self._stalled_at = None
         self.resume_reading()
         for relay in self._relays.values():
             relay.resume_reading()
         for replica in set(self._replicas.values()):
             replica.dispatch.dispatch()
+
+    def stalled_s(self, now: float) -> float | None:
+        """How long the peer has read nothing; None: there is nothing that it should have read."""
+        if self._stalled_at is None or self._transport is None:
+            return None
+        unsent = self._transport.get_write_buffer_size()
+        if unsent < self._unsent_bytes:
+            # It reads, however slowly.
+            self._unsent_bytes, self._stalled_at = unsent, now
+        return now - self._stalled_at
 
     def data_received(self, data: bytes) -> None:
         self.last_heard = self.node.clock.monotonic()
