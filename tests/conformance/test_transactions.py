@@ -14,6 +14,7 @@ from backing import Backing, Connect, MemoryBacking, StartNode, crash, until
 from tidegate.client.client import Client
 from tidegate.client.message import Message
 from tidegate.core import errors as e
+from tidegate.core.model import Overflow, QueuePolicy
 from tidegate.core.ports import Publication, Settlement, Write
 from tidegate.node.server import Node
 from tidegate.wire import packets as w
@@ -129,14 +130,88 @@ async def test_messages_of_a_subscription_are_acked_in_a_transaction(mq: Client)
         await mq.get("orders")
 
 
-async def test_a_browsed_or_automatic_message_cannot_be_acked(mq: Client) -> None:
+async def test_a_message_that_is_not_held_here_cannot_be_acked(
+    node: Node, mq: Client, connect: Connect
+) -> None:
     await make(mq, "orders")
-    await mq.put("orders", b"1")
+    await mq.put_many("orders", [b"1", b"2"])
+    # Both have the same number, each for its client.
+    mine, yours = (
+        await mq.get("orders", lease=60),
+        await (await connect(node)).get("orders", lease=60),
+    )
+    async with mq.transaction() as tx:
+        with pytest.raises(e.InvalidValue, match="another client"):
+            tx.ack(yours)
+    await mine.ack_confirmed()
+    await yours.ack_confirmed()
+    await mq.put("orders", b"3")
     async with mq.transaction() as tx:
         with pytest.raises(e.InvalidValue):
             tx.ack((await mq.browse("orders"))[0])
         with pytest.raises(e.InvalidValue):
             tx.put("orders", b"", priority=11)
+
+
+async def test_a_transaction_is_bounded_and_takes_what_fits(mq: Client) -> None:
+    await make(mq, "orders", "shipped")
+    megabyte = b"x" * 2**20
+    async with mq.transaction() as tx:
+        for _ in range(8):
+            tx.put("orders", megabyte)
+            tx.put("shipped", megabyte)
+        with pytest.raises(e.TooLarge):
+            tx.put("orders", b"one more")
+    for name in ("orders", "shipped"):
+        assert len(await mq.browse(name)) == 8
+
+
+async def test_options_of_puts_are_those_of_transactions(mq: Client) -> None:
+    await make(mq, "orders", "jobs")
+    await mq.put("orders", b"1", dedup_id="a")
+    await mq.put("jobs", b"job")
+    async with mq.transaction() as tx:
+        tx.ack(await mq.get("jobs", lease=60))
+        tx.put("orders", b"2", dedup_id="a")
+        tx.put("orders", b"3", dedup_id="b", group="g")
+        tx.put("orders", b"4", dedup_id="b")
+        tx.put("orders", b"5", delay=60)
+        tx.put("orders", b"6", ttl=60)
+    first, second, third = await mq.browse("orders")
+    assert (third.payload, third.expires_at is not None) == (b"6", True)
+    assert (first.payload, second.payload, second.group) == (b"1", b"3", "g")
+    assert tx.message_ids[0] == tx.message_ids[2] == 0
+    assert tx.message_ids[1] == second.message_id
+    # All of it was stored before: done, and nothing is stored.
+    async with mq.transaction() as tx:
+        tx.put("orders", b"7", dedup_id="a")
+    assert tx.message_ids == [0]
+
+
+async def test_a_full_queue_refuses_or_slows_the_transaction_down(mq: Client) -> None:
+    refusing = QueuePolicy(length_max=1, overflow=Overflow.REFUSE)
+    await mq.create_queue("refusing", policy=refusing)
+    await mq.create_queue("slow", policy=QueuePolicy(length_max=1))
+    await make(mq, "jobs")
+    for name in ("refusing", "slow", "jobs"):
+        await mq.put(name, b"1")
+    job = await mq.get("jobs", lease=60)
+    with pytest.raises(e.LimitReached, match="full"):
+        async with mq.transaction() as tx:
+            tx.ack(job)
+            tx.put("refusing", b"2")
+
+    async def commit() -> None:
+        async with mq.transaction() as tx:
+            tx.ack(job)
+            tx.put("slow", b"2")
+
+    committing = asyncio.create_task(commit())
+    await mq.ping()
+    assert await payloads(mq, "slow") == [b"1"]
+    await mq.get("slow")
+    await committing
+    assert await payloads(mq, "slow") == [b"2"]
 
 
 async def test_transient_queues_take_no_part(mq: Client) -> None:

@@ -259,13 +259,15 @@ class Subscription:
 
     # Settling
 
-    def lease_of(self, generation: int) -> tuple[int, int]:
-        """Queue and consumer; LeaseLost when the connection was another one."""
+    def lease_of(self, generation: int) -> tuple[Link, int, int]:
+        """Connection, queue and consumer; LeaseLost when the connection was another one."""
         if self.automatic:
             raise InvalidValue("this subscription acknowledges by itself")
-        if generation != self._generation or not self._open or self._queue_id is None:
+        link = self._client.link
+        if generation != self._generation or not self._open or link is None or not link.alive:
             raise LeaseLost("the connection was lost meanwhile, and the message went back")
-        return self._queue_id, self.consumer
+        assert self._queue_id is not None
+        return link, self._queue_id, self.consumer
 
     def ack_tag(self, tag: int, generation: int) -> None:
         self.ack_range(tag, tag, generation)

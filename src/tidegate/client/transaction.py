@@ -18,9 +18,10 @@ from tidegate.client.lifeline import NOT_YET
 from tidegate.client.message import Message
 from tidegate.client.options import PutOptions, Special, checked_options
 from tidegate.client.outbox import fill_columns
-from tidegate.core.errors import InvalidValue, IoFailure
+from tidegate.core.errors import InvalidValue, IoFailure, TooLarge
 from tidegate.core.model import PRIORITY_DEFAULT
 from tidegate.wire import packets as w
+from tidegate.wire.connection import MESSAGE_BYTES_MAX
 
 if TYPE_CHECKING:
     from tidegate.client.client import Client
@@ -38,6 +39,7 @@ class Transaction:
         # Queue → position among all puts, payload, options.
         self._puts: dict[str, list[tuple[int, bytes, Special]]] = {}
         self._count = 0
+        self._bytes = 0
         self._acked: dict[tuple[int, int, int], Message] = {}
         self._open = False
         # Once it is done: the ids of what was put, in order; 0: not known, as after a resend.
@@ -57,14 +59,20 @@ class Transaction:
         self._check_open()
         if not isinstance(queue, str) or not queue:
             raise InvalidValue(f"a queue is named by a string that is not empty, not {queue!r}")
-        entry = (self._count, checked_payload(payload), checked_options(options))
+        payload = checked_payload(payload)
+        self._bytes += len(payload)
+        if self._bytes > MESSAGE_BYTES_MAX:
+            raise TooLarge(f"a transaction carries at most {MESSAGE_BYTES_MAX} bytes of payload")
+        entry = (self._count, payload, checked_options(options))
         self._puts.setdefault(queue, []).append(entry)
         self._count += 1
 
     def ack(self, message: Message) -> None:
         """Acknowledge a message when the block ends."""
         self._check_open()
-        queue_id, consumer, tag = message.held_under()
+        link, queue_id, consumer, tag = message.held_under()
+        if link is not self._client.link:
+            raise InvalidValue("this message is held by another client: each has its transactions")
         self._acked[queue_id, consumer, tag] = message
 
     def _check_open(self) -> None:

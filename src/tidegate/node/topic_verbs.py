@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from tidegate.wire import packets as w
 from tidegate.wire.connection import Received
 
 if TYPE_CHECKING:
+    from tidegate.core.model import QueueInfo
     from tidegate.node.session import Session
 
 
@@ -61,18 +63,25 @@ async def subscribe_topic(session: Session, packet: w.SubscribeTopic, event: Rec
         raise InvalidValue(
             f"queue {name!r} is transient: what is published is stored, so a subscription is too"
         )
-    member_id = None if packet.durable else session.node.member_id
-    queue = await store.add_subscription(topic, name, packet.filter, member_id)
+    # Not even its connection's end stops it: who makes a queue that goes with one must say so.
+    queue = await asyncio.shield(asyncio.create_task(_subscribe(session, packet)))
     if queue is None:
         if packet.durable:
             raise _no_topic(topic)
         raise QueueNameNotUnique(
             f"a queue named {name!r} exists, and one that goes with its connection must be new"
         )
-    if not packet.durable:
-        session.takes_along(queue.queue_id)
     await session.node.route(queue.queue_id)
     session.answer(w.SubscribeTopicResponse(queue), event.packet_id)
+
+
+async def _subscribe(session: Session, packet: w.SubscribeTopic) -> QueueInfo | None:
+    node = session.node
+    member_id = None if packet.durable else node.member_id
+    queue = await node.store.add_subscription(packet.topic, packet.queue, packet.filter, member_id)
+    if queue is not None and not packet.durable:
+        session.takes_along(queue.queue_id)
+    return queue
 
 
 async def unsubscribe_topic(session: Session, packet: w.UnsubscribeTopic, event: Received) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tidegate.core.errors import QueueNotExisting, TidegateError
-from tidegate.node.replica import Replica
+from tidegate.node.meeting import insist
 
 if TYPE_CHECKING:
     from tidegate.node.server import Node
@@ -36,7 +36,7 @@ class Topics:
 
     async def _delete(self, queue_id: int) -> None:
         try:
-            await self._node.delete_anywhere(queue_id)
+            await insist(lambda: self._node.delete_anywhere(queue_id))
         except QueueNotExisting:
             return
         except TidegateError as failure:
@@ -47,8 +47,7 @@ class Topics:
         """Queues of connections to nodes that are gone, and payloads that nobody uses."""
         store = self._node.store
         for queue_id in await store.lost_subscriptions():
-            replica = self._node.replicas.get(queue_id)
-            if isinstance(replica, Replica):
+            if queue_id in self._node.replicas:
                 await self._delete(queue_id)
         # Rarely: as a rule who uses a payload last frees it, and this looks at all of them.
         if self._sweeps % _PAYLOAD_SWEEPS == 0:
