@@ -336,6 +336,22 @@ async def test_a_delayed_message_comes_when_it_is_due(
         await message.ack_confirmed()
 
 
+async def test_what_was_put_for_later_and_failed_waits_on_at_the_next_owner(
+    start_node: StartNode, connect: Connect
+) -> None:
+    first = await start_node()
+    mq = await connect(first)
+    await mq.create_queue("orders")
+    await mq.put("orders", b"one", delay=0.01)
+    await (await take(mq, "orders")).nack(delay=600)
+    await first.stop()
+
+    mq = await connect(await start_node())
+
+    with pytest.raises(e.NoMessagesRetrieved):
+        await mq.get("orders", wait=0.5)  # two ticks of the node: whatever is due is let in
+
+
 async def test_an_alarm_rings_at_the_very_time(start_node: StartNode, connect: Connect) -> None:
     mq = await connect(await start_node())
     await mq.create_queue("orders")

@@ -334,7 +334,14 @@ class App:
             if here is not None:
                 raise InvalidValue("app.wait would block the event loop here: await it instead")
             raise InvalidValue("the app is not connected: use tidegate.connect(url)")
-        return asyncio.run_coroutine_threadsafe(work, loop).result()
+        # A loop with virtual time (tidegate.testing) stood still for this thread, until now.
+        moving_on = getattr(loop, "moving_on", contextlib.nullcontext)
+
+        async def waited_for() -> Result:
+            with moving_on():
+                return await work
+
+        return asyncio.run_coroutine_threadsafe(waited_for(), loop).result()
 
     async def _asking_client(self) -> Client:
         """A connection of its own: a reply is addressed to who asked, and what is addressed to us

@@ -202,8 +202,8 @@ class BlockingTransaction:
 class BlockingClient:
     """The API of Client with plain calls. Get one from `with tidegate.connect(url) as mq`."""
 
-    def __init__(self, make: Callable[[], Client]) -> None:
-        self._thread = LoopThread()
+    def __init__(self, make: Callable[[], Client], thread: LoopThread | None = None) -> None:
+        self._thread = thread or LoopThread()
 
         async def opened() -> Client:
             return await make().open()

@@ -237,6 +237,10 @@ class Queue:
         self._weigh(segment.cost_bytes)
         if self.ttl_s is not None:
             segment.expire_by_policy(self.ttl_s)
+        self._note_expiry(segment)
+
+    def _note_expiry(self, segment: Segment) -> None:
+        """Also of what comes back: while it was held, nobody looked at its time."""
         if segment.expires_at is not None:
             self.next_expiry = min(self.next_expiry, segment.expires_at)
 
@@ -371,8 +375,10 @@ class Queue:
         assert segment.due_at is not None
         self._weigh_in(segment)
         for low, high in segment.open_ranges():
-            due_at = segment.due_at
-            self.scheduled.add(due_at, Span(segment, low, high, State.SCHEDULED))
+            # What has failed since waits for its next try, not for its first.
+            for span in self._ready_now(segment, low, high):
+                later = Span(segment, span.low, span.high, State.SCHEDULED)
+                self.scheduled.add(segment.due_at, later)
 
     def evict_later(self) -> tuple[float, int]:
         """Let go of the half that is due last, of which the store has all.
@@ -398,6 +404,7 @@ class Queue:
         """Leased messages that failed are to be tried again, at a monotonic time."""
         for span in spans:
             span.segment.mark_attempted(span.low, span.high)
+            self._note_expiry(span.segment)
             self.retrying.add(due, span.advance(Event.PUT_OFF))
 
     def release_due(self, now_wall: float, now_monotonic: float) -> int:
@@ -504,6 +511,7 @@ class Queue:
         """Leased messages are ready again, at their old place."""
         # Newest first: then each is older than the head, and found its place at once.
         for span in sorted(spans, key=lambda span: span.first_id, reverse=True):
+            self._note_expiry(span.segment)
             span.advance(event)
             span.segment.mark_attempted(span.low, span.high)
             for receiver, piece in self._by_receiver(span):
@@ -699,6 +707,7 @@ class Queue:
     def stay(self, spans: list[Span]) -> None:
         """Messages that were to leave do not: they are ready again, at their old place."""
         for span in spans:
+            self._note_expiry(span.segment)
             self._enter(span.advance(Event.STAYED))
 
     def done(self, span: Span, event: Event = Event.ACKED) -> bool:

@@ -1,0 +1,17 @@
+"""Test workers with no server and no sleep: a broker in memory, in virtual time.
+
+    async def test_a_failed_order_is_retried(tidegate_broker):
+        mq = await tidegate_broker.connect()
+        …
+        await tidegate_broker.advance(60)
+
+It is the real node and the real client, in the test's own event loop; so leases, retries, delays
+and dead letters behave as in production. See docs/testing.md.
+"""
+
+from tidegate.testing.blocking import BlockingBroker
+from tidegate.testing.broker import Broker
+from tidegate.testing.deliveries import Delivery
+from tidegate.testing.virtual_time import VirtualTimeLoop, run
+
+__all__ = ["BlockingBroker", "Broker", "Delivery", "VirtualTimeLoop", "run"]

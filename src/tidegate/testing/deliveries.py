@@ -1,0 +1,97 @@
+"""What a broker handed out: read off the wire, so it is what consumers really got."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import msgspec
+
+from tidegate.wire import packets as w
+from tidegate.wire.connection import FRAME_BYTES_MAX
+from tidegate.wire.frames import FrameReader
+
+
+class Delivery(NamedTuple):
+    """One message on its way to one consumer."""
+
+    queue: str
+    message_id: int
+    payload: bytes
+    # How often it was delivered, this time included.
+    delivery_count: int
+    redelivered: bool
+    # Seconds since 1970, by the broker's clock.
+    at: float
+
+
+_decode_subscribe = msgspec.msgpack.Decoder(w.Subscribe).decode
+_decode_read = msgspec.msgpack.Decoder(w.ReadMessage).decode
+_decode_read_response = msgspec.msgpack.Decoder(w.ReadResponse).decode
+_decode_deliver = msgspec.msgpack.Decoder(w.Deliver).decode
+_decode_message = msgspec.msgpack.Decoder(w.ReadMessageResponse).decode
+_decode_response = msgspec.msgpack.Decoder(w.ReadResponseResponse).decode
+
+
+class Observer:
+    """Follows one connection: who asked for which queue, and what came."""
+
+    def __init__(
+        self,
+        deliveries: list[Delivery],
+        queue_name: Callable[[int], str],
+        wall: Callable[[], float],
+    ) -> None:
+        self._deliveries = deliveries
+        self._queue_name = queue_name
+        self._wall = wall
+        self._requests = FrameReader(FRAME_BYTES_MAX)
+        self._answers = FrameReader(FRAME_BYTES_MAX)
+        # Consumer, and packet id of a read → queue.
+        self._consumers: dict[int, int] = {}
+        self._reads: dict[int, int] = {}
+
+    def asked(self, data: bytes) -> None:
+        """What the client wrote."""
+        for frame in self._requests.receive(data):
+            if frame.method == w.Subscribe.method:
+                subscribe = _decode_subscribe(frame.meta)
+                self._consumers[subscribe.consumer] = subscribe.queue_id
+            elif frame.method == w.ReadMessage.method:
+                self._reads[frame.packet_id] = _decode_read(frame.meta).queue_id
+            elif frame.method == w.ReadResponse.method:
+                self._reads[frame.packet_id] = _decode_read_response(frame.meta).queue_id
+
+    def answered(self, data: bytes) -> None:
+        """What the node wrote."""
+        for frame in self._answers.receive(data):
+            queue_id = self._reads.pop(frame.packet_id, None)
+            if frame.method == w.Deliver.method:
+                deliver = _decode_deliver(frame.meta)
+                self._note(self._consumers[deliver.consumer], deliver.runs, bytes(frame.body))
+            elif queue_id is None:
+                continue
+            elif frame.method == w.ReadMessageResponse.method:
+                self._note(queue_id, [_decode_message(frame.meta).run], bytes(frame.body))
+            elif frame.method == w.ReadResponseResponse.method:
+                self._note(queue_id, [_decode_response(frame.meta).run], bytes(frame.body))
+
+    def _note(self, queue_id: int, runs: list[w.Run], body: bytes) -> None:
+        queue = self._queue_name(queue_id)
+        at = 0
+        for run in runs:
+            ends = list(accumulate(run.lengths, initial=at))
+            at = ends[-1]
+            for index, (low, high) in enumerate(pairwise(ends)):
+                count = run.deliveries[index if len(run.deliveries) > 1 else 0]
+                self._deliveries.append(
+                    Delivery(
+                        queue,
+                        run.message_id + index,
+                        body[low:high],
+                        count,
+                        run.redelivered or count > 1,
+                        self._wall(),
+                    )
+                )
