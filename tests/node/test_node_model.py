@@ -277,7 +277,9 @@ class NodeMachine(RuleBasedStateMachine):
             published.append((payload, kind, priority))
             self.copies.append(payload)
             if kind != "other":
-                expected[payload] = Put(payload, self.ids[name], None, None, priority)
+                expected[payload] = Put(
+                    payload, self.ids[name], None, None, priority, self.clock.now
+                )
 
         async def publish_all() -> list[int]:
             return await asyncio.gather(
@@ -292,12 +294,17 @@ class NodeMachine(RuleBasedStateMachine):
         counts = self.run(publish_all())
         assert counts == [1 if kind == "other" else 2 for _, kind, _ in published]
         newest = max(self.messages, default=0)
-        for message in self.run(self.browse_all()):
-            put = expected.pop(message.payload, None)
-            if put is not None:
-                assert message.message_id > newest
-                self.messages[message.message_id] = put
-        assert not expected
+
+        async def find_all() -> None:
+            """What comes back from the store just when we look is seen at the next look."""
+            while expected:
+                for message in await self.browse_all():
+                    put = expected.pop(message.payload, None)
+                    if put is not None:
+                        assert message.message_id > newest
+                        self.messages[message.message_id] = put
+
+        self.run(find_all())
 
     # Out
 
@@ -471,7 +478,9 @@ class NodeMachine(RuleBasedStateMachine):
                 self.run(commit())
             return
         (message_id,) = self.run(commit())
-        self.messages[message_id] = Put(payload, self.ids[name], None, None, priority)
+        self.messages[message_id] = Put(
+            payload, self.ids[name], None, None, priority, self.clock.now
+        )
         for each in holdings:
             acked_id = each.message.message_id
             self.messages[acked_id].state = "done"
@@ -524,7 +533,7 @@ class NodeMachine(RuleBasedStateMachine):
 
     def check_what_waits(self) -> None:
         copies = self.run(self.clients["ann"].browse("copies", limit=10_000))
-        assert sorted(copy.payload for copy in copies) == sorted(self.copies)
+        assert {copy.payload for copy in copies} == set(self.copies)
         seen = [message.message_id for message in self.run(self.browse_all())]
         ready = sorted(i for i, put in self.messages.items() if put.state == "ready")
         assert sorted(seen) == ready
