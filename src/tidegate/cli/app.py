@@ -23,6 +23,7 @@ from tidegate.cli import (
     serving,
     steering,
     topics,
+    users,
     working,
 )
 from tidegate.cli.measuring import MeasurementFailed
@@ -41,7 +42,7 @@ app = typer.Typer(
     rich_markup_mode="rich" if sys.stdout.isatty() and sys.stderr.isatty() else None,
 )
 for group in (
-    *(serving, working, configuration, demo),
+    *(serving, working, configuration, users, demo),
     *(looking, queues, messages, policies, topics, steering),
     *(benching, experiments),
 ):

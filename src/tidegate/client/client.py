@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial as bound
@@ -19,11 +20,12 @@ from typing import Any, Literal, Unpack
 import msgspec
 
 from tidegate.client import tracing
-from tidegate.client.address import parse_url
+from tidegate.client.address import parse_address
 from tidegate.client.checks import (
     check_count,
     checked_payload,
 )
+from tidegate.client.credentials import Credentials, find_credentials
 from tidegate.client.guests import Guests
 from tidegate.client.lifeline import NOT_YET, Lifeline
 from tidegate.client.link import Link
@@ -38,6 +40,7 @@ from tidegate.client.options import (
 from tidegate.client.outbox import Outbox
 from tidegate.client.reading import ReadHolder
 from tidegate.client.subscription import Subscription
+from tidegate.client.tls import verifying_context
 from tidegate.client.topic_outbox import TopicOutbox
 from tidegate.client.transaction import Transaction
 from tidegate.core.errors import (
@@ -88,11 +91,16 @@ class Client:
         client_id: int | None = None,
         mode: ModeName = "read-write",
         reconnect_s: float = 60.0,
+        credentials: Credentials | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         if mode not in MODES:
             raise InvalidValue(f"mode is one of {', '.join(MODES)}, not {mode!r}")
+        address = parse_address(url)
         self._lifeline = Lifeline(
-            parse_url(url),
+            address.nodes,
+            credentials=credentials or find_credentials(address.user, address.password, None),
+            tls=tls or (verifying_context() if address.tls else None),
             name=name,
             client_id=client_id,
             mode=MODES[mode],

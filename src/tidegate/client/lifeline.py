@@ -10,10 +10,13 @@ import os
 import random
 import secrets
 import socket
+import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from tidegate.client.credentials import Credentials
 from tidegate.client.link import Answered, Link
+from tidegate.client.login import log_in
 from tidegate.core.errors import (
     ClientNameNotUnique,
     InvalidValue,
@@ -40,6 +43,8 @@ class Lifeline:
         self,
         nodes: list[tuple[str, int]],
         *,
+        credentials: Credentials | None = None,
+        tls: ssl.SSLContext | None = None,
         name: str | None,
         client_id: int | None,
         mode: Mode,
@@ -49,6 +54,8 @@ class Lifeline:
         on_gave_up: Callable[[TidegateError], None],
     ) -> None:
         self._nodes = nodes
+        self._credentials = credentials
+        self._tls = tls
         self._name = name
         self._wanted_id = client_id
         self._mode = mode
@@ -100,9 +107,12 @@ class Lifeline:
         return task
 
     async def _connect(self, host: str, port: int) -> None:
-        link = await Link.open(host, port, self._on_push, self._lost, _CONNECT_S)
+        link = await Link.open(host, port, self._on_push, self._lost, _CONNECT_S, self._tls)
         try:
-            self.info = await asyncio.wait_for(self._identify(link, (host, port)), _CONNECT_S)
+            async with asyncio.timeout(_CONNECT_S):
+                if self._credentials is not None:
+                    await log_in(link, self._credentials)
+                self.info = await self._identify(link, (host, port))
         except TimeoutError:
             link.abort()
             raise Unavailable(f"the node at {host}:{port} does not answer") from None

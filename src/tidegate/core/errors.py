@@ -12,6 +12,8 @@ TidegateError
 │   ├── TopicNotExisting
 │   ├── RequiredParameterMissing
 │   ├── ModeForbids
+│   ├── Forbidden                    the user lacks a role on the queue
+│   ├── NotAuthenticated             a login is needed, or failed
 │   ├── TooLarge
 │   └── InvalidValue
 ├── Notice                       nothing is wrong, there is just nothing there
@@ -219,6 +221,20 @@ class InvalidValue(CallerError):
 
     code = 37
     name = "INVALID_VALUE"
+
+
+class Forbidden(CallerError):
+    """The user's roles do not allow the call."""
+
+    code = 50
+    name = "FORBIDDEN"
+
+
+class NotAuthenticated(CallerError):
+    """A login is needed, or failed, or no longer holds."""
+
+    code = 51
+    name = "NOT_AUTHENTICATED"
 
 
 class LeaseLost(TidegateError):

@@ -16,6 +16,7 @@ from tidegate.core.model import (
 )
 from tidegate.core.segment import Segment
 from tidegate.core.topic import Filter, TopicInfo
+from tidegate.core.users import UserStore
 
 
 class Clock:
@@ -194,7 +195,7 @@ class MemberInfo:
         self.queues = queues
 
 
-class Store(Protocol):
+class Store(UserStore, Protocol):
     """Truth: the catalogue, who owns what, and the messages.
 
     Every method may raise Unavailable (nothing is known of the outcome) or LimitReached
@@ -205,8 +206,13 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
     # Clients and queues
-    async def register_client(self, name: str, mode: Mode) -> ClientInfo | None: ...
-    async def find_client(self, client_id: int | None, name: str | None) -> ClientInfo | None: ...
+    # A client belongs to the user that made it; without a user any is found.
+    async def register_client(
+        self, name: str, mode: Mode, user: str | None = None
+    ) -> ClientInfo | None: ...
+    async def find_client(
+        self, client_id: int | None, name: str | None, user: str | None = None
+    ) -> ClientInfo | None: ...
     async def reserve_client(self, name: str) -> int: ...
     async def delete_client(self, client_id: int) -> bool: ...
     async def create_queue(

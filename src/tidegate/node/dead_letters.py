@@ -30,7 +30,9 @@ from tidegate.core.model import (
 )
 from tidegate.core.ports import Write
 from tidegate.core.segment import Segment
+from tidegate.core.users import Right
 from tidegate.node.batch import SEGMENT_BYTES_MAX, SEGMENT_COUNT_MAX
+from tidegate.node.guard import Guard
 from tidegate.node.joint_commit import commit_once
 from tidegate.queueing.span import Span
 from tidegate.wire.packets import Redrive
@@ -141,7 +143,7 @@ class DeadLetters:
 
     # Back
 
-    async def redrive(self, source: Replica, packet: Redrive) -> int:
+    async def redrive(self, source: Replica, packet: Redrive, guard: Guard) -> int:
         """Send dead letters back to where they died, or elsewhere; how many went."""
         left = packet.limit if packet.limit is not None else 1 << 62
         wanted = None if packet.message_ids is None else set(packet.message_ids)
@@ -154,14 +156,16 @@ class DeadLetters:
                     break
                 chosen, others = _selected(spans, wanted, packet.reason)
                 put_aside += others
-                moved = await self._send_back(source, chosen, packet.to)
+                moved = await self._send_back(source, chosen, packet.to, guard)
                 count += moved
                 left -= moved
         finally:
             source.stay(put_aside)
         return count
 
-    async def _send_back(self, source: Replica, spans: list[Span], to: str | None) -> int:
+    async def _send_back(
+        self, source: Replica, spans: list[Span], to: str | None, guard: Guard
+    ) -> int:
         by_target: dict[str, list[Letter]] = {}
         nowhere: list[Span] = []
         for span in spans:
@@ -179,6 +183,9 @@ class DeadLetters:
                     f"message {nowhere[0].first_id} of {source.info.name!r} did not die: "
                     "name the queue it shall go to"
                 )
+            for name in by_target:
+                # Where they died is found out only here: whoever sends them there must be let.
+                guard.require(Right.WRITE, name)
             for name, letters in by_target.items():
                 info = await self._node.store.find_queue(None, name)
                 if info is None:

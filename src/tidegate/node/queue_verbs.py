@@ -250,7 +250,7 @@ async def set_policy(session: Session, replica: Replica, packet: w.SetPolicy, fr
 
 async def redrive(session: Session, replica: Replica, packet: w.Redrive, frame: Frame) -> None:
     check_redrive(packet, session.limits)
-    count = await session.node.dead_letters.redrive(replica, packet)
+    count = await session.node.dead_letters.redrive(replica, packet, session.guard)
     session.answer(w.RedriveResponse(count), frame.packet_id)
 
 

@@ -13,12 +13,17 @@ import contextlib
 import logging
 import resource
 import socket
+import ssl
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
+from tidegate.client.address import parse_address
+from tidegate.client.tls import verifying_context
 from tidegate.core.budget import Budget
 from tidegate.core.errors import (
     InvalidValue,
+    LimitReached,
+    NotAuthenticated,
     NotOwner,
     QueueNotExisting,
     StaleEpoch,
@@ -26,13 +31,18 @@ from tidegate.core.errors import (
     Unavailable,
 )
 from tidegate.core.ports import Clock, Store
+from tidegate.node.accounts import Accounts, is_loopback
+from tidegate.node.admission import Admission
 from tidegate.node.dead_letters import DeadLetters
+from tidegate.node.doorstep import Doorstep
+from tidegate.node.guard import QueueNames
 from tidegate.node.limits import Limits
 from tidegate.node.meeting import Meeting
 from tidegate.node.neighbours import Neighbours
 from tidegate.node.publishing import Publishing
 from tidegate.node.replica import Replica
 from tidegate.node.session import Session
+from tidegate.node.tls import NodeTls
 from tidegate.node.topics import Topics
 from tidegate.node.transactions import Transactions
 from tidegate.storage.writer import Settler, Writer
@@ -53,6 +63,8 @@ ALL_ADDRESSES = ("0.0.0.0", "::", "")
 _EPHEMERAL_S = 30.0
 _TICK_S = 0.25
 _TICKS_PER_S = 4
+# How often a node looks whether users have changed.
+_USERS_S = 1.0
 
 
 class Node:
@@ -68,6 +80,8 @@ class Node:
         name: str | None = None,
         limits: Limits | None = None,
         clock: Clock | None = None,
+        tls: NodeTls | None = None,
+        login_always: bool = False,
     ) -> None:
         self.store = store
         self.limits = limits or Limits()
@@ -82,6 +96,10 @@ class Node:
         self.transactions = Transactions(self, meeting)
         self.topics = Topics(self)
         self.dead_letters = DeadLetters(self)
+        self.tls = tls
+        self.accounts = Accounts(store, login_always=login_always, on_change=self._users_changed)
+        self.admission = Admission(self.limits)
+        self.names = QueueNames(store, self.replicas)
         self.member_id = 0
         self.address = ""
         # Where an HTTP door shows this node, if there is one.
@@ -102,10 +120,11 @@ class Node:
         # Whether it did when the lease was to be renewed.
         self._store_answers = True
         self._started_at = 0.0
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | Doorstep | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._neighbours = Neighbours()
+        self._neighbours = Neighbours(self)
         self._stopping = False
+        self._refused_at = float("-inf")
         # Queues that are on their way to another member: who asks for them waits.
         self._handing_over: dict[int, asyncio.Event] = {}
         self._adopting: asyncio.Task[None] | None = None
@@ -116,17 +135,28 @@ class Node:
         await self.store.open()
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(
-                lambda: Session(self), self._host, self._port, backlog=1024
-            )
+            await self.accounts.open()
+            if self.tls is not None:
+                self._server = await Doorstep.bind(self, self.tls.accepting, self._host, self._port)
+            else:
+                self._server = await loop.create_server(
+                    lambda: Session(self), self._host, self._port, backlog=1024, start_serving=False
+                )
+            self._check_exposure(self._server)
+            await self._server.start_serving()
         except OSError as failure:
             await self.store.close()
             raise Unavailable(
                 f"cannot listen on {self._host}:{self._port}: {failure.strerror or failure}"
             ) from None
+        except TidegateError:
+            if self._server is not None:
+                self._server.close()
+            await self.store.close()
+            raise
         port = self._server.sockets[0].getsockname()[1]
         host = f"[{self._reached_as}]" if ":" in self._reached_as else self._reached_as
-        self.address = f"tidegate://{host}:{port}"
+        self.address = f"{'tidegate' if self.tls is None else 'tidegates'}://{host}:{port}"
         # The port only now: nodes that were given any free one must not share a name.
         self.name = self.name or f"{socket.gethostname()}-{port}"
         self._started_at = self.clock.monotonic()
@@ -138,8 +168,31 @@ class Node:
             for lane in range(self.limits.writers)
         ]
         self._settler.start()
-        for work in (self._renew_forever(), self._tick_forever()):
+        for work in (self._renew_forever(), self._tick_forever(), self._watch_users_forever()):
             self._start(work)
+
+    def tls_to(self, address: str) -> ssl.SSLContext | None:
+        """How to speak to another node, by its address; None: without TLS."""
+        if not parse_address(address).tls:
+            return None
+        return verifying_context() if self.tls is None else self.tls.calling
+
+    def _check_exposure(self, server: asyncio.Server | Doorstep) -> None:
+        """Whoever can be reached from other machines has TLS and users, or does not start."""
+        addresses = [str(listening.getsockname()[0]) for listening in server.sockets]
+        if all(is_loopback(address) for address in addresses):
+            return
+        self.accounts.require_login()
+        missing = []
+        if self.tls is None:
+            missing.append("TLS: set tls.certificate and tls.key to PEM files")
+        if not self.accounts.exist:
+            missing.append("users: make the first with `tidegate user add NAME --admin`")
+        if missing:
+            raise InvalidValue(
+                f"a node that listens on {', '.join(addresses)} can be reached from other "
+                f"machines and needs {'; '.join(missing)}. Or listen on 127.0.0.1"
+            )
 
     async def _join(self) -> None:
         asked_at = self.clock.monotonic()
@@ -249,14 +302,25 @@ class Node:
     # Sessions
 
     def admit(self, session: Session) -> bool:
-        if self._stopping or len(self._sessions) >= self.limits.connections_max:
-            log.warning("connection refused: %s are open", len(self._sessions))
+        if self._stopping:
+            return False
+        try:
+            session.place = self.admission.arrive(session.address)
+        except LimitReached as full:
+            now = self.clock.monotonic()
+            if now - self._refused_at > 1.0:
+                # Once a second: who knocks a thousand times must not fill the log.
+                self._refused_at = now
+                log.warning("connection refused: %s", full)
             return False
         self._sessions.add(session)
         return True
 
     def forget_session(self, session: Session) -> None:
         self._sessions.discard(session)
+        if session.place is not None:
+            self.admission.leave(session.place)
+            session.place = None
         self._waiting_sessions.discard(session)
 
     def forget_client(self, client_id: int) -> None:
@@ -475,6 +539,22 @@ class Node:
         await self.store.forget_dedup()
         await self.topics.sweep()
 
+    async def _watch_users_forever(self) -> None:
+        """A user that was changed or removed is hung up on within a second or so."""
+        while True:
+            await asyncio.sleep(_USERS_S)
+            try:
+                await self.accounts.refresh()
+            except TidegateError as failure:
+                log.warning("could not look for changes of users: %s", failure)
+            except Exception:
+                log.exception("a bug while looking for changes of users")
+
+    def _users_changed(self) -> None:
+        for session in list(self._sessions):
+            if not self.accounts.still_holds(session.guard):
+                session.end(NotAuthenticated("the user was changed or removed: log in again"))
+
     def _hang_up_on_the_silent(self, now: float) -> None:
         for session in self._sessions - self._waiting_sessions:
             patience = (
@@ -482,8 +562,14 @@ class Node:
             )
             # Before login, bytes that drip in are no sign of life.
             since = session.last_heard if session.identified else session.connected_at
-            if now - since > patience:
-                session.close()
+            stalled_s = session.stalled_s(now)
+            if stalled_s is not None:
+                # We do not hear it either, since who does not read our answers is not asked more.
+                if stalled_s > self.limits.slow_reader_s:
+                    log.warning("hung up on who reads nothing", extra={"user": session.guard.user})
+                    session.hang_up()
+            elif now - since > patience:
+                session.hang_up()
 
     # Numbers
 

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tidegate.core.errors import (
     InvalidValue,
     QueueNameNotUnique,
@@ -39,7 +41,13 @@ async def delete_topic(session: Session, packet: w.DeleteTopic, event: Received)
 
 
 async def topics(session: Session, packet: w.GetTopics, event: Received) -> None:
-    found = await session.node.store.list_topics()
+    guard = session.guard
+    found = [
+        msgspec.structs.replace(
+            topic, subscriptions=guard.visible(topic.subscriptions, lambda each: each.queue)
+        )
+        for topic in guard.visible(await session.node.store.list_topics(), lambda each: each.name)
+    ]
     session.answer(w.GetTopicsResponse(found), event.packet_id)
 
 

@@ -28,6 +28,7 @@ from tidegate.core.ports import (
 )
 from tidegate.core.segment import Segment
 from tidegate.core.topic import Filter, SubscriptionInfo, TopicInfo
+from tidegate.storage.memory_users import MemoryUsers
 
 # Of a producer that puts to several queues, and so leaves gaps in each, all but the last
 # batches are forgotten.
@@ -118,11 +119,13 @@ class _Topic:
         self.subscriptions: dict[int, tuple[Filter | None, int | None]] = {}
 
 
-class MemoryStore:
+class MemoryStore(MemoryUsers):
     """A store without a server."""
 
     def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__()
         self._clock = clock or Clock()
+        self._client_users: dict[int, str | None] = {}
         self._clients: dict[int, tuple[str, Mode | None]] = {}
         self._client_ids: dict[str, int] = {}
         self._replicas: dict[int, _Replica] = {}
@@ -140,7 +143,9 @@ class MemoryStore:
 
     # Clients and queues
 
-    async def register_client(self, name: str, mode: Mode) -> ClientInfo | None:
+    async def register_client(
+        self, name: str, mode: Mode, user: str | None = None
+    ) -> ClientInfo | None:
         await _turn()
         client_id = self._client_ids.get(name)
         if client_id is None:
@@ -148,6 +153,7 @@ class MemoryStore:
         elif self._clients[client_id][1] is not None:
             return None
         self._clients[client_id] = (name, mode)
+        self._client_users[client_id] = user
         return ClientInfo(client_id, name, mode)
 
     def _new_client(self, name: str) -> int:
@@ -157,12 +163,16 @@ class MemoryStore:
         self._clients[self._last_client] = (name, None)
         return self._last_client
 
-    async def find_client(self, client_id: int | None, name: str | None) -> ClientInfo | None:
+    async def find_client(
+        self, client_id: int | None, name: str | None, user: str | None = None
+    ) -> ClientInfo | None:
         await _turn()
         if client_id is None and name is not None:
             client_id = self._client_ids.get(name)
         found = self._clients.get(client_id) if client_id is not None else None
         if client_id is None or found is None or found[1] is None:
+            return None
+        if user is not None and self._client_users.get(client_id) != user:
             return None
         return ClientInfo(client_id, found[0], found[1])
 
@@ -177,7 +187,12 @@ class MemoryStore:
         if found is None or found[1] is None:
             return False
         del self._clients[client_id], self._client_ids[found[0]]
+        self._client_users.pop(client_id, None)
         return True
+
+    def _forget_clients_of(self, name: str) -> None:
+        for client_id in [c for c, user in self._client_users.items() if user == name]:
+            del self._client_ids[self._clients.pop(client_id)[0]], self._client_users[client_id]
 
     async def create_queue(
         self, name: str, durable: bool, policy: QueuePolicy = DEFAULT_POLICY

@@ -41,6 +41,7 @@ from tidegate.core.topic import Filter, TopicInfo
 from tidegate.storage import parameters as p
 from tidegate.storage.migrations import migrate
 from tidegate.storage.pipeline import CONNECTION, Call, Parameters, PipelineConnection
+from tidegate.storage.postgres_users import PostgresUsers
 
 _PUT = b"select put_segment($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
 _REMEMBER = b"select remember_dedup($1, $2, $3, $4)"
@@ -57,7 +58,7 @@ Row = tuple[Any, ...]
 Committed = Callable[[list[bool] | Exception], None]
 
 
-class PostgresStore:
+class PostgresStore(PostgresUsers):
     """A store behind a libpq URL."""
 
     def __init__(self, url: str, *, writers: int = 1) -> None:
@@ -119,13 +120,17 @@ class PostgresStore:
 
     # Clients and queues
 
-    async def register_client(self, name: str, mode: Mode) -> ClientInfo | None:
-        return _client(
-            await self._call("select * from register_client(%s, %s::smallint)", name, int(mode))
-        )
+    async def register_client(
+        self, name: str, mode: Mode, user: str | None = None
+    ) -> ClientInfo | None:
+        query = "select * from register_client(%s, %s::smallint, %s)"
+        return _client(await self._call(query, name, int(mode), user))
 
-    async def find_client(self, client_id: int | None, name: str | None) -> ClientInfo | None:
-        return _client(await self._call("select * from find_client(%s, %s)", client_id, name))
+    async def find_client(
+        self, client_id: int | None, name: str | None, user: str | None = None
+    ) -> ClientInfo | None:
+        query = "select * from find_client(%s, %s, %s)"
+        return _client(await self._call(query, client_id, name, user))
 
     async def reserve_client(self, name: str) -> int:
         return int((await self._call("select reserve_client(%s)", name))[0][0])
