@@ -61,18 +61,16 @@ create table attempt (
     primary key (queue_id, first_id, at_offset)
 );
 
--- A segment as it is read: its payload wherever that lies, what is done and how much is not.
--- Subqueries rather than joins: they cost nothing where their column is not asked for.
+-- A segment with its payload wherever that lies. A subquery rather than a join: nobody pays for it
+-- who does not ask for the payload. `ack` is joined by those who read: behind their limit, so that
+-- it is looked up for the segments they get and not merged from the queue's first on.
 create view stored_segment as
 select s.queue_id, s.first_id, s.priority, s.addressed, s.count, s.arrived_at, s.due_at, s.lengths,
        s.senders, s.receivers, s.contexts, s.attributes,
        case when s.shared_id is null then s.payload else (
            select p.payload from shared_payload p where p.shared_id = s.shared_id
-       ) end as payload,
-       a.done,
-       s.count - coalesce((select sum(upper(r) - lower(r)) from unnest(a.done) r), 0)::int
-           as undone_count
-from segment s left join ack a using (queue_id, first_id);
+       ) end as payload
+from segment s;
 
 -- What an operator reads: every stored message that is not acknowledged.
 create view message as
@@ -91,13 +89,14 @@ select s.first_id + o.at - 1 as message_id,
        substring(s.payload from o.starts::int for o.length) as message
 from stored_segment s
 join queue q using (queue_id)
+left join ack a using (queue_id, first_id)
 cross join lateral (
     select at, length, sum(length) over (order by at) - length + 1 as starts
     from unnest(s.lengths) with ordinality as u (length, at)
 ) o
 left join attempt t
     on t.queue_id = s.queue_id and t.first_id = s.first_id and t.at_offset = o.at - 1
-where s.done is null or not s.done @> (o.at - 1)::int;
+where a.done is null or not a.done @> (o.at - 1)::int;
 
 -- Storing
 
@@ -246,8 +245,10 @@ begin
     if not found then
         return 1;
     end if;
-    select array_agg(first_id) into finished from stored_segment
-    where queue_id = in_queue and done is not null and undone_count <= 0;
+    select array_agg(s.first_id) into finished
+    from ack a join segment s using (queue_id, first_id)
+    where a.queue_id = in_queue
+      and (select sum(upper(r) - lower(r)) from unnest(a.done) r) >= s.count;
     if finished is not null then
         perform drop_segments(in_queue, finished);
         delete from ack where queue_id = in_queue and first_id = any (finished);
@@ -323,14 +324,15 @@ create function read_lane(
     select first_id, priority, extract(epoch from arrived_at)::float8, lengths, senders, receivers,
            contexts, attributes, payload, done, null::float8, attempts_of(in_queue, first_id)
     from (
-        select *, sum(octet_length(payload)) over (order by first_id) - octet_length(payload)
+        select next.*, a.done,
+               sum(octet_length(payload)) over (order by first_id) - octet_length(payload)
                    as bytes_before
         from (
             select * from stored_segment
             where queue_id = in_queue and priority = prio and addressed = is_addressed
               and first_id between from_id and to_id and due_at is null
             order by first_id limit count_max
-        ) next
+        ) next left join ack a using (queue_id, first_id)
     ) summed
     where bytes_before < bytes_max
     order by first_id
@@ -345,14 +347,15 @@ create function read_due(
            contexts, attributes, payload, done, extract(epoch from due_at)::float8,
            attempts_of(in_queue, first_id)
     from (
-        select *, sum(octet_length(payload)) over (order by due_at, first_id)
-                   - octet_length(payload) as bytes_before
+        select next.*, a.done,
+               sum(octet_length(payload)) over (order by due_at, first_id) - octet_length(payload)
+                   as bytes_before
         from (
             select * from stored_segment
             where queue_id = in_queue and due_at is not null
               and (due_at, first_id) > (to_timestamp(from_due), from_id)
             order by due_at, first_id limit count_max
-        ) next
+        ) next left join ack a using (queue_id, first_id)
     ) summed
     where bytes_before < bytes_max
     order by due_at, first_id
@@ -365,7 +368,7 @@ create function find_segments(
 ) returns setof segment_row language sql stable as $$
     select first_id, priority, extract(epoch from arrived_at)::float8, lengths, senders, receivers,
            contexts, attributes, payload, done, null::float8, attempts_of(in_queue, first_id)
-    from stored_segment
+    from stored_segment left join ack using (queue_id, first_id)
     where queue_id = in_queue and first_id >= from_id and due_at is null
       and (receivers is null or wanted_receiver = any (receivers))
       and (wanted_sender is null or wanted_sender = any (senders))
@@ -392,17 +395,24 @@ create function lanes(in_queue int) returns table (
     bytes bigint, arrived_at float8
 ) language sql stable as $$
     select s.priority, s.addressed, min(s.first_id), max(s.first_id + s.count - 1),
-           sum(s.undone_count), sum(octet_length(s.payload)),
+           -- Most segments have nothing done: an empty subquery for each would double the time.
+           sum(s.count - case when a.done is null then 0 else (
+               select sum(upper(r) - lower(r)) from unnest(a.done) r
+           ) end)::bigint,
+           sum(octet_length(s.payload)),
            extract(epoch from min(s.arrived_at))::float8
-    from stored_segment s
+    from stored_segment s left join ack a using (queue_id, first_id)
     where s.queue_id = in_queue and s.due_at is null
     group by s.priority, s.addressed
 $$;
 
 -- How many messages wait for their time.
 create function count_due(in_queue int) returns bigint language sql stable as $$
-    select coalesce(sum(undone_count), 0) from stored_segment
-    where queue_id = in_queue and due_at is not null
+    select coalesce(sum(s.count - case when a.done is null then 0 else (
+        select sum(upper(r) - lower(r)) from unnest(a.done) r
+    ) end), 0)::bigint
+    from segment s left join ack a using (queue_id, first_id)
+    where s.queue_id = in_queue and s.due_at is not null
 $$;
 
 -- Which batches of which producers were stored, whether their messages are still there or not.
@@ -411,7 +421,9 @@ language sql stable as $$
     select u.p, range_agg(u.b) from (
         select m.producer, unnest(m.batches) from producer_mark m where m.queue_id = in_queue
         union all
-        select v.p, int8range(v.b, v.b + 1)
-        from segment s, unnest(s.producers, s.batches) as v (p, b) where s.queue_id = in_queue
+        select v.p, int8range(v.b, v.b + 1) from (
+            -- Unnested side by side here: twice as fast as a function in `from` for each segment.
+            select unnest(s.producers), unnest(s.batches) from segment s where s.queue_id = in_queue
+        ) as v (p, b)
     ) as u (p, b) group by u.p
 $$;
