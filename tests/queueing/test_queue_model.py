@@ -91,6 +91,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.messages: dict[int, Entry] = {}
         # The message of a group that was delivered and is not done: the group is its own.
         self.owners: dict[Key, int] = {}
+        # The message of a group whose turn it was seen to be: what comes to the store behind it
+        # does not change that, though the queue may then know less of the store than before.
+        self.let_out: dict[Key, int] = {}
         # Columns as the store keeps them, and which segments are in memory.
         self.stored: dict[int, Segment] = {}
         self.resident: dict[int, Segment] = {}
@@ -196,6 +199,8 @@ class QueueMachine(RuleBasedStateMachine):
             if entry.message_id < owner and self.messages[owner].state == "ready":
                 # It was returned, and an older one has come late: that one goes first.
                 self.owners = {key: m for key, m in self.owners.items() if m != owner}
+            if entry.key is not None and entry.message_id < self.let_out.get(entry.key, 0):
+                del self.let_out[entry.key]
         if self.queue.add(segment, keep=keep):
             self.resident[first_id] = segment
 
@@ -298,6 +303,8 @@ class QueueMachine(RuleBasedStateMachine):
     def may_have_older_in_store(self, entry: Entry) -> bool:
         """What the store holds of its group is not known: the queue lets it wait."""
         if not self.is_in_memory(entry):
+            return False
+        if entry.key is not None and self.let_out.get(entry.key) == entry.message_id:
             return False
         receiver = ANYONE if entry.receiver is None else entry.receiver
         return entry.message_id >= self.queue._group_horizon(receiver)
@@ -515,6 +522,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.resident.clear()
         self.reserved.clear()
         self.owners.clear()
+        self.let_out.clear()
         for entry in self.messages.values():
             if entry.state != "done":
                 entry.state = "ready"
@@ -551,7 +559,9 @@ class QueueMachine(RuleBasedStateMachine):
         assert len(self.queue) == len(ready) + len(later)
         in_memory = [entry for entry in ready if self.is_in_memory(entry)]
         assert self.queue.head_count + self.queue.held_count == len(in_memory)
-        assert self.queue.head_count == len([e for e in self.in_turn() if self.is_in_memory(e)])
+        in_turn = [entry for entry in self.in_turn() if self.is_in_memory(entry)]
+        assert self.queue.head_count == len(in_turn)
+        self.let_out.update({e.key: e.message_id for e in in_turn if e.key is not None})
         for client in CLIENTS:
             for_client = [entry for entry in in_memory if entry.is_for(client)]
             if for_client:
