@@ -9,11 +9,13 @@ from tidegate.client.message import Message, MessageBatch
 from tidegate.client.middleware import CallNext, Middleware
 from tidegate.client.options import PutOptions
 from tidegate.client.subscription import Subscription
+from tidegate.client.transaction import Transaction
 from tidegate.client.verdict import Reject, Retry
 from tidegate.core.errors import (
     CallerError,
     ClientNameNotUnique,
     ClientNotExisting,
+    Forbidden,
     InternalError,
     InvalidValue,
     IoFailure,
@@ -26,6 +28,7 @@ from tidegate.core.errors import (
     NoMessagesRetrieved,
     NoQueues,
     NoReply,
+    NotAuthenticated,
     Notice,
     NotOwner,
     QueueNameNotUnique,
@@ -35,11 +38,14 @@ from tidegate.core.errors import (
     StaleEpoch,
     TidegateError,
     TooLarge,
+    TopicNameNotUnique,
+    TopicNotExisting,
     Unavailable,
     UnexpectedPacket,
     UniqueConstraint,
 )
 from tidegate.core.model import Death, DeathReason, Failure, Overflow, QueuePolicy
+from tidegate.core.topic import SubscriptionInfo, TopicInfo
 
 __version__ = "0.1.0"
 
@@ -55,6 +61,7 @@ __all__ = [
     "Death",
     "DeathReason",
     "Failure",
+    "Forbidden",
     "InternalError",
     "InvalidValue",
     "IoFailure",
@@ -70,6 +77,7 @@ __all__ = [
     "NoMessagesRetrieved",
     "NoQueues",
     "NoReply",
+    "NotAuthenticated",
     "NotOwner",
     "Notice",
     "Overflow",
@@ -83,8 +91,13 @@ __all__ = [
     "RetryLater",
     "StaleEpoch",
     "Subscription",
+    "SubscriptionInfo",
     "TidegateError",
     "TooLarge",
+    "TopicInfo",
+    "TopicNameNotUnique",
+    "TopicNotExisting",
+    "Transaction",
     "Unavailable",
     "UnexpectedPacket",
     "UniqueConstraint",

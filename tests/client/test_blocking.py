@@ -79,6 +79,40 @@ def test_puts_reads_and_queues(address: str) -> None:
         mq.delete_client()
 
 
+def test_transactions(address: str) -> None:
+    with tidegate.connect(address) as mq:
+        mq.create_queue("orders")
+        mq.create_queue("shipped")
+        mq.put("orders", b"1")
+        held = mq.get("orders", lease=60)
+        with mq.transaction() as tx:
+            tx.ack(held)
+            tx.put("shipped", b"2", priority=9)
+        (shipped,) = mq.browse("shipped")
+        assert (tx.message_ids, shipped.priority) == ([shipped.message_id], 9)
+        with pytest.raises(e.LeaseLost), mq.transaction() as tx:
+            tx.ack(held)
+        with pytest.raises(ZeroDivisionError), mq.transaction() as tx:
+            tx.put("shipped", b"%d" % (1 // 0))
+        assert len(mq.browse("shipped")) == 1
+        with pytest.raises(e.NoMessagesInQueue):
+            mq.get("orders")
+
+
+def test_topics(address: str) -> None:
+    with tidegate.connect(address) as mq:
+        topic = mq.create_topic("news")
+        mq.subscribe_to("news", "eu", filter={"region": "eu"})
+        mq.subscribe_to("news", "guest", durable=False)
+        assert mq.publish("news", b"1", headers={"region": "eu"}) == 2
+        assert mq.publish_many("news", [b"2", b"3"]) == [1, 1]
+        assert [m.payload for m in mq.browse("eu")] == [b"1"]
+        assert [s.queue for s in mq.topics()[0].subscriptions] == ["eu", "guest"]
+        mq.unsubscribe_from("news", "eu")
+        mq.delete_topic("news")
+        assert (mq.topics(), mq.create_topic("news").topic_id > topic.topic_id) == ([], True)
+
+
 def test_put_soon_and_flush(address: str) -> None:
     with tidegate.connect(address) as mq:
         mq.create_queue("orders")

@@ -25,8 +25,10 @@ async def node() -> AsyncIterator[Node]:
     node = Node(MemoryStore())
     await node.start()
     async with Client(node.address) as mq:
-        for queue in ("orders", "copies", "batches"):
+        for queue in ("orders", "copies", "batches", "together"):
             await mq.create_queue(queue)
+        await mq.create_topic("news")
+        await mq.subscribe_to("news", "readers")
     yield node
     await node.stop()
 
@@ -62,6 +64,8 @@ async def test_a_put_is_a_span_and_its_context_travels_in_the_headers(node: Node
         message = await mq.get("orders")
         twin = await mq.get("copies")
         plain = await mq.get("batches")
+        news = await mq.get("readers")
+        joint = await mq.get("together")
     assert put["attributes"] == {
         "messaging.system": "tidegate",
         "messaging.destination.name": "orders",
@@ -73,6 +77,11 @@ async def test_a_put_is_a_span_and_its_context_travels_in_the_headers(node: Node
     assert message.headers["traceparent"].startswith(f"00-{put['trace']}-{put['span']}-")
     (both,) = spans["publish orders, copies"]
     assert twin.headers["traceparent"].startswith(f"00-{both['trace']}-{both['span']}-")
+    for destination, each in (("news", news), ("together", joint)):
+        (span,) = spans[f"publish {destination}"]
+        assert span["parent"] == checkout["span"]
+        assert each.headers["traceparent"].startswith(f"00-{span['trace']}-{span['span']}-")
+    assert joint.headers["region"] == "eu"
     (batch,) = spans["publish batches"]
     assert batch["attributes"]["messaging.batch.message_count"] == 2
     assert plain.headers == {}, "a batch stays plain bytes"

@@ -30,6 +30,9 @@ async def producer(url: str) -> None:
             await mq.put("orders", b"1", headers={"region": "eu"})
             await mq.put_many("batches", [b"1", b"2"])
             await mq.put_to(["orders", "copies"], b"2")
+            await mq.publish("news", b"3")
+            async with mq.transaction() as tx:
+                tx.put("together", b"4", headers={"region": "eu"})
         with contextlib.suppress(tidegate.QueueNotExisting):
             await mq.put("nowhere", b"")
         with contextlib.suppress(tidegate.InvalidValue):

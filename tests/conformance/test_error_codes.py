@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from backing import Backing, Connect, StartNode, until
+from people import add_user, login
 from tidegate.client.address import parse_url
 from tidegate.client.client import Client
 from tidegate.client.link import Link
@@ -208,7 +209,7 @@ async def test_35_stale_epoch(backing: Backing, start_node: StartNode, connect: 
     mq = await connect(deposed)
     queue = await mq.create_queue("orders")
     await backing.declare_dead(deposed.member_id)
-    await taker.route(queue.queue_id)
+    await taker.ownership.route(queue.queue_id)
 
     error = await error_of(mq, w.PutMessages(queue.queue_id, 1, 1, [1], [5]), b"x")
 
@@ -283,6 +284,31 @@ async def test_40_no_reply(mq: Client) -> None:
         await mq.request("sums", b"1 1", timeout=0.05)
 
 
+async def test_50_forbidden(node: Node, connect: Connect) -> None:
+    await (await connect(node)).create_queue("orders")
+    await add_user(node, "ann", read="orders")
+    ann = await connect(node, credentials=login("ann"))
+    with pytest.raises(e.Forbidden, match="'ann' may not write queue 'orders'"):
+        await ann.put("orders", b"1")
+
+
+async def test_51_not_authenticated(node: Node, connect: Connect) -> None:
+    await add_user(node, "ann", read="orders")
+    with pytest.raises(e.NotAuthenticated, match="wants a login"):
+        await connect(node)
+
+
+async def test_60_a_topic_of_that_name_exists(mq: Client) -> None:
+    await mq.create_topic("news")
+    with pytest.raises(e.TopicNameNotUnique):
+        await mq.create_topic("news")
+
+
+async def test_61_no_topic_has_that_name(mq: Client) -> None:
+    with pytest.raises(e.TopicNotExisting):
+        await mq.publish("news", b"1")
+
+
 def test_every_code_is_provoked_here() -> None:
     provoked = {int(m[1]) for name in globals() if (m := re.match(r"test_(\d\d)_", name))}
     assert provoked == set(e.BY_CODE)
@@ -309,6 +335,7 @@ def test_codes_have_telestos_names_and_never_change() -> None:
     ours = ["TOO_LARGE", "LIMIT_REACHED", "NOT_OWNER", "STALE_EPOCH", "UNAVAILABLE"]
     ours += ["INVALID_VALUE", "LEASE_LOST", "MALFORMED", "NO_REPLY"]
     assert [e.BY_CODE[code].name for code in range(32, 41)] == ours
+    assert [e.BY_CODE[code].name for code in (50, 51)] == ["FORBIDDEN", "NOT_AUTHENTICATED"]
     for code, error in e.BY_CODE.items():
         assert error.__doc__
         travelled = e.from_code(code, "a sentence")
@@ -322,7 +349,9 @@ def test_codes_have_telestos_names_and_never_change() -> None:
 def example_of(kind: type[w.Request]) -> w.Request:
     """A packet that would be served, were it allowed."""
     values = {"name": "intruder", "mode_wanted": 3, "lengths": [1], "priorities": [5]}
-    values |= {"queue_ids": [1], "ranges": [(1, 1)], "policy": {}}
+    values |= {"queue_ids": [1], "ranges": [(1, 1)], "policy": {}, "message": "m", "user": "u"}
+    values |= {"topic": "t", "queue": "q", "puts": [[1, 1, 1, [1], [5]]], "acks": []}
+    values |= {"messages": [1, 1, 1, [1], [5]]}
     required = len(kind.__struct_fields__) - len(kind.__struct_defaults__)
     fields = [values.get(name, 1) for name in kind.__struct_fields__[:required]]
     return msgspec.convert(fields, kind)
@@ -330,7 +359,7 @@ def example_of(kind: type[w.Request]) -> w.Request:
 
 @on_memory
 @pytest.mark.parametrize("kind", w.REQUESTS.values(), ids=lambda kind: kind.__name__)
-async def test_before_identification_every_verb_but_three_is_refused(
+async def test_before_identification_only_what_leads_there_is_served(
     kind: type[w.Request], node: Node, connect: Connect
 ) -> None:
     mq = await connect(node, name="me")
@@ -346,8 +375,11 @@ async def test_before_identification_every_verb_but_three_is_refused(
         assert isinstance(answer.client, ClientInfo)
     elif kind is w.IdentifyClient:
         await stranger.ask(w.IdentifyClient(name="me"))
+    elif kind is w.Authenticate:
+        with pytest.raises(e.NotAuthenticated):
+            await stranger.ask(example_of(kind))
     else:
-        with pytest.raises(e.UnexpectedPacket, match="identif"):
+        with pytest.raises(e.UnexpectedPacket, match=r"identif|a proof follows|only nodes"):
             await stranger.ask(example_of(kind), [b"x"])
         await stranger.ask(w.Ping())
 

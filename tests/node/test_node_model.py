@@ -1,8 +1,9 @@
 """A real node, with real clients on real sockets, against a model of a queue.
 
-Puts, reads of every kind, subscriptions, ack, nack, extend, leases that run out by a turned clock,
-purges, crashes and orderly restarts, in any order. The model is a dictionary; what the node may
-legitimately not know (whether an unconfirmed ack reached the disk before a crash) it asks.
+Puts, publications, transactions, reads of every kind, subscriptions, ack, nack, extend, leases that
+run out by a turned clock, purges, crashes and orderly restarts, in any order. The model is a
+dictionary; what the node may legitimately not know (whether an unconfirmed ack reached the disk
+before a crash) it asks.
 """
 
 from __future__ import annotations
@@ -83,8 +84,10 @@ class Put:
 class Held:
     """A message under a lease."""
 
-    def __init__(self, message: Message, deadline: float, generation: int) -> None:
+    def __init__(self, message: Message, name: str, deadline: float, generation: int) -> None:
         self.message = message
+        # Whose it is.
+        self.name = name
         self.deadline = deadline
         self.generation = generation
         self.settled = False
@@ -105,6 +108,8 @@ class NodeMachine(RuleBasedStateMachine):
         self.messages: dict[int, Put] = {}
         self.leases: dict[int, Held] = {}
         self.unconfirmed: set[int] = set()
+        # What the other subscription of the topic has.
+        self.copies: list[bytes] = []
         self.generation = 0
         self.counter = 0
 
@@ -122,8 +127,15 @@ class NodeMachine(RuleBasedStateMachine):
         self.memory_bytes = memory_bytes
         self.run(self.start())
         self.run(self.clients["ann"].create_queue("orders"))
+        self.run(self.make_topic())
         for name, receiver in (("ann", None), ("bob", "ann"), ("bob", None)):
             self.put(name, [(5, receiver, None, 700), (1, None, 1, 3), (10, "bob", None, 700)])
+
+    async def make_topic(self) -> None:
+        ann = self.clients["ann"]
+        await ann.create_topic("news")
+        await ann.subscribe_to("news", "orders", filter={"kind": ["order", "refund"]})
+        await ann.subscribe_to("news", "copies")
 
     async def start(self) -> None:
         self.node = Node(
@@ -243,6 +255,57 @@ class NodeMachine(RuleBasedStateMachine):
             self.messages[message_id] = put
         assert len(set(ids)) == len(puts)
 
+    @rule(
+        name=st.sampled_from(NAMES),
+        rows=st.lists(
+            st.tuples(
+                st.sampled_from(["order", "refund", "other"]),
+                st.sampled_from([1, 5, 10]),
+                st.sampled_from([3, 700]),
+            ),
+            min_size=1,
+            max_size=6,
+        ),
+    )
+    def publish(self, name: str, rows: list[tuple[str, int, int]]) -> None:
+        """The queue is one of two subscriptions, and gets what matches."""
+        expected: dict[bytes, Put] = {}
+        published: list[tuple[bytes, str, int]] = []
+        for kind, priority, size in rows:
+            self.counter += 1
+            payload = b"%d " % self.counter + b"." * size
+            published.append((payload, kind, priority))
+            self.copies.append(payload)
+            if kind != "other":
+                expected[payload] = Put(
+                    payload, self.ids[name], None, None, priority, self.clock.now
+                )
+
+        async def publish_all() -> list[int]:
+            return await asyncio.gather(
+                *(
+                    self.clients[name].publish(
+                        "news", payload, headers={"kind": kind}, priority=priority
+                    )
+                    for payload, kind, priority in published
+                )
+            )
+
+        counts = self.run(publish_all())
+        assert counts == [1 if kind == "other" else 2 for _, kind, _ in published]
+        newest = max(self.messages, default=0)
+
+        async def find_all() -> None:
+            """What comes back from the store just when we look is seen at the next look."""
+            while expected:
+                for message in await self.browse_all():
+                    put = expected.pop(message.payload, None)
+                    if put is not None:
+                        assert message.message_id > newest
+                        self.messages[message.message_id] = put
+
+        self.run(find_all())
+
     # Out
 
     def candidates(
@@ -328,7 +391,7 @@ class NodeMachine(RuleBasedStateMachine):
             self.unconfirmed.add(message.message_id)
             return None
         put.state = "held"
-        holding = Held(message, self.clock.now + lease, self.generation)
+        holding = Held(message, name, self.clock.now + lease, self.generation)
         self.leases[message.message_id] = holding
         return holding
 
@@ -394,6 +457,35 @@ class NodeMachine(RuleBasedStateMachine):
         self.messages[message_id].state = "done"
         del self.leases[message_id]
 
+    @rule(one=consumes(held), two=consumes(held), priority=st.sampled_from([1, 5, 10]))
+    def transact(self, one: Held | None, two: Held | None, priority: int) -> None:
+        """Acknowledge what one client holds, and put as many; all or nothing."""
+        holdings = [each for each in (one, two) if each is not None]
+        name = holdings[0].name if holdings else "ann"
+        holdings = [each for each in holdings if each.name == name]
+        self.counter += 1
+        payload = b"%d " % self.counter
+
+        async def commit() -> list[int]:
+            async with self.clients[name].transaction() as tx:
+                for each in holdings:
+                    tx.ack(each.message)
+                tx.put("orders", payload, priority=priority)
+            return tx.message_ids
+
+        if not all(self.is_ours(each) for each in holdings):
+            with pytest.raises((e.LeaseLost, e.InvalidValue)):
+                self.run(commit())
+            return
+        (message_id,) = self.run(commit())
+        self.messages[message_id] = Put(
+            payload, self.ids[name], None, None, priority, self.clock.now
+        )
+        for each in holdings:
+            acked_id = each.message.message_id
+            self.messages[acked_id].state = "done"
+            del self.leases[acked_id]
+
     @rule(holding=consumes(held))
     def give_back(self, holding: Held | None) -> None:
         if holding is None:
@@ -440,6 +532,8 @@ class NodeMachine(RuleBasedStateMachine):
     # What always holds
 
     def check_what_waits(self) -> None:
+        copies = self.run(self.clients["ann"].browse("copies", limit=10_000))
+        assert {copy.payload for copy in copies} == set(self.copies)
         seen = [message.message_id for message in self.run(self.browse_all())]
         ready = sorted(i for i, put in self.messages.items() if put.state == "ready")
         assert sorted(seen) == ready

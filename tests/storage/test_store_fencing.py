@@ -8,8 +8,9 @@ import psycopg
 import pytest
 
 from backing import SQL_STORES, Backing, PostgresBacking
+from tidegate.core.errors import Unavailable
 from tidegate.core.model import Attributes, Mode, QueueInfo
-from tidegate.core.ports import Broadcast, Claim, Settlement, Store, Write
+from tidegate.core.ports import Claim, Publication, Settlement, Store, Target, Write
 from tidegate.core.segment import Segment
 from tidegate.storage.migrations import migration_files
 from tidegate.storage.postgres import PostgresStore
@@ -179,35 +180,85 @@ async def test_a_fenced_segment_does_not_fail_its_neighbours(
     assert await scene.store.stored(scene.queue.queue_id, [10, 20, 30]) == {20}
 
 
-async def test_a_broadcast_is_all_or_none(scene: Scene) -> None:
+async def test_a_publication_is_all_or_none(scene: Scene) -> None:
     other = await scene.store.create_queue("others", True)
     assert other is not None
     claim = await scene.store.claim(other.queue_id, scene.owner)
     assert claim is not None
+    messages = scene.segment(
+        0,
+        priority=7,
+        senders=[3],
+        receivers=[4],
+        contexts=[5, None, 6],
+        attributes=[Attributes("text/plain", {"a": "b"}), None, None],
+        payload=b"all",
+    )
 
-    def broadcast(epoch: int, batch: int) -> Broadcast:
-        return Broadcast(
-            targets=[(scene.queue.queue_id, scene.epoch, 100), (other.queue_id, epoch, 200)],
-            priority=7,
-            arrived_at=1.5,
-            sender=3,
-            receiver=4,
-            context=5,
-            attributes=Attributes("text/plain", {"a": "b"}),
-            payload=b"all",
-            producer=8,
-            batch=batch,
-        )
+    def publication(epoch: int, batch: int) -> Publication:
+        targets = [
+            Target(scene.queue.queue_id, scene.epoch, 100, []),
+            Target(other.queue_id, epoch, 200, [(0, 2)]),
+        ]
+        return Publication(messages, targets, [8], [batch])
 
-    assert not await scene.store.broadcast(broadcast(claim.epoch + 1, 1))
+    assert not await scene.store.transact([], [], [publication(claim.epoch + 1, 1)])
     assert await scene.stored() == []
-    assert await scene.store.broadcast(broadcast(claim.epoch, 2))
+    assert await scene.store.transact([], [], [publication(claim.epoch, 2)])
     (segment,) = await scene.stored()
     assert (segment.first_id, segment.priority, segment.senders) == (100, 7, [3])
-    assert (segment.receivers, segment.contexts) == ([4], [5])
-    assert segment.attributes == [Attributes("text/plain", {"a": "b"})]
+    assert (segment.receivers, segment.contexts) == ([4], [5, None, 6])
+    assert segment.attributes == messages.attributes
     assert bytes(segment.payload) == b"all"
+    (there,) = await scene.store.read_lane(other.queue_id, 7, True, 0, 1000, 10, 1000)
+    assert (bytes(there.payload), there.open_ranges()) == (b"all", [(2, 3)])
+    (lane,) = await scene.store.lanes(other.queue_id)
+    assert (lane.count, lane.payload_bytes) == (1, 3)
     assert await scene.store.marks(other.queue_id) == {8: [(2, 3)]}
+
+
+async def test_writes_and_settlements_of_several_queues_are_all_or_none(scene: Scene) -> None:
+    store = scene.store
+    other = await store.create_queue("others", True)
+    assert other is not None
+    claim = await store.claim(other.queue_id, scene.owner)
+    assert claim is not None
+    await scene.put(scene.segment(10))
+    settlement = Settlement(scene.queue.queue_id, scene.epoch)
+    settlement.partly = {10: [(0, 1)]}
+
+    def write(epoch: int) -> Write:
+        return Write(scene.segment(1, queue_id=other.queue_id), epoch, [8], [1], ["once"])
+
+    assert not await store.transact([write(claim.epoch + 1)], [settlement])
+    assert await store.stored(other.queue_id, [1]) == set()
+    assert await store.dedup_ids(other.queue_id, 2.0**30) == {}
+    assert [segment.open for segment in await scene.stored()] == [3]
+    settlement.epoch += 1
+    assert not await store.transact([write(claim.epoch)], [settlement])
+    assert await store.stored(other.queue_id, [1]) == set()
+
+    settlement.epoch -= 1
+    assert await store.transact([write(claim.epoch)], [settlement])
+    assert await store.stored(other.queue_id, [1]) == {1}
+    assert list(await store.dedup_ids(other.queue_id, 2.0**30)) == ["once"]
+    assert [segment.open_ranges() for segment in await scene.stored()] == [[(1, 3)]]
+    # Again, as after a lost answer: whoever asks is told to look it up.
+    with pytest.raises(Unavailable):
+        await store.transact([write(claim.epoch)], [settlement])
+
+
+async def test_what_a_transaction_finished_goes_when_the_queue_is_loaded(scene: Scene) -> None:
+    await scene.put(scene.segment(10))
+    await scene.put(scene.segment(20), batch=2)
+    await scene.settle([], {10: [(0, 3)], 20: [(0, 1)]})
+
+    assert not await scene.store.drop_done(scene.queue.queue_id, scene.epoch + 1)
+    assert [segment.first_id for segment in await scene.stored()] == [10, 20]
+    assert await scene.store.drop_done(scene.queue.queue_id, scene.epoch)
+
+    assert [segment.first_id for segment in await scene.stored()] == [20]
+    assert await scene.store.marks(scene.queue.queue_id) == {77: [(1, 3)]}
 
 
 async def test_a_segment_comes_back_as_it_was_stored(scene: Scene) -> None:

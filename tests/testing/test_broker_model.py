@@ -33,7 +33,9 @@ from tidegate.testing import Broker, VirtualTimeLoop
 Result = TypeVar("Result")
 
 # What the model knows; a feature that is being built is left out until it is there.
-FEATURES = frozenset({"leases", "retries", "delay", "ttl", "dedup", "pause", "redrive", "groups"})
+FEATURES = frozenset(
+    {"leases", "retries", "delay", "ttl", "dedup", "pause", "redrive", "groups", "transactions"}
+)
 
 NEVER = float("inf")
 # Longer than a tick of the node, which is when leases and lives end.
@@ -332,7 +334,7 @@ class BrokerMachine(RuleBasedStateMachine):
             put.state, put.due_at, put.expires_at = "waiting", 0.0, NEVER
             put.deliveries = put.failures = 0
             put.begun = False
-            self.suspect.discard(put.payload)  # it begins a new life
+            self.suspect.add(put.payload)  # a new life, but somebody may have had it
 
     @rule()
     def restart(self) -> None:

@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.core.errors import Malformed, RequiredParameterMissing, TooLarge, UnexpectedPacket
+from tidegate.core.errors import (
+    Malformed,
+    NotAuthenticated,
+    RequiredParameterMissing,
+    TooLarge,
+    UnexpectedPacket,
+)
 from tidegate.core.model import ClientInfo, Mode
 from tidegate.wire import packets as w
 from tidegate.wire.connection import (
@@ -95,7 +101,7 @@ def test_every_packet_comes_out_as_it_went_in(kind: type[w.Packet], data: st.Dat
     body = data.draw(st.binary(max_size=50))
     from_client = isinstance(packet, w.Request)
     sender, receiver = Connection(server=not from_client), Connection(server=from_client)
-    receiver.state = State.IDENTIFIED
+    sender.state = receiver.state = State.IDENTIFIED
 
     stream = b"".join(map(bytes, sender.send(packet, packet_id, [body])))
     if len(stream) > FRAME_BEFORE_LOGIN_BYTES:
@@ -162,6 +168,14 @@ def test_any_metadata_is_understood_refused_or_malformed(
     assert connection.state is not State.CLOSED
 
 
+def test_text_that_is_no_utf8_closes_the_connection_with_a_reason() -> None:
+    connection = Connection(server=True)
+    stream = b"".join(map(bytes, frame_pieces(w.RegisterClient.method, 1, b"\x91\xa1\xaf")))
+    with pytest.raises(Malformed, match="RegisterClient"):
+        list(connection.receive(stream))
+    assert connection.state is State.CLOSED
+
+
 @given(st.integers(1, 2000), st.sampled_from([b"\x91", b"\x81\xa1a", b"\xdd\xff\xff\xff\xff"]))
 def test_deep_nesting_and_endless_arrays_close_the_connection_only(
     depth: int, opening: bytes
@@ -214,7 +228,7 @@ def test_identification_raises_the_limit_on_frames() -> None:
 
 
 @pytest.mark.parametrize("kind", w.REQUESTS.values(), ids=lambda kind: kind.__name__)
-def test_before_identification_only_ping_register_and_identify_are_taken(
+def test_before_identification_only_what_leads_there_is_taken(
     kind: type[w.Request],
 ) -> None:
     node = Connection(server=True)
@@ -222,12 +236,62 @@ def test_before_identification_only_ping_register_and_identify_are_taken(
 
     (event,) = node.receive(stream)
 
-    if kind in (w.Ping, w.RegisterClient, w.IdentifyClient):
+    if kind.before_identification:
         assert not (isinstance(event, Refused) and isinstance(event.error, UnexpectedPacket))
     else:
         assert isinstance(event, Refused)
         assert isinstance(event.error, UnexpectedPacket)
+    trusted = isinstance(event, Received) and not kind.before_login
+    assert node.state is (State.AUTHENTICATED if trusted else State.OPENED)
+
+
+@pytest.mark.parametrize("kind", w.REQUESTS.values(), ids=lambda kind: kind.__name__)
+def test_where_a_login_is_needed_nothing_comes_before_it(kind: type[w.Request]) -> None:
+    node = Connection(server=True)
+    node.login_required = True
+    stream = b"".join(map(bytes, frame_pieces(kind.method, 3, b"\x90")))
+
+    (event,) = node.receive(stream)
+
+    if kind in (w.Ping, w.Authenticate, w.Prove):
+        assert not (isinstance(event, Refused) and isinstance(event.error, NotAuthenticated))
+    else:
+        assert isinstance(event, Refused)
+        assert isinstance(event.error, NotAuthenticated | UnexpectedPacket)
     assert node.state is State.OPENED
+    with pytest.raises(UnexpectedPacket):
+        node.send(w.RegisterClientResponse(ClientInfo(1, "a", Mode.ADMIN)), 1)
+
+
+def test_a_login_leads_through_every_state_and_only_then_to_large_frames() -> None:
+    node = Connection(server=True, frame_bytes_max=100_000, frame_before_login_bytes=1000)
+    client = Connection(server=False)
+    node.login_required = True
+    large = HEADER.pack(2000, w.Ping.method, 1, 1) + b"\x90" + bytes(2000 - HEADER_BYTES - 1)
+    states = [node.state]
+    info = ClientInfo(1, "a", Mode.ADMIN)
+    for question, answer in (
+        (w.Authenticate("first"), w.AuthenticateResponse("challenge")),
+        (w.Prove("proof"), w.ProveResponse("signature")),
+        (w.RegisterClient("a"), w.RegisterClientResponse(info)),
+    ):
+        (asked,) = node.receive(b"".join(map(bytes, client.send(question, 1))))
+        assert isinstance(asked, Received)
+        (answered,) = client.receive(b"".join(map(bytes, node.send(answer, 1))))
+        assert isinstance(answered, Received)
+        assert client.state is node.state
+        states.append(node.state)
+    assert states == [State.OPENED, State.CHALLENGED, State.AUTHENTICATED, State.IDENTIFIED]
+    (event,) = node.receive(large)
+    assert isinstance(event, Received)
+
+
+def test_a_client_hangs_up_on_an_answer_out_of_turn() -> None:
+    client, node = Connection(server=False), Connection(server=True)
+    node.state = State.CHALLENGED
+    with pytest.raises(Malformed):
+        list(client.receive(b"".join(map(bytes, node.send(w.ProveResponse("v="), 1)))))
+    assert client.state is State.CLOSED
 
 
 def test_a_node_is_not_sent_answers_and_a_client_no_requests() -> None:

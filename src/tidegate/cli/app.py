@@ -22,6 +22,8 @@ from tidegate.cli import (
     queues,
     serving,
     steering,
+    topics,
+    users,
     working,
 )
 from tidegate.cli.measuring import MeasurementFailed
@@ -40,8 +42,8 @@ app = typer.Typer(
     rich_markup_mode="rich" if sys.stdout.isatty() and sys.stderr.isatty() else None,
 )
 for group in (
-    *(serving, working, configuration, demo),
-    *(looking, queues, messages, policies, steering),
+    *(serving, working, configuration, users, demo),
+    *(looking, queues, messages, policies, topics, steering),
     *(benching, experiments),
 ):
     group.register(app)

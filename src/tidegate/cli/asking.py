@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
+from tidegate.client.address import parse_address
 from tidegate.client.connect import DEFAULT_URL, connect
+from tidegate.client.credentials import PASSWORD_FILE_VARIABLE, PASSWORD_VARIABLE
 from tidegate.core.errors import InvalidValue
 from tidegate.core.quantities import parse_duration_s
 
@@ -20,10 +22,26 @@ Result = TypeVar("Result")
 # A person waits: long enough for a queue that changes its owner, not for a node that is gone.
 _PATIENCE_S = 6.0
 
+
+def _without_password(context: typer.Context, parameter: typer.CallbackParam, url: str) -> str:
+    """A password on the command line is read by everybody on the machine."""
+    assert parameter.name is not None
+    source = context.get_parameter_source(parameter.name)
+    if source is not None and source.name == "COMMANDLINE" and parse_address(url).password:
+        raise InvalidValue(
+            "a password on the command line is read by everybody on this machine: set "
+            f"TIDEGATE_URL, {PASSWORD_VARIABLE} or {PASSWORD_FILE_VARIABLE} instead"
+        )
+    return url
+
+
 UrlOption = Annotated[
     str,
     typer.Option(
-        "--url", envvar="TIDEGATE_URL", help="Node to talk to: tidegate://host:port[,host:port…]."
+        "--url",
+        envvar="TIDEGATE_URL",
+        callback=_without_password,
+        help="Node to talk to: tidegate[s]://[user@]host:port[,host:port…].",
     ),
 ]
 DEFAULT = DEFAULT_URL

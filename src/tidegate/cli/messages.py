@@ -92,8 +92,8 @@ def put(
 ) -> None:
     """Put a message, or each line of stdin as one; returns once they are on disk."""
     output = Output(json)
-    headers = _headers(header or [])
-    lone = _lone_payload(payload, whole)
+    headers = headers_of(header or [])
+    lone = lone_payload(payload, whole)
     if lone is None and sys.stdin.isatty():
         print("one message per line, Ctrl-D ends", file=sys.stderr)
 
@@ -141,7 +141,7 @@ def put(
         output.line(f"{messages} {'message' if messages == 1 else 'messages'} put")
 
 
-def _lone_payload(payload: str | None, whole: bool) -> bytes | None:
+def lone_payload(payload: str | None, whole: bool) -> bytes | None:
     """The one message, unless each line of stdin is one."""
     if payload is not None and payload != "-":
         if whole:
@@ -151,7 +151,7 @@ def _lone_payload(payload: str | None, whole: bool) -> bytes | None:
     return sys.stdin.buffer.read() if whole else None
 
 
-def _headers(given: list[str]) -> dict[str, str]:
+def headers_of(given: list[str]) -> dict[str, str]:
     headers = {}
     for one in given:
         name, equals, value = one.partition("=")
@@ -223,7 +223,7 @@ def get(
                     wait=wait,
                     lease=lease,
                 )
-                _print(message, output, raw)
+                print_message(message, output, raw)
                 taken += 1
                 if ack:
                     acknowledgements.append(asyncio.create_task(message.ack_confirmed()))
@@ -242,7 +242,7 @@ def get(
         raise typer.Exit(EXIT_NOTHING_THERE)
 
 
-def _print(message: Message, output: Output, raw: bool) -> None:
+def print_message(message: Message, output: Output, raw: bool) -> None:
     if output.as_json:
         output.json(as_json(message), one_line=True)
         return

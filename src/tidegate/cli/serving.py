@@ -24,13 +24,15 @@ import typer
 
 from tidegate.cli.logs import set_up_logs
 from tidegate.cli.settings import METRICS_PORT_OFFSET, Settings, load_settings
-from tidegate.client.address import SCHEME
-from tidegate.core.errors import TidegateError, Unavailable
+from tidegate.client.address import SCHEME, SCHEME_TLS
+from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
+from tidegate.core.secrecy import without_secrets
 
 if TYPE_CHECKING:
     from tidegate.node.http_door import HttpDoor
     from tidegate.node.limits import Limits
     from tidegate.node.server import Node
+    from tidegate.node.tls import NodeTls
     from tidegate.storage.embedded import EmbeddedPostgres
 
 log = logging.getLogger(__name__)
@@ -137,7 +139,8 @@ class House:
             return None
         password = self._data.expanduser().resolve() / "password"
         url = f"postgresql://tidegate:$(cat {password})@127.0.0.1:{self._store_port}/tidegate"
-        return f'tidegate node --port 0 --join "{url}"'
+        # By the environment: a command line is read by everybody on the machine.
+        return f'TIDEGATE_STORE__URL="{url}" tidegate node --port 0'
 
     def start(
         self,
@@ -240,7 +243,7 @@ class NodeProcess:
         with os.fdopen(self._ready_fd, "rb") as ready:
             readable, _, _ = select.select([ready], [], [], _START_S)
             line = ready.readline().decode().strip() if readable else ""
-        if not line.startswith(SCHEME):
+        if not line.startswith((SCHEME, SCHEME_TLS)):
             self._process.kill()
             code = self._process.wait()
             raise Unavailable(line or f"a node did not start (exit code {code}): its log says why")
@@ -294,6 +297,11 @@ def node(
     """Run one node on a store that exists; it joins the others there."""
     settings = load_settings(config, os.environ)
     set_up_logs(settings.log.level, settings.log.format)
+    if join and without_secrets(join) != join:
+        raise InvalidValue(
+            "a password on the command line is read by everybody on this machine: set "
+            "TIDEGATE_STORE__URL instead of --join"
+        )
     urls = [join] if join else settings.store.all_urls
     if not urls:
         raise Unavailable("which store? give --join URL, or set store.url")
@@ -355,7 +363,16 @@ async def _serve(
     limits = limits_of(settings)
     store = PostgresStore(url, writers=settings.store.connections or limits.writers)
     advertise = settings.node.advertise
-    node = Node(store, host=host, port=port, advertise=advertise, name=name, limits=limits)
+    node = Node(
+        store,
+        host=host,
+        port=port,
+        advertise=advertise,
+        name=name,
+        limits=limits,
+        tls=tls_of(settings),
+        login_always=settings.node.login == "always",
+    )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -401,6 +418,16 @@ async def _opened_door(
             log.warning("%s; on a free port then", failure)
 
 
+def tls_of(settings: Settings) -> NodeTls | None:
+    from tidegate.node.tls import NodeTls
+
+    chosen = settings.tls
+    if chosen.certificate is None or chosen.key is None:
+        return None
+    authority = None if chosen.authority is None else Path(chosen.authority).expanduser()
+    return NodeTls(Path(chosen.certificate).expanduser(), Path(chosen.key).expanduser(), authority)
+
+
 def limits_of(settings: Settings) -> Limits:
     from tidegate.node.limits import Limits
 
@@ -410,6 +437,9 @@ def limits_of(settings: Settings) -> Limits:
         message_bytes_max=chosen.message_bytes_max,
         frame_before_login_bytes=chosen.frame_before_login_bytes_max,
         connections_max=chosen.connections_max,
+        connections_per_address_max=chosen.connections_per_address_max,
+        connections_per_user_max=chosen.connections_per_user_max,
+        slow_reader_s=chosen.slow_reader_s,
         handshake_s=chosen.handshake_s,
         heartbeat_s=chosen.heartbeat_s,
         lease_s=chosen.lease_s,

@@ -108,6 +108,14 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         default=8 * _KIB, name="frame_before_login"
     )
     connections_max: Annotated[int, Between(1, 1_000_000)] = 5000
+    connections_per_address_max: Annotated[int, Between(1, 1_000_000)] = 5000
+    connections_per_user_max: Annotated[int, Between(1, 1_000_000)] = 2000
+    # A connection that reads nothing for so long, while there is something for it, is ended.
+    slow_reader_s: Annotated[Duration, Between(1.0, 3600.0)] = msgspec.field(
+        default=30.0, name="slow_reader"
+    )
+    # Who needs no login. auto: clients on this machine, until the first user is made.
+    login: Literal["auto", "always"] = "auto"
     # How long a consumer may hold a message without a sign of life.
     delivery_lease_s: Annotated[Duration, Between(0.1, 86400.0)] = msgspec.field(
         default=60.0, name="delivery_lease"
@@ -118,6 +126,15 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     settle_linger_s: Annotated[Duration, Between(0.0, 1.0)] = msgspec.field(
         default=0.05, name="settle_linger"
     )
+
+
+class TlsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The files, in PEM, with which a node speaks TLS."""
+
+    certificate: str | None = None
+    key: str | None = None
+    # Who has signed the other nodes' certificates; default: whom the machine trusts.
+    authority: str | None = None
 
 
 class MetricsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,6 +160,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     store: StoreSettings = StoreSettings()
     node: NodeSettings = NodeSettings()
+    tls: TlsSettings = TlsSettings()
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
 
@@ -220,6 +238,9 @@ class _Reader:
         store = self._values.get("store", {})
         if store.get("url") and store.get("urls"):
             self._complaints.append("store.url and store.urls are both set: use one of them")
+        tls = self._values.get("tls", {})
+        if bool(tls.get("certificate")) != bool(tls.get("key")):
+            self._complaints.append("tls.certificate and tls.key go together: set both of them")
         if self._complaints:
             raise SettingsInvalid(self._complaints)
         return msgspec.convert(self._values, Settings)
@@ -322,6 +343,7 @@ def _fields_of(section: type[msgspec.Struct]) -> dict[str, _Field]:
 _SECTIONS: dict[str, dict[str, _Field]] = {
     "store": _fields_of(StoreSettings),
     "node": _fields_of(NodeSettings),
+    "tls": _fields_of(TlsSettings),
     "metrics": _fields_of(MetricsSettings),
     "log": _fields_of(LogSettings),
 }

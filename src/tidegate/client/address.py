@@ -1,33 +1,74 @@
-"""`tidegate://host:port[,host:port…]`: where nodes listen."""
+"""`tidegate://[user[:password]@]host:port[,host:port…]`: where nodes listen, and who comes.
+
+`tidegates://` is the same over TLS. What stands before the @ is percent-encoded, as in any URL.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
+from urllib.parse import unquote
 
 from tidegate.core.errors import InvalidValue
 
 DEFAULT_PORT = 7411
 SCHEME = "tidegate://"
+SCHEME_TLS = "tidegates://"
+
+
+class Address(NamedTuple):
+    """What a URL says."""
+
+    nodes: list[tuple[str, int]]
+    tls: bool
+    user: str | None
+    password: str | None
 
 
 def parse_url(url: str) -> list[tuple[str, int]]:
     """The nodes that a URL names."""
-    if not isinstance(url, str) or not url.startswith(SCHEME):
-        raise InvalidValue(f"{url!r} is no Tidegate URL: write tidegate://host:port")
-    rest = url[len(SCHEME) :].rstrip("/")
+    return parse_address(url).nodes
+
+
+def parse_address(url: str) -> Address:
+    """Everything that a URL says."""
+    if not isinstance(url, str) or not url.startswith((SCHEME, SCHEME_TLS)):
+        raise InvalidValue(f"{shown(url)} is no Tidegate URL: write tidegate://host:port")
+    tls = url.startswith(SCHEME_TLS)
+    rest = url.partition("://")[2].rstrip("/")
+    login, at, rest = rest.rpartition("@")
+    user, colon, password = login.partition(":")
+    if at and not user:
+        raise InvalidValue(f"{shown(url)} names no user: write tidegate://user@host:port")
+    return Address(
+        _nodes(url, rest),
+        tls,
+        unquote(user) if user else None,
+        unquote(password) if colon else None,
+    )
+
+
+def shown(url: object) -> str:
+    """A URL as errors quote it: whatever stands before the last @ may be secret."""
+    if not isinstance(url, str) or "@" not in url:
+        return repr(url)
+    scheme, _, rest = url.partition("://")
+    return repr(f"{scheme}://***@{rest.rpartition('@')[2]}")
+
+
+def _nodes(url: str, rest: str) -> list[tuple[str, int]]:
     if not rest:
-        raise InvalidValue(f"{url!r} names no host: write tidegate://host:port")
-    if "@" in rest:
-        raise InvalidValue("a Tidegate URL names no user yet: write tidegate://host:port")
+        raise InvalidValue(f"{shown(url)} names no host: write tidegate://host:port")
     nodes = []
     for part in rest.split(","):
         host, colon, port = part.rpartition(":")
         if not colon or part.endswith("]"):
             host, port = part, str(DEFAULT_PORT)
         if not port.isdigit() or not 0 < int(port) < 65536:
-            raise InvalidValue(f"{port!r} in {url!r} is no port: 1 to 65535")
+            raise InvalidValue(f"{port!r} in {shown(url)} is no port: 1 to 65535")
         bare = host.removeprefix("[").removesuffix("]")
         if not bare:
-            raise InvalidValue(f"{url!r} names no host: write tidegate://host:port")
+            raise InvalidValue(f"{shown(url)} names no host: write tidegate://host:port")
         if ":" in bare and bare == host:
-            raise InvalidValue(f"{host!r} in {url!r}: write tidegate://[{host}]:{port}")
+            raise InvalidValue(f"{host!r} in {shown(url)}: write tidegate://[{host}]:{port}")
         nodes.append((bare, int(port)))
     return nodes

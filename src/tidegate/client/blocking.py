@@ -13,8 +13,10 @@ from tidegate.client.client import Client, OrderName
 from tidegate.client.message import Message, MessageBatch
 from tidegate.client.options import PutOptions
 from tidegate.client.subscription import Subscription
+from tidegate.client.transaction import Transaction
 from tidegate.core.errors import Unavailable
 from tidegate.core.model import PRIORITY_DEFAULT, QueueInfo, QueuePolicy
+from tidegate.core.topic import Filter, TopicInfo
 from tidegate.telemetry.numbers import ClusterNumbers
 from tidegate.wire.packets import Member
 
@@ -172,6 +174,31 @@ class BlockingSubscription:
         self._thread.wait(self._subscription.set_prefetch(prefetch))
 
 
+class BlockingTransaction:
+    """Use with `with`; what is put and acknowledged in the block is done when it ends."""
+
+    def __init__(self, thread: LoopThread, make: Callable[[], Transaction]) -> None:
+        self._thread = thread
+        self._transaction = make()
+
+    def __enter__(self) -> BlockingTransaction:
+        self._thread.wait(self._transaction.__aenter__())
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self._thread.wait(self._transaction.__aexit__(*failure))
+
+    def put(self, queue: str, payload: bytes, **options: Unpack[PutOptions]) -> None:
+        self._transaction.put(queue, payload, **options)
+
+    def ack(self, message: BlockingMessage) -> None:
+        self._transaction.ack(message._message)
+
+    @property
+    def message_ids(self) -> list[int]:
+        return self._transaction.message_ids
+
+
 class BlockingClient:
     """The API of Client with plain calls. Get one from `with tidegate.connect(url) as mq`."""
 
@@ -286,6 +313,42 @@ class BlockingClient:
         self, queues: Iterable[str | int], payload: bytes, *, partial: bool = False, **more: Any
     ) -> list[str]:
         return self._thread.wait(self._client.put_to(queues, payload, partial=partial, **more))
+
+    def transaction(self) -> BlockingTransaction:
+        """`with mq.transaction() as tx:`, and in it `tx.put(...)` and `tx.ack(message)`."""
+        return BlockingTransaction(self._thread, self._client.transaction)
+
+    def create_topic(self, name: str, *, exist_ok: bool = False) -> TopicInfo:
+        return self._thread.wait(self._client.create_topic(name, exist_ok=exist_ok))
+
+    def delete_topic(self, name: str) -> None:
+        self._thread.wait(self._client.delete_topic(name))
+
+    def topics(self) -> list[TopicInfo]:
+        return self._thread.wait(self._client.topics())
+
+    def subscribe_to(
+        self,
+        topic: str,
+        queue: str,
+        *,
+        filter: Filter | None = None,  # noqa: A002
+        durable: bool = True,
+    ) -> QueueInfo:
+        return self._thread.wait(
+            self._client.subscribe_to(topic, queue, filter=filter, durable=durable)
+        )
+
+    def unsubscribe_from(self, topic: str, queue: str) -> None:
+        self._thread.wait(self._client.unsubscribe_from(topic, queue))
+
+    def publish(self, topic: str, payload: bytes, **options: Unpack[PutOptions]) -> int:
+        return self._thread.call(lambda: self._client.publish(topic, payload, **options)).result()
+
+    def publish_many(
+        self, topic: str, payloads: Iterable[bytes], **options: Unpack[PutOptions]
+    ) -> list[int]:
+        return self._thread.wait(self._client.publish_many(topic, payloads, **options))
 
     def get(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial as bound
@@ -19,11 +20,13 @@ from typing import Any, Literal, Unpack
 import msgspec
 
 from tidegate.client import tracing
-from tidegate.client.address import parse_url
+from tidegate.client.address import parse_address
 from tidegate.client.checks import (
     check_count,
     checked_payload,
 )
+from tidegate.client.credentials import Credentials, find_credentials
+from tidegate.client.guests import Guests
 from tidegate.client.lifeline import NOT_YET, Lifeline
 from tidegate.client.link import Link
 from tidegate.client.message import Message, batches_of
@@ -37,6 +40,9 @@ from tidegate.client.options import (
 from tidegate.client.outbox import Outbox
 from tidegate.client.reading import ReadHolder
 from tidegate.client.subscription import Subscription
+from tidegate.client.tls import verifying_context
+from tidegate.client.topic_outbox import TopicOutbox
+from tidegate.client.transaction import Transaction
 from tidegate.core.errors import (
     InvalidValue,
     IoFailure,
@@ -47,6 +53,7 @@ from tidegate.core.errors import (
     NoReply,
     QueueNameNotUnique,
     TidegateError,
+    TopicNameNotUnique,
     Unavailable,
 )
 from tidegate.core.model import (
@@ -57,6 +64,7 @@ from tidegate.core.model import (
     QueueInfo,
     QueuePolicy,
 )
+from tidegate.core.topic import Filter, TopicInfo, check_filter
 from tidegate.telemetry.numbers import ClusterNumbers
 from tidegate.wire import packets as w
 from tidegate.wire.connection import MESSAGE_BYTES_MAX
@@ -83,11 +91,16 @@ class Client:
         client_id: int | None = None,
         mode: ModeName = "read-write",
         reconnect_s: float = 60.0,
+        credentials: Credentials | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         if mode not in MODES:
             raise InvalidValue(f"mode is one of {', '.join(MODES)}, not {mode!r}")
+        address = parse_address(url)
         self._lifeline = Lifeline(
-            parse_url(url),
+            address.nodes,
+            credentials=credentials or find_credentials(address.user, address.password, None),
+            tls=tls or (verifying_context() if address.tls else None),
             name=name,
             client_id=client_id,
             mode=MODES[mode],
@@ -96,8 +109,10 @@ class Client:
             on_resumed=self._resumed,
             on_gave_up=self._gave_up,
         )
+        self._guests = Guests(self, self._lifeline)
         self._consumers = count(1)
         self._outboxes: dict[str, Outbox] = {}
+        self._topic_outboxes: dict[str, TopicOutbox] = {}
         self._queue_ids: dict[str, int] = {}
         self._client_ids: dict[str, int] = {}
         self._subscriptions: dict[int, Subscription] = {}
@@ -105,7 +120,9 @@ class Client:
         self._soon_failures: list[BaseException] = []
         # Here and not in `put`: puts that nobody traces know nothing of it.
         if (traced_put := tracing.traced_put(self.put)) is not None:
-            self.put = traced_put  # type: ignore[method-assign]
+            self.put = traced_put  # type: ignore[method-assign,assignment]
+        if (traced := tracing.traced_put(self.publish, answers_id=False)) is not None:
+            self.publish = traced  # type: ignore[method-assign,assignment]
 
     # Life
 
@@ -121,7 +138,7 @@ class Client:
             with contextlib.suppress(TimeoutError, TidegateError):
                 await asyncio.wait_for(self.flush(), _FLUSH_S)
         gone = Unavailable("the client was closed")
-        for outbox in list(self._outboxes.values()):
+        for outbox in self._all_outboxes():
             outbox.fail(gone)
         await self._lifeline.close()
 
@@ -146,12 +163,17 @@ class Client:
 
     def _resumed(self) -> None:
         for subscription in self._subscriptions.values():
-            subscription.resubscribe()
-        for outbox in self._outboxes.values():
+            if subscription.queue not in self._guests:
+                subscription.resubscribe()
+        self._guests.resume()
+        for outbox in self._all_outboxes():
             outbox.flush()
 
+    def _all_outboxes(self) -> list[Outbox]:
+        return [*self._outboxes.values(), *self._topic_outboxes.values()]
+
     def _gave_up(self, error: TidegateError) -> None:
-        for outbox in list(self._outboxes.values()):
+        for outbox in self._all_outboxes():
             outbox.fail(error)
         for subscription in list(self._subscriptions.values()):
             subscription.fail(error)
@@ -453,24 +475,131 @@ class Client:
         assert isinstance(answered.packet, w.PutToQueuesResponse)
         return [by_id[queue_id] for queue_id in answered.packet.queue_ids]
 
+    def transaction(self) -> Transaction:
+        """Puts and acknowledgements across queues that are done together, or not at all.
+
+        `async with mq.transaction() as tx:`, and in it `tx.put(queue, payload)` and
+        `tx.ack(message)`; they are done when the block ends without an exception.
+        """
+        return Transaction(self, self._lifeline.reconnect_s)
+
+    # Topics
+
+    async def create_topic(self, name: str, *, exist_ok: bool = False) -> TopicInfo:
+        """Create a topic: what is published to it goes to every subscription that matches."""
+        try:
+            answered = await self._lifeline.ask(w.CreateTopic(name), repeatable=exist_ok)
+        except TopicNameNotUnique:
+            if not exist_ok:
+                raise
+            return next(topic for topic in await self.topics() if topic.name == name)
+        assert isinstance(answered.packet, w.CreateTopicResponse)
+        return answered.packet.topic
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic; the queues of its subscriptions stay."""
+        await self._lifeline.ask(w.DeleteTopic(name), repeatable=False)
+
+    async def topics(self) -> list[TopicInfo]:
+        """All topics, with their subscriptions."""
+        packet = (await self._lifeline.ask(w.GetTopics())).packet
+        assert isinstance(packet, w.GetTopicsResponse)
+        return packet.topics
+
+    async def subscribe_to(
+        self,
+        topic: str,
+        queue: str,
+        *,
+        filter: Filter | None = None,  # noqa: A002
+        durable: bool = True,
+    ) -> QueueInfo:
+        """Let a queue have what is published to a topic from now on; it is made if need be.
+
+        `filter` names headers that must match, as in `{"region": "eu", "kind": ["a", "b"]}`. With
+        `durable=False` the queue must be new, and is deleted when this connection ends.
+        """
+        check_filter(filter)
+        packet = w.SubscribeTopic(topic, queue, filter, durable)
+        if durable:
+            answered = await self._lifeline.ask(packet)
+            assert isinstance(answered.packet, w.SubscribeTopicResponse)
+            info = answered.packet.queue
+        else:
+            info = await self._guests.add(packet)
+        self._queue_ids[queue] = info.queue_id
+        return info
+
+    def on_guest_back(self, queue: QueueInfo) -> None:
+        """A queue that went with our former connection was made anew."""
+        self._queue_ids[queue.name] = queue.queue_id
+        self._outboxes.pop(queue.name, None)
+        for subscription in self._subscriptions.values():
+            if subscription.queue == queue.name:
+                subscription.resubscribe(queue.queue_id)
+
+    def on_guest_lost(self, queue: str, error: TidegateError) -> None:
+        """It was not, and will not be."""
+        self._guests.forget(queue)
+        for subscription in self._subscriptions.values():
+            if subscription.queue == queue:
+                subscription.fail(error)
+
+    async def unsubscribe_from(self, topic: str, queue: str) -> None:
+        """End a subscription; the queue stays, with what is in it."""
+        self._guests.forget(queue)
+        await self._lifeline.ask(w.UnsubscribeTopic(topic, queue), repeatable=False)
+
+    def publish(
+        self, topic: str, payload: bytes, **options: Unpack[PutOptions]
+    ) -> asyncio.Future[int]:
+        """Put once, for every subscription that matches. Await it: it is on disk in all of them.
+
+        The options are those of `put`; it returns how many subscriptions got it.
+        """
+        outbox = self._topic_outbox(topic)
+        payload = checked_payload(payload)
+        special = checked_options(options)
+        return outbox.add(payload) if special == PLAIN else outbox.add_special(payload, special)
+
+    async def publish_many(
+        self, topic: str, payloads: Iterable[bytes], **options: Unpack[PutOptions]
+    ) -> list[int]:
+        """Publish many with the same options; how many subscriptions got each."""
+        return await asyncio.gather(
+            *(self.publish(topic, payload, **options) for payload in payloads)
+        )
+
+    def _topic_outbox(self, topic: str) -> TopicOutbox:
+        outbox = self._topic_outboxes.get(topic)
+        if outbox is None or self._lifeline.outage is not None:
+            self._check_name(topic, "topic")
+            outbox = self._topic_outboxes[topic] = TopicOutbox(self, topic)
+        return outbox
+
     def _new_outbox(self, queue: str) -> Outbox:
-        if self._lifeline.outage is not None:
-            raise self._lifeline.outage
-        if not isinstance(queue, str) or not queue:
-            raise InvalidValue(f"a queue is named by a string that is not empty, not {queue!r}")
-        check_text(queue)
-        if self._lifeline.info is None:
-            raise InvalidValue("not connected: use `async with tidegate.connect(url) as mq`")
+        self._check_name(queue, "queue")
         outbox = self._outboxes[queue] = Outbox(self, queue)
         outbox.queue_id = self._queue_ids.get(queue)
         return outbox
+
+    def _check_name(self, name: str, kind: str) -> None:
+        if self._lifeline.outage is not None:
+            raise self._lifeline.outage
+        if not isinstance(name, str) or not name:
+            raise InvalidValue(f"a {kind} is named by a string that is not empty, not {name!r}")
+        check_text(name)
+        if self._lifeline.info is None:
+            raise InvalidValue("not connected: use `async with tidegate.connect(url) as mq`")
 
     def forget_queue_id(self, queue: str) -> None:
         self._queue_ids.pop(queue, None)
 
     def forget_outbox(self, outbox: Outbox, error: TidegateError) -> None:
         """A queue may have been deleted and made anew: look its id up again next time."""
-        if not outbox.unconfirmed and self._outboxes.get(outbox.queue) is outbox:
+        if not outbox.unconfirmed and self._topic_outboxes.get(outbox.queue) is outbox:
+            del self._topic_outboxes[outbox.queue]
+        elif not outbox.unconfirmed and self._outboxes.get(outbox.queue) is outbox:
             del self._outboxes[outbox.queue]
             self._queue_ids.pop(outbox.queue, None)
 

@@ -10,10 +10,13 @@ import os
 import random
 import secrets
 import socket
+import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from tidegate.client.credentials import Credentials
 from tidegate.client.link import Answered, Link
+from tidegate.client.login import log_in
 from tidegate.core.errors import (
     ClientNameNotUnique,
     InvalidValue,
@@ -40,6 +43,8 @@ class Lifeline:
         self,
         nodes: list[tuple[str, int]],
         *,
+        credentials: Credentials | None = None,
+        tls: ssl.SSLContext | None = None,
         name: str | None,
         client_id: int | None,
         mode: Mode,
@@ -49,10 +54,12 @@ class Lifeline:
         on_gave_up: Callable[[TidegateError], None],
     ) -> None:
         self._nodes = nodes
+        self._credentials = credentials
+        self._tls = tls
         self._name = name
         self._wanted_id = client_id
         self._mode = mode
-        self._reconnect_s = reconnect_s
+        self.reconnect_s = reconnect_s
         self._on_push = on_push
         self._on_resumed = on_resumed
         self._on_gave_up = on_gave_up
@@ -100,9 +107,12 @@ class Lifeline:
         return task
 
     async def _connect(self, host: str, port: int) -> None:
-        link = await Link.open(host, port, self._on_push, self._lost, _CONNECT_S)
+        link = await Link.open(host, port, self._on_push, self._lost, _CONNECT_S, self._tls)
         try:
-            self.info = await asyncio.wait_for(self._identify(link, (host, port)), _CONNECT_S)
+            async with asyncio.timeout(_CONNECT_S):
+                if self._credentials is not None:
+                    await log_in(link, self._credentials)
+                self.info = await self._identify(link, (host, port))
         except TimeoutError:
             link.abort()
             raise Unavailable(f"the node at {host}:{port} does not answer") from None
@@ -159,7 +169,7 @@ class Lifeline:
     async def _reconnect(self) -> None:
         """Come back, however long it takes; calls stop waiting after `reconnect_s`."""
         loop = asyncio.get_running_loop()
-        patience = loop.call_later(self._reconnect_s, self._out_of_patience)
+        patience = loop.call_later(self.reconnect_s, self._out_of_patience)
         backoff_s = 0.02
         try:
             while not await self._try_every_node():
@@ -188,7 +198,7 @@ class Lifeline:
         return False
 
     def _out_of_patience(self) -> None:
-        waited = f"{self._reconnect_s:g} s"
+        waited = f"{self.reconnect_s:g} s"
         self._give_up(Unavailable(f"no connection for {waited}: {self._last_failure}"))
 
     def _give_up(self, error: TidegateError) -> None:
@@ -234,7 +244,7 @@ class Lifeline:
     ) -> Answered:
         """Ask until there is an answer; what must not be repeated is asked once."""
         backoff_s = 0.02
-        deadline = asyncio.get_running_loop().time() + self._reconnect_s
+        deadline = asyncio.get_running_loop().time() + self.reconnect_s
         while True:
             link = await self.connected()
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from itertools import count
 from typing import cast
@@ -10,6 +11,7 @@ from typing import cast
 from tidegate.core.errors import (
     InvalidValue,
     IoFailure,
+    NotAuthenticated,
     TidegateError,
     Unavailable,
     from_code,
@@ -55,13 +57,28 @@ class Link(asyncio.Protocol):
         on_push: Callable[[w.Packet, memoryview], None],
         on_lost: Callable[[Link], None],
         timeout_s: float,
+        tls: ssl.SSLContext | None = None,
     ) -> Link:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s):
-                _, link = await loop.create_connection(lambda: cls(on_push, on_lost), host, port)
+                _, link = await loop.create_connection(
+                    lambda: cls(on_push, on_lost), host, port, ssl=tls
+                )
+        except ssl.SSLCertVerificationError as failure:
+            # Trying again would not help, and trusting it all the same would help somebody else.
+            raise NotAuthenticated(
+                f"the certificate of {host}:{port} is not to be trusted "
+                f"({failure.verify_message}): name its authority's file with ca_file= or "
+                "TIDEGATE_CA_FILE"
+            ) from None
         except (UnicodeError, ValueError) as failure:
             raise InvalidValue(f"{host!r} is no host: {failure}") from None
+        except ssl.SSLError as failure:
+            raise Unavailable(
+                f"{host}:{port} does not speak TLS as we do ({failure.reason or failure}): is it "
+                "a tidegate:// node?"
+            ) from None
         except (OSError, TimeoutError) as failure:
             raise Unavailable(
                 f"nothing answers at {host}:{port} ({failure or 'timed out'}): is a node running "

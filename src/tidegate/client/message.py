@@ -14,6 +14,8 @@ from tidegate.wire.packets import Run
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tidegate.client.link import Link
+
 
 ERROR_LENGTH_MAX = 2000
 _NO_ATTRIBUTES = Attributes()
@@ -33,6 +35,7 @@ class Holder(Protocol):
 
     queue: str
 
+    def lease_of(self, generation: int) -> tuple[Link, int, int]: ...
     def ack_tag(self, tag: int, generation: int) -> None: ...
     async def ack_tags(self, first: int, last: int, generation: int) -> None: ...
     async def return_tags(self, first: int, last: int, generation: int, how: Comeback) -> None: ...
@@ -140,6 +143,11 @@ class Message:
                 "acknowledges it"
             )
         return self._holder
+
+    def held_under(self) -> tuple[Link, int, int, int]:
+        """Connection, queue, consumer and tag by which it is held; LeaseLost: it is not."""
+        holder = self._held_by()
+        return (*holder.lease_of(self._generation), self._run.tag + self._index)
 
     def ack(self) -> None:
         """Acknowledge, without waiting: gathered with its neighbours and sent within a turn."""

@@ -68,6 +68,8 @@ class Outbox:
         "queue_id",
     )
 
+    in_flight_max = IN_FLIGHT_MAX
+
     def __init__(self, client: Client, queue: str) -> None:
         self._client = client
         self._loop = asyncio.get_running_loop()
@@ -148,9 +150,9 @@ class Outbox:
         if self.queue_id is None:
             self._resolve()
             return
-        while self._resend and len(self._in_flight) < IN_FLIGHT_MAX:
+        while self._resend and len(self._in_flight) < self.in_flight_max:
             self._send(self._resend.popleft())
-        while self._payloads and len(self._in_flight) < IN_FLIGHT_MAX and not self._resend:
+        while self._payloads and len(self._in_flight) < self.in_flight_max and not self._resend:
             self._send(self._next_batch())
 
     def flush(self) -> None:
@@ -189,7 +191,7 @@ class Outbox:
             special = [self._special.popleft() for _ in range(count)]
             if not self._special:
                 self._special = None
-            _fill_columns(packet, special)
+            fill_columns(packet, special)
         return Batch(packet, [b"".join(chosen)], waiting)
 
     def _send(self, batch: Batch) -> None:
@@ -202,20 +204,24 @@ class Outbox:
 
         def done(answer: Packet | TidegateError, body: memoryview) -> None:
             del self._in_flight[number]
-            if isinstance(answer, PutMessageResponse):
-                self._confirm(batch, answer)
-            else:
-                assert isinstance(answer, TidegateError)
+            if isinstance(answer, TidegateError):
                 self._failed(batch, answer)
+            else:
+                self._take_answer(batch, answer)
             if (self._payloads or self._resend) and not self._scheduled:
                 self._scheduled = True
                 self._loop.call_soon(self._flush)
 
         batch.packet.queue_id = self.queue_id or batch.packet.queue_id
-        link.submit(batch.packet, batch.bodies, done)
+        link.submit(self._request(batch), batch.bodies, done)
 
-    @staticmethod
-    def _confirm(batch: Batch, answer: PutMessageResponse) -> None:
+    def _request(self, batch: Batch) -> Packet:
+        """The batch as it travels."""
+        return batch.packet
+
+    def _take_answer(self, batch: Batch, answer: Packet) -> None:
+        """It is stored."""
+        assert isinstance(answer, PutMessageResponse)
         message_id = answer.first_id
         step = 1 if message_id else 0
         futures = batch.futures
@@ -319,7 +325,7 @@ def _by_bytes(payloads: list[bytes]) -> list[list[bytes]]:
     return pieces
 
 
-def _fill_columns(packet: PutMessages, special: list[Special]) -> None:
+def fill_columns(packet: PutMessages, special: list[Special]) -> None:
     """Only columns in which somebody says something travel."""
     receivers, contexts, priorities, attributes, delays_s, ttls_s = map(
         list, zip(*special, strict=True)

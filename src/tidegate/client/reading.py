@@ -23,6 +23,10 @@ class ReadHolder:
             raise LeaseLost("the connection was lost meanwhile, and the message went back")
         return link
 
+    def lease_of(self, generation: int) -> tuple[Link, int, int]:
+        """Connection, queue and consumer; LeaseLost when the connection was another one."""
+        return self._link(generation), self._queue_id, 0
+
     def ack_tag(self, tag: int, generation: int) -> None:
         self._link(generation).post(w.Settle(self._queue_id, 0, [(tag, tag)]))
 

@@ -157,10 +157,11 @@ class Subscription:
         self._acks.clear()
         self._ack_low, self._ack_high = 0, -1
 
-    def resubscribe(self) -> None:
-        """The client has a new connection, or the queue a new owner."""
+    def resubscribe(self, queue_id: int | None = None) -> None:
+        """The client has a new connection, or the queue a new owner, or was made anew."""
         if not self._open or self._drained:
             return
+        self._queue_id = queue_id or self._queue_id
         if self._subscribing:
             # Whoever is at it meets the new connection by itself; a second one would be refused
             # for having the same number.
@@ -257,6 +258,16 @@ class Subscription:
                     message.ack()
 
     # Settling
+
+    def lease_of(self, generation: int) -> tuple[Link, int, int]:
+        """Connection, queue and consumer; LeaseLost when the connection was another one."""
+        if self.automatic:
+            raise InvalidValue("this subscription acknowledges by itself")
+        link = self._client.link
+        if generation != self._generation or not self._open or link is None or not link.alive:
+            raise LeaseLost("the connection was lost meanwhile, and the message went back")
+        assert self._queue_id is not None
+        return link, self._queue_id, self.consumer
 
     def ack_tag(self, tag: int, generation: int) -> None:
         self.ack_range(tag, tag, generation)

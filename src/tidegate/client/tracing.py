@@ -47,7 +47,7 @@ class Putting(Protocol):
     """How messages are put."""
 
     def __call__(
-        self, queue: str, payload: bytes, **options: Unpack[PutOptions]
+        self, destination: str, payload: bytes, /, **options: Unpack[PutOptions]
     ) -> asyncio.Future[int]: ...
 
 

@@ -25,7 +25,9 @@ PATH_POINTS = (
 )
 # When messages move to another queue.
 MOVE_POINTS = ("before-move", "after-move")
-POINTS = (*PATH_POINTS, *MOVE_POINTS)
+# At the commit of a transaction, of a publication, and of a put to several queues.
+JOINT_POINTS = ("before-joint-commit", "after-joint-commit")
+POINTS = (*PATH_POINTS, *MOVE_POINTS, *JOINT_POINTS)
 
 
 def _never(name: str) -> None:

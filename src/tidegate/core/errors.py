@@ -5,11 +5,15 @@ TidegateError
 │   ├── UnexpectedPacket             a packet that this side cannot take now
 │   ├── UniqueConstraint
 │   │   ├── QueueNameNotUnique
+│   │   ├── TopicNameNotUnique
 │   │   └── ClientNameNotUnique
 │   ├── ClientNotExisting
 │   ├── QueueNotExisting
+│   ├── TopicNotExisting
 │   ├── RequiredParameterMissing
 │   ├── ModeForbids
+│   ├── Forbidden                    the user lacks a role on the queue
+│   ├── NotAuthenticated             a login is needed, or failed
 │   ├── TooLarge
 │   └── InvalidValue
 ├── Notice                       nothing is wrong, there is just nothing there
@@ -98,6 +102,20 @@ class ClientNameNotUnique(UniqueConstraint):
 
     code = 6
     name = "CLIENT_NAME_NOT_UNIQUE"
+
+
+class TopicNameNotUnique(UniqueConstraint):
+    """A topic of that name exists."""
+
+    code = 60
+    name = "TOPIC_NAME_NOT_UNIQUE"
+
+
+class TopicNotExisting(CallerError):
+    """No topic has that name."""
+
+    code = 61
+    name = "TOPIC_NOT_EXISTING"
 
 
 class ClientNotExisting(CallerError):
@@ -203,6 +221,20 @@ class InvalidValue(CallerError):
 
     code = 37
     name = "INVALID_VALUE"
+
+
+class Forbidden(CallerError):
+    """The user's roles do not allow the call."""
+
+    code = 50
+    name = "FORBIDDEN"
+
+
+class NotAuthenticated(CallerError):
+    """A login is needed, or failed, or no longer holds."""
+
+    code = 51
+    name = "NOT_AUTHENTICATED"
 
 
 class LeaseLost(TidegateError):

@@ -8,7 +8,6 @@ from typing import NamedTuple, Protocol
 
 from tidegate.core.model import (
     DEFAULT_POLICY,
-    Attributes,
     ClientInfo,
     Failure,
     Mode,
@@ -16,6 +15,8 @@ from tidegate.core.model import (
     QueuePolicy,
 )
 from tidegate.core.segment import Segment
+from tidegate.core.topic import Filter, TopicInfo
+from tidegate.core.users import UserStore
 
 
 class Clock:
@@ -78,47 +79,50 @@ class Settlement:
         self.forgotten: list[int] = []
 
 
-class Broadcast:
-    """One message for several queues, all or none."""
+class Target(NamedTuple):
+    """One of the queues that a publication goes to, and what differs there."""
 
-    __slots__ = (
-        "arrived_at",
-        "attributes",
-        "batch",
-        "context",
-        "payload",
-        "priority",
-        "producer",
-        "receiver",
-        "sender",
-        "targets",
-    )
+    queue_id: int
+    epoch: int
+    first_id: int
+    # Offsets [low, high) that are not for this queue: done before they began.
+    done: list[tuple[int, int]]
+    dedup_ids: list[str] | None = None
+
+
+class Publication:
+    """The same messages for several queues: their columns and their payload are stored once."""
+
+    __slots__ = ("batches", "messages", "producers", "targets")
 
     def __init__(
-        self,
-        *,
-        targets: list[tuple[int, int, int]],
-        priority: int,
-        arrived_at: float,
-        sender: int,
-        receiver: int | None,
-        context: int | None,
-        attributes: Attributes | None,
-        payload: bytes,
-        producer: int,
-        batch: int,
+        self, messages: Segment, targets: list[Target], producers: list[int], batches: list[int]
     ) -> None:
-        # Queue, epoch, and the id that the message gets there.
+        # What all queues share; whose they are and their ids are said by the targets.
+        self.messages = messages
         self.targets = targets
-        self.priority = priority
-        self.arrived_at = arrived_at
-        self.sender = sender
-        self.receiver = receiver
-        self.context = context
-        self.attributes = attributes
-        self.payload = payload
-        self.producer = producer
-        self.batch = batch
+        self.producers = producers
+        self.batches = batches
+
+    def segment(self, target: Target) -> Segment:
+        """The messages as one of the queues has them; the payload is the same object in all."""
+        messages = self.messages
+        segment = Segment(
+            queue_id=target.queue_id,
+            first_id=target.first_id,
+            priority=messages.priority,
+            arrived_at=messages.arrived_at,
+            lengths=messages.lengths,
+            payload=messages.payload,
+            senders=messages.senders,
+            receivers=messages.receivers,
+            contexts=messages.contexts,
+            attributes=messages.attributes,
+            due_at=messages.due_at,
+        )
+        for low, high in target.done:
+            segment.mark_done(low, high)
+        return segment
 
 
 class Claim:
@@ -191,7 +195,7 @@ class MemberInfo:
         self.queues = queues
 
 
-class Store(Protocol):
+class Store(UserStore, Protocol):
     """Truth: the catalogue, who owns what, and the messages.
 
     Every method may raise Unavailable (nothing is known of the outcome) or LimitReached
@@ -202,8 +206,13 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
     # Clients and queues
-    async def register_client(self, name: str, mode: Mode) -> ClientInfo | None: ...
-    async def find_client(self, client_id: int | None, name: str | None) -> ClientInfo | None: ...
+    # A client belongs to the user that made it; without a user any is found.
+    async def register_client(
+        self, name: str, mode: Mode, user: str | None = None
+    ) -> ClientInfo | None: ...
+    async def find_client(
+        self, client_id: int | None, name: str | None, user: str | None = None
+    ) -> ClientInfo | None: ...
     async def reserve_client(self, name: str) -> int: ...
     async def delete_client(self, client_id: int) -> bool: ...
     async def create_queue(
@@ -236,12 +245,16 @@ class Store(Protocol):
         *,
         lane: int = 0,
     ) -> None: ...
-    async def broadcast(self, broadcast: Broadcast) -> bool: ...
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]: ...
     # All or nothing; False: one of the epochs is no longer its queue's.
     async def transact(
-        self, writes: Sequence[Write], settlements: Sequence[Settlement]
+        self,
+        writes: Sequence[Write],
+        settlements: Sequence[Settlement],
+        publications: Sequence[Publication] = (),
     ) -> bool: ...
+    # Segments of which every message is done: left by a transaction that could not know it.
+    async def drop_done(self, queue_id: int, epoch: int) -> bool: ...
     async def stored(self, queue_id: int, first_ids: list[int]) -> set[int]: ...
     async def lanes(self, queue_id: int) -> list[LaneSummary]: ...
     async def read_lane(
@@ -275,3 +288,22 @@ class Store(Protocol):
     async def marks(self, queue_id: int) -> dict[int, list[tuple[int, int]]]: ...
     async def forget_marks(self, older_than_s: float) -> int: ...
     async def purge(self, queue_id: int, epoch: int, below_id: int, kept: list[int]) -> bool: ...
+
+    # Topics
+    async def create_topic(self, name: str) -> TopicInfo | None: ...
+    async def delete_topic(self, name: str) -> bool: ...
+    async def find_topic(self, name: str) -> TopicInfo | None: ...
+    async def list_topics(self) -> list[TopicInfo]: ...
+    # With a member, the queue is a new one and goes with a connection to it; None: it goes with
+    # none, the queue is made if there is none, and what filter it had is replaced. No answer: the
+    # topic is gone, or the name of the new queue is taken.
+    async def add_subscription(
+        self, topic: str, queue: str, header_filter: Filter | None, member_id: int | None
+    ) -> QueueInfo | None: ...
+    async def drop_subscription(self, topic: str, queue_id: int) -> bool: ...
+    # Queues that went with a connection to a member that is gone.
+    async def lost_subscriptions(self) -> list[int]: ...
+    # Queue → the address of its living owner.
+    async def owners(self, queue_ids: Sequence[int]) -> dict[int, str]: ...
+    # Payloads that no segment uses any more; how many there were.
+    async def free_payloads(self) -> int: ...

@@ -112,6 +112,11 @@ class Batch:
         self.skipped = frozenset(skipped)
         return len(skipped) == len(self.packet.lengths)
 
+    def skip(self, indices: set[int]) -> None:
+        """Leave these out."""
+        self.skipped = frozenset(indices)
+        self.is_stored = len(indices) == len(self.packet.lengths)
+
     def part_stored(self) -> bool:
         """One more segment is on disk; True when that was the last."""
         self.open -= 1

@@ -22,6 +22,9 @@ from tidegate.core.errors import (
 )
 from tidegate.core.model import Mode, QueueInfo
 from tidegate.node.checks import check_id, check_name, check_policy, check_put_to_queues
+from tidegate.node.login import act_for, authenticate, prove
+from tidegate.node.topic_verbs import TOPIC_VERBS
+from tidegate.node.transactions import transact
 from tidegate.wire import packets as w
 from tidegate.wire.connection import Received
 
@@ -35,7 +38,7 @@ def ping(session: Session, packet: w.Ping, event: Received) -> None:
 
 async def register(session: Session, packet: w.RegisterClient, event: Received) -> None:
     name = check_name(packet.name, session.limits)
-    client = await session.node.store.register_client(name, packet.mode_wanted)
+    client = await session.node.store.register_client(name, packet.mode_wanted, session.guard.user)
     if client is None:
         raise ClientNameNotUnique(f"a client named {name!r} exists: identify, or choose a name")
     session.become(client, ephemeral=packet.ephemeral)
@@ -49,15 +52,17 @@ async def identify(session: Session, packet: w.IdentifyClient, event: Received) 
         check_id(packet.client_id)
     if packet.name is not None:
         check_name(packet.name, session.limits)
-    client = await session.node.store.find_client(packet.client_id, packet.name)
+    client = await session.node.store.find_client(packet.client_id, packet.name, session.guard.user)
     if client is None:
-        raise ClientNotExisting(f"no client {packet.name or packet.client_id!r}")
+        of = f" of user {session.guard.user!r}" if session.guard.user else ""
+        raise ClientNotExisting(f"no client {packet.name or packet.client_id!r}{of}")
     session.become(client, ephemeral=packet.ephemeral)
     session.answer(w.IdentifyClientResponse(client), event.packet_id)
 
 
 async def delete_client(session: Session, packet: w.DeleteClient, event: Received) -> None:
-    if packet.client_id != session.client_id and session.mode is not Mode.ADMIN:
+    is_admin = session.mode is Mode.ADMIN and session.guard.is_everything
+    if packet.client_id != session.client_id and not is_admin:
         raise ModeForbids("only an admin deletes other clients")
     check_id(packet.client_id)
     if not await session.node.store.delete_client(packet.client_id):
@@ -77,7 +82,7 @@ async def create_queue(session: Session, packet: w.CreateQueue, event: Received)
     queue = await session.node.store.create_queue(name, packet.durable, packet.policy)
     if queue is None:
         raise QueueNameNotUnique(f"a queue named {name!r} exists")
-    await session.node.route(queue.queue_id)
+    await session.node.ownership.route(queue.queue_id)
     session.answer(w.CreateQueueResponse(queue), event.packet_id)
 
 
@@ -98,7 +103,8 @@ async def queue_by_id(session: Session, packet: w.GetQueueName, event: Received)
 
 
 async def queues(session: Session, packet: w.GetQueues, event: Received) -> None:
-    found = await session.node.store.list_queues()
+    listed = await session.node.store.list_queues()
+    found = session.guard.visible(listed, lambda queue: queue.name)
     if not found:
         raise NoQueues("there are no queues yet")
     session.answer(w.GetQueuesResponse(found), event.packet_id)
@@ -113,15 +119,16 @@ async def active_queues(session: Session, packet: w.GetActiveQueues, event: Rece
             active.pop(queue_id, None)
         if replica.has_for(session.client_id):
             active[queue_id] = replica.info
-    if not active:
+    visible = session.guard.visible(active.values(), lambda queue: queue.name)
+    if not visible:
         raise NoActiveQueues("no queue holds a message for this client")
-    found = sorted(active.values(), key=lambda queue: queue.name)
+    found = sorted(visible, key=lambda queue: queue.name)
     session.answer(w.GetActiveQueuesResponse(found), event.packet_id)
 
 
 async def put_to_queues(session: Session, packet: w.PutToQueues, event: Received) -> None:
     check_put_to_queues(packet, len(event.body), session.limits)
-    took = await session.node.broadcasts.put(packet, bytes(event.body), session.client_id)
+    took = await session.node.publishing.put_to(packet, bytes(event.body), session.client_id)
     if isinstance(took, str):
         await session.forward_to(took, packet, event.frame)
         return
@@ -130,6 +137,8 @@ async def put_to_queues(session: Session, packet: w.PutToQueues, event: Received
 
 async def stats(session: Session, packet: w.Stats, event: Received) -> None:
     numbers = await session.node.numbers(packet.queue_id, packet.cluster)
+    for node in numbers.nodes:
+        node.queues = session.guard.visible(node.queues, lambda queue: queue.name)
     session.answer(w.StatsResponse(), event.packet_id, [msgspec.json.encode(numbers)])
 
 
@@ -144,6 +153,9 @@ async def members(session: Session, packet: w.GetMembers, event: Received) -> No
 CatalogueVerb = Callable[["Session", Any, Received], Awaitable[None] | None]
 CATALOGUE_VERBS: dict[type[w.Packet], CatalogueVerb] = {
     w.Ping: ping,
+    w.Authenticate: authenticate,
+    w.Prove: prove,
+    w.ActFor: act_for,
     w.RegisterClient: register,
     w.IdentifyClient: identify,
     w.DeleteClient: delete_client,
@@ -154,6 +166,8 @@ CATALOGUE_VERBS: dict[type[w.Packet], CatalogueVerb] = {
     w.GetQueues: queues,
     w.GetActiveQueues: active_queues,
     w.PutToQueues: put_to_queues,
+    w.Transact: transact,
+    **TOPIC_VERBS,
     w.Stats: stats,
     w.GetMembers: members,
 }

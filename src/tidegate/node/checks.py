@@ -13,7 +13,7 @@ from tidegate.core.model import (
     QueuePolicy,
 )
 from tidegate.node.limits import Limits
-from tidegate.wire.packets import PutMessages, PutToQueues, Redrive
+from tidegate.wire.packets import PutMessages, PutToQueues, Redrive, Transact
 
 BATCH_COUNT_MAX = 100_000
 ERROR_LENGTH_MAX = 4000
@@ -25,6 +25,7 @@ WALL_S_MAX = 253_402_300_000
 INT4_MAX = 2**31 - 1
 INT8_MAX = 2**63 - 1
 POLICY_MAX = 10**12
+JOINT_COUNT_MAX = 1000
 
 
 def check_put(packet: PutMessages, body_bytes: int, limits: Limits) -> None:
@@ -73,6 +74,29 @@ def check_put_to_queues(packet: PutToQueues, body_bytes: int, limits: Limits) ->
     check_attributes(packet.attributes, limits)
     _check_integers((packet.producer, packet.batch, packet.context), INT8_MAX)
     _check_receivers((packet.receiver,))
+
+
+def check_transact(packet: Transact, body: memoryview, limits: Limits) -> list[memoryview]:
+    """Puts that fit the body; the body of each."""
+    if len(packet.puts) + len(packet.acks) > JOINT_COUNT_MAX:
+        raise TooLarge(f"a transaction is over at most {JOINT_COUNT_MAX} queues and consumers")
+    if packet.batch < 1:
+        raise InvalidValue("batches of a producer count up from 1")
+    _check_integers((packet.producer, packet.batch), INT8_MAX)
+    if len({put.queue_id for put in packet.puts}) < len(packet.puts):
+        raise InvalidValue("a transaction has one batch for each queue it puts to")
+    bodies = []
+    for put in packet.puts:
+        put.producer, put.batch, put.after = packet.producer, packet.batch, None
+        if min(put.lengths, default=0) < 0:
+            raise InvalidValue("a length is negative")
+        size = sum(put.lengths)
+        bodies.append(body[:size])
+        body = body[size:]
+        check_put(put, len(bodies[-1]), limits)
+    if len(body):
+        raise InvalidValue(f"the body has {len(body)} bytes more than the puts say")
+    return bodies
 
 
 def _check_column(column: Sized, count: int, *, may_be_one: bool = False) -> None:

@@ -19,7 +19,6 @@ from tidegate.core.crash import crash_point
 from tidegate.core.errors import (
     QueueNotExisting,
     RetryLater,
-    StaleEpoch,
     Unavailable,
 )
 from tidegate.core.model import (
@@ -29,9 +28,12 @@ from tidegate.core.model import (
     Death,
     DeathReason,
 )
-from tidegate.core.ports import Settlement, Write
+from tidegate.core.ports import Write
 from tidegate.core.segment import Segment
+from tidegate.core.users import Right
 from tidegate.node.batch import SEGMENT_BYTES_MAX, SEGMENT_COUNT_MAX
+from tidegate.node.guard import Guard
+from tidegate.node.joint_commit import commit_once
 from tidegate.queueing.span import Span
 from tidegate.wire.packets import Redrive
 
@@ -127,7 +129,7 @@ class DeadLetters:
             info = await store.create_queue(name, True, DEAD_LETTER_POLICY)
         if info is None:
             raise Unavailable(f"queue {name!r} is being made: try again")
-        return await self._node.bring_here(info.queue_id)
+        return await self._node.ownership.bring_here(info.queue_id)
 
     async def drain(self) -> None:
         """Return when nothing is on its way."""
@@ -141,7 +143,7 @@ class DeadLetters:
 
     # Back
 
-    async def redrive(self, source: Replica, packet: Redrive) -> int:
+    async def redrive(self, source: Replica, packet: Redrive, guard: Guard) -> int:
         """Send dead letters back to where they died, or elsewhere; how many went."""
         left = packet.limit if packet.limit is not None else 1 << 62
         wanted = None if packet.message_ids is None else set(packet.message_ids)
@@ -154,14 +156,16 @@ class DeadLetters:
                     break
                 chosen, others = _selected(spans, wanted, packet.reason)
                 put_aside += others
-                moved = await self._send_back(source, chosen, packet.to)
+                moved = await self._send_back(source, chosen, packet.to, guard)
                 count += moved
                 left -= moved
         finally:
             source.stay(put_aside)
         return count
 
-    async def _send_back(self, source: Replica, spans: list[Span], to: str | None) -> int:
+    async def _send_back(
+        self, source: Replica, spans: list[Span], to: str | None, guard: Guard
+    ) -> int:
         by_target: dict[str, list[Letter]] = {}
         nowhere: list[Span] = []
         for span in spans:
@@ -179,11 +183,14 @@ class DeadLetters:
                     f"message {nowhere[0].first_id} of {source.info.name!r} did not die: "
                     "name the queue it shall go to"
                 )
+            for name in by_target:
+                # Where they died is found out only here: whoever sends them there must be let.
+                guard.require(Right.WRITE, name)
             for name, letters in by_target.items():
                 info = await self._node.store.find_queue(None, name)
                 if info is None:
                     raise QueueNotExisting(f"no queue named {name!r}: create it, or name another")
-                target = await self._node.bring_here(info.queue_id)
+                target = await self._node.ownership.bring_here(info.queue_id)
                 if target is source:
                     raise QueueNotExisting(f"queue {name!r} is where they are: name another")
                 await self._move(source, target, letters)
@@ -202,7 +209,8 @@ class DeadLetters:
         settlements = [] if settlement is None else [settlement]
         try:
             if target.info.durable:
-                await self._commit(writes, settlements)
+                crash_point("before-move")
+                await commit_once(self._node.store, writes, settlements)
             elif settlements:
                 raise QueueNotExisting(
                     f"queue {target.info.name!r} is transient: a durable message cannot go there"
@@ -215,25 +223,6 @@ class DeadLetters:
         source.left(spans, settlement)
         for segment in segments:
             target.intake.came(segment)
-
-    async def _commit(self, writes: list[Write], settlements: list[Settlement]) -> None:
-        """With the same ids until the outcome is known: never twice."""
-        first = writes[0].segment
-        backoff_s = _BACKOFF_FIRST_S
-        in_doubt = False
-        while True:
-            try:
-                # All or none, so one of them tells.
-                if in_doubt and await self._node.store.stored(first.queue_id, [first.first_id]):
-                    return
-                crash_point("before-move")
-                if not await self._node.store.transact(writes, settlements):
-                    raise StaleEpoch("one of the queues has a new owner: try again")
-                return
-            except Unavailable:
-                in_doubt = True
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
 
 
 def _grave_of(source: Replica) -> str | None:
@@ -353,6 +342,8 @@ def _segments(target: Replica, letters: list[Letter], now: float) -> list[Segmen
             receivers=[letter.receiver or 0 for letter in group] if addressed else None,
             contexts=_unless_empty([letter.context for letter in group]),
             attributes=[letter.attributes for letter in group],
+            # Somebody has had it, or may have: it says so wherever it goes.
+            reloaded=True,
         )
         for (priority, addressed), groups in by_kind.items()
         for group in groups

@@ -24,7 +24,7 @@ from tidegate.node.holding import Holding
 from tidegate.node.later import Later
 from tidegate.node.retries import retry_wait_s
 from tidegate.node.runs import run_of
-from tidegate.node.settling import Ranges, Settling
+from tidegate.node.settling import Pledge, Ranges, Settling
 from tidegate.node.tail import TailReader
 from tidegate.queueing.lease import Lease
 from tidegate.queueing.lifecycle import Event, State
@@ -66,7 +66,7 @@ class Dispatch:
 
     def first_ids_held(self) -> set[int]:
         """The segments of which somebody holds messages."""
-        return {
+        return self._settling.first_ids_pledged() | {
             lease.span.segment.first_id
             for holder in self._holders.values()
             for lease in holder.book
@@ -357,6 +357,24 @@ class Dispatch:
             wait_s = None if how.delay_ms is None else how.delay_ms / 1e3
             self._fail(spans, Event.RETURNED, Failure(self._now(), "nack", how.error), wait_s)
         return lost
+
+    def pledge(self, holder: Consumer, ranges: Ranges) -> Pledge | None:
+        """For a transaction; None: not all of them are held."""
+        return self._settling.pledge(holder, ranges)
+
+    def redeem(self, pledge: Pledge) -> None:
+        """The transaction is on disk."""
+        self._settling.redeem(pledge)
+        self.dispatch()
+
+    def is_held_by(self, holder: Consumer) -> bool:
+        """Whether it is still the one of its number."""
+        return self._holders.get((holder.outlet, holder.consumer)) is holder
+
+    def release(self, pledge: Pledge) -> None:
+        """The transaction came to nothing."""
+        leases = self._settling.release(pledge, is_there=self.is_held_by(pledge.holder))
+        self._put_back([lease.span for lease in leases], Event.CONSUMER_GONE)
 
     def _now(self) -> float:
         return self._holding.clock.wall()

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tidegate.core.crash import crash_point
 from tidegate.core.errors import LimitReached, NotOwner, TidegateError, Unavailable
-from tidegate.core.model import Overflow
-from tidegate.core.ports import Broadcast, Write
+from tidegate.core.model import Attributes, Overflow
+from tidegate.core.ports import Write
 from tidegate.core.segment import Segment
 from tidegate.node.batch import Batch, SegmentBuilder, build_segments
 from tidegate.node.dedup import DedupWindow
@@ -46,8 +46,8 @@ class Intake:
         self._marks = ProducerMarks()
         self._waiting: deque[Batch] = deque()
         self._under_way: dict[Write, SegmentBuilder] = {}
-        # Messages that are being stored in several queues at once.
-        self._broadcast_ids: set[int] = set()
+        # First ids of what is being stored together with changes of other queues.
+        self._joint_ids: set[int] = set()
         self._closed = False
         # Every batch that is waiting or under way, with its twins.
         self._accepted: dict[tuple[int, int], list[Batch]] = {}
@@ -65,7 +65,7 @@ class Intake:
         return bool(self._waiting or self._under_way)
 
     def first_ids_under_way(self) -> set[int]:
-        return {write.segment.first_id for write in self._under_way} | self._broadcast_ids
+        return {write.segment.first_id for write in self._under_way} | self._joint_ids
 
     @property
     def ids_given_below(self) -> int:
@@ -367,57 +367,104 @@ class Intake:
             raise Unavailable("out of message ids for a moment, try again")
         first_id = self._next_id
         self._next_id += count
-        self._broadcast_ids.add(first_id)
+        self._joint_ids.add(first_id)
+        if self._ids_end - self._next_id < ID_BLOCK // 2:
+            self._reserve_more()
         return first_id
 
-    def not_coming(self, first_id: int) -> None:
+    def not_coming(self, first_id: int, dedup_ids: Iterable[str] = ()) -> None:
         """The segment with that id will not be stored."""
-        self._broadcast_ids.discard(first_id)
+        self._joint_ids.discard(first_id)
+        self._dedup_settled(dedup_ids)
 
-    def came(self, segment: Segment) -> None:
+    def came(self, segment: Segment, dedup_ids: list[str] | None = None) -> None:
         """A segment of ours was stored by somebody else."""
-        self._broadcast_ids.discard(segment.first_id)
-        if not self._holding.fenced:  # else the new owner finds it in the store
-            self._holding.meters.put.add(segment.count)
+        holding = self._holding
+        self._joint_ids.discard(segment.first_id)
+        if dedup_ids:
+            self._dedup.add(dedup_ids, holding.clock.monotonic())
+            self._dedup_settled(dedup_ids)
+        if not holding.fenced:  # else the new owner finds it in the store
+            holding.meters.put.add(segment.open)
             self._admit(segment)
 
-    # Messages that are stored in several queues at once
+    def _dedup_settled(self, dedup_ids: Iterable[str]) -> None:
+        self._dedup_under_way.difference_update(dedup_ids)
+        if self._waiting and not self._holding.fenced:
+            self._writer.wants(self)  # who waited for their fate
 
-    def next_id(self) -> int:
-        """An id for a message that is stored together with others."""
-        if self._next_id >= self._ids_end:
-            self._reserve_more()
-            raise Unavailable("out of message ids for a moment, try again")
-        self._next_id += 1
-        self._broadcast_ids.add(self._next_id - 1)
-        return self._next_id - 1
+    def prepare(self, batch: Batch) -> list[Write]:
+        """The segments of a batch that somebody else stores, all on their way from here on."""
+        holding = self._holding
+        packet = batch.packet
+        now = holding.clock.wall()
+        if packet.attributes is not None or packet.delays_s or packet.ttls_s:
+            batch.stamp(now)
+        duplicates = self.duplicates(packet.attributes, set())
+        batch.skip(duplicates)
+        writes: list[Write] = []
+        try:
+            for builder in build_segments([batch]):
+                first_id = self.take_ids(len(builder.lengths))
+                segment = builder.build(holding.info.queue_id, first_id, now)
+                writes.append(builder.write(segment, holding.epoch))
+                self._dedup_under_way.update(writes[-1].dedup_ids or ())
+                builder.release()
+        except BaseException:
+            for write in writes:
+                self.not_coming(write.segment.first_id, write.dedup_ids or ())
+            raise
+        return writes
 
-    def broadcast_refused(self, message_id: int) -> None:
-        """The message with that id will not come."""
-        self._broadcast_ids.discard(message_id)
+    def duplicates(
+        self, attributes: Sequence[Attributes | None] | None, seen: set[str]
+    ) -> set[int]:
+        """The offsets of messages whose dedup ids are stored, or were seen before in this line.
+
+        Unavailable while one is on its way: its fate is not known yet.
+        """
+        holding = self._holding
+        monotonic, window_s = holding.clock.monotonic(), holding.policy.dedup_window_s
+        found: set[int] = set()
+        for offset, each in enumerate(attributes or ()):
+            dedup_id = None if each is None else each.dedup_id
+            if dedup_id is None:
+                continue
+            if dedup_id in self._dedup_under_way:
+                raise Unavailable(f"a message with dedup id {dedup_id!r} is on its way: try again")
+            if dedup_id in seen or self._dedup.has(dedup_id, monotonic, window_s):
+                found.add(offset)
+            seen.add(dedup_id)
+        holding.meters.deduplicated.add(len(found))
+        return found
+
+    def on_their_way(self, dedup_ids: Iterable[str]) -> None:
+        """Who comes with the same ids waits until the fate of these is known."""
+        self._dedup_under_way.update(dedup_ids)
+
+    def room_for(self, count: int, body_bytes: int) -> bool:
+        """Whether the queue's limits let in so much that somebody else stores.
+
+        LimitReached: they never will, by the queue's policy. Alone in an empty queue it always may.
+        """
+        holding = self._holding
+        policy = holding.policy
+        if (policy.length_max is None and policy.bytes_max is None) or not len(holding.queue):
+            return True
+        if policy.overflow is Overflow.DROP or self._has_room(count, body_bytes):
+            return True
+        if policy.overflow is Overflow.REFUSE:
+            holding.meters.refused.add(count)
+            raise LimitReached(
+                f"queue {holding.info.name!r} is full ({self._limit_text()}): consume, or raise "
+                "its limit"
+            )
+        return False
 
     def knows(self, producer: int, batch: int) -> bool:
+        """Whether that batch is stored."""
         return self._marks.has(producer, batch)
 
-    def broadcast_stored(self, broadcast: Broadcast, message_id: int) -> None:
-        """A message that was stored in several queues at once has come to this one."""
-        holding = self._holding
-        self._broadcast_ids.discard(message_id)
-        if holding.fenced:
-            return  # the new owner finds it in the store
-        self._marks.add(broadcast.producer, broadcast.batch, holding.clock.monotonic())
-        holding.meters.put.add(1)
-        self._admit(
-            Segment(
-                queue_id=holding.info.queue_id,
-                first_id=message_id,
-                priority=broadcast.priority,
-                arrived_at=broadcast.arrived_at,
-                lengths=[len(broadcast.payload)],
-                payload=broadcast.payload,
-                senders=[broadcast.sender],
-                receivers=None if broadcast.receiver is None else [broadcast.receiver],
-                contexts=None if broadcast.context is None else [broadcast.context],
-                attributes=None if broadcast.attributes is None else [broadcast.attributes],
-            )
-        )
+    def remember(self, producer: int, batch: int) -> None:
+        """That batch is stored."""
+        self._marks.add(producer, batch, self._holding.clock.monotonic())

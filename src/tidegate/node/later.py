@@ -69,7 +69,7 @@ class Later:
             holding.queue.add_for_later(segment)
             self.set_alarm()
         else:
-            holding.queue.later_in_store += segment.count
+            holding.queue.later_in_store += segment.open
 
     # The alarm
 

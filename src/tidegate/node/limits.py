@@ -14,9 +14,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     message_bytes_max: int = 16 * MIB
     frame_before_login_bytes: int = 8 * 1024
     connections_max: int = 5000
+    connections_per_address_max: int = 5000
+    connections_per_user_max: int = 2000
     handshake_s: float = 10.0
     # A connection that is silent for three heartbeats is gone.
     heartbeat_s: float = 10.0
+    # One that reads nothing for so long while there is something for it, too.
+    slow_reader_s: float = 30.0
     # A member that does not renew within its lease loses its queues.
     lease_s: float = 3.0
     # How long a consumer may hold a message without a sign of life.

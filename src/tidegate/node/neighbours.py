@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import TYPE_CHECKING
 
 from tidegate.client.client import Client
+from tidegate.client.credentials import Credentials
 from tidegate.core.errors import TidegateError, Unavailable
+from tidegate.node.accounts import NODE_USER
 from tidegate.telemetry.numbers import NodeNumbers
 from tidegate.wire.packets import SetOwner
+
+if TYPE_CHECKING:
+    from tidegate.node.server import Node
 
 _PATIENCE_S = 2.0
 _HAND_OVER_S = 5.0
@@ -17,7 +23,8 @@ _HAND_OVER_S = 5.0
 class Neighbours:
     """Connections to other nodes, kept while they hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, node: Node) -> None:
+        self._node = node
         self._clients: dict[str, Client] = {}
 
     async def _client(self, address: str) -> Client:
@@ -25,7 +32,12 @@ class Neighbours:
         if client is None or client.link is None or not client.link.alive:
             if client is not None:
                 await client.close()
-            client = await Client(address, mode="admin", reconnect_s=_PATIENCE_S).open()
+            tls = self._node.tls_to(address)
+            login = Credentials(NODE_USER, self._node.accounts.node_password)
+            client = Client(
+                address, mode="admin", reconnect_s=_PATIENCE_S, credentials=login, tls=tls
+            )
+            await client.open()
             self._clients[address] = client
         return client
 
@@ -38,6 +50,14 @@ class Neighbours:
                 await link.ask(SetOwner(queue_id, member_id))
         except TimeoutError:
             raise Unavailable(f"the node at {address} does not let go of the queue") from None
+
+    async def delete_queue(self, address: str, queue_id: int) -> None:
+        """Ask the owner of a queue to delete it."""
+        try:
+            async with asyncio.timeout(_HAND_OVER_S):
+                await (await self._client(address)).delete_queue(queue_id)
+        except TimeoutError:
+            raise Unavailable(f"the node at {address} does not answer") from None
 
     async def numbers(self, addresses: list[str], queue_id: int | None) -> list[NodeNumbers]:
         """The numbers of those that answer in time."""

@@ -233,12 +233,12 @@ async def purge(session: Session, replica: Replica, packet: w.PurgeQueue, frame:
 
 
 async def delete(session: Session, replica: Replica, packet: w.DeleteQueue, frame: Frame) -> None:
-    await session.node.delete_queue(replica)
+    await session.node.ownership.delete_queue(replica)
     session.answer(w.Success(), frame.packet_id)
 
 
 async def set_owner(session: Session, replica: Replica, packet: w.SetOwner, frame: Frame) -> None:
-    await session.node.hand_over(replica, packet.member_id)
+    await session.node.ownership.hand_over(replica, packet.member_id)
     session.answer(w.Success(), frame.packet_id)
 
 
@@ -250,7 +250,7 @@ async def set_policy(session: Session, replica: Replica, packet: w.SetPolicy, fr
 
 async def redrive(session: Session, replica: Replica, packet: w.Redrive, frame: Frame) -> None:
     check_redrive(packet, session.limits)
-    count = await session.node.dead_letters.redrive(replica, packet)
+    count = await session.node.dead_letters.redrive(replica, packet, session.guard)
     session.answer(w.RedriveResponse(count), frame.packet_id)
 
 

@@ -1,9 +1,11 @@
 """A client's second connection, from the node it chose to the node that owns a queue.
 
 Frames pass unread in both directions: packet ids and consumer numbers are the client's own,
-so nothing is translated. One relay per session and owner, so nothing is mixed up either.
-When it breaks, every request under way gets an answer and every subscription an end; the
-client then asks again, and the question is routed anew.
+so nothing is translated. One relay per session and owner, so nothing is mixed up either. It logs
+in as a node, which knows the store's secret, and says for which user it speaks: the owner asks
+for that user's rights, as if the client had come there itself. When it breaks, every request under
+way gets an answer and every subscription an end; the client then asks again, and the question is
+routed anew.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
+from tidegate.access.scram import ClientLogin
 from tidegate.client.address import parse_url
 from tidegate.core.errors import NotOwner, StaleEpoch, TidegateError, Unavailable, from_code
+from tidegate.node.accounts import NODE_USER
 from tidegate.wire import packets as w
 from tidegate.wire.connection import Connection, Received, relayed
 from tidegate.wire.frames import Frame
@@ -31,7 +35,8 @@ class Relay(asyncio.Protocol):
         self._session = session
         self._wire = Connection(server=False)
         self._transport: asyncio.Transport | None = None
-        self._identified: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # The answer to the one question of the introduction that is open.
+        self._introduction: asyncio.Future[w.Packet] | None = None
         self._asked: set[int] = set()
         self._consumers: set[int] = set()
         self.alive = False
@@ -43,11 +48,10 @@ class Relay(asyncio.Protocol):
         relay = cls(session)
         try:
             async with asyncio.timeout(_CONNECT_S):
-                await asyncio.get_running_loop().create_connection(lambda: relay, host, port)
-                relay._write(
-                    relay._wire.send(w.IdentifyClient(client_id=session.client_id), 1 << 31)
+                await asyncio.get_running_loop().create_connection(
+                    lambda: relay, host, port, ssl=session.node.tls_to(address)
                 )
-                await relay._identified
+                await relay._introduce()
         except (OSError, TimeoutError) as failure:
             relay.close()
             raise Unavailable(f"the node at {address} cannot be reached: {failure}") from None
@@ -58,14 +62,38 @@ class Relay(asyncio.Protocol):
         relay.alive = True
         return relay
 
+    async def _introduce(self) -> None:
+        """Log in as a node, then speak for the client and its user."""
+        session = self._session
+        login = ClientLogin(NODE_USER, session.node.accounts.node_password)
+        challenge = await self._ask(w.Authenticate(login.first()))
+        assert isinstance(challenge, w.AuthenticateResponse)
+        proof = await asyncio.to_thread(login.proof, challenge.message)
+        signature = await self._ask(w.Prove(proof))
+        assert isinstance(signature, w.ProveResponse)
+        login.check(signature.message)
+        if not session.guard.is_node:
+            await self._ask(w.ActFor(session.guard.user))
+        await self._ask(w.IdentifyClient(client_id=session.client_id))
+
+    async def _ask(self, packet: w.Request) -> w.Packet:
+        if self._transport is None or self._transport.is_closing():
+            raise Unavailable("the node that owns the queue hung up: ask again")
+        self._introduction = asyncio.get_running_loop().create_future()
+        self._write(self._wire.send(packet, 1 << 31))
+        try:
+            return await self._introduction
+        finally:
+            self._introduction = None
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.alive = False
         gone = Unavailable("the node that owns the queue went away: ask again")
-        if not self._identified.done():
-            self._identified.set_exception(gone)
+        if self._introduction is not None and not self._introduction.done():
+            self._introduction.set_exception(gone)
         session = self._session
         session.relay_ended(self)
         for packet_id in self._asked:
@@ -122,11 +150,11 @@ class Relay(asyncio.Protocol):
 
     def _answer(self, event: Received) -> None:
         packet = event.packet
-        if not self._identified.done():
+        if self._introduction is not None and not self._introduction.done():
             if isinstance(packet, w.Error):
-                self._identified.set_exception(from_code(packet.code, packet.text))
+                self._introduction.set_exception(from_code(packet.code, packet.text))
             else:
-                self._identified.set_result(None)
+                self._introduction.set_result(packet)
             return
         self._asked.discard(event.packet_id)
         if isinstance(packet, w.Error | w.ConsumerEnded) and packet.code in _MOVED:

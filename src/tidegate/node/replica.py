@@ -86,6 +86,8 @@ class Replica:
         """Learn what the store holds. Nothing is read yet but counts and marks."""
         await self.intake.load()
         if self.info.durable:
+            # Of a transaction whose node died before it could delete what it had finished.
+            await self._holding.store.drop_done(self.info.queue_id, self.epoch)
             await self.dispatch.tail.load()
             await self.dispatch.later.load()
 

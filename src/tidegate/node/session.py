@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
+from tidegate.access.scram import ServerLogin
 from tidegate.core.errors import (
     InternalError,
     ModeForbids,
@@ -20,9 +21,12 @@ from tidegate.core.errors import (
     UnexpectedPacket,
 )
 from tidegate.core.model import ClientInfo, Mode
+from tidegate.core.users import User
+from tidegate.node.admission import Place
 from tidegate.node.catalogue_verbs import CATALOGUE_VERBS
 from tidegate.node.consumer import Reader
 from tidegate.node.cycle import RequestCycle
+from tidegate.node.guard import STRANGER, Guard
 from tidegate.node.limits import Limits
 from tidegate.node.queue_verbs import QUEUE_VERBS
 from tidegate.node.relay import Relay
@@ -42,6 +46,8 @@ PENDING_MAX = 256
 PACKETS_PER_TURN = 500
 # A socket with more than this unsent gets no more deliveries.
 UNSENT_BYTES_MAX = 4 * 1024 * 1024
+# How long a peer has to read why it is hung up on.
+_GOODBYE_S = 1.0
 
 _READS = (w.ReadMessage, w.ReadResponse)
 
@@ -57,6 +63,16 @@ class Session(asyncio.Protocol):
         self.last_heard = 0.0
         self.connected_at = 0.0
         self.cycle = RequestCycle(node.phases)
+        # Where the peer is, who it is, and what it may do.
+        self.address = ""
+        self.place: Place | None = None
+        self.guard: Guard = STRANGER
+        self.is_node = False
+        self.login: ServerLogin | None = None
+        self.login_account: User | None = None
+        # Since when the peer reads nothing of what waits for it; None: nothing waits.
+        self._stalled_at: float | None = None
+        self._unsent_bytes = 0
         self._wire = Connection(
             server=True,
             # Whatever the limit on messages: one that is too large is refused with a sentence.
@@ -75,6 +91,8 @@ class Session(asyncio.Protocol):
         # Queue → packets that wait until it is known who serves it.
         self._gates: dict[int, list[tuple[Any, Frame]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        # Queues that are deleted when this connection ends.
+        self._queues_taken_along: set[int] = set()
 
     def abort(self) -> None:
         if self._transport is not None:
@@ -85,15 +103,34 @@ class Session(asyncio.Protocol):
         return self.node.limits
 
     @property
+    def state(self) -> State:
+        return self._wire.state
+
+    @property
     def identified(self) -> bool:
         return self._wire.state is State.IDENTIFIED
 
     # The socket
 
+    def meet(self, peer: tuple[Any, ...] | None) -> None:
+        """Look who is there, by where it comes from."""
+        self.connected_at = self.last_heard = self.node.clock.monotonic()
+        self.address = str(peer[0]) if peer else ""
+        self._judge()
+
+    def _judge(self) -> None:
+        """Whether the peer is trusted for where it is, by what is known now."""
+        self.guard = self.node.accounts.guard_at(self.address)
+        self._wire.login_required = self.guard is STRANGER
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
-        self.connected_at = self.last_heard = self.node.clock.monotonic()
+        if self.place is not None:
+            # It was let in at the doorstep; the first user may have been made while it waited.
+            self._judge()
+            return
+        self.meet(transport.get_extra_info("peername"))
         if not self.node.admit(self):
             self._transport.close()
 
@@ -110,9 +147,12 @@ class Session(asyncio.Protocol):
             task.cancel()
         if self._ephemeral and self.client_id:
             self.node.forget_client(self.client_id)
+        self.node.topics.connection_ended(self._queues_taken_along)
 
     def pause_writing(self) -> None:
         self._paused = True
+        self._stalled_at = self.node.clock.monotonic()
+        self._unsent_bytes = 1 << 62
         # Who does not read our answers may ask nothing more.
         self.pause_reading()
         for relay in self._relays.values():
@@ -120,11 +160,22 @@ class Session(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._paused = False
+        self._stalled_at = None
         self.resume_reading()
         for relay in self._relays.values():
             relay.resume_reading()
         for replica in set(self._replicas.values()):
             replica.dispatch.dispatch()
+
+    def stalled_s(self, now: float) -> float | None:
+        """How long the peer has read nothing; None: there is nothing that it should have read."""
+        if self._stalled_at is None or self._transport is None:
+            return None
+        unsent = self._transport.get_write_buffer_size()
+        if unsent < self._unsent_bytes:
+            # It reads, however slowly.
+            self._unsent_bytes, self._stalled_at = unsent, now
+        return now - self._stalled_at
 
     def data_received(self, data: bytes) -> None:
         self.last_heard = self.node.clock.monotonic()
@@ -221,7 +272,29 @@ class Session(asyncio.Protocol):
     def prefetch_changed(self, consumer: int, prefetch: int) -> None:
         self.send(w.PrefetchChanged(consumer=consumer, prefetch=prefetch), 0)
 
+    def end(self, error: TidegateError, packet_id: int = 0) -> None:
+        """Say why, and hang up, whether or not the peer listens."""
+        self.fail(packet_id, error)
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        self.close()
+        # What a peer does not read would keep the connection open, with all that it holds.
+        asyncio.get_running_loop().call_later(_GOODBYE_S, self.abort)
+
     # For the verbs
+
+    def forgo_trust(self) -> None:
+        """The peer wants to be somebody: wherever it is, it is nobody until it has proved it."""
+        self.guard = STRANGER
+        self._wire.login_required = True
+
+    def logged_in(self, guard: Guard) -> None:
+        """The peer has proved who it is; LimitReached when that user has too many connections."""
+        assert self.place is not None
+        self.node.admission.log_in(self.place, guard.user, is_node=guard.is_node)
+        self.guard = guard
+        self.is_node = guard.is_node
 
     def become(self, client: ClientInfo, *, ephemeral: bool = False) -> None:
         """From here on the connection speaks for this client."""
@@ -231,10 +304,19 @@ class Session(asyncio.Protocol):
         self.client_name = client.name
         self.mode = client.mode
         self._ephemeral = ephemeral
+        if self.place is not None:
+            self.node.admission.identify(self.place)
 
     def uses(self, replica: Replica) -> None:
         """The replica must hear when this connection ends."""
         self._replicas[replica.info.queue_id] = replica
+
+    def takes_along(self, queue_id: int) -> None:
+        """A queue that goes with this connection."""
+        self._queues_taken_along.add(queue_id)
+        if self._wire.state is State.CLOSED:
+            # It ended while the queue was being made.
+            self.node.topics.connection_ended({queue_id})
 
     def remember_reader(self, packet_id: int, reader: Reader, replica: Replica) -> None:
         """Its connection's end is the reader's end."""
@@ -267,6 +349,12 @@ class Session(asyncio.Protocol):
         if type(packet) in QUEUE_VERBS:
             self._to_queue(packet, event.frame)
             return
+        if packet.right is not None and not self.guard.is_everything:
+            if not self.node.names.knows(packet):
+                self._later(self._guarded(packet, event), event.packet_id)
+                return
+            if not self._is_allowed(packet, event.frame):
+                return
         try:
             waiting = CATALOGUE_VERBS[type(packet)](self, packet, event)
         except TidegateError as error:
@@ -274,6 +362,22 @@ class Session(asyncio.Protocol):
             return
         if waiting is not None:
             self._later(waiting, event.packet_id)
+
+    async def _guarded(self, packet: w.Request, event: Received) -> None:
+        """A request about queues whose names have to be looked up first."""
+        await self.node.names.admit(self.guard, packet)
+        waiting = CATALOGUE_VERBS[type(packet)](self, packet, event)
+        if waiting is not None:
+            await waiting
+
+    def _is_allowed(self, packet: w.Request, frame: Frame) -> bool:
+        """The same for a queue whose name is known; who may not is told so."""
+        try:
+            self.guard.check(packet, self.node.names.known)
+        except TidegateError as error:
+            self.fail(frame.packet_id, error)
+            return False
+        return True
 
     def _later(self, work: Awaitable[None], packet_id: int) -> None:
         """Run what has to wait for the store, beside what follows."""
@@ -294,9 +398,14 @@ class Session(asyncio.Protocol):
                 if self._pending == PENDING_MAX // 2:
                     self.resume_reading()
 
+        def over(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if isinstance(work, Coroutine):
+                work.close()  # the connection may have ended before it began
+
         task = asyncio.create_task(run())
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(over)
 
     # Packets about a queue
 
@@ -306,6 +415,12 @@ class Session(asyncio.Protocol):
         if gate is not None:
             gate.append((packet, frame))
             return
+        if not self.guard.is_everything:
+            if not self.node.names.knows(packet):
+                self._wait_at_gate(queue_id, packet, frame)
+                return
+            if not self._is_allowed(packet, frame):
+                return
         replica = self.node.replicas.get(queue_id)
         if replica is not None:
             self._at_replica(replica, packet, frame)
@@ -314,6 +429,9 @@ class Session(asyncio.Protocol):
         if relay is not None and relay.alive:
             self._forward(relay, packet, frame)
             return
+        self._wait_at_gate(queue_id, packet, frame)
+
+    def _wait_at_gate(self, queue_id: int, packet: Any, frame: Frame) -> None:
         self._gates[queue_id] = [(packet, frame)]
         self._later(self._open_gate(queue_id), frame.packet_id)
 
@@ -323,16 +441,24 @@ class Session(asyncio.Protocol):
         replica: Replica | None = None
         relay: Relay | None = None
         try:
-            found = await self.node.route(queue_id)
-            if isinstance(found, Replica):
-                replica = found
-            else:
-                relay = self._routes[queue_id] = await self._relay_to(found)
+            if not self.guard.is_everything:
+                await self.node.names.learn(queue_id)
+                # Before it is routed: who may not see a queue must not hear how it is.
+                waiting = self._gates[queue_id]
+                waiting[:] = [each for each in waiting if self._is_allowed(*each)]
+            if self._gates[queue_id]:
+                found = await self.node.ownership.route(queue_id)
+                if isinstance(found, Replica):
+                    replica = found
+                else:
+                    relay = self._routes[queue_id] = await self._relay_to(found)
         except TidegateError as failure:
             error = failure
         for packet, frame in self._gates.pop(queue_id):
             if error is not None:
                 self.fail(frame.packet_id, error)
+            elif not self.guard.is_everything and not self._is_allowed(packet, frame):
+                continue  # it came while the others waited
             elif replica is not None:
                 self._at_replica(replica, packet, frame)
             elif relay is not None:
@@ -351,6 +477,15 @@ class Session(asyncio.Protocol):
             self._later(waiting, frame.packet_id)
 
     # Queues of other nodes
+
+    def relay_for(self, queue_id: int) -> Relay | None:
+        """The way to the owner of a queue that this connection has used, if it still holds."""
+        relay = self._routes.get(queue_id)
+        return relay if relay is not None and relay.alive else None
+
+    def forward(self, relay: Relay, packet: w.Request, frame: Frame) -> None:
+        """Let the node behind that relay answer."""
+        self._forward(relay, packet, frame)
 
     def _forward(self, relay: Relay, packet: Any, frame: Frame) -> None:
         self.cycle.unanswered()

@@ -19,6 +19,27 @@ from tidegate.storage.writer import Settler
 Ranges = list[tuple[int, int]]
 
 
+class Pledge:
+    """Leases in the hands of a transaction: they neither lapse nor return until its fate is known.
+
+    Of their segments only the done offsets are written, since others of the same segment may be
+    settled at the same time; whose turn is the last deletes it.
+    """
+
+    __slots__ = ("holder", "leases")
+
+    def __init__(self, holder: Consumer, leases: list[Lease]) -> None:
+        self.holder = holder
+        self.leases = leases
+
+    def settlement(self, queue_id: int, epoch: int) -> Settlement:
+        settlement = Settlement(queue_id, epoch)
+        for lease in self.leases:
+            span = lease.span
+            settlement.partly.setdefault(span.segment.first_id, []).append((span.low, span.high))
+        return settlement
+
+
 class Settling:
     """Acknowledgements of one replica; a source of settlements."""
 
@@ -29,6 +50,7 @@ class Settling:
         self._under_way: Settlement | None = None
         self._waiters: list[Callable[[], None]] = []
         self._waiters_under_way: list[Callable[[], None]] = []
+        self._pledges: set[Pledge] = set()
 
     @property
     def busy(self) -> bool:
@@ -105,6 +127,48 @@ class Settling:
             lost += last - first + 1 - sum(len(lease.span) for lease in taken)
             leases += taken
         return leases, lost
+
+    # For transactions
+
+    def pledge(self, holder: Consumer, ranges: Ranges) -> Pledge | None:
+        """Take leases out of a holder's hands for a transaction; None: not all were there."""
+        leases, lost = self.take_back(holder, ranges)
+        if lost:
+            holder.book.restore(leases)
+            return None
+        pledge = Pledge(holder, leases)
+        self._pledges.add(pledge)
+        return pledge
+
+    def first_ids_pledged(self) -> set[int]:
+        return {lease.span.segment.first_id for each in self._pledges for lease in each.leases}
+
+    def redeem(self, pledge: Pledge) -> None:
+        """The transaction is on disk, and so is that these messages are done."""
+        self._pledges.discard(pledge)
+        holding = self._holding
+        if holding.fenced:
+            return
+        now = holding.clock.monotonic()
+        for lease in pledge.leases:
+            count = len(lease.span)
+            for meters in (holding.meters, pledge.holder.meters):
+                meters.service.add(now - lease.granted_at, count)
+                meters.acked.add(count)
+            if holding.queue.done(lease.span):
+                # Who settled the rest meanwhile could not know that it was the rest.
+                self.note_done(lease.span, True)
+
+    def release(self, pledge: Pledge, *, is_there: bool) -> list[Lease]:
+        """The transaction came to nothing: who held them does again, if it is still there.
+
+        Else what has to go back to the queue.
+        """
+        self._pledges.discard(pledge)
+        if is_there:
+            pledge.holder.book.restore(pledge.leases)
+            return []
+        return pledge.leases
 
     # For the settler
 

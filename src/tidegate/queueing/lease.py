@@ -91,6 +91,13 @@ class LeaseBook:
             self.outstanding -= len(lease.span)
             self.held_bytes -= lease.span.payload_bytes
 
+    def restore(self, leases: list[Lease]) -> None:
+        """Leases that were taken are held again, as they were."""
+        for lease in leases:
+            self.outstanding += len(lease.span)
+            self.held_bytes += lease.span.payload_bytes
+            self._leases.insert(bisect_right(self._leases, lease.tag, key=_tag), lease)
+
     def extend(self, ranges: list[tuple[int, int]] | None, deadline: float) -> int:
         """Move deadlines; how many tags were still held."""
         if ranges is None:

@@ -205,7 +205,7 @@ class Queue:
             if self._groups:
                 self._reach_groups()
             return False
-        self._place(segment, [(0, segment.count)])
+        self._place(segment, segment.open_ranges())
         return True
 
     def _note_unsearched(self, segment: Segment) -> None:

@@ -13,20 +13,22 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from tidegate.core.errors import UniqueConstraint
+from tidegate.core.errors import Unavailable, UniqueConstraint
 from tidegate.core.model import DEFAULT_POLICY, ClientInfo, Mode, QueueInfo, QueuePolicy
 from tidegate.core.ports import (
     Attempt,
-    Broadcast,
     Claim,
     Clock,
     LaneSummary,
     Location,
     MemberInfo,
+    Publication,
     Settlement,
     Write,
 )
 from tidegate.core.segment import Segment
+from tidegate.core.topic import Filter, SubscriptionInfo, TopicInfo
+from tidegate.storage.memory_users import MemoryUsers
 
 # Of a producer that puts to several queues, and so leaves gaps in each, all but the last
 # batches are forgotten.
@@ -108,18 +110,30 @@ class _Replica:
         return copy
 
 
-class MemoryStore:
+class _Topic:
+    """A topic: its queues, each with its filter and the member it goes with."""
+
+    def __init__(self, topic_id: int, name: str) -> None:
+        self.topic_id = topic_id
+        self.name = name
+        self.subscriptions: dict[int, tuple[Filter | None, int | None]] = {}
+
+
+class MemoryStore(MemoryUsers):
     """A store without a server."""
 
     def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__()
         self._clock = clock or Clock()
+        self._client_users: dict[int, str | None] = {}
         self._clients: dict[int, tuple[str, Mode | None]] = {}
         self._client_ids: dict[str, int] = {}
         self._replicas: dict[int, _Replica] = {}
         self._queue_ids: dict[str, int] = {}
         self._members: dict[int, _Member] = {}
+        self._topics: dict[str, _Topic] = {}
         # Like PostgreSQL's serials: never given out twice.
-        self._last_client = self._last_queue = self._last_member = 0
+        self._last_client = self._last_queue = self._last_member = self._last_topic = 0
 
     async def open(self) -> None:
         """Nothing to connect to."""
@@ -129,7 +143,9 @@ class MemoryStore:
 
     # Clients and queues
 
-    async def register_client(self, name: str, mode: Mode) -> ClientInfo | None:
+    async def register_client(
+        self, name: str, mode: Mode, user: str | None = None
+    ) -> ClientInfo | None:
         await _turn()
         client_id = self._client_ids.get(name)
         if client_id is None:
@@ -137,6 +153,7 @@ class MemoryStore:
         elif self._clients[client_id][1] is not None:
             return None
         self._clients[client_id] = (name, mode)
+        self._client_users[client_id] = user
         return ClientInfo(client_id, name, mode)
 
     def _new_client(self, name: str) -> int:
@@ -146,12 +163,16 @@ class MemoryStore:
         self._clients[self._last_client] = (name, None)
         return self._last_client
 
-    async def find_client(self, client_id: int | None, name: str | None) -> ClientInfo | None:
+    async def find_client(
+        self, client_id: int | None, name: str | None, user: str | None = None
+    ) -> ClientInfo | None:
         await _turn()
         if client_id is None and name is not None:
             client_id = self._client_ids.get(name)
         found = self._clients.get(client_id) if client_id is not None else None
         if client_id is None or found is None or found[1] is None:
+            return None
+        if user is not None and self._client_users.get(client_id) != user:
             return None
         return ClientInfo(client_id, found[0], found[1])
 
@@ -166,12 +187,20 @@ class MemoryStore:
         if found is None or found[1] is None:
             return False
         del self._clients[client_id], self._client_ids[found[0]]
+        self._client_users.pop(client_id, None)
         return True
+
+    def _forget_clients_of(self, name: str) -> None:
+        for client_id in [c for c, user in self._client_users.items() if user == name]:
+            del self._client_ids[self._clients.pop(client_id)[0]], self._client_users[client_id]
 
     async def create_queue(
         self, name: str, durable: bool, policy: QueuePolicy = DEFAULT_POLICY
     ) -> QueueInfo | None:
         await _turn()
+        return self._create_queue(name, durable, policy)
+
+    def _create_queue(self, name: str, durable: bool, policy: QueuePolicy) -> QueueInfo | None:
         if name in self._queue_ids:
             return None
         self._last_queue += 1
@@ -218,6 +247,8 @@ class MemoryStore:
         if replica is None:
             return False
         del self._queue_ids[replica.info.name]
+        for topic in self._topics.values():
+            topic.subscriptions.pop(queue_id, None)
         return True
 
     # Members and ownership
@@ -346,18 +377,6 @@ class MemoryStore:
             replica.dedup[dedup_id] = self._clock.wall()
         return True
 
-    async def broadcast(self, broadcast: Broadcast) -> bool:
-        await _turn()
-        replicas = [self._fenced(queue_id, epoch) for queue_id, epoch, _ in broadcast.targets]
-        if None in replicas:
-            return False
-        for replica, (queue_id, _, first_id) in zip(replicas, broadcast.targets, strict=True):
-            assert replica is not None
-            replica.insert(
-                _alone(broadcast, queue_id, first_id), [(broadcast.producer, broadcast.batch)]
-            )
-        return True
-
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         await _turn()
         return [self._settle(settlement) for settlement in settlements]
@@ -374,15 +393,57 @@ class MemoryStore:
             replica.attempts.setdefault(first_id, {})[offset] = attempt
         return True
 
-    async def transact(self, writes: Sequence[Write], settlements: Sequence[Settlement]) -> bool:
+    async def transact(
+        self,
+        writes: Sequence[Write],
+        settlements: Sequence[Settlement],
+        publications: Sequence[Publication] = (),
+    ) -> bool:
         await _turn()
+        # All or nothing: look before the first change.
+        targets = [(each, target) for each in publications for target in each.targets]
         for queue_id, epoch in [
             *((write.segment.queue_id, write.epoch) for write in writes),
             *((settlement.queue_id, settlement.epoch) for settlement in settlements),
+            *((target.queue_id, target.epoch) for _, target in targets),
         ]:
             if self._fenced(queue_id, epoch) is None:
                 return False
-        return all([self._put(each) for each in writes] + [self._settle(s) for s in settlements])
+        writes = [
+            *writes,
+            *(
+                Write(
+                    publication.segment(target),
+                    target.epoch,
+                    publication.producers,
+                    publication.batches,
+                    target.dedup_ids,
+                )
+                for publication, target in targets
+            ),
+        ]
+        for write in writes:
+            if write.segment.first_id in self._replicas[write.segment.queue_id].segments:
+                raise Unavailable(f"segment {write.segment.first_id} is stored: look it up")
+        for write in writes:
+            self._put(write)
+            if write.segment.done:
+                replica = self._replicas[write.segment.queue_id]
+                replica.acks[write.segment.first_id] = list(write.segment.done)
+        for settlement in settlements:
+            self._settle(settlement)
+        return True
+
+    async def drop_done(self, queue_id: int, epoch: int) -> bool:
+        await _turn()
+        replica = self._fenced(queue_id, epoch)
+        if replica is None:
+            return False
+        for first_id in list(replica.acks):
+            segment = replica.segments.get(first_id)
+            if segment is not None and replica.read(segment).open <= 0:
+                replica.drop(first_id, self._clock.monotonic())
+        return True
 
     async def stored(self, queue_id: int, first_ids: list[int]) -> set[int]:
         await _turn()
@@ -535,6 +596,85 @@ class MemoryStore:
                 replica.drop(first_id, self._clock.monotonic())
         return True
 
+    # Topics
+
+    async def create_topic(self, name: str) -> TopicInfo | None:
+        await _turn()
+        if name in self._topics:
+            return None
+        self._last_topic += 1
+        self._topics[name] = _Topic(self._last_topic, name)
+        return self._topic_info(self._topics[name])
+
+    def _topic_info(self, topic: _Topic) -> TopicInfo:
+        return TopicInfo(
+            topic.topic_id,
+            topic.name,
+            [
+                SubscriptionInfo(
+                    queue_id, self._replicas[queue_id].info.name, header_filter, member_id is None
+                )
+                for queue_id, (header_filter, member_id) in sorted(topic.subscriptions.items())
+            ],
+        )
+
+    async def delete_topic(self, name: str) -> bool:
+        await _turn()
+        return self._topics.pop(name, None) is not None
+
+    async def find_topic(self, name: str) -> TopicInfo | None:
+        await _turn()
+        topic = self._topics.get(name)
+        return None if topic is None else self._topic_info(topic)
+
+    async def list_topics(self) -> list[TopicInfo]:
+        await _turn()
+        return [self._topic_info(self._topics[name]) for name in sorted(self._topics)]
+
+    async def add_subscription(
+        self, topic: str, queue: str, header_filter: Filter | None, member_id: int | None
+    ) -> QueueInfo | None:
+        await _turn()
+        found = self._topics.get(topic)
+        if found is None:
+            return None
+        info = self._create_queue(queue, True, DEFAULT_POLICY)
+        if info is None:
+            if member_id is not None:
+                return None
+            info = self._replicas[self._queue_ids[queue]].info
+        _, lives_with = found.subscriptions.get(info.queue_id, (None, member_id))
+        found.subscriptions[info.queue_id] = (header_filter or None, lives_with)
+        return info
+
+    async def drop_subscription(self, topic: str, queue_id: int) -> bool:
+        await _turn()
+        found = self._topics.get(topic)
+        return found is not None and found.subscriptions.pop(queue_id, None) is not None
+
+    async def lost_subscriptions(self) -> list[int]:
+        await _turn()
+        return [
+            queue_id
+            for topic in self._topics.values()
+            for queue_id, (_, member_id) in topic.subscriptions.items()
+            if member_id is not None and member_id not in self._members
+        ]
+
+    async def owners(self, queue_ids: Sequence[int]) -> dict[int, str]:
+        await _turn()
+        owners = {}
+        for queue_id in queue_ids:
+            replica = self._replicas.get(queue_id)
+            if replica is not None and self._is_alive(replica.owner):
+                assert replica.owner is not None
+                owners[queue_id] = self._members[replica.owner].address
+        return owners
+
+    async def free_payloads(self) -> int:
+        await _turn()
+        return 0  # Python frees an object that nobody uses
+
 
 async def _turn() -> None:
     """A store answers later, never at once: nobody may rely on the contrary."""
@@ -556,22 +696,6 @@ def _copy(segment: Segment, *, reloaded: bool = False) -> Segment:
         attributes=segment.attributes,
         due_at=segment.due_at,
         reloaded=reloaded,
-    )
-
-
-def _alone(broadcast: Broadcast, queue_id: int, first_id: int) -> Segment:
-    """A broadcast as a segment of one message."""
-    return Segment(
-        queue_id=queue_id,
-        first_id=first_id,
-        priority=broadcast.priority,
-        arrived_at=broadcast.arrived_at,
-        lengths=[len(broadcast.payload)],
-        payload=broadcast.payload,
-        senders=[broadcast.sender],
-        receivers=None if broadcast.receiver is None else [broadcast.receiver],
-        contexts=None if broadcast.context is None else [broadcast.context],
-        attributes=None if broadcast.attributes is None else [broadcast.attributes],
     )
 
 

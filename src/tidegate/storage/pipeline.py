@@ -22,6 +22,7 @@ Parameters = Sequence[bytes | bytearray | memoryview | None]
 # SQLSTATE classes in which nothing was stored and the cause is a shortage.
 _SHORTAGE = (b"53",)
 _UNIQUE_VIOLATION = b"23505"
+_DEADLOCK = b"40P01"
 # Raised by the function `fence`.
 _FENCED = b"TG001"
 
@@ -59,6 +60,11 @@ class PipelineConnection:
         self._connecting: asyncio.Task[None] | None = None
         # What was submitted before there was a connection.
         self._unsent: list[Sequence[Call]] = []
+
+    @property
+    def pending(self) -> int:
+        """How many batches wait for their outcome."""
+        return len(self._waiting)
 
     def submit(self, calls: Sequence[Call], done: Done) -> None:
         """Run calls (statement, parameters, formats) in one transaction.
@@ -242,6 +248,7 @@ def _explained(result: pq.abc.PGresult) -> Exception:
     if state.startswith(_SHORTAGE):
         return LimitReached(f"the store is short of room: {text}")
     # A repeated commit that finds its own segment there: the first one was stored after all.
-    if not state or state.startswith((b"08", b"57")) or state == _UNIQUE_VIOLATION:
+    # Chosen as the one that ends a deadlock: nothing was stored, and the next try may be.
+    if not state or state.startswith((b"08", b"57")) or state in (_UNIQUE_VIOLATION, _DEADLOCK):
         return Unavailable(f"the store went away: {text}")
     return psycopg.DatabaseError(f"{text} ({state.decode()})")

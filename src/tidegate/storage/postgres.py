@@ -27,25 +27,29 @@ from tidegate.core.model import (
     QueuePolicy,
 )
 from tidegate.core.ports import (
-    Broadcast,
     Claim,
     LaneSummary,
     Location,
     MemberInfo,
+    Publication,
     Settlement,
+    Target,
     Write,
 )
 from tidegate.core.segment import Segment
+from tidegate.core.topic import Filter, TopicInfo
 from tidegate.storage import parameters as p
 from tidegate.storage.migrations import migrate
 from tidegate.storage.pipeline import CONNECTION, Call, Parameters, PipelineConnection
+from tidegate.storage.postgres_users import PostgresUsers
 
 _PUT = b"select put_segment($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
 _REMEMBER = b"select remember_dedup($1, $2, $3, $4)"
-_BROADCAST = b"select put_message_to_all($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
+_PUBLISH = b"select publish_segment($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
 _SETTLE = b"select settle($1, $2, $3, $4, $5)"
 _ATTEMPTS = b"select note_attempts($1, $2, $3, $4, $5, $6, $7, $8)"
 _FENCE = b"select fence($1, $2)"
+_TRANSACTORS = 4
 _BINARY = 1
 _ALL_BINARY = [_BINARY] * 14
 _STORED = (b"\x00\x00\x00\x00", None)
@@ -54,18 +58,18 @@ Row = tuple[Any, ...]
 Committed = Callable[[list[bool] | Exception], None]
 
 
-class PostgresStore:
+class PostgresStore(PostgresUsers):
     """A store behind a libpq URL."""
 
     def __init__(self, url: str, *, writers: int = 1) -> None:
         self.url = url
         # As a rule one for each writer: what it submits is stored in that order.
         self._putters = [PipelineConnection(url, (_PUT, _REMEMBER)) for _ in range(writers)]
-        self._broadcaster = PipelineConnection(url, (_BROADCAST,))
-        self._broadcaster_lock = asyncio.Lock()
         self._settler = PipelineConnection(url, (_SETTLE, _ATTEMPTS))
         self._settler_lock = asyncio.Lock()
-        self._transactor = PipelineConnection(url, (_FENCE, _PUT, _REMEMBER, _SETTLE, _ATTEMPTS))
+        # Several, opened when they are needed: transactions beside each other share a flush.
+        statements = (_FENCE, _PUT, _REMEMBER, _PUBLISH, _SETTLE, _ATTEMPTS)
+        self._transactors = [PipelineConnection(url, statements) for _ in range(_TRANSACTORS)]
         self._catalogue: psycopg.AsyncConnection[Row] | None = None
         self._catalogue_lock = asyncio.Lock()
         self._reader: psycopg.AsyncConnection[Row] | None = None
@@ -85,8 +89,8 @@ class PostgresStore:
         for putter in self._putters:
             putter.close()
         self._settler.close()
-        self._transactor.close()
-        self._broadcaster.close()
+        for transactor in self._transactors:
+            transactor.close()
         for connection in (self._catalogue, self._reader, self._renewer):
             if connection is not None:
                 await connection.close()
@@ -116,13 +120,17 @@ class PostgresStore:
 
     # Clients and queues
 
-    async def register_client(self, name: str, mode: Mode) -> ClientInfo | None:
-        return _client(
-            await self._call("select * from register_client(%s, %s::smallint)", name, int(mode))
-        )
+    async def register_client(
+        self, name: str, mode: Mode, user: str | None = None
+    ) -> ClientInfo | None:
+        query = "select * from register_client(%s, %s::smallint, %s)"
+        return _client(await self._call(query, name, int(mode), user))
 
-    async def find_client(self, client_id: int | None, name: str | None) -> ClientInfo | None:
-        return _client(await self._call("select * from find_client(%s, %s)", client_id, name))
+    async def find_client(
+        self, client_id: int | None, name: str | None, user: str | None = None
+    ) -> ClientInfo | None:
+        query = "select * from find_client(%s, %s, %s)"
+        return _client(await self._call(query, client_id, name, user))
 
     async def reserve_client(self, name: str) -> int:
         return int((await self._call("select reserve_client(%s)", name))[0][0])
@@ -215,26 +223,6 @@ class PostgresStore:
 
         self._putters[lane % len(self._putters)].submit(calls, finished)
 
-    async def broadcast(self, broadcast: Broadcast) -> bool:
-        queues, epochs, firsts = zip(*broadcast.targets, strict=True)
-        parameters: Parameters = (
-            p.int4_array(queues),
-            p.int8_array(epochs),
-            p.int8_array(firsts),
-            p.int2(broadcast.priority),
-            p.float8(broadcast.arrived_at),
-            p.int4(broadcast.sender),
-            None if broadcast.receiver is None else p.int4(broadcast.receiver),
-            None if broadcast.context is None else p.int8(broadcast.context),
-            p.json_of(None if broadcast.attributes is None else [broadcast.attributes]),
-            broadcast.payload,
-            p.int8(broadcast.producer),
-            p.int8(broadcast.batch),
-        )
-        async with self._broadcaster_lock:
-            values = await self._broadcaster.call([(_BROADCAST, parameters, _ALL_BINARY[:12])])
-        return values[0] is None
-
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         calls = [_settle(settlement) for settlement in settlements]
         calls += [_attempts(each) for each in settlements if each.attempts or each.forgotten]
@@ -242,20 +230,36 @@ class PostgresStore:
             values = await self._settler.call(calls)
         return [value in _STORED for value in values[: len(settlements)]]
 
-    async def transact(self, writes: Sequence[Write], settlements: Sequence[Settlement]) -> bool:
+    async def transact(
+        self,
+        writes: Sequence[Write],
+        settlements: Sequence[Settlement],
+        publications: Sequence[Publication] = (),
+    ) -> bool:
         epochs = {write.segment.queue_id: write.epoch for write in writes}
         epochs |= {settlement.queue_id: settlement.epoch for settlement in settlements}
+        targets = [target for publication in publications for target in publication.targets]
+        epochs |= {target.queue_id: target.epoch for target in targets}
         fence: Parameters = (p.int4_array(list(epochs)), p.int8_array(list(epochs.values())))
         calls: list[Call] = [(_FENCE, fence, _ALL_BINARY[:2])]
         calls += [_put(write) for write in writes]
         calls += [_remember(write) for write in writes if write.dedup_ids]
-        calls += [_settle(settlement) for settlement in settlements]
-        calls += [_attempts(each) for each in settlements if each.attempts or each.forgotten]
+        for publication in publications:
+            calls.append(_publish(publication))
+            calls += [_remember_at(publication, t) for t in publication.targets if t.dedup_ids]
+        # In the order in which all settle, so that nobody waits for each other.
+        ordered = sorted(settlements, key=lambda settlement: settlement.queue_id)
+        calls += [_settle(settlement) for settlement in ordered]
+        calls += [_attempts(each) for each in ordered if each.attempts or each.forgotten]
         try:
-            await self._transactor.call(calls)
+            await min(self._transactors, key=lambda each: each.pending).call(calls)
         except StaleEpoch:
             return False
         return True
+
+    async def drop_done(self, queue_id: int, epoch: int) -> bool:
+        rows = await self._read("select drop_done(%s, %s)", queue_id, epoch)
+        return bool(rows[0][0] == 0)
 
     async def stored(self, queue_id: int, first_ids: list[int]) -> set[int]:
         rows = await self._call("select stored_segments(%s, %s::bigint[])", queue_id, first_ids)
@@ -344,6 +348,46 @@ class PostgresStore:
         )
         return bool(rows[0][0] == 0)
 
+    # Topics
+
+    async def create_topic(self, name: str) -> TopicInfo | None:
+        return _topic(await self._call("select * from create_topic(%s)", name))
+
+    async def delete_topic(self, name: str) -> bool:
+        return bool((await self._call("select delete_topic(%s)", name))[0][0])
+
+    async def find_topic(self, name: str) -> TopicInfo | None:
+        return _topic(await self._call("select * from find_topic(%s)", name))
+
+    async def list_topics(self) -> list[TopicInfo]:
+        rows = await self._call("select * from list_topics()")
+        return [msgspec.convert(row, TopicInfo) for row in rows]
+
+    async def add_subscription(
+        self, topic: str, queue: str, header_filter: Filter | None, member_id: int | None
+    ) -> QueueInfo | None:
+        rows = await self._call(
+            "select * from add_subscription(%s, %s, %s::jsonb, %s::int)",
+            topic,
+            queue,
+            _json(header_filter) if header_filter else None,
+            member_id,
+        )
+        return _queue(rows[0]) if rows else None
+
+    async def drop_subscription(self, topic: str, queue_id: int) -> bool:
+        rows = await self._call("select drop_subscription(%s, %s::int)", topic, queue_id)
+        return bool(rows[0][0])
+
+    async def lost_subscriptions(self) -> list[int]:
+        return [row[0] for row in await self._call("select lost_subscriptions()")]
+
+    async def owners(self, queue_ids: Sequence[int]) -> dict[int, str]:
+        return dict(await self._call("select * from owners(%s::int[])", list(queue_ids)))
+
+    async def free_payloads(self) -> int:
+        return int((await self._call("select free_payloads()"))[0][0])
+
 
 async def _rows(
     connection: psycopg.AsyncConnection[Row],
@@ -369,6 +413,10 @@ def _client(rows: list[Row]) -> ClientInfo | None:
 def _queue(row: Row) -> QueueInfo:
     """A row of the type queue_row."""
     return QueueInfo(row[0], row[1], row[2], msgspec.convert(row[3], QueuePolicy))
+
+
+def _topic(rows: list[Row]) -> TopicInfo | None:
+    return msgspec.convert(rows[0], TopicInfo) if rows else None
 
 
 def _json(value: object) -> str:
@@ -411,8 +459,41 @@ def _remember(write: Write) -> Call:
     return _REMEMBER, parameters, _ALL_BINARY[:4]
 
 
+def _publish(publication: Publication) -> Call:
+    messages, targets = publication.messages, publication.targets
+    dones = ",".join(f'"{p.multirange_text(target.done)}"' for target in targets)
+    parameters: Parameters = (
+        p.int4_array([target.queue_id for target in targets]),
+        p.int8_array([target.first_id for target in targets]),
+        f"{{{dones}}}".encode(),
+        p.int2(messages.priority),
+        p.float8(messages.arrived_at),
+        p.int4_array(messages.lengths),
+        p.int4_array(messages.senders),
+        None if messages.receivers is None else p.int4_array(messages.receivers),
+        None if messages.contexts is None else p.int8_array(messages.contexts),
+        p.json_of(messages.attributes),
+        messages.payload,
+        p.int8_array(publication.producers),
+        p.int8_array(publication.batches),
+        None if messages.due_at is None else p.float8(messages.due_at),
+    )
+    return _PUBLISH, parameters, [1, 1, 0, *_ALL_BINARY[:11]]
+
+
+def _remember_at(publication: Publication, target: Target) -> Call:
+    parameters: Parameters = (
+        p.int4(target.queue_id),
+        p.int8(target.epoch),
+        p.json_of(target.dedup_ids),
+        p.float8(publication.messages.arrived_at),
+    )
+    return _REMEMBER, parameters, _ALL_BINARY[:4]
+
+
 def _settle(settlement: Settlement) -> Call:
-    partly = settlement.partly
+    # In order: transactions that settle the same segments must not wait for each other.
+    partly = dict(sorted(settlement.partly.items()))
     texts = ",".join(f'"{p.multirange_text(done)}"' for done in partly.values())
     parameters: Parameters = (
         p.int4(settlement.queue_id),

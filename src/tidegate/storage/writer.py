@@ -283,6 +283,8 @@ class Settler:
             sources, self._sources = self._sources, {}
             work = [(s, found) for s in sources if (found := s.collect_settlement()) is not None]
             if work:
+                # In order, as transactions do: they must not wait for each other.
+                work.sort(key=lambda each: each[1].queue_id)
                 await self._settle(work)
             if not self._sources:
                 self.idle.set()

@@ -1,8 +1,8 @@
 """One side of a connection, without the socket: bytes in, packets out.
 
-Everything that changes the state of a connection is the table below. A node starts
-OPENED and takes only what may come before identification; answering Register or
-Identify makes it IDENTIFIED and raises the limit on frames.
+Everything that changes the state of a connection is the table below. A node starts OPENED and
+takes only what may come before login; a login, or trust in the peer, makes it AUTHENTICATED;
+answering Register or Identify makes it IDENTIFIED and raises the limit on frames.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 
 from tidegate.core.errors import (
     Malformed,
+    NotAuthenticated,
     RequiredParameterMissing,
     TidegateError,
     UnexpectedPacket,
@@ -25,9 +26,11 @@ from tidegate.wire.packets import (
     PUSHES,
     REQUESTS,
     Answer,
+    AuthenticateResponse,
     Error,
     IdentifyClientResponse,
     Packet,
+    ProveResponse,
     RegisterClientResponse,
     Request,
 )
@@ -43,6 +46,8 @@ class State(enum.Enum):
     """Where a connection stands."""
 
     OPENED = "opened"
+    CHALLENGED = "challenged"
+    AUTHENTICATED = "authenticated"
     IDENTIFIED = "identified"
     CLOSED = "closed"
 
@@ -50,6 +55,9 @@ class State(enum.Enum):
 class Happening(enum.Enum):
     """What moves it."""
 
+    CHALLENGE = "challenge"
+    PROOF = "proof"
+    TRUST = "trust in the peer"
     IDENTIFICATION = "identification"
     MALFORMED_BYTES = "malformed bytes"
     END = "end"
@@ -57,6 +65,17 @@ class Happening(enum.Enum):
 
 TRANSITIONS: dict[State, dict[Happening, State]] = {
     State.OPENED: {
+        Happening.CHALLENGE: State.CHALLENGED,
+        Happening.TRUST: State.AUTHENTICATED,
+        Happening.MALFORMED_BYTES: State.CLOSED,
+        Happening.END: State.CLOSED,
+    },
+    State.CHALLENGED: {
+        Happening.PROOF: State.AUTHENTICATED,
+        Happening.MALFORMED_BYTES: State.CLOSED,
+        Happening.END: State.CLOSED,
+    },
+    State.AUTHENTICATED: {
         Happening.IDENTIFICATION: State.IDENTIFIED,
         Happening.MALFORMED_BYTES: State.CLOSED,
         Happening.END: State.CLOSED,
@@ -102,7 +121,14 @@ class Refused:
 class Connection:
     """The protocol of one connection; `server` says which side it is."""
 
-    __slots__ = ("_frame_bytes_max", "_methods", "_reader", "server", "state")
+    __slots__ = (
+        "_frame_bytes_max",
+        "_methods",
+        "_reader",
+        "login_required",
+        "server",
+        "state",
+    )
 
     def __init__(
         self,
@@ -112,6 +138,8 @@ class Connection:
         frame_before_login_bytes: int = FRAME_BEFORE_LOGIN_BYTES,
     ) -> None:
         self.server = server
+        # A node says so before the first bytes; whether it trusts us, a client cannot know.
+        self.login_required = False
         self.state = State.OPENED
         self._frame_bytes_max = frame_bytes_max
         # A client trusts the node it has chosen; a node trusts nobody before login.
@@ -160,32 +188,65 @@ class Connection:
                 ),
                 frame.packet_id,
             )
-        if self.server and self.state is State.OPENED:
+        if self.server and self.state is not State.IDENTIFIED:
             assert issubclass(kind, Request)
-            if not kind.before_identification:
-                return Refused(
-                    UnexpectedPacket(
-                        f"{kind.__name__} before identification: register or identify first"
-                    ),
-                    frame.packet_id,
-                )
+            if (refusal := self._too_early(kind)) is not None:
+                return Refused(refusal, frame.packet_id)
         try:
             packet = _decoders[frame.method].decode(frame.meta)
         except msgspec.ValidationError as bad:
             return Refused(_explain(kind, bad), frame.packet_id)
-        except (msgspec.DecodeError, RecursionError) as bad:
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as bad:
             self._move(Happening.MALFORMED_BYTES)
             raise Malformed(f"metadata of {kind.__name__} cannot be read: {bad}") from None
-        if not self.server and isinstance(packet, RegisterClientResponse | IdentifyClientResponse):
-            self._move(Happening.IDENTIFICATION)
+        if self.state is not State.IDENTIFIED:
+            self._progress(packet)
         return Received(packet, frame)
+
+    def _progress(self, packet: Packet) -> None:
+        """What a packet that came in does to a connection that is not identified yet."""
+        if self.server:
+            if self.state is State.OPENED and not getattr(packet, "before_login", True):
+                self._move(Happening.TRUST)
+            return
+        try:
+            self._answered(packet)
+        except UnexpectedPacket as bad:
+            self._move(Happening.MALFORMED_BYTES)
+            raise Malformed(f"an answer out of turn: {bad}") from None
+
+    def _too_early(self, kind: type[Request]) -> TidegateError | None:
+        """Why a packet cannot come yet; None: it can."""
+        if not kind.before_identification:
+            return UnexpectedPacket(
+                f"{kind.__name__} before identification: register or identify first"
+            )
+        if kind.before_login or self.state is State.AUTHENTICATED:
+            return None
+        if self.login_required or self.state is not State.OPENED:
+            return NotAuthenticated(
+                "this node wants a login: name a user in the URL, as in tidegate://user@host, and "
+                "give its password"
+            )
+        return None
+
+    def _answered(self, packet: Packet) -> None:
+        """What an answer, given or received, does to the connection."""
+        if isinstance(packet, AuthenticateResponse):
+            self._move(Happening.CHALLENGE)
+        elif isinstance(packet, ProveResponse):
+            self._move(Happening.PROOF)
+        elif isinstance(packet, RegisterClientResponse | IdentifyClientResponse):
+            if self.state is State.OPENED and not self.login_required:
+                self._move(Happening.TRUST)
+            self._move(Happening.IDENTIFICATION)
 
     def send(
         self, packet: Packet, packet_id: int, bodies: list[memoryview | bytes] | None = None
     ) -> list[memoryview | bytes]:
         """The packet as pieces of bytes to write."""
-        if self.server and isinstance(packet, RegisterClientResponse | IdentifyClientResponse):
-            self._move(Happening.IDENTIFICATION)
+        if self.server and self.state is not State.IDENTIFIED:
+            self._answered(packet)
         return frame_pieces(packet.method, packet_id, _encode(packet), bodies)
 
     def send_error(self, error: TidegateError, packet_id: int) -> list[memoryview | bytes]:

@@ -14,6 +14,10 @@ from typing import ClassVar
 import msgspec
 
 from tidegate.core.model import Attributes, ClientInfo, Mode, Order, QueueInfo, QueuePolicy
+from tidegate.core.topic import Filter, TopicInfo
+from tidegate.core.users import Right
+
+Claim = tuple[Right, int | str]
 
 
 class Packet(msgspec.Struct, array_like=True):
@@ -28,7 +32,17 @@ class Request(Packet):
     answer: ClassVar[type[Packet]]
     # Before identification only ping, register and identify answer (Telesto §4.1.2).
     before_identification: ClassVar[bool] = False
+    # Of these, ping and the login itself come before it.
+    before_login: ClassVar[bool] = False
     mode: ClassVar[Mode] = Mode.READ_ONLY
+    # What the user needs on the queue that the packet names; None: it is about no queue. Without
+    # a default, so that a new packet is of no use until it says.
+    right: ClassVar[Right | None]
+
+    def claims(self) -> list[Claim]:
+        """Every queue that it names, by id or by name, with what the user needs there."""
+        queue_id: int | None = getattr(self, "queue_id", None)
+        return [] if queue_id is None or self.right is None else [(self.right, queue_id)]
 
 
 class Answer(Packet):
@@ -53,6 +67,8 @@ class Ping(Request):
 
     method = 0x01
     answer = Pong
+    before_login = True
+    right = None
     before_identification = True
 
 
@@ -70,6 +86,55 @@ class Error(Answer):
     text: str
 
 
+# Login, as in access/scram.py
+
+
+class AuthenticateResponse(Answer):
+    """The challenge."""
+
+    method = 0x1A
+    message: str
+
+
+class Authenticate(Request):
+    """Begin to log in: SCRAM-SHA-256's first message, which names the user."""
+
+    method = 0x19
+    answer = AuthenticateResponse
+    right = None
+    before_identification = True
+    before_login = True
+    message: str
+
+
+class ProveResponse(Answer):
+    """Logged in; the node's signature proves that it knows the user's keys."""
+
+    method = 0x1C
+    message: str
+
+
+class Prove(Request):
+    """End the login: the proof that the password is known."""
+
+    method = 0x1B
+    answer = ProveResponse
+    right = None
+    before_identification = True
+    before_login = True
+    message: str
+
+
+class ActFor(Request):
+    """As a node: what follows is asked by this user, or without one by a client without login."""
+
+    method = 0x1D
+    answer = Success
+    right = None
+    before_identification = True
+    user: str | None
+
+
 # Clients
 
 
@@ -85,6 +150,7 @@ class RegisterClient(Request):
 
     method = 0x11
     answer = RegisterClientResponse
+    right = None
     before_identification = True
     name: str
     mode_wanted: Mode = Mode.READ_WRITE
@@ -104,6 +170,7 @@ class IdentifyClient(Request):
 
     method = 0x13
     answer = IdentifyClientResponse
+    right = None
     before_identification = True
     client_id: int | None = None
     name: str | None = None
@@ -116,6 +183,7 @@ class DeleteClient(Request):
 
     method = 0x15
     answer = Success
+    right = None
     client_id: int
 
 
@@ -131,10 +199,16 @@ class FindClient(Request):
 
     method = 0x17
     answer = FindClientResponse
+    right = None
     name: str
 
 
 # Queues
+
+
+def _dead_letters(policy: QueuePolicy) -> list[Claim]:
+    """Who names a queue for dead letters writes to it, in the end."""
+    return [(Right.WRITE, policy.dead_letter)] if policy.dead_letter else []
 
 
 class CreateQueueResponse(Answer):
@@ -149,10 +223,14 @@ class CreateQueue(Request):
 
     method = 0x21
     answer = CreateQueueResponse
+    right = Right.CONFIGURE
     mode = Mode.READ_WRITE
     name: str
     durable: bool = True
     policy: QueuePolicy = QueuePolicy()
+
+    def claims(self) -> list[Claim]:
+        return [(Right.CONFIGURE, self.name), *_dead_letters(self.policy)]
 
 
 class DeleteQueue(Request):
@@ -160,6 +238,7 @@ class DeleteQueue(Request):
 
     method = 0x23
     answer = Success
+    right = Right.CONFIGURE
     mode = Mode.READ_WRITE
     queue_id: int
 
@@ -176,7 +255,11 @@ class GetQueueId(Request):
 
     method = 0x25
     answer = GetQueueIdResponse
+    right = Right.SEE
     name: str
+
+    def claims(self) -> list[Claim]:
+        return [(Right.SEE, self.name)]
 
 
 class GetQueueNameResponse(Answer):
@@ -191,6 +274,7 @@ class GetQueueName(Request):
 
     method = 0x27
     answer = GetQueueNameResponse
+    right = Right.SEE
     queue_id: int
 
 
@@ -206,6 +290,7 @@ class GetQueues(Request):
 
     method = 0x29
     answer = GetQueuesResponse
+    right = Right.SEE
 
 
 class GetActiveQueuesResponse(Answer):
@@ -220,6 +305,7 @@ class GetActiveQueues(Request):
 
     method = 0x2B
     answer = GetActiveQueuesResponse
+    right = Right.SEE
 
 
 class Run(msgspec.Struct, array_like=True):
@@ -254,6 +340,7 @@ class GetMessages(Request):
 
     method = 0x2D
     answer = GetMessagesResponse
+    right = Right.READ
     queue_id: int
     limit: int = 100
 
@@ -270,6 +357,7 @@ class PurgeQueue(Request):
 
     method = 0x2F
     answer = PurgeQueueResponse
+    right = Right.CONFIGURE
     mode = Mode.READ_WRITE
     queue_id: int
 
@@ -297,6 +385,7 @@ class PutMessages(Request):
 
     method = 0x31
     answer = PutMessageResponse
+    right = Right.WRITE
     mode = Mode.READ_WRITE
     queue_id: int
     producer: int
@@ -312,6 +401,14 @@ class PutMessages(Request):
     ttls_s: list[float | None] | None = None
 
 
+class Acknowledged(msgspec.Struct, array_like=True):
+    """Tags of one consumer of this connection, each range [first, last]."""
+
+    queue_id: int
+    consumer: int
+    ranges: list[tuple[int, int]]
+
+
 class PutToQueuesResponse(Answer):
     """The queues that took the message."""
 
@@ -324,6 +421,7 @@ class PutToQueues(Request):
 
     method = 0x37
     answer = PutToQueuesResponse
+    right = Right.WRITE
     mode = Mode.READ_WRITE
     queue_ids: list[int]
     producer: int
@@ -333,6 +431,43 @@ class PutToQueues(Request):
     receiver: int | None = None
     context: int | None = None
     attributes: Attributes | None = None
+
+    def claims(self) -> list[Claim]:
+        return [(Right.WRITE, queue_id) for queue_id in self.queue_ids]
+
+
+class TransactResponse(Answer):
+    """All of it is done and on disk. The ids of the puts, as PutMessageResponse would give them.
+
+    Without any, it was done before: this is the answer to a resend.
+    """
+
+    method = 0x3C
+    puts: list[PutMessageResponse]
+
+
+class Transact(Request):
+    """Puts and acknowledgements across queues, all or none.
+
+    It names the queues of its `puts` (written to) and of its `acks` (read from); the leases must
+    be this connection's. `producer` and `batch` stand for those of the puts, whose own count for
+    nothing; their payloads follow each other in the body. `resent` says that the leases may have
+    been another connection's: then it is done only if it was before.
+    """
+
+    method = 0x3B
+    answer = TransactResponse
+    right = Right.WRITE
+    mode = Mode.READ_WRITE
+    producer: int
+    batch: int
+    puts: list[PutMessages]
+    acks: list[Acknowledged]
+    resent: bool = False
+
+    def claims(self) -> list[Claim]:
+        puts: list[Claim] = [(Right.WRITE, put.queue_id) for put in self.puts]
+        return [*puts, *((Right.READ, ack.queue_id) for ack in self.acks)]
 
 
 class ReadMessageResponse(Answer):
@@ -350,6 +485,7 @@ class ReadMessage(Request):
 
     method = 0x33
     answer = ReadMessageResponse
+    right = Right.READ
     queue_id: int
     order: Order = Order.OLDEST
     sender: int | None = None
@@ -369,6 +505,7 @@ class ReadResponse(Request):
 
     method = 0x35
     answer = ReadResponseResponse
+    right = Right.READ
     queue_id: int
     context: int
     wait_ms: int = 0
@@ -380,6 +517,7 @@ class Withdraw(Request):
 
     method = 0x39
     answer = Success
+    right = Right.READ
     queue_id: int
     read_packet_id: int
 
@@ -399,6 +537,7 @@ class Subscribe(Request):
 
     method = 0x41
     answer = SubscribeResponse
+    right = Right.READ
     queue_id: int
     consumer: int
     prefetch: int
@@ -411,6 +550,7 @@ class Unsubscribe(Request):
 
     method = 0x43
     answer = Success
+    right = Right.READ
     queue_id: int
     consumer: int
 
@@ -427,6 +567,7 @@ class Settle(Request):
 
     method = 0x45
     answer = SettleResponse
+    right = Right.READ
     queue_id: int
     consumer: int
     ranges: list[tuple[int, int]]
@@ -438,6 +579,7 @@ class Return(Request):
 
     method = 0x47
     answer = SettleResponse
+    right = Right.READ
     queue_id: int
     consumer: int
     ranges: list[tuple[int, int]]
@@ -455,6 +597,7 @@ class Extend(Request):
 
     method = 0x49
     answer = SettleResponse
+    right = Right.READ
     queue_id: int
     consumer: int
     ranges: list[tuple[int, int]] | None = None
@@ -466,6 +609,7 @@ class SetPrefetch(Request):
 
     method = 0x4B
     answer = Success
+    right = Right.READ
     queue_id: int
     consumer: int
     prefetch: int
@@ -496,6 +640,124 @@ class PrefetchChanged(Push):
     prefetch: int
 
 
+# Topics
+
+
+class CreateTopicResponse(Answer):
+    """The new topic."""
+
+    method = 0x72
+    topic: TopicInfo
+
+
+class CreateTopic(Request):
+    """Create a topic of a unique name; it names no queue."""
+
+    method = 0x71
+    answer = CreateTopicResponse
+    right = Right.CONFIGURE
+    mode = Mode.READ_WRITE
+    name: str
+
+    def claims(self) -> list[Claim]:
+        return [(Right.CONFIGURE, self.name)]
+
+
+class DeleteTopic(Request):
+    """Delete a topic; the queues that were subscribed to it stay. It names no queue."""
+
+    method = 0x73
+    answer = Success
+    right = Right.CONFIGURE
+    mode = Mode.READ_WRITE
+    name: str
+
+    def claims(self) -> list[Claim]:
+        return [(Right.CONFIGURE, self.name)]
+
+
+class GetTopicsResponse(Answer):
+    """All topics, with their subscriptions."""
+
+    method = 0x76
+    topics: list[TopicInfo]
+
+
+class GetTopics(Request):
+    """List all topics; the answer names every subscribed queue."""
+
+    method = 0x75
+    answer = GetTopicsResponse
+    right = Right.SEE
+
+
+class SubscribeTopicResponse(Answer):
+    """The queue that gets what is published from now on."""
+
+    method = 0x78
+    queue: QueueInfo
+
+
+class SubscribeTopic(Request):
+    """Let a queue have what is published to a topic and matches the filter.
+
+    It names the queue `queue`, by name, and makes it if there is none. Without `durable` the queue
+    must be new, and is deleted when this connection ends.
+    """
+
+    method = 0x77
+    answer = SubscribeTopicResponse
+    right = Right.READ
+    mode = Mode.READ_WRITE
+    topic: str
+    queue: str
+    filter: Filter | None = None
+    durable: bool = True
+
+    def claims(self) -> list[Claim]:
+        return [(Right.READ, self.topic), (Right.CONFIGURE, self.queue)]
+
+
+class UnsubscribeTopic(Request):
+    """End a subscription; its queue, which it names by name, stays with what is in it."""
+
+    method = 0x79
+    answer = Success
+    right = Right.CONFIGURE
+    mode = Mode.READ_WRITE
+    topic: str
+    queue: str
+
+    def claims(self) -> list[Claim]:
+        return [(Right.CONFIGURE, self.queue), (Right.SEE, self.topic)]
+
+
+class PublishResponse(Answer):
+    """Stored and on disk: how many subscriptions got each message."""
+
+    method = 0x7C
+    counts: list[int]
+
+
+class Publish(Request):
+    """Put a batch once, for every subscription of a topic that matches, in one transaction.
+
+    It names no queue: who may write to the topic may write to its subscriptions. The queue and the
+    `after` of `messages` count for nothing; its producer and batch make a resend harmless.
+    """
+
+    method = 0x7B
+    answer = PublishResponse
+    right = Right.WRITE
+    mode = Mode.READ_WRITE
+    topic: str
+    messages: PutMessages
+
+    def claims(self) -> list[Claim]:
+        # Its subscriptions are queues of others, who have let the topic write there.
+        return [(Right.WRITE, self.topic)]
+
+
 # Administration
 
 
@@ -510,6 +772,7 @@ class Stats(Request):
 
     method = 0x61
     answer = StatsResponse
+    right = Right.SEE
     queue_id: int | None = None
     cluster: bool = True
 
@@ -519,6 +782,7 @@ class SetConsumerPrefetch(Request):
 
     method = 0x63
     answer = Success
+    right = Right.ADMIN
     mode = Mode.ADMIN
     queue_id: int
     client_id: int
@@ -531,6 +795,7 @@ class SetOwner(Request):
 
     method = 0x65
     answer = Success
+    right = Right.ADMIN
     mode = Mode.ADMIN
     queue_id: int
     member_id: int
@@ -541,9 +806,13 @@ class SetPolicy(Request):
 
     method = 0x69
     answer = Success
+    right = Right.CONFIGURE
     mode = Mode.READ_WRITE
     queue_id: int
     policy: QueuePolicy
+
+    def claims(self) -> list[Claim]:
+        return [(Right.CONFIGURE, self.queue_id), *_dead_letters(self.policy)]
 
 
 class RedriveResponse(Answer):
@@ -558,12 +827,18 @@ class Redrive(Request):
 
     method = 0x6B
     answer = RedriveResponse
+    right = Right.READ
     mode = Mode.READ_WRITE
     queue_id: int
     to: str | None = None
     message_ids: list[int] | None = None
     reason: str | None = None
     limit: int | None = None
+
+    def claims(self) -> list[Claim]:
+        # Without `to` they go where they died, which only the node finds out: it asks there.
+        where: list[Claim] = [] if self.to is None else [(Right.WRITE, self.to)]
+        return [(Right.READ, self.queue_id), *where]
 
 
 class Member(msgspec.Struct, array_like=True):
@@ -588,6 +863,7 @@ class GetMembers(Request):
 
     method = 0x67
     answer = GetMembersResponse
+    right = None
 
 
 def _leaves(root: type[Packet]) -> list[type[Packet]]:

@@ -10,13 +10,15 @@ from tidegate.wire.packets import ANSWERS, PUSHES, REQUESTS, Packet, Run
 
 
 def requests_table() -> str:
-    """Every request with its answer, its mode and its fields."""
-    lines = ["| method | packet | answer | mode | fields | what it asks |", "|" + "---|" * 6]
+    """Every request with its answer, its mode, the right it needs, and its fields."""
+    names = ("method", "packet", "answer", "mode", "right", "fields", "what it asks")
+    lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
     for method, packet in sorted(REQUESTS.items()):
         mode = "any" if packet.before_identification else packet.mode.name.lower().replace("_", "-")
         answer = f"0x{packet.answer.method:02x} {packet.answer.__name__}"
         lines.append(
-            f"| 0x{method:02x} | {packet.__name__} | {answer} | {mode} | {_fields(packet)} "
+            f"| 0x{method:02x} | {packet.__name__} | {answer} | {mode} | {packet.right or '–'} "
+            f"| {_fields(packet)} "
             f"| {_sentence(packet)} |"
         )
     return "\n".join(lines)

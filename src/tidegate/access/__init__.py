@@ -1,0 +1,1 @@
+"""Users, roles, SCRAM, and what who may do."""

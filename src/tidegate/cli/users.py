@@ -1,0 +1,268 @@
+"""`tidegate user`: who may log in, and what they may do.
+
+Talks to the store, not to a node: the first user must be made before anybody can log in, and who
+reaches the store can do everything anyway. Nodes notice within a second. Passwords come from a
+prompt, from stdin or from a file; never from the command line, where the whole machine reads them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from tidegate.cli.output import Cell, Column, JsonOption, Output
+from tidegate.cli.serving import ConfigOption
+from tidegate.cli.settings import load_settings
+from tidegate.core.errors import InvalidValue, UniqueConstraint
+
+if TYPE_CHECKING:
+    from tidegate.core.ports import Store
+    from tidegate.core.users import Grant, User
+
+Result = TypeVar("Result")
+
+_COLUMNS = [
+    Column("user", style="bold"),
+    Column("read"),
+    Column("write"),
+    Column("configure"),
+    Column("admin"),
+]
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the user.")]
+DataOption = Annotated[
+    Path | None,
+    typer.Option("--data", help="folder of the embedded PostgreSQL [default: tidegate-data]"),
+]
+PasswordFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--password-file", help="Read the password from the first line of a file, - for stdin."
+    ),
+]
+ReadOption = Annotated[
+    list[str], typer.Option("--read", metavar="PATTERN", help="Take and browse messages.")
+]
+WriteOption = Annotated[list[str], typer.Option("--write", metavar="PATTERN", help="Put messages.")]
+ConfigureOption = Annotated[
+    list[str],
+    typer.Option("--configure", metavar="PATTERN", help="Create, change, purge and delete."),
+]
+AdminOption = Annotated[bool, typer.Option("--admin", help="Everything, on every queue.")]
+AdminOfOption = Annotated[
+    list[str], typer.Option("--admin-of", metavar="PATTERN", help="Everything, on these queues.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(no_args_is_help=True, help="Who may log in, and do what.")
+    group.command("add")(add)
+    group.command("list")(list_all)
+    group.command("grant")(grant)
+    group.command("passwd")(passwd)
+    group.command("remove")(remove)
+    app.add_typer(group, name="user")
+
+
+def add(
+    name: NameArgument,
+    read: ReadOption = [],  # noqa: B006
+    write: WriteOption = [],  # noqa: B006
+    configure: ConfigureOption = [],  # noqa: B006
+    admin: AdminOption = False,
+    admin_of: AdminOfOption = [],  # noqa: B006
+    password_file: PasswordFileOption = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make a user. It may do what is granted, on queues whose names fit a pattern: 'orders.*'."""
+    from tidegate.access.scram import check_user_name, keys_of
+    from tidegate.core.users import User
+
+    check_user_name(name)
+    grants = _grants(read, write, configure, admin, admin_of)
+    user = User(name, keys_of(_password(password_file)), grants)
+
+    async def work(store: Store) -> None:
+        if not await store.add_user(user):
+            raise UniqueConstraint(
+                f"user {name!r} exists: `tidegate user passwd {name}` changes its password, "
+                f"`tidegate user grant {name}` what it may do"
+            )
+
+    _with_store(data, config, work)
+    _tell(json, user, f"user {name} is made{'' if grants else ', and may do nothing yet'}")
+
+
+def grant(
+    name: NameArgument,
+    read: ReadOption = [],  # noqa: B006
+    write: WriteOption = [],  # noqa: B006
+    configure: ConfigureOption = [],  # noqa: B006
+    admin: AdminOption = False,
+    admin_of: AdminOfOption = [],  # noqa: B006
+    only: Annotated[
+        bool, typer.Option("--only", help="This and nothing else: take back what it had.")
+    ] = False,
+    data: DataOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Let a user do more, or with --only just that; its connections are ended."""
+    added = _grants(read, write, configure, admin, admin_of)
+
+    async def work(store: Store) -> list[Grant]:
+        had = [g for u in await store.list_users() if u.name == name for g in u.grants]
+        now = list(dict.fromkeys([*([] if only else had), *added]))
+        await _existing(name, store.set_user_grants(name, now))
+        return now
+
+    grants = _with_store(data, config, work)
+    if json:
+        Output(True).json({"user": name, **_by_role(grants)})
+    else:
+        Output().line(f"user {name} may do that from now on")
+
+
+def passwd(
+    name: NameArgument,
+    password_file: PasswordFileOption = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Change a user's password; its connections are ended."""
+    from tidegate.access.scram import keys_of
+
+    keys = keys_of(_password(password_file))
+    _with_store(data, config, lambda store: _existing(name, store.set_user_keys(name, keys)))
+    if json:
+        Output(True).json({"user": name, "changed": True})
+    else:
+        Output().line(f"the password of {name} is changed; its connections are ended")
+
+
+def remove(
+    name: NameArgument,
+    data: DataOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Remove a user; its connections are ended, and its clients go with it."""
+    _with_store(data, config, lambda store: _existing(name, store.remove_user(name)))
+    if json:
+        Output(True).json({"user": name, "removed": True})
+    else:
+        Output().line(f"user {name} is removed")
+
+
+def list_all(
+    data: DataOption = None, config: ConfigOption = None, json: JsonOption = False
+) -> None:
+    """List the users and what they may do."""
+    output = Output(json)
+    users = _with_store(data, config, lambda store: store.list_users())
+    if json:
+        output.json([{"user": user.name, **_by_role(user.grants)} for user in users])
+    elif users or not output.on_terminal:
+        rows = [
+            [u.name, *(" ".join(p) or None for p in _by_role(u.grants).values())] for u in users
+        ]
+        output.table(_COLUMNS, rows)
+    else:
+        output.line("there are no users: on this machine nobody has to log in", style="dim")
+
+
+def _row(user: User) -> list[Cell]:
+    return [user.name, *(" ".join(patterns) or None for patterns in _by_role(user.grants).values())]
+
+
+def _tell(json: bool, user: User, sentence: str) -> None:
+    if json:
+        Output(True).json({"user": user.name, **_by_role(user.grants)})
+    else:
+        Output().line(sentence)
+
+
+def _by_role(grants: list[Grant]) -> dict[str, list[str]]:
+    from tidegate.core.users import ROLES
+
+    return {role.value: [g.pattern for g in grants if g.role is role] for role in ROLES}
+
+
+def _grants(
+    read: list[str], write: list[str], configure: list[str], admin: bool, admin_of: list[str]
+) -> list[Grant]:
+    from tidegate.access.permissions import EVERY_QUEUE, check_pattern
+    from tidegate.core.users import ROLES, Grant
+
+    patterns = (read, write, configure, [*([EVERY_QUEUE] if admin else []), *admin_of])
+    return [
+        Grant(role, check_pattern(pattern))
+        for role, chosen in zip(ROLES, patterns, strict=True)
+        for pattern in chosen
+    ]
+
+
+def _password(file: Path | None) -> str:
+    """From a file, from stdin when it is no terminal, or asked for twice."""
+    from tidegate.client.credentials import password_in
+
+    if file is not None and str(file) != "-":
+        return password_in(file)
+    if file is not None or not sys.stdin.isatty():
+        return sys.stdin.readline().rstrip("\r\n")
+    return str(typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
+
+
+async def _existing(name: str, change: Awaitable[bool]) -> None:
+    if not await change:
+        raise InvalidValue(f"there is no user {name!r}: `tidegate user list` shows who there is")
+
+
+def _with_store(
+    data: Path | None, config: Path | None, work: Callable[[Store], Awaitable[Result]]
+) -> Result:
+    """Do something in the store that nodes use, whether or not any of them runs."""
+    from tidegate.storage.postgres import PostgresStore
+
+    async def opened(url: str) -> Result:
+        store = PostgresStore(url)
+        await store.open()
+        try:
+            return await work(store)
+        finally:
+            await store.close()
+
+    with _store_url(data, config) as url:
+        return asyncio.run(opened(url))
+
+
+@contextlib.contextmanager
+def _store_url(data: Path | None, config: Path | None) -> Iterator[str]:
+    """The store of the settings; an embedded one that nobody has started runs meanwhile."""
+    from tidegate.storage.data_folder import DataFolderHeld
+    from tidegate.storage.embedded import EmbeddedPostgres
+
+    settings = load_settings(config, os.environ)
+    if settings.store.all_urls and data is None:
+        yield settings.store.all_urls[0]
+        return
+    embedded = EmbeddedPostgres(data or settings.store.data_folder)
+    try:
+        embedded.start()
+    except DataFolderHeld:
+        yield embedded.url
+        return
+    try:
+        yield embedded.url
+    finally:
+        embedded.stop()

@@ -1,0 +1,40 @@
+"""Publications to one topic, gathered into batches as puts to a queue are."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from tidegate.client.outbox import Batch, Outbox
+from tidegate.wire.packets import Packet, Publish, PublishResponse
+
+if TYPE_CHECKING:
+    from tidegate.client.client import Client
+
+
+class TopicOutbox(Outbox):
+    """What is on its way to one topic. A future gives how many subscriptions got the message."""
+
+    __slots__ = ()
+
+    # A node stores batches of a topic beside each other: one at a time keeps their order.
+    in_flight_max = 1
+
+    def __init__(self, client: Client, topic: str) -> None:
+        super().__init__(client, topic)
+        # Topics are asked for by name: nothing to find out.
+        self.queue_id = 0
+
+    def _request(self, batch: Batch) -> Packet:
+        return Publish(self.queue, batch.packet)
+
+    def _take_answer(self, batch: Batch, answer: Packet) -> None:
+        assert isinstance(answer, PublishResponse)
+        futures = batch.futures
+        if isinstance(futures, asyncio.Future):
+            if not futures.done():
+                futures.set_result(answer.counts)
+            return
+        for future, count in zip(futures, answer.counts, strict=True):
+            if not future.done():
+                future.set_result(count)

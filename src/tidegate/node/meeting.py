@@ -1,0 +1,117 @@
+"""Queues that are to be changed together, brought to one node.
+
+All or none is one transaction, fenced by the epochs of all queues, so one node must own them all.
+It is the owner of most of them that brings the others, on a tie that of the first; were it whoever
+is asked, two nodes that are asked at once would pull at the same queues for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import TYPE_CHECKING, TypeVar
+
+from tidegate.core.errors import LimitReached, NotOwner, QueueNotExisting, StaleEpoch, Unavailable
+from tidegate.node.replica import Replica
+
+if TYPE_CHECKING:
+    from tidegate.node.server import Node
+
+_TRIES = 7
+# How long a queue that is at its limit may hold a joint change up: it holds others' queues too.
+_ROOM_S = 30.0
+_ROOM_POLL_S = 0.02
+
+# Messages, and bytes of payload.
+Need = tuple[int, int]
+
+Result = TypeVar("Result")
+
+
+class Meeting:
+    """Where queues of this node and of others come together."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        # One at a time: two that bring the same queues together would pull at them.
+        self._lock = asyncio.Lock()
+
+    async def coordinator(self, queue_ids: Collection[int]) -> str | None:
+        """Where most of the queues live; None: here."""
+        replicas = self._node.replicas
+        elsewhere = [queue_id for queue_id in queue_ids if queue_id not in replicas]
+        if not elsewhere:
+            return None
+        owners = await self._node.store.owners(elsewhere)
+        counts: dict[str | None, int] = {}
+        for queue_id in sorted(queue_ids):
+            address = None if queue_id in replicas else owners.get(queue_id)
+            if address is not None and address != self._node.address:
+                counts[address] = counts.get(address, 0) + 1
+            elif queue_id in replicas:
+                counts[None] = counts.get(None, 0) + 1
+        return max(counts, key=lambda address: counts[address], default=None)
+
+    async def gather(
+        self, needs: dict[int, Need], key: tuple[int, int], *, partial: bool = False
+    ) -> dict[int, Replica]:
+        """Own all of them, with room for what each needs; whoever knows the batch needs none.
+
+        A queue whose limit slows producers down does so here too, for a while.
+        """
+        clock = self._node.clock
+        deadline = clock.monotonic() + _ROOM_S
+        while True:
+            replicas = await self.bring(needs, partial=partial)
+            full = [
+                replica.info.name
+                for queue_id, replica in replicas.items()
+                if not replica.intake.knows(*key) and not replica.intake.room_for(*needs[queue_id])
+            ]
+            if not full:
+                return replicas
+            if clock.monotonic() > deadline:
+                raise LimitReached(f"queue {full[0]!r} is full, and stayed so for {_ROOM_S:g} s")
+            await asyncio.sleep(_ROOM_POLL_S)
+
+    async def bring(self, queue_ids: Iterable[int], *, partial: bool = False) -> dict[int, Replica]:
+        """Own all of them; with `partial` those that there are."""
+        wanted = list(dict.fromkeys(queue_ids))
+        found = self._all_here(wanted)
+        if found is not None:
+            return found
+        async with self._lock:
+            for queue_id in wanted:
+                try:
+                    await self._node.ownership.bring_here(queue_id)
+                except QueueNotExisting:
+                    if not partial:
+                        raise
+                    wanted = [each for each in wanted if each != queue_id]
+        # Between one and the next, somebody may have taken the first.
+        found = self._all_here(wanted)
+        if found is None:
+            raise Unavailable("the queues are wanted by another node too: try again")
+        return found
+
+    def _all_here(self, queue_ids: list[int]) -> dict[int, Replica] | None:
+        found = {}
+        for queue_id in queue_ids:
+            replica = self._node.replicas.get(queue_id)
+            if replica is None or replica.fenced:
+                return None
+            found[queue_id] = replica
+        return found
+
+
+async def insist(work: Callable[[], Awaitable[Result]]) -> Result:
+    """Try again while queues are changing hands."""
+    for attempt in range(_TRIES):
+        try:
+            return await work()
+        except (StaleEpoch, Unavailable, NotOwner):
+            if attempt == _TRIES - 1:
+                raise
+            await asyncio.sleep(0.05 * 2**attempt * random.uniform(0.5, 1.0))
+    raise AssertionError("unreachable")

@@ -1,0 +1,122 @@
+"""What a client may ask about topics: a function per packet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tidegate.core.errors import (
+    InvalidValue,
+    QueueNameNotUnique,
+    QueueNotExisting,
+    TopicNameNotUnique,
+    TopicNotExisting,
+)
+from tidegate.core.topic import check_filter
+from tidegate.node.checks import check_name, check_put
+from tidegate.wire import packets as w
+from tidegate.wire.connection import Received
+
+if TYPE_CHECKING:
+    from tidegate.core.model import QueueInfo
+    from tidegate.node.session import Session
+
+
+async def create_topic(session: Session, packet: w.CreateTopic, event: Received) -> None:
+    name = check_name(packet.name, session.limits)
+    topic = await session.node.store.create_topic(name)
+    if topic is None:
+        raise TopicNameNotUnique(f"a topic named {name!r} exists")
+    session.answer(w.CreateTopicResponse(topic), event.packet_id)
+
+
+async def delete_topic(session: Session, packet: w.DeleteTopic, event: Received) -> None:
+    name = check_name(packet.name, session.limits)
+    if not await session.node.store.delete_topic(name):
+        raise _no_topic(name)
+    session.answer(w.Success(), event.packet_id)
+
+
+async def topics(session: Session, packet: w.GetTopics, event: Received) -> None:
+    guard = session.guard
+    found = [
+        msgspec.structs.replace(
+            topic, subscriptions=guard.visible(topic.subscriptions, lambda each: each.queue)
+        )
+        for topic in guard.visible(await session.node.store.list_topics(), lambda each: each.name)
+    ]
+    session.answer(w.GetTopicsResponse(found), event.packet_id)
+
+
+async def subscribe_topic(session: Session, packet: w.SubscribeTopic, event: Received) -> None:
+    store = session.node.store
+    topic = check_name(packet.topic, session.limits)
+    name = check_name(packet.queue, session.limits)
+    check_filter(packet.filter)
+    if await store.find_topic(topic) is None:
+        raise _no_topic(topic)
+    known = await store.find_queue(None, name)
+    if known is not None and not known.durable:
+        raise InvalidValue(
+            f"queue {name!r} is transient: what is published is stored, so a subscription is too"
+        )
+    # Not even its connection's end stops it: who makes a queue that goes with one must say so.
+    queue = await asyncio.shield(asyncio.create_task(_subscribe(session, packet)))
+    if queue is None:
+        if packet.durable:
+            raise _no_topic(topic)
+        raise QueueNameNotUnique(
+            f"a queue named {name!r} exists, and one that goes with its connection must be new"
+        )
+    await session.node.ownership.route(queue.queue_id)
+    session.answer(w.SubscribeTopicResponse(queue), event.packet_id)
+
+
+async def _subscribe(session: Session, packet: w.SubscribeTopic) -> QueueInfo | None:
+    node = session.node
+    member_id = None if packet.durable else node.member_id
+    queue = await node.store.add_subscription(packet.topic, packet.queue, packet.filter, member_id)
+    if queue is not None and not packet.durable:
+        session.takes_along(queue.queue_id)
+    return queue
+
+
+async def unsubscribe_topic(session: Session, packet: w.UnsubscribeTopic, event: Received) -> None:
+    store = session.node.store
+    topic = check_name(packet.topic, session.limits)
+    queue = await store.find_queue(None, check_name(packet.queue, session.limits))
+    if queue is None:
+        raise QueueNotExisting(f"no queue named {packet.queue!r}")
+    if not await store.drop_subscription(topic, queue.queue_id):
+        if await store.find_topic(topic) is None:
+            raise _no_topic(topic)
+        raise InvalidValue(f"queue {packet.queue!r} is not subscribed to topic {topic!r}")
+    session.answer(w.Success(), event.packet_id)
+
+
+async def publish(session: Session, packet: w.Publish, event: Received) -> None:
+    check_name(packet.topic, session.limits)
+    check_put(packet.messages, len(event.body), session.limits)
+    counts = await session.node.publishing.publish(packet, bytes(event.body), session.client_id)
+    if isinstance(counts, str):
+        await session.forward_to(counts, packet, event.frame)
+        return
+    session.answer(w.PublishResponse(counts), event.packet_id)
+
+
+def _no_topic(name: str) -> TopicNotExisting:
+    return TopicNotExisting(f"no topic named {name!r}: create it first")
+
+
+TopicVerb = Callable[["Session", Any, Received], Awaitable[None]]
+TOPIC_VERBS: dict[type[w.Packet], TopicVerb] = {
+    w.CreateTopic: create_topic,
+    w.DeleteTopic: delete_topic,
+    w.GetTopics: topics,
+    w.SubscribeTopic: subscribe_topic,
+    w.UnsubscribeTopic: unsubscribe_topic,
+    w.Publish: publish,
+}

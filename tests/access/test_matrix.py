@@ -1,0 +1,291 @@
+"""Every verb × every role × own, other and dead-letter queue, at the owner and elsewhere.
+
+What each verb needs is written down here once more, by hand: were a packet's own word for it wrong,
+the two would differ. A packet that is not in the table fails a test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from backing import Connect, StartNode
+from people import add_user, login
+from tidegate.client.client import Client
+from tidegate.client.message import Message
+from tidegate.core.errors import Forbidden, QueueNotExisting, TidegateError
+from tidegate.core.model import Mode, QueuePolicy
+from tidegate.core.users import Right
+from tidegate.node.server import Node
+from tidegate.wire import packets as w
+
+CANARY = b"canary-payload-7411"
+ROLES = ["nothing", "read", "write", "configure", "admin"]
+THROUGH = ["the owner", "another node"]
+
+Make = Callable[[int, str], w.Request]
+
+READ, WRITE, CONFIGURE, ADMIN, SEE = "read", "write", "configure", "admin", "see"
+
+# What a verb needs on the queue that it names, and how it names it: by id and by name.
+NEEDS: dict[type[w.Request], tuple[str, Make]] = {
+    w.CreateQueue: (CONFIGURE, lambda _, name: w.CreateQueue(name)),
+    w.DeleteQueue: (CONFIGURE, lambda queue, _: w.DeleteQueue(queue)),
+    w.GetQueueId: (SEE, lambda _, name: w.GetQueueId(name)),
+    w.GetQueueName: (SEE, lambda queue, _: w.GetQueueName(queue)),
+    w.GetMessages: (READ, lambda queue, _: w.GetMessages(queue)),
+    w.PurgeQueue: (CONFIGURE, lambda queue, _: w.PurgeQueue(queue)),
+    w.PutMessages: (WRITE, lambda queue, _: w.PutMessages(queue, 5, 1, [1], [5])),
+    w.PutToQueues: (WRITE, lambda queue, _: w.PutToQueues([queue], 6, 1, 5)),
+    w.ReadMessage: (READ, lambda queue, _: w.ReadMessage(queue)),
+    w.ReadResponse: (READ, lambda queue, _: w.ReadResponse(queue, 1)),
+    w.Withdraw: (READ, lambda queue, _: w.Withdraw(queue, 12345)),
+    w.Subscribe: (READ, lambda queue, _: w.Subscribe(queue, 1 + queue, 1)),
+    w.Unsubscribe: (READ, lambda queue, _: w.Unsubscribe(queue, 1)),
+    w.Settle: (READ, lambda queue, _: w.Settle(queue, 0, [(1, 1)], confirm=True)),
+    w.Return: (READ, lambda queue, _: w.Return(queue, 0, [(1, 1)])),
+    w.Extend: (READ, lambda queue, _: w.Extend(queue, 0)),
+    w.SetPrefetch: (READ, lambda queue, _: w.SetPrefetch(queue, 1, 1)),
+    w.Stats: (SEE, lambda queue, _: w.Stats(queue)),
+    w.SetConsumerPrefetch: (ADMIN, lambda queue, _: w.SetConsumerPrefetch(queue, 1, 1, 1)),
+    w.SetOwner: (ADMIN, lambda queue, _: w.SetOwner(queue, 1)),
+    w.SetPolicy: (CONFIGURE, lambda queue, _: w.SetPolicy(queue, QueuePolicy(paused=True))),
+    w.Transact: (
+        WRITE,
+        lambda queue, _: w.Transact(7, 1, [w.PutMessages(queue, 7, 1, [1], [5])], []),
+    ),
+    # Topics are named and granted like queues.
+    w.CreateTopic: (CONFIGURE, lambda _, name: w.CreateTopic(name)),
+    w.DeleteTopic: (CONFIGURE, lambda _, name: w.DeleteTopic(name)),
+    w.Publish: (WRITE, lambda _, name: w.Publish(name, w.PutMessages(0, 8, 1, [1], [5]))),
+    w.SubscribeTopic: (READ, lambda _, name: w.SubscribeTopic(name, name)),
+    w.UnsubscribeTopic: (CONFIGURE, lambda _, name: w.UnsubscribeTopic(name, name)),
+    w.Redrive: (READ, lambda queue, name: w.Redrive(queue, to=name, reason="rejected")),
+}
+LISTS = (w.GetQueues, w.GetActiveQueues, w.GetTopics)
+# About no queue: what they may is tested in test_login.py.
+NO_QUEUE = (
+    *(w.Ping, w.Authenticate, w.Prove, w.ActFor),
+    *(w.RegisterClient, w.IdentifyClient, w.DeleteClient, w.FindClient, w.GetMembers),
+)
+
+
+def satisfies(role: str, need: str) -> bool:
+    return role == "admin" or role == need or (need == SEE and role != "nothing")
+
+
+def test_the_matrix_knows_every_packet_and_every_packet_says_what_it_needs() -> None:
+    known = {*NEEDS, *LISTS, *NO_QUEUE}
+    assert known == set(w.REQUESTS.values()), "a new packet: say here what it needs"
+    for kind in known:
+        assert "right" in vars(kind), f"{kind.__name__} does not say which right it needs"
+        assert (kind.right is None) == (kind in NO_QUEUE)
+    for kind, (need, make) in NEEDS.items():
+        claims = make(7, "orders").claims()
+        assert claims, f"{kind.__name__} names a queue, and claims() does not know"
+        assert claims[0][0] == Right(need)
+
+
+@pytest.fixture
+async def nodes(start_node: StartNode) -> list[Node]:
+    return [await start_node(), await start_node()]
+
+
+async def queues_of(admin: Client, role: str) -> dict[str, tuple[int, str]]:
+    """A queue of the role's own, one of somebody else, and the dead letters of its own."""
+    found = {}
+    for kind, name in (("own", role), ("other", f"billing-{role}"), ("dead", f"{role}.dead")):
+        queue = await admin.create_queue(name)
+        await admin.put(name, CANARY)
+        found[kind] = (queue.queue_id, name)
+    return found
+
+
+@pytest.mark.parametrize("through", THROUGH)
+@pytest.mark.parametrize("kind", NEEDS, ids=lambda kind: kind.__name__)
+async def test_a_verb_is_served_where_its_role_was_granted_and_nowhere_else(
+    kind: type[w.Request], through: str, nodes: list[Node], connect: Connect
+) -> None:
+    need, make = NEEDS[kind]
+    owner, other_node = nodes
+    await add_user(owner, "root", admin="*")
+    await other_node.accounts.refresh()
+    admin = await connect(owner, credentials=login("root"), mode="admin")
+    for role in ROLES:
+        queues = await queues_of(admin, role)
+        await add_user(owner, role, **({} if role == "nothing" else {role: role}))
+        # The widest mode: only the role is to decide.
+        mq = await connect(
+            owner if through == "the owner" else other_node,
+            credentials=login(role),
+            mode="admin",
+        )
+        link = await mq.connected()
+        body = [b"x"] if need == WRITE else None
+        for which in ("other", "dead", "own"):
+            queue_id, name = queues[which]
+            packet = make(queue_id, name)
+            refusal, answer = None, b""
+            try:
+                answer = bytes((await link.ask(packet, body)).body)
+            except TidegateError as error:
+                refusal = error
+            allowed = which == "own" and satisfies(role, need)
+            # These need a second right: redriving puts, and a subscription makes a queue.
+            both = kind in (w.Redrive, w.SubscribeTopic)
+            allowed = allowed and not (both and role != "admin")
+            told = f"{kind.__name__} as {role} on {which}: {refusal!r}"
+            assert isinstance(refusal, Forbidden | QueueNotExisting) is not allowed, told
+            if not allowed:
+                assert CANARY not in answer
+                if which != "own" and any(isinstance(q, int) for _, q in packet.claims()):
+                    # As if it were not there: not even its name comes out.
+                    assert str(refusal) == f"no queue {queue_id}", told
+        for which in ("other", "dead"):
+            # And nothing was done there.
+            name = queues[which][1]
+            assert [m.payload for m in await admin.browse(name)] == [CANARY]
+            assert (await admin.queue(name)).policy == QueuePolicy()
+        await mq.close()
+
+
+@pytest.mark.parametrize("through", THROUGH)
+@pytest.mark.parametrize("role", ROLES)
+async def test_lists_and_numbers_show_what_one_may_see(
+    role: str, through: str, nodes: list[Node], connect: Connect
+) -> None:
+    owner, other_node = nodes
+    await add_user(owner, "root", admin="*")
+    admin = await connect(owner, credentials=login("root"), mode="admin")
+    await queues_of(admin, role)
+    await add_user(owner, role, **({} if role == "nothing" else {role: role}))
+    await other_node.accounts.refresh()
+    mq = await connect(
+        owner if through == "the owner" else other_node, credentials=login(role), mode="admin"
+    )
+
+    for topic in (role, f"billing-{role}"):
+        await admin.create_topic(topic)
+        for queue in (role, f"billing-{role}"):
+            await admin.subscribe_to(topic, queue)
+    expected = [] if role == "nothing" else [role]
+    topics = await mq.topics()
+    assert [topic.name for topic in topics] == expected
+    assert [each.queue for topic in topics for each in topic.subscriptions] == expected
+    assert [queue.name for queue in await mq.queues()] == expected
+    assert [queue.name for queue in await mq.active_queues()] == expected
+    numbers = await mq.stats()
+    assert [queue.name for node in numbers.nodes for queue in node.queues] == expected
+
+
+async def test_a_put_to_several_queues_needs_the_right_on_each(
+    nodes: list[Node], connect: Connect
+) -> None:
+    await add_user(nodes[0], "root", admin="*")
+    admin = await connect(nodes[0], credentials=login("root"), mode="admin")
+    await queues_of(admin, "mine")
+    await add_user(nodes[0], "ann", write="mine")
+    for node in nodes:
+        await node.accounts.refresh()
+        ann = await connect(node, credentials=login("ann"))
+        ids = [(await admin.queue(name)).queue_id for name in ("mine", "billing-mine")]
+        with pytest.raises(QueueNotExisting):
+            await ann.put_to(ids, b"x")
+        assert await ann.put_to(ids, b"for mine", partial=True) == [str(ids[0])]
+    assert [m.payload for m in await admin.browse("mine")] == [CANARY, b"for mine", b"for mine"]
+    assert [m.payload for m in await admin.browse("billing-mine")] == [CANARY]
+
+
+async def test_a_transaction_needs_the_right_on_each_of_its_queues(
+    nodes: list[Node], connect: Connect
+) -> None:
+    await add_user(nodes[0], "root", admin="*")
+    admin = await connect(nodes[0], credentials=login("root"), mode="admin")
+    await queues_of(admin, "mine")
+    await admin.create_queue("out")
+    await add_user(nodes[0], "ann", read="mine", write="out")
+    for node in nodes:
+        await node.accounts.refresh()
+        ann = await connect(node, credentials=login("ann"))
+        message = await ann.get("mine", lease=60)
+        with pytest.raises((Forbidden, QueueNotExisting)):  # noqa: PT012
+            async with ann.transaction() as tx:
+                tx.put("billing-mine", b"x")
+                tx.ack(message)
+        async with ann.transaction() as tx:
+            tx.put("out", b"x")
+            tx.ack(message)
+        await admin.put("mine", CANARY)
+        await ann.close()
+    assert [m.payload for m in await admin.browse("out")] == [b"x", b"x"]
+    assert [m.payload for m in await admin.browse("billing-mine")] == [CANARY]
+
+
+async def test_a_policy_cannot_send_dead_letters_where_one_may_not_write(
+    nodes: list[Node], connect: Connect
+) -> None:
+    await add_user(nodes[0], "root", admin="*")
+    admin = await connect(nodes[0], credentials=login("root"), mode="admin")
+    await queues_of(admin, "mine")
+    await add_user(nodes[0], "ann", configure="mine*")
+    ann = await connect(nodes[0], credentials=login("ann"))
+    with pytest.raises(Forbidden):
+        await ann.set_policy("mine", dead_letter="billing-mine")
+    with pytest.raises(Forbidden):
+        await ann.create_queue("mine-2", policy=QueuePolicy(dead_letter="billing-mine"))
+    await ann.set_policy("mine", paused=True)
+    assert (await admin.queue("mine")).policy == QueuePolicy(paused=True)
+
+
+async def test_dead_letters_go_back_only_where_one_may_write(
+    nodes: list[Node], connect: Connect
+) -> None:
+    await add_user(nodes[0], "root", admin="*")
+    admin = await connect(nodes[0], credentials=login("root"), mode="admin")
+    await queues_of(admin, "mine")
+    died = await admin.get("mine", lease=60)
+    await died.reject(error="hopeless")
+    await add_user(nodes[0], "ann", read="mine.dead", write="billing*")
+    await add_user(nodes[0], "bob", read="mine.dead", write="mine")
+    await nodes[1].accounts.refresh()
+    (dead,) = [m for m in await dead_letters(admin) if m.deaths]
+    for node in nodes:
+        ann = await connect(node, credentials=login("ann"))
+        with pytest.raises(Forbidden, match="may not write queue 'mine'"):
+            await ann.redrive("mine.dead", message_ids=[dead.message_id])
+        with pytest.raises(Forbidden):
+            await ann.redrive("mine.dead", to="mine", message_ids=[dead.message_id])
+    assert len(await admin.browse("mine.dead")) == 2
+    bob = await connect(nodes[1], credentials=login("bob"))
+    assert await bob.redrive("mine.dead", message_ids=[dead.message_id]) == 1
+    assert [m.payload for m in await admin.browse("mine")] == [CANARY]
+
+
+async def dead_letters(admin: Client) -> list[Message]:
+    """The dead letters, when the one on its way has come."""
+    async with asyncio.timeout(10):
+        while len(found := await admin.browse("mine.dead")) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    return found
+
+
+@pytest.mark.parametrize(("mode", "can_put"), [("read-only", False), ("read-write", True)])
+async def test_a_mode_narrows_a_role_and_never_widens_it(
+    mode: str, can_put: bool, nodes: list[Node], connect: Connect
+) -> None:
+    await add_user(nodes[0], "root", admin="*")
+    for node in nodes:
+        await node.accounts.refresh()
+        mq = await connect(node, credentials=login("root"), mode=mode)
+        link = await mq.connected()
+        outcome = []
+        for packet in (w.CreateQueue(f"of {node.name}"), w.SetOwner(1, 1)):
+            try:
+                await link.ask(packet)
+                outcome.append(True)
+            except TidegateError:
+                outcome.append(False)
+        assert outcome == [can_put, False]
+    assert Mode.ADMIN > Mode.READ_WRITE > Mode.READ_ONLY

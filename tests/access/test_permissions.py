@@ -1,0 +1,89 @@
+"""Who may do what with which queue: denied, unless a grant says otherwise."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.access.permissions import EVERYTHING, NOTHING, Permissions, check_pattern, fits
+from tidegate.core.errors import InvalidValue
+from tidegate.core.users import ROLES, Grant, Right
+
+LETTERS = st.text(alphabet="ab.[]?\n", max_size=8)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "does"),
+    [
+        ("orders", "orders", True),
+        ("orders", "orders.dead", False),
+        ("orders", "Orders", False),
+        ("orders.*", "orders.eu", True),
+        ("orders.*", "orders", False),
+        ("orders.*", "orders.", True),
+        ("orders.*", "reorders.eu", False),
+        ("orders*", "orders.dead", True),
+        ("*", "", True),
+        ("*", "anything", True),
+        ("*.dead", "orders.dead", True),
+        ("*.dead", "orders.deadly", False),
+        ("a*b*c", "a-b-b-c", True),
+        ("a*b*c", "a-c-b", False),
+        ("a*a", "a", False),
+        ("orders.?", "orders.x", False),
+        ("[ab]", "a", False),
+        ("[ab]", "[ab]", True),
+    ],
+)
+def test_a_star_stands_for_any_characters_and_nothing_else_is_special(
+    pattern: str, name: str, does: bool
+) -> None:
+    assert fits(pattern, name) is does
+
+
+@given(st.lists(LETTERS, min_size=1, max_size=5), LETTERS)
+def test_patterns_mean_what_a_regular_expression_would(parts: list[str], name: str) -> None:
+    expression = re.compile(".*".join(map(re.escape, parts)), re.DOTALL)
+    assert fits("*".join(parts), name) is (expression.fullmatch(name) is not None)
+
+
+def test_many_stars_cost_no_more_than_one_pass() -> None:
+    assert not fits("*a" * 100 + "b", "a" * 255)
+
+
+def test_nothing_is_allowed_to_who_was_granted_nothing() -> None:
+    assert not any(NOTHING.allows(right, "orders") for right in Right)
+
+
+def test_admin_of_every_queue_may_everything() -> None:
+    assert EVERYTHING.is_everything
+    assert all(EVERYTHING.allows(right, "orders") for right in Right)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_gives_itself_and_sight_and_admin_gives_all(role: Right) -> None:
+    permissions = Permissions([Grant(role, "orders")])
+
+    given = {right for right in Right if permissions.allows(right, "orders")}
+
+    assert given == (set(Right) if role is Right.ADMIN else {role, Right.SEE})
+    for other in ("orders.dead", "billing", "order", ""):
+        assert not any(permissions.allows(right, other) for right in Right)
+    assert not permissions.is_everything
+
+
+def test_names_that_strangers_ask_for_do_not_fill_memory() -> None:
+    permissions = Permissions([Grant(Right.READ, "orders.*")])
+    for number in range(25_000):
+        permissions.allows(Right.READ, f"orders.{number}")
+    assert len(permissions._remembered) <= 10_000
+    assert permissions.allows(Right.READ, "orders.7")
+
+
+@pytest.mark.parametrize("pattern", ["", "a" * 256, "a\nb", "\x00"])
+def test_what_is_no_pattern_is_refused(pattern: str) -> None:
+    with pytest.raises(InvalidValue):
+        check_pattern(pattern)
