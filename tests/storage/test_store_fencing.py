@@ -325,6 +325,19 @@ async def test_lanes_are_read_in_order_within_count_and_bytes(scene: Scene) -> N
     ]
 
 
+async def test_a_lane_is_as_old_as_what_came_first_whatever_its_id(scene: Scene) -> None:
+    for first_id, arrived_at in (
+        (10, 1_700_000_020.5),
+        (20, 1_700_000_000.25),
+        (30, 1_700_000_030),
+    ):
+        await scene.put(scene.segment(first_id, arrived_at=arrived_at), batch=first_id)
+
+    (lane,) = await scene.store.lanes(scene.queue.queue_id)
+
+    assert (lane.first_id, lane.arrived_at) == (10, 1_700_000_000.25)
+
+
 async def test_searching_finds_by_receiver_sender_and_context(scene: Scene) -> None:
     await scene.put(scene.segment(10, senders=[1, 2, 1]), batch=1)
     await scene.put(scene.segment(20, receivers=[5, 6, 5], contexts=[None, 9, None]), batch=2)
