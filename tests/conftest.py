@@ -109,7 +109,7 @@ async def start_node(backing: Backing) -> AsyncIterator[StartNode]:
 
     yield start
     for node in started:
-        if not node._stopping:
+        if not node.stopping:
             await node.stop()
 
 

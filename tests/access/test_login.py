@@ -272,7 +272,7 @@ async def test_who_reads_slowly_but_reads_is_not_hung_up_on(
 async def exposed(request: pytest.FixtureRequest) -> AsyncIterator[Node]:
     node = Node(MemoryStore(), host="0.0.0.0")
     yield node
-    if node._server is not None and not node._stopping:
+    if node._server is not None and not node.stopping:
         await node.stop()
 
 

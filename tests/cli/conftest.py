@@ -1,4 +1,4 @@
-"""A folder that PostgreSQL may enter, and one running `tidegate up` for each module of tests."""
+"""A folder that PostgreSQL may enter, and one running `tidegate up` for all of these tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def command_line() -> Iterator[CommandLine]:
     path = Path(tempfile.mkdtemp(prefix="tidegate-cli-"))
     running = CommandLine(path)
@@ -30,7 +30,7 @@ def command_line() -> Iterator[CommandLine]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def up() -> Iterator[Up]:
     path = Path(tempfile.mkdtemp(prefix="tidegate-cli-"))
     running = Up(path)
@@ -44,4 +44,4 @@ def up() -> Iterator[Up]:
 @pytest.fixture
 def queue(up: Up, request: pytest.FixtureRequest) -> str:
     """A name that no other test uses."""
-    return f"q-{request.node.name}"
+    return f"q-{request.module.__name__}-{request.node.name}"

@@ -209,7 +209,7 @@ async def test_35_stale_epoch(backing: Backing, start_node: StartNode, connect: 
     mq = await connect(deposed)
     queue = await mq.create_queue("orders")
     await backing.declare_dead(deposed.member_id)
-    await taker.route(queue.queue_id)
+    await taker.ownership.route(queue.queue_id)
 
     error = await error_of(mq, w.PutMessages(queue.queue_id, 1, 1, [1], [5]), b"x")
 

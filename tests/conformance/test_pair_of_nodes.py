@@ -274,7 +274,7 @@ async def test_a_deposed_owner_confirms_nothing_and_hands_nothing_out(
     deposed = pair.b.replicas[queue_id]
 
     await backing.declare_dead(pair.b.member_id)
-    await pair.a.route(queue_id)
+    await pair.a.ownership.route(queue_id)
 
     assert pair.a.replicas[queue_id].epoch > deposed.epoch
     with pytest.raises(e.LeaseLost):
@@ -290,7 +290,7 @@ async def test_a_node_that_was_declared_dead_starts_over(pair: Pair, backing: Ba
     old = pair.b.member_id
     await backing.declare_dead(old)
     queue_id = (await pair.at_a.queue("orders")).queue_id
-    await pair.a.route(queue_id)
+    await pair.a.ownership.route(queue_id)
 
     await until(lambda: pair.b.member_id != old)
 

@@ -267,7 +267,7 @@ async def test_a_subscription_of_a_dead_nodes_connection_is_swept(
     # Whoever claims its queues declares it dead.
     await backing.declare_dead(a.member_id)
     for queue in await at_b.queues():
-        await b.route(queue.queue_id)
+        await b.ownership.route(queue.queue_id)
     await b.topics.sweep()
     assert [queue.name for queue in await at_b.queues()] == ["kept"]
 

@@ -598,7 +598,7 @@ async def test_a_deposed_node_does_nothing(pair: Pair, backing: Backing) -> None
     held = await pair.at_b.get("there", lease=60)
     queue_id = (await pair.at_a.queue("there")).queue_id
     await backing.declare_dead(pair.b.member_id)
-    await pair.a.route(queue_id)
+    await pair.a.ownership.route(queue_id)
     with pytest.raises(e.LeaseLost):
         async with pair.at_b.transaction() as tx:
             tx.ack(held)

@@ -22,7 +22,7 @@ async def test_a_batch_never_overtakes_one_that_was_refused_for_a_moment(
         queue = await mq.create_queue("orders")
         # Given a queue whose owner is not known when the first batch comes, and known a turn later
         node.replicas.pop(queue.queue_id)
-        really_route = node.route
+        really_route = node.ownership.route
         asked = 0
 
         async def route(queue_id: int) -> Replica | str:
@@ -33,7 +33,7 @@ async def test_a_batch_never_overtakes_one_that_was_refused_for_a_moment(
                 raise Unavailable("the queue is being taken over: try again")
             return await really_route(queue_id)
 
-        monkeypatch.setattr(node, "route", route)
+        monkeypatch.setattr(node.ownership, "route", route)
 
         # When two batches are on their way
         first = mq.put("orders", b"first")

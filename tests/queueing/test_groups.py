@@ -218,3 +218,19 @@ def test_the_oldest_that_waits_may_wait_for_its_group() -> None:
     assert oldest is not None
     assert oldest.arrived_at == 2.0
     assert [span.first_id for span in queue.browse(5)] == [2]
+
+
+def test_who_was_searched_for_is_not_forgotten_when_more_for_it_stays_in_the_store() -> None:
+    queue = new_queue()
+    queue.add(segment(1, "a", receiver=8), keep=False)
+    queue.searched(7, queue.addressed_end)
+    queue.add(segment(2, "a", "a", receiver=7, priority=9), keep=True)
+    queue.add(segment(4, "a", receiver=7), keep=False)
+
+    first = take(queue, client=7)
+    assert ids(first) == [2]
+    queue.done(first[0])
+
+    # Nothing of its group before it is in the store: that was found out before.
+    assert ids(take(queue, client=7)) == [3]
+    assert queue.unsearched_from(7) == 4

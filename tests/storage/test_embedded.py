@@ -19,6 +19,8 @@ from tidegate.storage import embedded
 from tidegate.storage.data_folder import DataFolderHeld, DataFolderUnusable
 from tidegate.storage.embedded import EmbeddedPostgres, EmbeddedPostgresFailed
 
+pytestmark = pytest.mark.slow
+
 HOLDER_PROGRAM = """
 import sys, time
 from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 from backing import SQL_STORES, Backing, PostgresBacking
 from tidegate.core.errors import Unavailable
 from tidegate.core.model import Attributes, Mode, QueueInfo
-from tidegate.core.ports import Claim, Publication, Settlement, Store, Target, Write
+from tidegate.core.ports import Attempt, Claim, Publication, Settlement, Store, Target, Write
 from tidegate.core.segment import Segment
 from tidegate.storage.migrations import migration_files
 from tidegate.storage.postgres import PostgresStore
@@ -325,6 +325,19 @@ async def test_lanes_are_read_in_order_within_count_and_bytes(scene: Scene) -> N
     ]
 
 
+async def test_a_lane_is_as_old_as_what_came_first_whatever_its_id(scene: Scene) -> None:
+    for first_id, arrived_at in (
+        (10, 1_700_000_020.5),
+        (20, 1_700_000_000.25),
+        (30, 1_700_000_030),
+    ):
+        await scene.put(scene.segment(first_id, arrived_at=arrived_at), batch=first_id)
+
+    (lane,) = await scene.store.lanes(scene.queue.queue_id)
+
+    assert (lane.first_id, lane.arrived_at) == (10, 1_700_000_000.25)
+
+
 async def test_searching_finds_by_receiver_sender_and_context(scene: Scene) -> None:
     await scene.put(scene.segment(10, senders=[1, 2, 1]), batch=1)
     await scene.put(scene.segment(20, receivers=[5, 6, 5], contexts=[None, 9, None]), batch=2)
@@ -455,6 +468,24 @@ async def test_the_message_view_shows_every_message_with_its_fields(
         (12, "orders", 3, None, 8, 5, None, None, b"two"),
         (22, "orders", 1, 5, None, 5, None, None, b"x"),
     ]
+
+
+@on_sql
+async def test_the_message_view_says_before_when_a_message_is_not_delivered(
+    backing: PostgresBacking, scene: Scene
+) -> None:
+    await scene.put(scene.segment(10))
+    await scene.put(scene.segment(20, due_at=5000.0), batch=2)
+    settlement = Settlement(scene.queue.queue_id, scene.epoch)
+    settlement.attempts = {(10, 1): Attempt(1, 6000.0, []), (20, 2): Attempt(1, 7000.0, [])}
+    assert await scene.store.settle([settlement]) == [True]
+
+    with psycopg.connect(backing.url) as connection:
+        rows = connection.execute(
+            "select message_id, extract(epoch from due_at)::int from message order by message_id"
+        ).fetchall()
+
+    assert rows == [(10, None), (11, 6000), (12, None), (20, 5000), (21, 5000), (22, 7000)]
 
 
 @on_sql

@@ -164,7 +164,7 @@ class LaneSummary:
         self.last_id = last_id
         self.count = count
         self.payload_bytes = payload_bytes
-        # When the first of it came.
+        # When the first of it came, which need not be that with the lowest id.
         self.arrived_at = arrived_at
 
 

@@ -82,7 +82,7 @@ async def create_queue(session: Session, packet: w.CreateQueue, event: Received)
     queue = await session.node.store.create_queue(name, packet.durable, packet.policy)
     if queue is None:
         raise QueueNameNotUnique(f"a queue named {name!r} exists")
-    await session.node.route(queue.queue_id)
+    await session.node.ownership.route(queue.queue_id)
     session.answer(w.CreateQueueResponse(queue), event.packet_id)
 
 

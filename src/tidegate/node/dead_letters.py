@@ -129,7 +129,7 @@ class DeadLetters:
             info = await store.create_queue(name, True, DEAD_LETTER_POLICY)
         if info is None:
             raise Unavailable(f"queue {name!r} is being made: try again")
-        return await self._node.bring_here(info.queue_id)
+        return await self._node.ownership.bring_here(info.queue_id)
 
     async def drain(self) -> None:
         """Return when nothing is on its way."""
@@ -190,7 +190,7 @@ class DeadLetters:
                 info = await self._node.store.find_queue(None, name)
                 if info is None:
                     raise QueueNotExisting(f"no queue named {name!r}: create it, or name another")
-                target = await self._node.bring_here(info.queue_id)
+                target = await self._node.ownership.bring_here(info.queue_id)
                 if target is source:
                     raise QueueNotExisting(f"queue {name!r} is where they are: name another")
                 await self._move(source, target, letters)

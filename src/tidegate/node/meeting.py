@@ -84,7 +84,7 @@ class Meeting:
         async with self._lock:
             for queue_id in wanted:
                 try:
-                    await self._node.bring_here(queue_id)
+                    await self._node.ownership.bring_here(queue_id)
                 except QueueNotExisting:
                     if not partial:
                         raise

@@ -239,12 +239,12 @@ async def purge(session: Session, replica: Replica, packet: w.PurgeQueue, frame:
 
 
 async def delete(session: Session, replica: Replica, packet: w.DeleteQueue, frame: Frame) -> None:
-    await session.node.delete_queue(replica)
+    await session.node.ownership.delete_queue(replica)
     session.answer(w.Success(), frame.packet_id)
 
 
 async def set_owner(session: Session, replica: Replica, packet: w.SetOwner, frame: Frame) -> None:
-    await session.node.hand_over(replica, packet.member_id)
+    await session.node.ownership.hand_over(replica, packet.member_id)
     session.answer(w.Success(), frame.packet_id)
 
 

@@ -14,7 +14,7 @@ import logging
 import resource
 import socket
 import ssl
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 from tidegate.client.address import parse_address
@@ -24,12 +24,11 @@ from tidegate.core.errors import (
     InvalidValue,
     LimitReached,
     NotAuthenticated,
-    NotOwner,
-    QueueNotExisting,
     StaleEpoch,
     TidegateError,
     Unavailable,
 )
+from tidegate.core.model import QueueInfo
 from tidegate.core.ports import Clock, Store
 from tidegate.node.accounts import Accounts, is_loopback
 from tidegate.node.admission import Admission
@@ -39,6 +38,7 @@ from tidegate.node.guard import QueueNames
 from tidegate.node.limits import Limits
 from tidegate.node.meeting import Meeting
 from tidegate.node.neighbours import Neighbours
+from tidegate.node.ownership import Ownership
 from tidegate.node.publishing import Publishing
 from tidegate.node.replica import Replica
 from tidegate.node.session import Session
@@ -87,7 +87,8 @@ class Node:
         self.limits = limits or Limits()
         self.clock = clock or Clock()
         self.name = name or ""
-        self.replicas: dict[int, Replica] = {}
+        self.ownership = Ownership(self)
+        self.replicas = self.ownership.replicas
         self.phases = PhaseMeters()
         self.packets_in = 0
         self.packets_out = 0
@@ -115,18 +116,15 @@ class Node:
         self._settler = Settler(store, linger_s=self.limits.settle_linger_s)
         self._sessions: set[Session] = set()
         self._waiting_sessions: set[Session] = set()
-        self._routing: dict[int, asyncio.Task[Replica | str]] = {}
         self._alive_until = 0.0
         # Whether it did when the lease was to be renewed.
         self._store_answers = True
         self._started_at = 0.0
         self._server: asyncio.Server | Doorstep | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._neighbours = Neighbours(self)
-        self._stopping = False
+        self.neighbours = Neighbours(self)
+        self.stopping = False
         self._refused_at = float("-inf")
-        # Queues that are on their way to another member: who asks for them waits.
-        self._handing_over: dict[int, asyncio.Event] = {}
         self._adopting: asyncio.Task[None] | None = None
 
     # Life
@@ -206,14 +204,14 @@ class Node:
 
     def do_soon(self, work: Coroutine[Any, Any, None]) -> None:
         """Something that nobody waits for; a node that is going away leaves it to others."""
-        if self._stopping:
+        if self.stopping:
             work.close()
         else:
             self._start(work)
 
     async def stop(self) -> None:
         """Drain: no new work, what was accepted reaches the disk, queues are let go."""
-        self._stopping = True
+        self.stopping = True
         if self._server is not None:
             self._server.close()
         try:
@@ -234,11 +232,11 @@ class Node:
         for session in list(self._sessions):
             session.close()
         await self._end_tasks()
-        await self._neighbours.close()
+        await self.neighbours.close()
         await self.store.close()
 
     async def _end_tasks(self) -> None:
-        ending = [*self._tasks, *self._routing.values()]
+        ending = [*self._tasks, *self.ownership.searches]
         if self._adopting is not None:
             ending.append(self._adopting)
         await self.dead_letters.abort()
@@ -250,7 +248,7 @@ class Node:
 
     async def abort(self) -> None:
         """End at once, as a kill would: nothing more is written, nobody hears goodbye."""
-        self._stopping = True
+        self.stopping = True
         if self._server is not None:
             self._server.close()
         for writer in self._writers:
@@ -261,16 +259,16 @@ class Node:
         for replica in list(self.replicas.values()):
             replica.fence(Unavailable("this node has ended"))
         await self._end_tasks()
-        await self._neighbours.close()
+        await self.neighbours.close()
         await self.store.close()
 
     def may_deliver(self) -> bool:
         """A paused owner wakes up with its lease gone: look at the clock before every socket."""
-        return self.clock.monotonic() < self._alive_until and not self._stopping
+        return self.clock.monotonic() < self._alive_until and not self.stopping
 
     def why_not_ready(self) -> str | None:
         """Why nobody should be sent here now, or None. Renewals ask the store all the time."""
-        if self._stopping:
+        if self.stopping:
             return "draining: the node is about to stop"
         if not self._writers:
             return "starting"
@@ -282,6 +280,22 @@ class Node:
     def _count_commit(self, duration_s: float, messages: int) -> None:
         self._commits.add(duration_s)
         self._committed_messages += messages
+
+    def replica_of(self, info: QueueInfo, epoch: int) -> Replica:
+        """A queue that has become ours."""
+        return Replica(
+            info,
+            epoch,
+            store=self.store,
+            writer=self._writers[info.queue_id % len(self._writers)],
+            settler=self._settler,
+            budget=self._budget,
+            limits=self.limits,
+            clock=self.clock,
+            may_deliver=self.may_deliver,
+            on_fenced=self.ownership.forget,
+            give_up=self.dead_letters.give_up,
+        )
 
     # Back-pressure
 
@@ -302,7 +316,7 @@ class Node:
     # Sessions
 
     def admit(self, session: Session) -> bool:
-        if self._stopping:
+        if self.stopping:
             return False
         try:
             session.place = self.admission.arrive(session.address)
@@ -333,130 +347,8 @@ class Node:
             with contextlib.suppress(TidegateError):
                 await self.store.delete_client(client_id)
 
-        if not self._stopping:
+        if not self.stopping:
             self._start(delete())
-
-    # Who serves a queue
-
-    async def route(self, queue_id: int) -> Replica | str:
-        """The replica here, or the address of the node that has it."""
-        replica = self.replicas.get(queue_id)
-        if replica is not None:
-            return replica
-        if not -(2**31) <= queue_id < 2**31:
-            raise QueueNotExisting(f"no queue {queue_id}")
-        task = self._routing.get(queue_id)
-        if task is None:
-            task = self._routing[queue_id] = asyncio.create_task(self._find(queue_id))
-            task.add_done_callback(lambda _: self._routing.pop(queue_id, None))
-        return await asyncio.shield(task)
-
-    async def _find(self, queue_id: int) -> Replica | str:
-        leaving = self._handing_over.get(queue_id)
-        if leaving is not None:
-            await leaving.wait()
-        location = await self.store.locate(queue_id)
-        if location is None:
-            raise QueueNotExisting(f"no queue {queue_id}")
-        if location.alive and location.owner != self.member_id:
-            assert location.address is not None
-            return location.address
-        if self._stopping:
-            raise Unavailable("this node is going away")
-        replica = self.replicas.get(queue_id)
-        if replica is not None:
-            return replica
-        claim = await self.store.claim(queue_id, self.member_id)
-        if claim is None:
-            raise Unavailable(f"queue {location.queue.name!r} is being taken over: try again")
-        replica = Replica(
-            location.queue,
-            claim.epoch,
-            store=self.store,
-            writer=self._writers[queue_id % len(self._writers)],
-            settler=self._settler,
-            budget=self._budget,
-            limits=self.limits,
-            clock=self.clock,
-            may_deliver=self.may_deliver,
-            on_fenced=self._forget_replica,
-            give_up=self.dead_letters.give_up,
-        )
-        await replica.load()
-        if replica.fenced:
-            raise StaleEpoch(f"queue {location.queue.name!r} was taken over")
-        self.replicas[queue_id] = replica
-        log.info("owns queue", extra={"queue": location.queue.name, "epoch": claim.epoch})
-        return replica
-
-    def _forget_replica(self, replica: Replica) -> None:
-        if self.replicas.get(replica.info.queue_id) is replica:
-            del self.replicas[replica.info.queue_id]
-            log.info("no longer owns queue", extra={"queue": replica.info.name})
-
-    async def bring_here(self, queue_id: int) -> Replica:
-        """Own a queue, asking its present owner to let it go."""
-        found = await self.route(queue_id)
-        if isinstance(found, Replica):
-            return found
-        await self._neighbours.ask_for(found, queue_id, self.member_id)
-        found = await self.route(queue_id)
-        if not isinstance(found, Replica):
-            raise Unavailable(f"queue {queue_id} did not come: try again")
-        return found
-
-    async def delete_anywhere(self, queue_id: int) -> None:
-        """Delete a queue, whoever owns it."""
-        found = await self.route(queue_id)
-        if isinstance(found, Replica):
-            await self.delete_queue(found)
-        else:
-            await self._neighbours.delete_queue(found, queue_id)
-
-    async def hand_over(self, replica: Replica, member_id: int) -> None:
-        """Give a queue to another member: what was accepted is on disk before it goes."""
-        if member_id == self.member_id:
-            return
-        alive = {m.member_id: m for m in await self.store.members() if m.alive}
-        if member_id not in alive:
-            raise InvalidValue(f"no living member {member_id}; there are {sorted(alive)}")
-        if not replica.info.durable and not replica.is_empty:
-            raise InvalidValue(
-                f"queue {replica.info.name!r} is transient: what is in it cannot move"
-            )
-        async with self._taking_out(replica):
-            try:
-                await replica.quiesce()
-                released = await self.store.release(replica.info.queue_id, replica.epoch, member_id)
-            finally:
-                replica.fence(NotOwner(f"queue {replica.info.name!r} moved to member {member_id}"))
-        if not released:
-            raise StaleEpoch(f"queue {replica.info.name!r} had a new owner already")
-
-    async def delete_queue(self, replica: Replica) -> None:
-        async with self._taking_out(replica):
-            try:
-                deleted = await self.store.delete_queue(replica.info.queue_id)
-            except TidegateError:
-                replica.fence(StaleEpoch(f"queue {replica.info.name!r} may be deleted: ask again"))
-                raise
-            replica.deleted()
-        if not deleted:
-            raise QueueNotExisting(f"no queue {replica.info.name!r}")
-
-    @contextlib.asynccontextmanager
-    async def _taking_out(self, replica: Replica) -> AsyncIterator[None]:
-        """Out of the table: what comes now waits until it is clear where to."""
-        queue_id = replica.info.queue_id
-        if queue_id in self._handing_over or self.replicas.get(queue_id) is not replica:
-            raise NotOwner(f"queue {replica.info.name!r} is leaving already: ask again")
-        gone = self._handing_over[queue_id] = asyncio.Event()
-        del self.replicas[queue_id]
-        try:
-            yield
-        finally:
-            del self._handing_over[queue_id]
-            gone.set()
 
     # Forever
 
@@ -474,7 +366,7 @@ class Node:
                     await self._start_over()
                 if self._adopting is None or self._adopting.done():
                     # Beside the renewal: a large queue takes longer to load than a lease lasts.
-                    self._adopting = asyncio.create_task(self._adopt())
+                    self._adopting = asyncio.create_task(self.ownership.adopt())
                 await self._leave_the_dead()
             except TidegateError as failure:
                 self._store_answers = False
@@ -482,13 +374,6 @@ class Node:
             except Exception:
                 # Without this loop the node would go on confirming and never deliver again.
                 log.exception("a bug while renewing the lease")
-
-    async def _adopt(self) -> None:
-        """Claim the queues that nobody living owns."""
-        with contextlib.suppress(TidegateError):
-            for queue_id in await self.store.orphans():
-                with contextlib.suppress(TidegateError):
-                    await self.route(queue_id)
 
     async def _leave_the_dead(self) -> None:
         """What waits for the answer of a dead owner must be asked again: its socket may be open."""
@@ -576,7 +461,7 @@ class Node:
     async def numbers(self, queue_id: int | None, cluster: bool) -> ClusterNumbers:
         if queue_id is not None:
             # A queue that nobody has asked for since its owner went has no numbers yet.
-            await self.route(queue_id)
+            await self.ownership.route(queue_id)
         chosen = [
             replica.numbers()
             for number, replica in sorted(self.replicas.items())
@@ -589,7 +474,7 @@ class Node:
                 for member in await self.store.members()
                 if member.alive and member.member_id != self.member_id
             ]
-            nodes += await self._neighbours.numbers(others, queue_id)
+            nodes += await self.neighbours.numbers(others, queue_id)
         return ClusterNumbers(nodes)
 
     def own_numbers(self, queues: list[QueueNumbers]) -> NodeNumbers:

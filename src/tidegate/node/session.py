@@ -457,7 +457,7 @@ class Session(asyncio.Protocol):
                 waiting = self._gates[queue_id]
                 waiting[:] = [each for each in waiting if self._is_allowed(*each)]
             if self._gates[queue_id]:
-                found = await self.node.route(queue_id)
+                found = await self.node.ownership.route(queue_id)
                 if isinstance(found, Replica):
                     replica = found
                 else:

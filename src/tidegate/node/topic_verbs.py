@@ -71,7 +71,7 @@ async def subscribe_topic(session: Session, packet: w.SubscribeTopic, event: Rec
         raise QueueNameNotUnique(
             f"a queue named {name!r} exists, and one that goes with its connection must be new"
         )
-    await session.node.route(queue.queue_id)
+    await session.node.ownership.route(queue.queue_id)
     session.answer(w.SubscribeTopicResponse(queue), event.packet_id)
 
 

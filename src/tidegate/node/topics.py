@@ -36,7 +36,7 @@ class Topics:
 
     async def _delete(self, queue_id: int) -> None:
         try:
-            await insist(lambda: self._node.delete_anywhere(queue_id))
+            await insist(lambda: self._node.ownership.delete_anywhere(queue_id))
         except QueueNotExisting:
             return
         except TidegateError as failure:

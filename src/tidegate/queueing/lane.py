@@ -43,6 +43,8 @@ class Lane:
         "tail_from",
         "tail_groups_from",
         "tail_last",
+        "tail_newest_at",
+        "tail_unsorted_to",
         "tenants",
     )
 
@@ -62,9 +64,13 @@ class Lane:
         self.tail_bytes = 0
         self.tail_from = 0
         self.tail_last = 0
-        # Its first message arrived then or later; from this id on some may belong to groups.
+        # None of it arrived before; from this id on some may belong to groups.
         self.tail_arrived_at = 0.0
         self.tail_groups_from = NO_ID
+        # Up to this id a newer one may have arrived earlier: an owner before stored some late, or
+        # had another clock. Behind it they arrived in the order of their ids, the last one then.
+        self.tail_unsorted_to = 0
+        self.tail_newest_at = 0.0
         # Whether the tail is left alone for now, since the head is full of those who wait for
         # their groups: then nobody waits for it.
         self.stalled = False
@@ -160,7 +166,13 @@ class Lane:
         """A segment that stays in the store only."""
         if not self.tail_count:
             self.tail_from = segment.first_id
-            self.tail_arrived_at = segment.arrived_at
+            self.tail_arrived_at = self.tail_newest_at = segment.arrived_at
+        elif segment.arrived_at >= self.tail_newest_at:
+            self.tail_newest_at = segment.arrived_at
+        else:
+            # The clock was set back.
+            self.tail_arrived_at = min(self.tail_arrived_at, segment.arrived_at)
+            self.tail_unsorted_to = segment.last_id
         if self.tail_groups_from == NO_ID and has_groups(segment):
             self.tail_groups_from = segment.first_id
         self.tail_count += open_count
@@ -171,7 +183,8 @@ class Lane:
         self, first_id: int, last_id: int, count: int, payload_bytes: int, arrived_at: float
     ) -> None:
         """What a reload found in the store beyond the head."""
-        self.tail_arrived_at = arrived_at
+        self.tail_arrived_at = self.tail_newest_at = arrived_at
+        self.tail_unsorted_to = last_id
         self.tail_groups_from = first_id
         self.tail_from, self.tail_last = first_id, last_id
         self.tail_count, self.tail_bytes = count, payload_bytes
@@ -194,7 +207,9 @@ class Lane:
         known = segment.first_id in self.pulled
         if not pulled:
             self.tail_from = segment.last_id + 1
-            self.tail_arrived_at = segment.arrived_at
+            # One that is known may have been stored late: it says nothing of those behind it.
+            if not known and segment.first_id > self.tail_unsorted_to:
+                self.tail_arrived_at = segment.arrived_at
             self.pulled.discard(segment.first_id)
         if known:
             return False

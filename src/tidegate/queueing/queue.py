@@ -209,12 +209,13 @@ class Queue:
         return True
 
     def _note_unsearched(self, segment: Segment) -> None:
-        """Who was searched for up to here, and is not meant by this one, still is."""
+        """Who was searched for up to here still is: up to this one, or past it if not meant."""
         addressed_to = set(segment.receivers or ())
         end = self.addressed_end
         for client_id, searched in self._searched.items():
-            if searched >= end and client_id not in addressed_to:
-                self._searched[client_id] = segment.last_id + 1
+            if searched >= end:
+                is_meant = client_id in addressed_to
+                self._searched[client_id] = segment.first_id if is_meant else segment.last_id + 1
 
     def bring_back(self, segments: Iterable[Segment], *, pulled: bool = False) -> None:
         """Segments of a tail, read from the store: from its front, or pulled out of it."""
@@ -607,10 +608,16 @@ class Queue:
                 best, best_rank, in_store = lane, rank, waits
         if best is None or in_store:
             return None
+        if not self._addressed_tails:
+            return best
         searched = self._searched.get(client_id, 0)
         for tail in self._addressed_tails.values():
+            if not tail.tail_count or searched > tail.tail_last:
+                continue
             rank = (tail.tail_arrived_at - ageing_s * tail.priority, max(tail.tail_from, searched))
-            if tail.tail_count and searched <= tail.tail_last and rank < best_rank:
+            # Within a lane ids decide, whatever arrived first.
+            is_same_lane = mine.get(tail.priority) is best
+            if rank[1] < best_rank[1] if is_same_lane else rank < best_rank:
                 return None
         return best
 

@@ -463,6 +463,7 @@ class MemoryStore(MemoryUsers):
             if lane is None:
                 lane = lanes[key] = LaneSummary(*key, segment.first_id, 0, 0, 0, segment.arrived_at)
             lane.last_id = segment.last_id
+            lane.arrived_at = min(lane.arrived_at, segment.arrived_at)
             lane.count += replica.read(segment).open
             lane.payload_bytes += segment.payload_bytes
         return list(lanes.values())

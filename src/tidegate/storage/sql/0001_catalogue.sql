@@ -4,13 +4,17 @@ create table client (
     client_id   serial primary key,
     client_name varchar(255) not null unique,
     -- Null: the name is reserved by somebody who addressed it, and not registered yet.
-    client_mode smallint
+    client_mode smallint,
+    -- Whose client it is; null: made without a login.
+    user_name   varchar(64)
 );
 
 create table queue (
     queue_id   serial primary key,
     queue_name varchar(255) not null unique,
     durable    boolean not null default true,
+    -- What differs from the defaults, which only the node knows.
+    policy     jsonb not null default '{}',
     created_at timestamptz not null default now()
 );
 
@@ -32,24 +36,32 @@ create table replica (
     next_id  bigint not null default 1
 ) with (fillfactor = 50);
 
-create function register_client(name varchar, mode smallint) returns table (
+-- Clients
+
+-- No row: somebody has that name.
+create function register_client(name varchar, mode smallint, for_user varchar) returns table (
     client_id int, client_name varchar, client_mode smallint
 ) language plpgsql as $$
 begin
     return query
-        insert into client as c (client_name, client_mode) values (name, mode)
+        insert into client as c (client_name, client_mode, user_name)
+        values (name, mode, for_user)
         on conflict on constraint client_client_name_key do update
-            set client_mode = excluded.client_mode where c.client_mode is null
+            set client_mode = excluded.client_mode, user_name = excluded.user_name
+            where c.client_mode is null
         returning c.client_id, c.client_name, c.client_mode;
 end $$;
 
-create function find_client(id int, name varchar) returns table (
+-- For a user, one of its own; for nobody in particular (null), any.
+create function find_client(id int, name varchar, for_user varchar) returns table (
     client_id int, client_name varchar, client_mode smallint
 ) language sql stable as $$
     select c.client_id, c.client_name, c.client_mode from client c
     where c.client_mode is not null and (c.client_id = id or c.client_name = name)
+      and (for_user is null or c.user_name = for_user)
 $$;
 
+-- The id under which a name is addressed, whether or not it is registered yet.
 create function reserve_client(name varchar) returns int language plpgsql as $$
 declare
     found_id int;
@@ -71,35 +83,42 @@ begin
     return found;
 end $$;
 
-create function create_queue(name varchar, is_durable boolean) returns table (
-    queue_id int, queue_name varchar, durable boolean
-) language plpgsql as $$
+-- Queues; what deletes them stands with the segments
+
+create type queue_row as (queue_id int, queue_name varchar, durable boolean, policy jsonb);
+
+-- No row: there is one of that name.
+create function create_queue(name varchar, is_durable boolean, with_policy jsonb)
+returns setof queue_row language plpgsql as $$
 declare
     made queue;
 begin
-    insert into queue (queue_name, durable) values (name, is_durable)
+    insert into queue (queue_name, durable, policy) values (name, is_durable, with_policy)
     on conflict do nothing returning * into made;
     if made.queue_id is null then
         return;
     end if;
     insert into replica (queue_id) values (made.queue_id);
-    return query select made.queue_id, made.queue_name, made.durable;
+    return query select made.queue_id, made.queue_name, made.durable, made.policy;
 end $$;
 
-create function find_queue(id int, name varchar) returns table (
-    queue_id int, queue_name varchar, durable boolean
-) language sql stable as $$
-    select q.queue_id, q.queue_name, q.durable from queue q
+create function set_policy(id int, new_policy jsonb) returns boolean language plpgsql as $$
+begin
+    update queue set policy = new_policy where queue_id = id;
+    return found;
+end $$;
+
+create function find_queue(id int, name varchar) returns setof queue_row
+language sql stable as $$
+    select q.queue_id, q.queue_name, q.durable, q.policy from queue q
     where q.queue_id = id or q.queue_name = name
 $$;
 
-create function list_queues() returns table (
-    queue_id int, queue_name varchar, durable boolean
-) language sql stable as $$
-    select q.queue_id, q.queue_name, q.durable from queue q order by q.queue_name
+create function list_queues() returns setof queue_row language sql stable as $$
+    select q.queue_id, q.queue_name, q.durable, q.policy from queue q order by q.queue_name
 $$;
 
--- Members and ownership
+-- Members
 
 -- Who listens at an address is alone there: a member that was there before is dead, and what it
 -- owned can be claimed at once instead of when its lease runs out.
@@ -133,14 +152,23 @@ create function list_members() returns table (
     from member m order by m.member_id
 $$;
 
+-- Ownership
+
 create function locate_queue(id int) returns table (
-    queue_id int, queue_name varchar, durable boolean,
+    queue_id int, queue_name varchar, durable boolean, policy jsonb,
     owner int, address text, alive boolean
 ) language sql stable as $$
-    select q.queue_id, q.queue_name, q.durable, r.owner, m.address,
+    select q.queue_id, q.queue_name, q.durable, q.policy, r.owner, m.address,
            coalesce(m.alive_until > clock_timestamp(), false)
     from queue q join replica r using (queue_id) left join member m on m.member_id = r.owner
     where q.queue_id = id
+$$;
+
+-- Who serves these queues; no row: nobody living.
+create function owners(queues int[]) returns table (queue_id int, address text)
+language sql stable as $$
+    select r.queue_id, m.address from replica r join member m on m.member_id = r.owner
+    where r.queue_id = any (queues) and m.alive_until > clock_timestamp()
 $$;
 
 -- Queues that no living member owns.
@@ -194,3 +222,16 @@ language sql as $$
     update replica set next_id = next_id + count where queue_id = id and epoch = in_epoch
     returning next_id
 $$;
+
+-- For a change of several queues: all of these epochs are their owners', until this transaction
+-- ends; else it ends here.
+create function fence(queues int[], epochs bigint[]) returns int language plpgsql as $$
+begin
+    perform 1 from replica r where r.queue_id = any (queues) order by r.queue_id for share;
+    if exists (select from unnest(queues, epochs) as u (q, e)
+               where not exists (select from replica r where r.queue_id = u.q and r.epoch = u.e))
+    then
+        raise exception 'a queue has a new owner' using errcode = 'TG001';
+    end if;
+    return 0;
+end $$;

@@ -19,9 +19,6 @@ create table access_state (
 );
 insert into access_state default values;
 
--- Whose client it is; null: made without a login.
-alter table client add column user_name varchar(64);
-
 create function users_changed() returns void language sql as $$
     update access_state set version = version + 1
 $$;
@@ -93,29 +90,3 @@ begin
     update access_state set secret = candidate where secret is null;
     return (select secret from access_state);
 end $$;
-
--- Clients belong to users
-
-drop function register_client, find_client;
-
-create function register_client(name varchar, mode smallint, for_user varchar) returns table (
-    client_id int, client_name varchar, client_mode smallint
-) language plpgsql as $$
-begin
-    return query
-        insert into client as c (client_name, client_mode, user_name)
-        values (name, mode, for_user)
-        on conflict on constraint client_client_name_key do update
-            set client_mode = excluded.client_mode, user_name = excluded.user_name
-            where c.client_mode is null
-        returning c.client_id, c.client_name, c.client_mode;
-end $$;
-
--- For a user, one of its own; for nobody in particular (null), any.
-create function find_client(id int, name varchar, for_user varchar) returns table (
-    client_id int, client_name varchar, client_mode smallint
-) language sql stable as $$
-    select c.client_id, c.client_name, c.client_mode from client c
-    where c.client_mode is not null and (c.client_id = id or c.client_name = name)
-      and (for_user is null or c.user_name = for_user)
-$$;

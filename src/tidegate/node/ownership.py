@@ -1,0 +1,161 @@
+"""Which queues are ours: found, claimed, brought here, handed over, let go of.
+
+The store says who owns what. A queue is looked for once at a time, however many ask; while it
+leaves, who asks for it waits until it is clear where to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Iterable
+from typing import TYPE_CHECKING
+
+from tidegate.core.errors import (
+    InvalidValue,
+    NotOwner,
+    QueueNotExisting,
+    StaleEpoch,
+    TidegateError,
+    Unavailable,
+)
+from tidegate.node.replica import Replica
+
+if TYPE_CHECKING:
+    from tidegate.node.server import Node
+
+log = logging.getLogger(__name__)
+
+
+class Ownership:
+    """The queues of one node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.replicas: dict[int, Replica] = {}
+        self._routing: dict[int, asyncio.Task[Replica | str]] = {}
+        # Queues that are on their way to another member: who asks for them waits.
+        self._handing_over: dict[int, asyncio.Event] = {}
+
+    @property
+    def searches(self) -> Iterable[asyncio.Task[Replica | str]]:
+        """What is under way, for whoever ends the node."""
+        return self._routing.values()
+
+    async def adopt(self) -> None:
+        """Claim the queues that nobody living owns."""
+        with contextlib.suppress(TidegateError):
+            for queue_id in await self._node.store.orphans():
+                with contextlib.suppress(TidegateError):
+                    await self.route(queue_id)
+
+    async def route(self, queue_id: int) -> Replica | str:
+        """The replica here, or the address of the node that has it."""
+        replica = self.replicas.get(queue_id)
+        if replica is not None:
+            return replica
+        if not -(2**31) <= queue_id < 2**31:
+            raise QueueNotExisting(f"no queue {queue_id}")
+        task = self._routing.get(queue_id)
+        if task is None:
+            task = self._routing[queue_id] = asyncio.create_task(self._find(queue_id))
+            task.add_done_callback(lambda _: self._routing.pop(queue_id, None))
+        return await asyncio.shield(task)
+
+    async def _find(self, queue_id: int) -> Replica | str:
+        leaving = self._handing_over.get(queue_id)
+        if leaving is not None:
+            await leaving.wait()
+        location = await self._node.store.locate(queue_id)
+        if location is None:
+            raise QueueNotExisting(f"no queue {queue_id}")
+        if location.alive and location.owner != self._node.member_id:
+            assert location.address is not None
+            return location.address
+        if self._node.stopping:
+            raise Unavailable("this node is going away")
+        replica = self.replicas.get(queue_id)
+        if replica is not None:
+            return replica
+        claim = await self._node.store.claim(queue_id, self._node.member_id)
+        if claim is None:
+            raise Unavailable(f"queue {location.queue.name!r} is being taken over: try again")
+        replica = self._node.replica_of(location.queue, claim.epoch)
+        await replica.load()
+        if replica.fenced:
+            raise StaleEpoch(f"queue {location.queue.name!r} was taken over")
+        self.replicas[queue_id] = replica
+        log.info("owns queue", extra={"queue": location.queue.name, "epoch": claim.epoch})
+        return replica
+
+    def forget(self, replica: Replica) -> None:
+        if self.replicas.get(replica.info.queue_id) is replica:
+            del self.replicas[replica.info.queue_id]
+            log.info("no longer owns queue", extra={"queue": replica.info.name})
+
+    async def bring_here(self, queue_id: int) -> Replica:
+        """Own a queue, asking its present owner to let it go."""
+        found = await self.route(queue_id)
+        if isinstance(found, Replica):
+            return found
+        await self._node.neighbours.ask_for(found, queue_id, self._node.member_id)
+        found = await self.route(queue_id)
+        if not isinstance(found, Replica):
+            raise Unavailable(f"queue {queue_id} did not come: try again")
+        return found
+
+    async def delete_anywhere(self, queue_id: int) -> None:
+        """Delete a queue, whoever owns it."""
+        found = await self.route(queue_id)
+        if isinstance(found, Replica):
+            await self.delete_queue(found)
+        else:
+            await self._node.neighbours.delete_queue(found, queue_id)
+
+    async def hand_over(self, replica: Replica, member_id: int) -> None:
+        """Give a queue to another member: what was accepted is on disk before it goes."""
+        if member_id == self._node.member_id:
+            return
+        alive = {m.member_id: m for m in await self._node.store.members() if m.alive}
+        if member_id not in alive:
+            raise InvalidValue(f"no living member {member_id}; there are {sorted(alive)}")
+        if not replica.info.durable and not replica.is_empty:
+            raise InvalidValue(
+                f"queue {replica.info.name!r} is transient: what is in it cannot move"
+            )
+        async with self._taking_out(replica):
+            try:
+                await replica.quiesce()
+                released = await self._node.store.release(
+                    replica.info.queue_id, replica.epoch, member_id
+                )
+            finally:
+                replica.fence(NotOwner(f"queue {replica.info.name!r} moved to member {member_id}"))
+        if not released:
+            raise StaleEpoch(f"queue {replica.info.name!r} had a new owner already")
+
+    async def delete_queue(self, replica: Replica) -> None:
+        async with self._taking_out(replica):
+            try:
+                deleted = await self._node.store.delete_queue(replica.info.queue_id)
+            except TidegateError:
+                replica.fence(StaleEpoch(f"queue {replica.info.name!r} may be deleted: ask again"))
+                raise
+            replica.deleted()
+        if not deleted:
+            raise QueueNotExisting(f"no queue {replica.info.name!r}")
+
+    @contextlib.asynccontextmanager
+    async def _taking_out(self, replica: Replica) -> AsyncIterator[None]:
+        """Out of the table: what comes now waits until it is clear where to."""
+        queue_id = replica.info.queue_id
+        if queue_id in self._handing_over or self.replicas.get(queue_id) is not replica:
+            raise NotOwner(f"queue {replica.info.name!r} is leaving already: ask again")
+        gone = self._handing_over[queue_id] = asyncio.Event()
+        del self.replicas[queue_id]
+        try:
+            yield
+        finally:
+            del self._handing_over[queue_id]
+            gone.set()
