@@ -1,4 +1,4 @@
-"""Numbers that fit their field and nothing else: refused, at nobody else's cost."""
+"""Numbers and names that fit their field and nothing else: refused, at nobody else's cost."""
 
 from __future__ import annotations
 
@@ -82,3 +82,14 @@ async def test_a_put_names_so_many_queues_and_no_more(
     ids = list(range(queue.queue_id, queue.queue_id + 1001))
     with pytest.raises(TooLarge, match="at most 1000 queues"):
         await link.ask(w.PutToQueues(ids, 1, 1, 5, partial), [b"x"])
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2J", "a\x7f", "\u009b31m", "a\u0085b", "a\u2028b", "a\nb"])
+async def test_a_name_cannot_steer_a_terminal(
+    name: str, start_node: StartNode, connect: Connect
+) -> None:
+    node = await start_node()
+    mq = await connect(node)
+    for packet in (w.CreateQueue(name), w.CreateTopic(name), w.FindClient(name)):
+        with pytest.raises(InvalidValue, match="control characters"):
+            await (await mq.connected()).ask(packet)

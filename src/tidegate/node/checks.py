@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sized
 
 from tidegate.core.errors import InvalidValue, RequiredParameterMissing, TooLarge
@@ -25,6 +26,9 @@ WALL_S_MAX = 253_402_300_000
 INT4_MAX = 2**31 - 1
 INT8_MAX = 2**63 - 1
 POLICY_MAX = 10**12
+# Both sets of control characters, and what ends a line: names are shown on terminals, in logs, in
+# lists, where U+009B begins a command as Escape [ does.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 JOINT_COUNT_MAX = 1000
 # More deliveries than a connection lives to see; sums of many ranges still travel in 8 bytes.
 TAG_MAX = 2**40
@@ -184,7 +188,7 @@ def check_name(name: str, limits: Limits) -> str:
         raise RequiredParameterMissing("a name must not be empty")
     if len(name) > limits.name_bytes_max:
         raise TooLarge(f"a name has at most {limits.name_bytes_max} characters")
-    if any(ord(c) < 32 or ord(c) == 127 for c in name):
+    if _CONTROL.search(name):
         raise InvalidValue("a name cannot hold control characters")
     return name
 
