@@ -239,6 +239,38 @@ async def test_a_policy_cannot_send_dead_letters_where_one_may_not_write(
     assert (await admin.queue("mine")).policy == QueuePolicy(paused=True)
 
 
+async def test_who_configures_a_queue_cannot_have_it_expire_to_where_they_read(
+    nodes: list[Node], connect: Connect
+) -> None:
+    await add_user(nodes[0], "root", admin="*")
+    admin = await connect(nodes[0], credentials=login("root"), mode="admin")
+    await queues_of(admin, "mine")
+    await add_user(nodes[0], "ann", configure="billing-*", read="mine", write="mine")
+    for node in nodes:
+        await node.accounts.refresh()
+        ann = await connect(node, credentials=login("ann"))
+        with pytest.raises(Forbidden, match="may not read queue 'billing-mine'"):
+            await ann.set_policy("billing-mine", dead_letter="mine", ttl_s=0.001, keep_expired=True)
+        with pytest.raises(Forbidden, match="may not read queue 'billing-2'"):
+            await ann.create_queue("billing-2", policy=QueuePolicy(dead_letter="mine"))
+    assert (await admin.queue("billing-mine")).policy == QueuePolicy()
+
+
+async def test_a_topic_of_ones_own_is_no_way_into_a_queue_that_one_may_not_write(
+    nodes: list[Node], connect: Connect
+) -> None:
+    await add_user(nodes[0], "root", admin="*")
+    admin = await connect(nodes[0], credentials=login("root"), mode="admin")
+    await queues_of(admin, "mine")
+    await admin.create_topic("news")
+    await add_user(nodes[0], "ann", configure="billing-mine", read="news", write="news")
+    ann = await connect(nodes[0], credentials=login("ann"))
+    with pytest.raises(Forbidden, match="may not write queue 'billing-mine'"):
+        await ann.subscribe_to("news", "billing-mine")
+    await ann.publish("news", b"forged")
+    assert [m.payload for m in await admin.browse("billing-mine")] == [CANARY]
+
+
 async def test_dead_letters_go_back_only_where_one_may_write(
     nodes: list[Node], connect: Connect
 ) -> None:

@@ -102,6 +102,10 @@ def test_a_password_on_the_command_line_is_refused_and_not_repeated(
     done = command_line("queues", "--url", f"tidegate://ann:hunter2hunter2@{there}")
     assert done.returncode == 1
     assert b"TIDEGATE_PASSWORD" in done.stderr
+    worker = command_line("worker", "shop:app", "--url", f"tidegate://ann:hunter2hunter2@{there}")
+    assert worker.returncode == 1
+    assert b"TIDEGATE_PASSWORD" in worker.stderr
+    assert b"hunter2" not in worker.stderr + worker.stdout
     joined = command_line("node", "--join", "postgresql://me:hunter2hunter2@127.0.0.1:1/x")
     assert joined.returncode == 1
     assert b"TIDEGATE_STORE__URL" in joined.stderr

@@ -52,6 +52,19 @@ class Letter(TypedDict):
     number: int
 
 
+class Panic(BaseException):
+    """No Exception, as those of libraries that are not written in Python."""
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("nothing to say")
+
+
+def kind_of(error: BaseException) -> str:
+    return type(error).__name__
+
+
 class Invoice(pydantic.BaseModel):
     number: int
     total: float = pydantic.Field(default=1.0, ge=0)
@@ -307,8 +320,20 @@ async def test_what_raises_comes_again_flagged_and_what_returns_is_done(
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
-@pytest.mark.parametrize("error", [SystemExit(3), StopIteration("x"), asyncio.CancelledError("x")])
-async def test_an_exit_in_a_function_fails_its_message_and_not_the_worker(
+@pytest.mark.parametrize(
+    "error",
+    [
+        SystemExit(3),
+        StopIteration("x"),
+        asyncio.CancelledError("x"),
+        Panic("as extensions raise it"),
+        Speechless(),
+        FileNotFoundError("half a character: \udcff"),
+        tidegate.Retry("half a character: \udcff"),
+    ],
+    ids=kind_of,
+)
+async def test_whatever_a_function_raises_fails_its_message_and_not_the_worker(
     kind: str, error: BaseException, app: tidegate.App, node: Node, mq: Client
 ) -> None:
     calls = 0

@@ -23,11 +23,14 @@ Result = TypeVar("Result")
 _PATIENCE_S = 6.0
 
 
-def _without_password(context: typer.Context, parameter: typer.CallbackParam, url: str) -> str:
+def without_password(
+    context: typer.Context, parameter: typer.CallbackParam, url: str | None
+) -> str | None:
     """A password on the command line is read by everybody on the machine."""
     assert parameter.name is not None
     source = context.get_parameter_source(parameter.name)
-    if source is not None and source.name == "COMMANDLINE" and parse_address(url).password:
+    given = source is not None and source.name == "COMMANDLINE"
+    if given and url is not None and parse_address(url).password:
         raise InvalidValue(
             "a password on the command line is read by everybody on this machine: set "
             f"TIDEGATE_URL, {PASSWORD_VARIABLE} or {PASSWORD_FILE_VARIABLE} instead"
@@ -40,7 +43,7 @@ UrlOption = Annotated[
     typer.Option(
         "--url",
         envvar="TIDEGATE_URL",
-        callback=_without_password,
+        callback=without_password,
         help="Node to talk to: tidegate[s]://[user@]host:port[,host:port…].",
     ),
 ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidegate.cli.asking import duration_s
+from tidegate.cli.asking import duration_s, without_password
 from tidegate.cli.logs import set_up_logs
 from tidegate.cli.reloading import end_with_parent, run_again_on_change
 from tidegate.cli.serving import ConfigOption
@@ -59,7 +59,10 @@ def worker(
     url: Annotated[
         str | None,
         typer.Option(
-            "--url", envvar="TIDEGATE_URL", help="Node to talk to [default: as the app says]"
+            "--url",
+            envvar="TIDEGATE_URL",
+            callback=without_password,
+            help="Node to talk to [default: as the app says]",
         ),
     ] = None,
     config: ConfigOption = None,

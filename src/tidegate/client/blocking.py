@@ -14,6 +14,7 @@ from tidegate.client.message import Message, MessageBatch
 from tidegate.client.options import PutOptions
 from tidegate.client.subscription import Subscription
 from tidegate.client.transaction import Transaction
+from tidegate.client.verdict import error_text
 from tidegate.core.errors import Unavailable
 from tidegate.core.model import PRIORITY_DEFAULT, QueueInfo, QueuePolicy
 from tidegate.core.topic import Filter, TopicInfo
@@ -403,7 +404,7 @@ class BlockingClient:
                     with tracing.process_span(message):
                         handler(message)
                 except Exception as error:
-                    message.nack(error=f"{type(error).__name__}: {error}")
+                    message.nack(error=error_text(error))
                 else:
                     message.ack()
 

@@ -27,7 +27,7 @@ from tidegate.client.closing import Closing
 from tidegate.client.message import Message
 from tidegate.client.payloads import encoded
 from tidegate.client.subscription import Subscription
-from tidegate.client.verdict import Reject, Retry, error_text
+from tidegate.client.verdict import Reject, Retry, error_text, said_by
 from tidegate.core.errors import RetryLater, TidegateError
 
 log = logging.getLogger(__name__)
@@ -174,11 +174,14 @@ class Shift:
                 await self._client.reply(message, answer.payload, content_type=answer.content_type)
         except Reject as hopeless:
             self._tell("a message was rejected", message, hopeless)
-            return message.reject(error=str(hopeless) or None)
+            return message.reject(error=said_by(hopeless) or None)
         except Retry as again:
             self._tell("a message is to be tried again", message, again)
-            return message.nack(delay=again.after, error=str(again) or None)
-        except (Exception, SystemExit) as error:
+            return message.nack(delay=again.after, error=said_by(again) or None)
+        except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:
+            # A panic of a library is no Exception, and yet no reason to hold the message for ever.
             self._tell("a message failed", message, error, traceback=True)
             return message.nack(error=error_text(error))
         return None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.client import tracing
 from tidegate.client.message import Comeback, Message, MessageBatch, batches_of
+from tidegate.client.verdict import error_text
 from tidegate.core.errors import (
     InvalidValue,
     LeaseLost,
@@ -250,7 +251,7 @@ class Subscription:
                 if not self.automatic:
                     # Lost with its connection, it goes back by itself.
                     with contextlib.suppress(LeaseLost):
-                        await message.nack(error=f"{type(error).__name__}: {error}")
+                        await message.nack(error=error_text(error))
                 if on_error is not None:
                     on_error(message, error)
             else:

@@ -22,6 +22,17 @@ class Retry(Exception):
         self.after = after
 
 
+def said_by(error: BaseException) -> str:
+    """What an exception says, as it can travel: names of files, say, may hold halves of characters.
+
+    Whatever it says, its message has to go back: one that is never settled is held for ever.
+    """
+    try:
+        return str(error).encode(errors="backslashreplace").decode()
+    except Exception:
+        return "(it cannot say why)"
+
+
 def error_text(error: BaseException) -> str:
     """An exception as dead letters keep it: `type: text`."""
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {said_by(error)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sized
 
 from tidegate.core.errors import InvalidValue, RequiredParameterMissing, TooLarge
@@ -25,7 +26,13 @@ WALL_S_MAX = 253_402_300_000
 INT4_MAX = 2**31 - 1
 INT8_MAX = 2**63 - 1
 POLICY_MAX = 10**12
+# Both sets of control characters, and what ends a line: names are shown on terminals, in logs, in
+# lists, where U+009B begins a command as Escape [ does.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 JOINT_COUNT_MAX = 1000
+# More deliveries than a connection lives to see; sums of many ranges still travel in 8 bytes.
+TAG_MAX = 2**40
+RANGES_MAX = 100_000
 
 
 def check_put(packet: PutMessages, body_bytes: int, limits: Limits) -> None:
@@ -65,10 +72,18 @@ def check_put(packet: PutMessages, body_bytes: int, limits: Limits) -> None:
                     )
 
 
+def check_queue_count(queue_ids: list[int]) -> None:
+    if len(queue_ids) > JOINT_COUNT_MAX:
+        raise TooLarge(f"one put goes to at most {JOINT_COUNT_MAX} queues, not {len(queue_ids)}")
+
+
 def check_put_to_queues(packet: PutToQueues, body_bytes: int, limits: Limits) -> None:
     """One message for several queues."""
     if not packet.queue_ids:
         raise RequiredParameterMissing("name at least one queue")
+    check_queue_count(packet.queue_ids)
+    if packet.batch < 1:
+        raise InvalidValue("batches of a producer count up from 1")
     check_payload(body_bytes, limits)
     check_priority(packet.priority, packet.priority)
     check_attributes(packet.attributes, limits)
@@ -83,6 +98,8 @@ def check_transact(packet: Transact, body: memoryview, limits: Limits) -> list[m
     if packet.batch < 1:
         raise InvalidValue("batches of a producer count up from 1")
     _check_integers((packet.producer, packet.batch), INT8_MAX)
+    for ack in packet.acks:
+        check_ranges(ack.ranges)
     if len({put.queue_id for put in packet.puts}) < len(packet.puts):
         raise InvalidValue("a transaction has one batch for each queue it puts to")
     bodies = []
@@ -171,7 +188,7 @@ def check_name(name: str, limits: Limits) -> str:
         raise RequiredParameterMissing("a name must not be empty")
     if len(name) > limits.name_bytes_max:
         raise TooLarge(f"a name has at most {limits.name_bytes_max} characters")
-    if any(ord(c) < 32 or ord(c) == 127 for c in name):
+    if _CONTROL.search(name):
         raise InvalidValue("a name cannot hold control characters")
     return name
 
@@ -186,6 +203,15 @@ def check_prefetch(prefetch: int, limits: Limits, *, at_least: int = 1) -> None:
 def check_wait(wait_ms: int, lease_ms: int | None) -> None:
     if not 0 <= wait_ms <= INT4_MAX or not 0 < (lease_ms or 1) <= INT4_MAX:
         raise InvalidValue("waits and leases are counted in milliseconds, up to 24 days")
+
+
+def check_ranges(ranges: list[tuple[int, int]]) -> None:
+    """Of tags, which count up from 1: what is lost of them is answered as a number."""
+    if len(ranges) > RANGES_MAX:
+        raise TooLarge(f"a packet names at most {RANGES_MAX} ranges of tags, not {len(ranges)}")
+    for first, last in ranges:
+        if not 1 <= first <= last <= TAG_MAX:
+            raise InvalidValue(f"no tags run from {first} to {last}")
 
 
 def check_policy(policy: QueuePolicy, limits: Limits) -> None:

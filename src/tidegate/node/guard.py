@@ -15,6 +15,7 @@ from tidegate.access.permissions import EVERYTHING, NOTHING, Permissions
 from tidegate.core.errors import Forbidden, QueueNotExisting
 from tidegate.core.ports import Store
 from tidegate.core.users import Right, User
+from tidegate.node.checks import check_queue_count
 from tidegate.wire.packets import PutToQueues, Request
 
 # Queues are never renamed and ids never given out twice, so a name once learned holds.
@@ -117,6 +118,8 @@ class QueueNames:
     async def admit(self, guard: Guard, packet: Request) -> None:
         """The check, for packets that may wait for the store."""
         if isinstance(packet, PutToQueues) and packet.partial:
+            # Before each of them is looked up.
+            check_queue_count(packet.queue_ids)
             packet.queue_ids = [q for q in packet.queue_ids if await self._may_write(guard, q)]
         for _, queue in packet.claims():
             if isinstance(queue, int):

@@ -21,6 +21,7 @@ from tidegate.node.checks import (
     check_policy,
     check_prefetch,
     check_put,
+    check_ranges,
     check_redrive,
     check_wait,
 )
@@ -140,6 +141,7 @@ def unsubscribe(session: Session, replica: Replica, packet: w.Unsubscribe, frame
 
 
 def settle(session: Session, replica: Replica, packet: w.Settle, frame: Frame) -> None:
+    check_ranges(packet.ranges)
     holder = replica.dispatch.holder(session, packet.consumer)
     if not packet.confirm:
         session.cycle.unanswered()
@@ -159,6 +161,7 @@ def settle(session: Session, replica: Replica, packet: w.Settle, frame: Frame) -
 
 
 def give_back(session: Session, replica: Replica, packet: w.Return, frame: Frame) -> None:
+    check_ranges(packet.ranges)
     holder = _holder(session, replica, packet.consumer)
     if packet.delay_ms is not None:
         check_wait(packet.delay_ms, None)
@@ -168,6 +171,9 @@ def give_back(session: Session, replica: Replica, packet: w.Return, frame: Frame
 
 
 def extend(session: Session, replica: Replica, packet: w.Extend, frame: Frame) -> None:
+    if packet.ranges is not None:
+        check_ranges(packet.ranges)
+    check_wait(0, packet.lease_ms)
     holder = _holder(session, replica, packet.consumer)
     lease_s = None if packet.lease_ms is None else packet.lease_ms / 1e3
     lost = replica.dispatch.extend(holder, packet.ranges, lease_s)

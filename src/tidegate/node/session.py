@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Coroutine, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 from tidegate.access.scram import ServerLogin
@@ -83,6 +84,9 @@ class Session(asyncio.Protocol):
         self._ephemeral = False
         self._paused = False
         self._pending = 0
+        # Bytes that came, for whatever made us read on, while a turn was over and more was to be
+        # handled: they follow it. None: nothing waits for the next turn.
+        self._behind: list[bytes] | None = None
         # By packet id, so that a reader and its callbacks do not hold each other.
         self._readers: dict[int, tuple[Reader, Replica]] = {}
         self._replicas: dict[int, Replica] = {}
@@ -179,6 +183,9 @@ class Session(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.last_heard = self.node.clock.monotonic()
+        if self._behind is not None:
+            self._behind.append(data)
+            return
         self._take_in(self._wire.receive(data))
 
     def _take_in(self, events: Iterator[Received | Refused]) -> None:
@@ -197,6 +204,7 @@ class Session(asyncio.Protocol):
                 cycle.handled(type(event.packet) in _READS)
                 if count == PACKETS_PER_TURN:
                     self.pause_reading()
+                    self._behind = []
                     asyncio.get_running_loop().call_soon(self._go_on, events)
                     return
                 started = node.clock.monotonic()
@@ -210,10 +218,12 @@ class Session(asyncio.Protocol):
             node.resume_when_dry(self)
 
     def _go_on(self, events: Iterator[Received | Refused]) -> None:
-        if not self.identified and self._wire.state is State.CLOSED:
+        behind, self._behind = self._behind or [], None
+        if self._transport is None or self._transport.is_closing():
+            # Whoever is hung up on, since it may no longer ask, is not served the rest either.
             return
         self.resume_reading()
-        self._take_in(events)
+        self._take_in(chain(events, *map(self._wire.receive, behind)))
 
     def pause_reading(self) -> None:
         if self._transport is not None and not self._transport.is_closing():

@@ -206,9 +206,12 @@ class FindClient(Request):
 # Queues
 
 
-def _dead_letters(policy: QueuePolicy) -> list[Claim]:
-    """Who names a queue for dead letters writes to it, in the end."""
-    return [(Right.WRITE, policy.dead_letter)] if policy.dead_letter else []
+def _dead_letters(queue: int | str, policy: QueuePolicy) -> list[Claim]:
+    """Who names a queue for dead letters takes them from here and writes them there, in the end.
+
+    Without `read`, who may only configure a queue would have its messages expire into their own.
+    """
+    return [(Right.READ, queue), (Right.WRITE, policy.dead_letter)] if policy.dead_letter else []
 
 
 class CreateQueueResponse(Answer):
@@ -230,7 +233,7 @@ class CreateQueue(Request):
     policy: QueuePolicy = QueuePolicy()
 
     def claims(self) -> list[Claim]:
-        return [(Right.CONFIGURE, self.name), *_dead_letters(self.policy)]
+        return [(Right.CONFIGURE, self.name), *_dead_letters(self.name, self.policy)]
 
 
 class DeleteQueue(Request):
@@ -715,7 +718,8 @@ class SubscribeTopic(Request):
     durable: bool = True
 
     def claims(self) -> list[Claim]:
-        return [(Right.READ, self.topic), (Right.CONFIGURE, self.queue)]
+        # Whoever publishes writes to the queue from now on: only who may can let them.
+        return [(Right.READ, self.topic), (Right.CONFIGURE, self.queue), (Right.WRITE, self.queue)]
 
 
 class UnsubscribeTopic(Request):
@@ -812,7 +816,7 @@ class SetPolicy(Request):
     policy: QueuePolicy
 
     def claims(self) -> list[Claim]:
-        return [(Right.CONFIGURE, self.queue_id), *_dead_letters(self.policy)]
+        return [(Right.CONFIGURE, self.queue_id), *_dead_letters(self.queue_id, self.policy)]
 
 
 class RedriveResponse(Answer):

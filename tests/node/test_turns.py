@@ -1,0 +1,70 @@
+"""A connection that sends much at once takes turns with others, and keeps its order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tidegate.client.address import parse_url
+from tidegate.core.errors import NotAuthenticated
+from tidegate.node.server import Node
+from tidegate.node.session import PACKETS_PER_TURN, Session
+from tidegate.storage.memory import MemoryStore
+from tidegate.wire import packets as w
+from tidegate.wire.connection import Connection, Received
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    node = Node(MemoryStore())
+    await node.start()
+    yield node
+    await node.stop()
+
+
+async def met(node: Node) -> tuple[Session, asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection, from both sides."""
+    ((host, port),) = parse_url(node.address)
+    before = set(node._sessions)
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.writelines(Connection(server=False).send(w.Ping(), 1))
+    await reader.readexactly(15)
+    (session,) = node._sessions - before
+    return session, reader, writer
+
+
+def pings(first: int, count: int) -> bytes:
+    wire = Connection(server=False)
+    return b"".join(b"".join(wire.send(w.Ping(), first + n)) for n in range(count))
+
+
+async def test_what_comes_while_the_rest_waits_for_its_turn_comes_after_it(node: Node) -> None:
+    session, reader, writer = await met(node)
+    many = 3 * PACKETS_PER_TURN
+    session.data_received(pings(1, many))
+    # Somebody else let it be read on: an answer was taken, a request was done.
+    session.data_received(pings(many + 1, 10))
+    session.data_received(pings(many + 11, many))
+    wire = Connection(server=False)
+    answered: list[int] = []
+    async with asyncio.timeout(10):
+        while len(answered) < 2 * many + 10:
+            for event in wire.receive(await reader.read(65536)):
+                assert isinstance(event, Received)
+                answered.append(event.packet_id)
+    assert answered == list(range(1, 2 * many + 11))
+    writer.close()
+
+
+async def test_who_is_hung_up_on_has_no_further_turn(node: Node) -> None:
+    session, reader, writer = await met(node)
+    before = node.packets_in
+    session.data_received(pings(1, 3 * PACKETS_PER_TURN))
+    session.end(NotAuthenticated("this user has been removed"))
+    async with asyncio.timeout(10):
+        while await reader.read(65536):
+            pass
+    assert node.packets_in - before == PACKETS_PER_TURN
+    writer.close()
