@@ -249,7 +249,10 @@ class Intake:
             for twin in self._accepted.pop((batch.packet.producer, batch.packet.batch), ()):
                 twin.confirm_duplicate()
         else:
-            self._dedup_under_way.update(dedup_ids)
+            # Only what is written: nobody would tell of the fate of the others.
+            self._dedup_under_way.update(batch.dedup_ids())
+            lengths = batch.packet.lengths
+            holding.budget.waiting_bytes -= sum(lengths[index] for index in batch.skipped)
         return True
 
     def written(self, write: Write, stored: bool) -> None:

@@ -159,12 +159,16 @@ class TailReader:
         return self._reading is not None
 
     async def more(self) -> bool:
-        """Wait for what is on its way from the store; whether there is anything to take."""
-        queue = self._holding.queue
-        while not queue.head_count + queue.held_count and self._is_coming():
-            assert self._reading is not None
-            await asyncio.wait([self._reading])
-        return queue.head_count + queue.held_count > 0
+        """Wait for what is on its way from the store; False when nothing is.
+
+        For who found nothing to take. Whether something is in memory says nothing: it may be for
+        somebody else, or behind what is still in the store.
+        """
+        if not self._is_coming():
+            return False
+        assert self._reading is not None
+        await asyncio.wait([self._reading])
+        return True
 
     def search_for_receiver(self, client_id: int) -> None:
         """Bring back all that is addressed to a client that is here."""

@@ -640,6 +640,21 @@ class Queue:
             count -= len(piece)
         return taken
 
+    def take_addressed(self, count: int) -> list[Span]:
+        """Up to `count` messages addressed to whomever, the oldest of those in memory."""
+        lanes = [
+            lane
+            for receiver, lanes in self._lanes.items()
+            if receiver != ANYONE
+            for lane in lanes.values()
+            if lane.count
+        ]
+        if not lanes:
+            return []
+        span = min(lanes, key=lambda lane: lane.first.first_id).take(count)
+        self.head_count -= len(span)
+        return [span]
+
     # Messages for one receiver, beyond memory
 
     @property
