@@ -283,6 +283,8 @@ class Replica:
         self.dispatch.expire_messages()
         self.dispatch.later.release()
         self.dispatch.dispatch()
+        # What has expired or was purged has left, even while nothing is delivered.
+        self._holding.made_room()
 
     def tick_rates(self, now: float) -> None:
         self._holding.meters.tick(now)

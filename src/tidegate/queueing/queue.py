@@ -392,8 +392,10 @@ class Queue:
             self.scheduled.add(due, span)
         for due, span in rest:
             segment = span.segment
-            if segment.due_at is None or len(span) != segment.open:
-                self.scheduled.add(due, span)  # parts of it are elsewhere in memory
+            if due != segment.due_at or len(span) != segment.open:
+                # It waits to be tried again, and the store is not read for that; or parts of it
+                # are elsewhere in memory.
+                self.scheduled.add(due, span)
             else:
                 self.later_in_store += len(span)
                 self._weigh(-segment.cost_bytes)
