@@ -49,7 +49,7 @@ class Dispatch:
         self._holders: dict[tuple[Outlet, int], Consumer] = {}
         self._readers: dict[Reader, None] = {}
         self._readers_of: dict[int, dict[Reader, None]] = {}
-        self.tail = TailReader(holding, lambda: self.serve(None))
+        self.tail = TailReader(holding, lambda: self.serve(None), under_way)
         self.later = Later(holding, self.serve_all, under_way)
 
     @property
