@@ -136,7 +136,7 @@ async def test_a_queue_at_its_limit_moves_though_puts_are_in_line(
     await until(lambda: len(held) == 1)
     in_line = [asyncio.ensure_future(mq.put("orders", b"y")) for _ in range(10)]
     await until(lambda: len(replica.intake._waiting) > 0 or len(held) == 2)
-    moving = asyncio.ensure_future(one.hand_over(replica, other.member_id))
+    moving = asyncio.ensure_future(one.ownership.hand_over(replica, other.member_id))
     await until(lambda: replica.intake._closed)
     monkeypatch.setattr(one.store, "submit", submit)
     for release in held:
