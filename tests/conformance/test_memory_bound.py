@@ -342,3 +342,45 @@ async def test_queues_share_the_bound(node: Node, mq: Client) -> None:
     for name in ("c", "orders", "b"):
         received = [number((await mq.get(name)).payload) for _ in range(300)]
         assert received == list(range(300))
+
+
+async def test_what_is_stored_beside_the_puts_comes_once(
+    node: Node, mq: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stored by a transaction, and read as part of the tail before the node was told of it: then
+    it was there twice, and as many others were never read."""
+    await mq.create_queue("orders")
+    await fill(mq, 1000)
+    transact = node.store.transact
+    stored, told = asyncio.Event(), asyncio.Event()
+
+    async def answered_late(*arguments: Any) -> bool:
+        fate = await transact(*arguments)
+        stored.set()
+        await told.wait()
+        return fate
+
+    monkeypatch.setattr(node.store, "transact", answered_late)
+
+    async def put_in_transaction() -> None:
+        async with mq.transaction() as tx:
+            for n in range(1000, 1010):
+                tx.put("orders", payload(n))
+
+    transaction = asyncio.create_task(put_in_transaction())
+    await stored.wait()
+    await fill(mq, 500, start=1010)
+    received: list[int] = []
+    async with mq.subscribe("orders", prefetch=50) as subscription:
+        async for message in subscription:
+            received.append(number(message.payload))
+            message.ack()
+            if len(received) == 1500:
+                told.set()
+                await transaction
+            if len(received) == 1510:
+                break
+    assert sorted(received) == list(range(1510))
+    numbers = (await mq.stats("orders")).queue("orders")
+    assert numbers is not None
+    assert (numbers.waiting, numbers.unacknowledged) == (0, 0)

@@ -128,3 +128,16 @@ def test_of_what_waits_for_long_memory_keeps_the_half_that_is_due_first() -> Non
     assert budget.used_bytes == used // 2
     queue.release_due(1e9, 0.0)
     assert ids_of(queue) == [6, 7, 8, 9, 10]
+
+
+def test_what_waits_to_be_tried_again_is_not_left_to_the_store() -> None:
+    """Its segment was due long ago: nobody would look for it there again."""
+    queue = Queue(Budget(1 << 30))
+    failed = a_segment(1, due_at=5.0)
+    failed.retry_at = {0: 100.0}
+    queue.add_for_later(failed)
+    queue.add_for_later(a_segment(2, due_at=50.0))
+    assert queue.evict_later() == (50.0, 2)
+    assert queue.later_in_store == 0
+    assert queue.release_due(100.0, 0.0) == 2
+    assert ids_of(queue) == [1, 2]

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from backing import SQL_STORES, Backing, PostgresBacking
-from tidegate.core.errors import Unavailable
+from tidegate.core.errors import InvalidValue, Unavailable
 from tidegate.core.model import Attributes, Mode, QueueInfo
 from tidegate.core.ports import Attempt, Claim, Publication, Settlement, Store, Target, Write
 from tidegate.core.segment import Segment
@@ -497,6 +497,17 @@ async def test_nodes_that_start_together_migrate_once(backing: PostgresBacking) 
     with psycopg.connect(backing.url) as connection:
         rows = connection.execute("select number, name from migration order by number").fetchall()
     assert rows == [(number, name) for number, name, _ in migration_files()]
+
+
+@on_sql
+async def test_a_store_of_another_version_is_left_alone(backing: PostgresBacking) -> None:
+    first, second = PostgresStore(backing.url), PostgresStore(backing.url)
+    await first.open()
+    with psycopg.connect(backing.url) as connection:
+        connection.execute("update migration set name = 'of_old' where number = 2")
+    with pytest.raises(InvalidValue, match="another development version"):
+        await second.open()
+    await asyncio.gather(first.close(), second.close())
 
 
 @on_sql

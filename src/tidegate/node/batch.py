@@ -92,10 +92,13 @@ class Batch:
             self.dues = dues
 
     def dedup_ids(self) -> list[str]:
+        """Those of its messages that are not left out."""
         return [
             attributes.dedup_id
-            for attributes in self.packet.attributes or ()
-            if attributes is not None and attributes.dedup_id is not None
+            for index, attributes in enumerate(self.packet.attributes or ())
+            if attributes is not None
+            and attributes.dedup_id is not None
+            and index not in self.skipped
         ]
 
     def skip_duplicates(self, is_stored: Callable[[str], bool]) -> bool:

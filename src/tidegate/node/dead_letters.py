@@ -47,6 +47,12 @@ _BACKOFF_FIRST_S = 0.05
 _BACKOFF_MAX_S = 2.0
 MOVE_COUNT_MAX = 1000
 MOVE_BYTES_MAX = 8 * 1024 * 1024
+# How much of its history a message takes along.
+DEATHS_MAX = 100
+# So many deaths of which no consumer knew, so soon after each other: queues that are each other's
+# dead letters, and full.
+_CIRCLES_MAX = 16
+_CIRCLES_S = 60.0
 
 
 class Letter:
@@ -88,8 +94,17 @@ class DeadLetters:
         is_new = source not in self._given_up
         waiting = self._given_up.setdefault(source, deque())
         now = self._node.clock.wall()
+        circling: list[Span] = []
         for span in spans:
-            waiting.extend(_dead(span, source.info.name, reason, error, now))
+            for letter in _dead(span, source.info.name, reason, error, now):
+                if _is_circling(letter.attributes.deaths or []):
+                    circling.append(letter.span)
+                else:
+                    waiting.append(letter)
+        if circling:
+            log.warning("dropped, since dead letters of %s come back to it", source.info.name)
+            source.meters.dropped.add(len(circling))
+            source.drop(circling)
         if is_new:
             mover = asyncio.create_task(self._bury_all(source, waiting), name="bury")
             self._movers.add(mover)
@@ -108,6 +123,11 @@ class DeadLetters:
             grave = _grave_of(source) or source.info.name + DEAD_SUFFIX
             try:
                 target = await self._open(grave)
+                if source.info.durable and not target.info.durable:
+                    # What is stored cannot go there; delivered again it would be no better.
+                    target = await self._open(source.info.name + DEAD_SUFFIX)
+                if source.info.durable and not target.info.durable:
+                    raise Unavailable(f"queue {target.info.name!r} is transient: name another")
                 await self._move(source, target, letters)
             except RetryLater as failure:
                 log.warning("dead letters of %s wait: %s", source.info.name, failure)
@@ -129,7 +149,10 @@ class DeadLetters:
             info = await store.create_queue(name, True, DEAD_LETTER_POLICY)
         if info is None:
             raise Unavailable(f"queue {name!r} is being made: try again")
-        return await self._node.ownership.bring_here(info.queue_id)
+        try:
+            return await self._node.ownership.bring_here(info.queue_id)
+        except QueueNotExisting:
+            raise Unavailable(f"queue {name!r} was deleted just now: it is made again") from None
 
     async def drain(self) -> None:
         """Return when nothing is on its way."""
@@ -231,6 +254,16 @@ def _grave_of(source: Replica) -> str | None:
     return None if name == source.info.name else name
 
 
+def _is_circling(deaths: list[Death]) -> bool:
+    """Whether a message is given up again and again, and nobody ever gets to see it."""
+    latest = deaths[-_CIRCLES_MAX:]
+    return (
+        len(latest) == _CIRCLES_MAX
+        and latest[-1].at - latest[0].at < _CIRCLES_S
+        and all(death.reason in (DeathReason.OVERFLOW, DeathReason.EXPIRED) for death in latest)
+    )
+
+
 def _fitting(letters: deque[Letter]) -> int:
     """How many of them go together."""
     count = size_bytes = 0
@@ -284,7 +317,7 @@ def _dead(
             deliver_at=None,
             group=None,
             tenant=None,
-            deaths=[*(attributes.deaths or ()), death],
+            deaths=[*(attributes.deaths or ())[-(DEATHS_MAX - 1) :], death],
         )
         letters.append(Letter(each, None, attributes))
     return letters

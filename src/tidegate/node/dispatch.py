@@ -49,7 +49,7 @@ class Dispatch:
         self._holders: dict[tuple[Outlet, int], Consumer] = {}
         self._readers: dict[Reader, None] = {}
         self._readers_of: dict[int, dict[Reader, None]] = {}
-        self.tail = TailReader(holding, lambda: self.serve(None))
+        self.tail = TailReader(holding, lambda: self.serve(None), under_way)
         self.later = Later(holding, self.serve_all, under_way)
 
     @property
@@ -473,10 +473,12 @@ class Dispatch:
         for span in spans:
             self._settling.note_done(span, holding.queue.done(span, Event.EXPIRED))
 
-    def shed(self, count: int) -> None:
-        """The queue is too long: its oldest messages are given up."""
-        spans = self._holding.queue.take_regardless(count)
+    def shed(self, count: int) -> bool:
+        """The queue is too long: its oldest messages are given up; False if none can be had."""
+        queue = self._holding.queue
+        spans = queue.take_regardless(count) or queue.take_addressed(count)
         self._give_up(spans, DeathReason.OVERFLOW, None)
+        return bool(spans)
 
     def extend(self, holder: Consumer, ranges: Ranges | None, lease_s: float | None) -> int:
         """Lengthen leases; how many of the tags were no longer held."""

@@ -195,6 +195,8 @@ class Intake:
             batch = self._waiting[0]
             if self._must_wait(count, body_bytes, batch):
                 self._at_limit = True
+                if self._closed:
+                    self._refuse_at_limit()
                 break
             if count + len(batch.packet.lengths) > self._ids_end - self._next_id:
                 self._reserve_more()
@@ -249,7 +251,10 @@ class Intake:
             for twin in self._accepted.pop((batch.packet.producer, batch.packet.batch), ()):
                 twin.confirm_duplicate()
         else:
-            self._dedup_under_way.update(dedup_ids)
+            # Only what is written: nobody would tell of the fate of the others.
+            self._dedup_under_way.update(batch.dedup_ids())
+            lengths = batch.packet.lengths
+            holding.budget.waiting_bytes -= sum(lengths[index] for index in batch.skipped)
         return True
 
     def written(self, write: Write, stored: bool) -> None:
@@ -307,8 +312,11 @@ class Intake:
         """Accept nothing more: the queue is about to leave."""
         self._closed = True
         if self._at_limit:
-            # They would wait for room that is made elsewhere.
-            self._refuse_waiting(NotOwner(f"queue {self._holding.info.name!r} is moving"))
+            self._refuse_at_limit()
+
+    def _refuse_at_limit(self) -> None:
+        """They would wait for room that is made elsewhere."""
+        self._refuse_waiting(NotOwner(f"queue {self._holding.info.name!r} is moving"))
 
     def fenced(self, error: TidegateError) -> None:
         """What waits will not be written here; what is under way learns its fate from the store."""

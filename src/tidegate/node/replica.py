@@ -118,12 +118,13 @@ class Replica:
     def _shed(self) -> None:
         """Beyond the limit the oldest are given up."""
         policy, queue = self._holding.policy, self._holding.queue
-        if policy.length_max is not None and len(queue) > policy.length_max:
-            self.dispatch.shed(len(queue) - policy.length_max)
-        while policy.bytes_max is not None and queue.waiting_bytes > policy.bytes_max:
-            if not queue.head_count + queue.held_count:
+        while policy.length_max is not None and len(queue) > policy.length_max:
+            if not self.dispatch.shed(len(queue) - policy.length_max):
                 break
-            self.dispatch.shed(1)
+        while policy.bytes_max is not None and queue.waiting_bytes > policy.bytes_max:
+            # The oldest may be in the store only: then it has to wait.
+            if not self.dispatch.shed(1):
+                break
 
     # Messages that move to another queue
 
@@ -282,6 +283,8 @@ class Replica:
         self.dispatch.expire_messages()
         self.dispatch.later.release()
         self.dispatch.dispatch()
+        # What has expired or was purged has left, even while nothing is delivered.
+        self._holding.made_room()
 
     def tick_rates(self, now: float) -> None:
         self._holding.meters.tick(now)

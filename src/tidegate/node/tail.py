@@ -33,9 +33,16 @@ ALL_BYTES = 1 << 62
 class TailReader:
     """Reads the tails of one replica."""
 
-    def __init__(self, holding: Holding, came_back: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        holding: Holding,
+        came_back: Callable[[], None],
+        under_way: Callable[[], set[int]],
+    ) -> None:
         self._holding = holding
         self._came_back = came_back
+        # First ids of segments that may be in the store, and of which we are not told yet.
+        self._under_way = under_way
         self._reading: asyncio.Task[None] | None = None
         self._searches: set[asyncio.Task[None]] = set()
         # Receivers for whom a search is under way.
@@ -105,7 +112,7 @@ class TailReader:
                 # A new tail has begun behind what we asked for.
                 holding.queue.skip_tail(lane, asked[1] + 1)
             elif lane.tail_count:
-                holding.queue.bring_back(segments)
+                holding.queue.bring_back(self._known(segments))
         finally:
             self._reading = None
         if not holding.fenced:
@@ -159,12 +166,16 @@ class TailReader:
         return self._reading is not None
 
     async def more(self) -> bool:
-        """Wait for what is on its way from the store; whether there is anything to take."""
-        queue = self._holding.queue
-        while not queue.head_count + queue.held_count and self._is_coming():
-            assert self._reading is not None
-            await asyncio.wait([self._reading])
-        return queue.head_count + queue.held_count > 0
+        """Wait for what is on its way from the store; False when nothing is.
+
+        For who found nothing to take. Whether something is in memory says nothing: it may be for
+        somebody else, or behind what is still in the store.
+        """
+        if not self._is_coming():
+            return False
+        assert self._reading is not None
+        await asyncio.wait([self._reading])
+        return True
 
     def search_for_receiver(self, client_id: int) -> None:
         """Bring back all that is addressed to a client that is here."""
@@ -219,8 +230,17 @@ class TailReader:
             return None
         if holding.fenced:
             return None
-        holding.queue.bring_back(segments, pulled=True)
+        holding.queue.bring_back(self._known(segments), pulled=True)
         return segments
+
+    def _known(self, segments: list[Segment]) -> list[Segment]:
+        """Without those that are stored this very moment, by another connection than puts before
+        and behind them: they come by themselves.
+        """
+        under_way = self._under_way()
+        if not under_way:
+            return segments
+        return [segment for segment in segments if segment.first_id not in under_way]
 
     def _start(self, search: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(search)

@@ -393,8 +393,10 @@ class Queue:
             self.scheduled.add(due, span)
         for due, span in rest:
             segment = span.segment
-            if segment.due_at is None or len(span) != segment.open:
-                self.scheduled.add(due, span)  # parts of it are elsewhere in memory
+            if due != segment.due_at or len(span) != segment.open:
+                # It waits to be tried again, and the store is not read for that; or parts of it
+                # are elsewhere in memory.
+                self.scheduled.add(due, span)
             else:
                 self.later_in_store += len(span)
                 self._weigh(-segment.cost_bytes)
@@ -646,6 +648,21 @@ class Queue:
             taken.append(piece)
             count -= len(piece)
         return taken
+
+    def take_addressed(self, count: int) -> list[Span]:
+        """Up to `count` messages addressed to whomever, the oldest of those in memory."""
+        lanes = [
+            lane
+            for receiver, lanes in self._lanes.items()
+            if receiver != ANYONE
+            for lane in lanes.values()
+            if lane.count
+        ]
+        if not lanes:
+            return []
+        span = min(lanes, key=lambda lane: lane.first.first_id).take(count)
+        self.head_count -= len(span)
+        return [span]
 
     # Messages for one receiver, beyond memory
 

@@ -7,6 +7,8 @@ from importlib import resources
 
 import psycopg
 
+from tidegate.core.errors import InvalidValue
+
 # Any number; it is the key under which all starting nodes queue up.
 _ADVISORY_KEY = 7_411_000_001
 
@@ -30,10 +32,15 @@ async def migrate(connection: psycopg.AsyncConnection[tuple[object, ...]]) -> li
             "create table if not exists migration ("
             " number int primary key, name text not null, applied_at timestamptz default now())"
         )
-        rows = await (await connection.execute("select number from migration")).fetchall()
-        done = {row[0] for row in rows}
+        rows = await (await connection.execute("select number, name from migration")).fetchall()
+        done = {row[0]: row[1] for row in rows}
         for number, name, text in migration_files():
             if number in done:
+                if done[number] != name:
+                    raise InvalidValue(
+                        f"the store was made by another development version (its migration "
+                        f"{number} is {done[number]!r}, ours {name!r}): use an empty one"
+                    )
                 continue
             await connection.execute(text.encode(), prepare=False)
             await connection.execute(
