@@ -46,6 +46,14 @@ def handle(seconds: float, message: tidegate.Message):
 """
 
 
+HANGING_HOOK = """
+@app.on_start
+async def hang():
+    say("hanging")
+    await asyncio.Event().wait()
+"""
+
+
 class Working:
     """`tidegate worker shop` in a folder of its own; what it prints is read line by line."""
 
@@ -224,6 +232,24 @@ def test_a_second_signal_hurries(up: Up, queue: str, shop: Path, running: list[W
 
     assert code == 0
     assert left_in(up, queue) == 1
+
+
+@pytest.mark.slow
+def test_a_third_signal_ends_a_hook_that_hangs(up: Up, shop: Path, running: list[Working]) -> None:
+    with (shop / "shop.py").open("a") as source:
+        source.write(HANGING_HOOK)
+    hanging = start(running, shop, up)
+    hanging.until("hanging")
+
+    for count in (1, 2):
+        hanging.process.send_signal(signal.SIGTERM)
+        while hanging.log.count("stopping") < count:
+            assert hanging.process.poll() is None
+            time.sleep(0.01)
+    code, _ = hanging.end()
+
+    assert code == 0
+    assert "Traceback" not in hanging.log
 
 
 @pytest.mark.slow

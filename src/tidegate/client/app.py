@@ -138,16 +138,35 @@ class App:
         drain_s: float = DRAIN_S,
         url: str | None = None,
     ) -> None:
-        """Work until SIGTERM or Ctrl-C; then finish what runs. A second one hurries."""
+        """Work until SIGTERM or Ctrl-C; then finish what runs. A second one hurries.
+
+        A third ends whatever else waits: a hook, or a node that does not answer.
+        """
         import uvloop
 
         async def run() -> None:
             loop = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self.stop)
-            await self.serve(
-                queues=queues, concurrency=concurrency, prefetch=prefetch, drain_s=drain_s, url=url
+            serving = asyncio.create_task(
+                self.serve(
+                    queues=queues,
+                    concurrency=concurrency,
+                    prefetch=prefetch,
+                    drain_s=drain_s,
+                    url=url,
+                )
             )
+
+            def told() -> None:
+                hurried = self._closing is not None and self._closing.over.is_set()
+                self.stop()
+                if hurried:
+                    serving.cancel()
+
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, told)
+            await asyncio.wait({serving})
+            if not serving.cancelled():
+                serving.result()
 
         uvloop.run(run())
 
