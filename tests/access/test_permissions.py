@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.access.permissions import EVERYTHING, NOTHING, Permissions, check_pattern, fits
-from tidegate.core.errors import InvalidValue
-from tidegate.core.users import ROLES, Grant, Right
+from tidegate.core.errors import Forbidden, InvalidValue
+from tidegate.core.users import ROLES, Grant, Keys, Right, User
+from tidegate.node.guard import Guard
 
 LETTERS = st.text(alphabet="ab.[]?\n", max_size=8)
 
@@ -87,3 +88,18 @@ def test_names_that_strangers_ask_for_do_not_fill_memory() -> None:
 def test_what_is_no_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(InvalidValue):
         check_pattern(pattern)
+
+
+@pytest.mark.parametrize(
+    ("right", "option"),
+    [
+        (Right.SEE, "--read|--write|--configure"),
+        (Right.READ, "--read"),
+        (Right.WRITE, "--write"),
+        (Right.CONFIGURE, "--configure"),
+        (Right.ADMIN, "--admin-of"),
+    ],
+)
+def test_who_is_denied_is_told_the_option_that_takes_a_pattern(right: Right, option: str) -> None:
+    with pytest.raises(Forbidden, match=re.escape(f"grant ann {option} PATTERN`")):
+        Guard(NOTHING, User("ann", Keys(b"", b"", b"", 1))).require(right, "orders")

@@ -21,6 +21,7 @@ import pytest
 import tidegate
 from backing import until
 from tidegate.client.client import Client
+from tidegate.client.payloads import encoded
 from tidegate.client.shift import CUT_OFF
 from tidegate.core import errors as e
 from tidegate.core.model import QueuePolicy
@@ -1045,3 +1046,9 @@ async def test_what_was_cut_off_says_so(app: tidegate.App, node: Node, mq: Clien
 
     (death,) = (await dead_letter(mq, "orders")).deaths
     assert death.error == CUT_OFF
+
+
+@pytest.mark.parametrize("value", [object(), [object()]])
+def test_what_cannot_be_written_as_json_is_refused_with_what_can(value: object) -> None:
+    with pytest.raises(e.InvalidValue, match=r"cannot be written as JSON: .*Give bytes, a string"):
+        encoded(value)

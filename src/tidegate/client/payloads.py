@@ -57,7 +57,7 @@ def _plain(value: Any) -> Any:
     kind: Any = type(value)
     if _is_pydantic(kind):
         return _pydantic_adapter(kind).dump_python(value, mode="json")
-    raise NotImplementedError(f"{kind.__name__} is unknown")
+    raise TypeError(f"nobody knows how {kind.__name__} is written")
 
 
 def decoder_of(wanted: Any) -> Decode:

@@ -47,7 +47,7 @@ class Guard:
         if not self.permissions.allows(right, queue):
             raise Forbidden(
                 f"user {self.user!r} may not {right.value} queue {queue!r}: an admin grants it "
-                f"with `tidegate user grant {self.user} --{_role_for(right)} PATTERN`"
+                f"with `tidegate user grant {self.user} {_OPTIONS[right]} PATTERN`"
             )
 
     def check(self, packet: Request, names: Mapping[int, str]) -> None:
@@ -65,8 +65,14 @@ class Guard:
         return [t for t in things if self.permissions.allows(Right.SEE, name_of(t))]
 
 
-def _role_for(right: Right) -> str:
-    return Right.READ.value if right is Right.SEE else right.value
+# Of `tidegate user grant`. Any role lets its user see the queue: it depends on what for.
+_OPTIONS = {
+    Right.SEE: "--read|--write|--configure",
+    Right.READ: "--read",
+    Right.WRITE: "--write",
+    Right.CONFIGURE: "--configure",
+    Right.ADMIN: "--admin-of",
+}
 
 
 # Whoever has not logged in yet.
