@@ -54,6 +54,8 @@ def test_a_paused_queue_gives_nothing(script: Script, queue: str) -> None:
 def test_dead_letters_are_looked_at_and_sent_back(script: Script, up: Up, queue: str) -> None:
     script("create", queue)
     assert script.json("dead", queue) == []
+    assert script.json("redrive", queue)["redriven"] == 0
+    assert script("redrive", "nonesuch").returncode == 1
     for payload in ("1", "2"):
         script("put", queue, payload)
     with tidegate.connect(up.url) as mq:

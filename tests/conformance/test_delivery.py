@@ -591,6 +591,12 @@ async def test_a_policy_is_kept_and_checked(start_node: StartNode, connect: Conn
         await mq.set_policy("orders", leese=1)
     with pytest.raises(e.InvalidValue, match="overflow"):
         await mq.set_policy("orders", overflow="explode")
+    with pytest.raises(e.InvalidValue, match="its own dead letters"):
+        await mq.set_policy("orders", dead_letter="orders")
+    with pytest.raises(e.InvalidValue, match="cannot begin with #"):
+        await mq.create_queue("#1")
+    with pytest.raises(e.InvalidValue, match="a list of queues"):
+        await mq.put_to("orders", b"x")
     await first.stop()
     mq = await connect(await start_node())
     policy = (await mq.queue("orders")).policy

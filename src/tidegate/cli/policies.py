@@ -178,13 +178,20 @@ def redrive(
 ) -> None:
     """Send dead letters back, all or a selection; QUEUE is theirs, or the one they died in."""
     output = Output(json)
-    count = ask(
-        url,
-        lambda mq: mq.redrive(
-            _dead_queue(queue), to=to, message_ids=message_id, reason=reason, limit=limit
-        ),
-        "read-write",
-    )
+
+    async def send_back(mq: Client) -> int:
+        dead_queue = _dead_queue(queue)
+        try:
+            await mq.queue(dead_queue)
+        except QueueNotExisting:
+            # Made when first needed: the queue itself must be there.
+            await mq.queue(queue_key(queue))
+            return 0
+        return await mq.redrive(
+            dead_queue, to=to, message_ids=message_id, reason=reason, limit=limit
+        )
+
+    count = ask(url, send_back, "read-write")
     if json:
         output.json({"queue": queue, "redriven": count})
     else:

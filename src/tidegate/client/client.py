@@ -153,6 +153,11 @@ class Client:
         """The present connection, if there is one."""
         return self._lifeline.link
 
+    @property
+    def reconnect_s(self) -> float:
+        """How long calls wait for a connection."""
+        return self._lifeline.reconnect_s
+
     async def connected(self) -> Link:
         """The connection, when there is one."""
         return await self._lifeline.connected()
@@ -438,6 +443,8 @@ class Client:
 
         The names of the queues that took it.
         """
+        if isinstance(queues, str):
+            raise InvalidValue(f"put_to takes a list of queues: [{queues!r}]")
         names = list(dict.fromkeys(queues))
         if not names:
             raise InvalidValue("name at least one queue")

@@ -33,7 +33,7 @@ IN_FLIGHT_MAX = 8
 class Batch:
     """Messages that travel together."""
 
-    __slots__ = ("bodies", "futures", "looked_up", "packet", "tries")
+    __slots__ = ("bodies", "failing_since", "futures", "looked_up", "packet", "tries")
 
     def __init__(
         self,
@@ -45,6 +45,7 @@ class Batch:
         self.bodies = bodies
         self.futures = futures
         self.tries = 0
+        self.failing_since: float | None = None
         self.looked_up = False
 
 
@@ -251,7 +252,15 @@ class Outbox:
                 self._client.forget_queue_id(self.queue)
             self._put_back(batch)
             return
-        if not isinstance(error, RetryLater) or isinstance(error, LimitReached):
+        if batch.failing_since is None:
+            batch.failing_since = self._loop.time()
+        # A node that answers, and cannot: nobody waits for that longer than for a connection.
+        patience_s = self._loop.time() - batch.failing_since
+        if (
+            not isinstance(error, RetryLater)
+            or isinstance(error, LimitReached)
+            or patience_s > self._client.reconnect_s
+        ):
             self._give_up(batch, error)
             self._client.forget_outbox(self, error)
             return

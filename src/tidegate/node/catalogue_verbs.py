@@ -78,7 +78,7 @@ async def find_client(session: Session, packet: w.FindClient, event: Received) -
 
 async def create_queue(session: Session, packet: w.CreateQueue, event: Received) -> None:
     name = check_name(packet.name, session.limits)
-    check_policy(packet.policy, session.limits)
+    check_policy(packet.policy, name, session.limits)
     queue = await session.node.store.create_queue(name, packet.durable, packet.policy)
     if queue is None:
         raise QueueNameNotUnique(f"a queue named {name!r} exists")

@@ -190,6 +190,8 @@ def check_name(name: str, limits: Limits) -> str:
         raise TooLarge(f"a name has at most {limits.name_bytes_max} characters")
     if _CONTROL.search(name):
         raise InvalidValue("a name cannot hold control characters")
+    if name.startswith("#"):
+        raise InvalidValue("a name cannot begin with #: #7 means the one with id 7")
     return name
 
 
@@ -214,8 +216,10 @@ def check_ranges(ranges: list[tuple[int, int]]) -> None:
             raise InvalidValue(f"no tags run from {first} to {last}")
 
 
-def check_policy(policy: QueuePolicy, limits: Limits) -> None:
+def check_policy(policy: QueuePolicy, queue: str, limits: Limits) -> None:
     """Numbers that make sense, each named when it does not."""
+    if policy.dead_letter == queue:
+        raise InvalidValue(f"queue {queue!r} cannot keep its own dead letters: name another")
     for field, lowest in (
         ("lease_s", 0.05),
         ("deliveries_max", 0),

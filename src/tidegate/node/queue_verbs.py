@@ -249,7 +249,7 @@ async def set_owner(session: Session, replica: Replica, packet: w.SetOwner, fram
 
 
 async def set_policy(session: Session, replica: Replica, packet: w.SetPolicy, frame: Frame) -> None:
-    check_policy(packet.policy, session.limits)
+    check_policy(packet.policy, replica.info.name, session.limits)
     await replica.set_policy(packet.policy)
     session.answer(w.Success(), frame.packet_id)
 
