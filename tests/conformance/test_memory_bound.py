@@ -384,3 +384,59 @@ async def test_what_is_stored_beside_the_puts_comes_once(
     numbers = (await mq.stats("orders")).queue("orders")
     assert numbers is not None
     assert (numbers.waiting, numbers.unacknowledged) == (0, 0)
+
+
+async def test_what_was_due_comes_once_though_memory_is_full(node: Node, mq: Client) -> None:
+    """With no room and nothing more to let go of, all that was ever due was read again, also what
+    somebody held."""
+    await mq.create_queue("orders")
+    await mq.put("orders", payload(0), delay=0.01)
+    held = await mq.get("orders", lease=60, wait=10)
+    await fill(mq, 500, start=1)
+    await asyncio.gather(
+        *(mq.put("orders", payload(n), delay=0.5) for n in range(501, 601)),
+    )
+    received: list[int] = []
+    async with mq.subscribe("orders", prefetch=50) as subscription:
+        async for message in subscription:
+            received.append(number(message.payload))
+            message.ack()
+            if len(received) == 600:
+                break
+    assert sorted(received) == list(range(1, 601))
+    await held.ack_confirmed()
+    numbers = (await mq.stats("orders")).queue("orders")
+    assert numbers is not None
+    assert (numbers.waiting, numbers.unacknowledged) == (0, 0)
+
+
+async def test_what_is_put_for_later_while_the_store_is_read_is_not_passed_over(
+    node: Node, mq: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stored after the store had answered, due before the last that it answered with: it was
+    behind the horizon from then on, and nobody looked for it there."""
+    await mq.create_queue("orders")
+    await fill(mq, 500)
+    read_due = node.store.read_due
+    has_read, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def answered_late(*arguments: Any) -> Any:
+        segments = await read_due(*arguments)
+        if segments and not has_read.is_set():
+            has_read.set()
+            await may_go_on.wait()
+        return segments
+
+    monkeypatch.setattr(node.store, "read_due", answered_late)
+    await asyncio.gather(*(mq.put("orders", payload(n), delay=1.5) for n in range(500, 600)))
+    await has_read.wait()
+    await mq.put("orders", payload(600), delay=1.0)
+    may_go_on.set()
+    received: list[int] = []
+    async with mq.subscribe("orders", prefetch=50) as subscription:
+        async for message in subscription:
+            received.append(number(message.payload))
+            message.ack()
+            if len(received) == 601:
+                break
+    assert sorted(received) == list(range(601))

@@ -234,3 +234,22 @@ def test_who_was_searched_for_is_not_forgotten_when_more_for_it_stays_in_the_sto
     # Nothing of its group before it is in the store: that was found out before.
     assert ids(take(queue, client=7)) == [3]
     assert queue.unsearched_from(7) == 4
+
+
+def test_a_group_goes_on_when_two_older_ones_come_late() -> None:
+    """The first waited for one that was with somebody; for the second that one stood back, and then
+    none of the group was out any more."""
+    queue = new_queue()
+    queue.add(segment(30, "a"), keep=True)
+    (newest,) = take(queue)
+    queue.add(segment(10, "a"), keep=True)
+    queue.put_back([newest], Event.RETURNED)
+    queue.add(segment(20, "a"), keep=True)
+
+    order = []
+    while out := take(queue):
+        order += ids(out)
+        for span in out:
+            queue.done(span)
+    assert order == [10, 20, 30]
+    assert len(queue) == 0

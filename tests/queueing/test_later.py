@@ -141,3 +141,28 @@ def test_what_waits_to_be_tried_again_is_not_left_to_the_store() -> None:
     assert queue.later_in_store == 0
     assert queue.release_due(100.0, 0.0) == 2
     assert ids_of(queue) == [1, 2]
+
+
+def test_what_was_due_is_never_left_to_the_store_again() -> None:
+    """It is with somebody; read from the store it would be there twice."""
+    queue = Queue(Budget(1 << 30))
+    queue.add_for_later(a_segment(1, due_at=10.0))
+    assert queue.release_due(10.0, 0.0) == 1
+    assert queue.evict_later() == (10.0, 1)
+    # Due before it, and stored after it.
+    queue.add_for_later(a_segment(2, due_at=9.0))
+    assert queue.evict_later() == (10.0, 1)
+    assert queue.later_in_store == 0
+    queue.add_for_later(a_segment(3, due_at=20.0))
+    queue.add_for_later(a_segment(4, due_at=30.0))
+    assert queue.evict_later() == (20.0, 3)
+    assert (queue.later_in_store, queue.scheduled.count) == (1, 2)
+
+
+def test_what_expired_before_its_time_is_never_left_to_the_store_again() -> None:
+    queue = Queue(Budget(1 << 30))
+    queue.add_for_later(a_segment(1, 2, due_at=10.0, expiries=[5.0, None]))
+    queue.add_for_later(a_segment(3, due_at=8.0))
+    assert [span.first_id for span in queue.take_expired(6.0)] == [1]
+    assert queue.evict_later() == (10.0, 1)
+    assert (queue.later_in_store, queue.scheduled.count) == (0, 2)

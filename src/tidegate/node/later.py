@@ -42,6 +42,8 @@ class Later:
         self._under_way = under_way
         self._horizon: tuple[float, int] = END
         self._reading: asyncio.Task[None] | None = None
+        # What was left to the store while it was being read, and may not have been found there.
+        self._left_meanwhile: list[Segment] = []
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = float("inf")
 
@@ -56,8 +58,7 @@ class Later:
     def add(self, segment: Segment) -> None:
         """A stored segment whose time has not come."""
         holding = self._holding
-        assert segment.due_at is not None
-        key = (segment.due_at, segment.first_id)
+        key = _key(segment)
         if (
             holding.info.durable
             and key <= self._horizon
@@ -70,6 +71,8 @@ class Later:
             self.set_alarm()
         else:
             holding.queue.later_in_store += segment.open
+            if self._reading is not None:
+                self._left_meanwhile.append(segment)
 
     # The alarm
 
@@ -136,27 +139,48 @@ class Later:
             if holding.fenced or self._horizon != behind:
                 return
             under_way = self._under_way()
-            for segment in segments:
-                assert segment.due_at is not None
+            for segment in self._with_what_was_left(segments):
                 if segment.first_id in under_way:
                     continue  # stored this very moment: it comes by itself
                 queue.later_in_store = max(queue.later_in_store - segment.open, 0)
                 queue.add_for_later(segment)
-                self._horizon = (segment.due_at, segment.first_id)
+                self._horizon = _key(segment)
             if not segments:
-                queue.later_in_store = 0
+                # Nothing is there where we counted something.
+                queue.later_in_store = sum(segment.open for segment in self._left_meanwhile)
             if not queue.later_in_store:
                 self._horizon = END
         finally:
             self._reading = None
+            self._left_meanwhile = []
         self.release()
+
+    def _with_what_was_left(self, segments: list[Segment]) -> list[Segment]:
+        """What was read, and what was stored since among it: the horizon is about to pass it."""
+        if not segments or not self._left_meanwhile:
+            return segments
+        last = _key(segments[-1])
+        found = {segment.first_id for segment in segments}
+        missed = [
+            segment
+            for segment in self._left_meanwhile
+            if segment.first_id not in found and _key(segment) < last
+        ]
+        return sorted([*segments, *missed], key=_key)
 
     def forget(self) -> None:
         """Everything was purged."""
         self._horizon = END
+        self._left_meanwhile = []
 
     def fenced(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
         if self._reading is not None:
             self._reading.cancel()
+
+
+def _key(segment: Segment) -> tuple[float, int]:
+    """Where a segment stands in the order in which they are due."""
+    assert segment.due_at is not None
+    return (segment.due_at, segment.first_id)

@@ -101,9 +101,10 @@ class Groups:
         if out is None or out[0].first_id + out[1] != first_id:
             return None
         del self._out[group]
-        return self._next(group, horizon)
+        return self.next_out(group, horizon)
 
-    def _next(self, group: str, horizon: int) -> Span | None:
+    def next_out(self, group: str, horizon: int) -> Span | None:
+        """None of the group is out: the first that waits is from now on, if there is one."""
         waiting = self._waiting.get(group)
         if waiting is None:
             return None
@@ -125,7 +126,7 @@ class Groups:
         while self._beyond and self._beyond[0][0] < horizon:
             _, group = heapq.heappop(self._beyond)
             if group not in self._out:
-                span = self._next(group, horizon)
+                span = self.next_out(group, horizon)
                 if span is not None:
                     yield span
 

@@ -92,6 +92,7 @@ class Queue:
         "freed",
         "head_count",
         "held_count",
+        "later_floor",
         "later_in_store",
         "next_expiry",
         "resident_bytes",
@@ -120,6 +121,9 @@ class Queue:
         self.retrying = Schedule()
         # Of what waits for its time, how many only the store holds.
         self.later_in_store = 0
+        # The last (time, id) of which something has left the schedule: up to there all that is not
+        # done is in memory, ready or with somebody, and must not be read from the store again.
+        self.later_floor = (0.0, 0)
         # When the first message in memory may expire.
         self.next_expiry = NEVER
         # How long messages live that say nothing themselves.
@@ -303,12 +307,21 @@ class Queue:
             groups = self._groups[receiver] = Groups()
         newer = groups.newer_out(group, span.first_id)
         # An older one was stored late: if nobody has the newer one yet, that stands back.
-        if newer is not None and self.lane(receiver, newer.segment.priority).withdraw(newer):
+        stands_back = newer is not None and self.lane(receiver, newer.segment.priority).withdraw(
+            newer
+        )
+        if stands_back:
             self.head_count -= 1
             self._hold(receiver, groups.step_back(group), 1)
-        if groups.enter(group, span, self._group_horizon(receiver)):
+        horizon = self._group_horizon(receiver)
+        if groups.enter(group, span, horizon):
             return True
         self._hold(receiver, span, 1)
+        if stands_back:
+            # For one that is older still, and came while the newer one was with somebody.
+            following = groups.next_out(group, horizon)
+            if following is not None:
+                self._let_out(receiver, following)
         return False
 
     def _hold(self, receiver: int, span: Span, count: int) -> None:
@@ -386,22 +399,30 @@ class Queue:
 
         The time and id behind which nothing of it is in memory.
         """
-        entries = self.scheduled.take_all()
-        middle = (len(entries) + 1) // 2
-        kept, rest = entries[:middle], entries[middle:]
-        for due, span in kept:
-            self.scheduled.add(due, span)
-        for due, span in rest:
-            segment = span.segment
-            if due != segment.due_at or len(span) != segment.open:
-                # It waits to be tried again, and the store is not read for that; or parts of it
-                # are elsewhere in memory.
-                self.scheduled.add(due, span)
+        # What waits to be tried again stays: the store is not read for that.
+        first_tries: list[tuple[float, Span]] = []
+        for due, span in self.scheduled.take_all():
+            if due == span.segment.due_at:
+                first_tries.append((due, span))
             else:
-                self.later_in_store += len(span)
-                self._weigh(-segment.cost_bytes)
-        dues = [(due, span.segment.first_id) for due, span in kept]
-        return max(dues, default=(0.0, 0))
+                self.scheduled.add(due, span)
+        middle = (len(first_tries) + 1) // 2
+        for index, (due, span) in enumerate(first_tries):
+            # Parts of it are elsewhere in memory.
+            in_parts = len(span) != span.segment.open
+            if in_parts or (due, span.segment.first_id) <= self.later_floor:
+                middle = max(middle, index + 1)
+        for due, span in first_tries[:middle]:
+            self.scheduled.add(due, span)
+        for _, span in first_tries[middle:]:
+            self.later_in_store += len(span)
+            self._weigh(-span.segment.cost_bytes)
+        dues = [(due, span.segment.first_id) for due, span in first_tries[:middle]]
+        return max([self.later_floor, *dues])
+
+    def _leaves_schedule(self, segment: Segment) -> None:
+        if segment.due_at is not None:
+            self.later_floor = max(self.later_floor, (segment.due_at, segment.first_id))
 
     def put_off(self, spans: list[Span], due: float) -> None:
         """Leased messages that failed are to be tried again, at a monotonic time."""
@@ -412,7 +433,10 @@ class Queue:
 
     def release_due(self, now_wall: float, now_monotonic: float) -> int:
         """Let in what is due; how many messages that is."""
-        due = self.scheduled.take_due(now_wall) + self.retrying.take_due(now_monotonic)
+        due = self.scheduled.take_due(now_wall)
+        for span in due:
+            self._leaves_schedule(span.segment)
+        due += self.retrying.take_due(now_monotonic)
         # Counted first: a span that enters may grow by its neighbours.
         count = sum(map(len, due))
         for span in due:
@@ -456,6 +480,7 @@ class Queue:
                 if expired_low > low:
                     schedule.add(due, Span(span.segment, low, expired_low, span.state))
                 if expired_high > expired_low:
+                    self._leaves_schedule(span.segment)
                     yield Span(span.segment, expired_low, expired_high, span.state)
                 low = expired_high
 
