@@ -34,6 +34,7 @@ def address() -> Iterator[str]:
 
 def test_everything_the_async_client_does_is_there() -> None:
     internal = {"open", "close", "spawn", "connected", "queue_id", "node_stats", "link", "info"}
+    internal |= {"reconnect_s"}
     public = {
         name
         for name, member in inspect.getmembers(Client)
