@@ -310,3 +310,22 @@ async def test_deleting_a_queue_of_the_other_ends_what_hangs_on_it(pair: Pair) -
                 await anext(aiter(subscription))
     with pytest.raises(e.QueueNotExisting):
         await pair.at_b.queue("orders")
+
+
+async def test_a_subscription_never_comes_back_to_the_node_that_relays_it(
+    start_node: StartNode, connect: Connect
+) -> None:
+    """It stood at its own node as somebody else's: acknowledgements and its end did not find it."""
+    one, other = await start_node(), await start_node()
+    mq = await connect(one)
+    info = await mq.create_queue("orders")
+    await one.ownership.hand_over(one.replicas[info.queue_id], other.member_id)
+    await mq.put("orders", b"x")  # from now on this connection knows the way to the other node
+    await other.ownership.hand_over(other.replicas[info.queue_id], one.member_id)
+
+    async with mq.subscribe("orders") as subscription:
+        message = await anext(aiter(subscription))
+        await message.ack_confirmed()
+
+    dispatch = one.replicas[info.queue_id].dispatch
+    assert (dispatch.consumers, dispatch.unacknowledged) == ([], 0)

@@ -460,6 +460,11 @@ class Session(asyncio.Protocol):
                 found = await self.node.ownership.route(queue_id)
                 if isinstance(found, Replica):
                     replica = found
+                elif self.is_node:
+                    # Whoever relays to us must look again. Passed on once more, a subscription
+                    # might come back to the very node that relays it, where acknowledgements and
+                    # its end, which need no relay there, would find nobody of its number.
+                    raise NotOwner(f"queue {queue_id} has moved: ask again")
                 else:
                     relay = self._routes[queue_id] = await self._relay_to(found)
         except TidegateError as failure:
