@@ -563,7 +563,7 @@ class NodeMachine(RuleBasedStateMachine):
 
 
 TestNodeModel = NodeMachine.TestCase
-TestNodeModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestNodeModel.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.slow
