@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from tidegate.core.term import Term
 from tidegate.laws.linear_range import LinearRange
-from tidegate.laws.term import Term
 
 # Held-out data must be explained at least so well.
 R2_ACCEPTED = 0.8
