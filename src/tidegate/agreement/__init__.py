@@ -1,0 +1,1 @@
+"""Agreements: what a service promises, and whether it was kept. Pure."""

@@ -1,0 +1,1 @@
+"""The laws: measurements in, decision out. Pure."""
