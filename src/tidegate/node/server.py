@@ -161,9 +161,12 @@ class Node:
         await self._join()
         self._writers = [
             Writer(
-                self.store, lane=lane, on_commit=self._count_commit, on_free=self._resume_reading
+                self.store,
+                number=number,
+                on_commit=self._count_commit,
+                on_free=self._resume_reading,
             )
-            for lane in range(self.limits.writers)
+            for number in range(self.limits.writers)
         ]
         self._settler.start()
         for work in (self._renew_forever(), self._tick_forever(), self._watch_users_forever()):

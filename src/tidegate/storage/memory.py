@@ -355,7 +355,7 @@ class MemoryStore(MemoryUsers):
         writes: Sequence[Write],
         done: Callable[[list[bool] | Exception], None],
         *,
-        lane: int = 0,
+        writer: int = 0,
     ) -> None:
         def commit() -> None:
             # All or nothing, as in a transaction: look before the first change.

@@ -211,7 +211,7 @@ class PostgresStore(PostgresUsers):
 
     # Messages
 
-    def submit(self, writes: Sequence[Write], done: Committed, *, lane: int = 0) -> None:
+    def submit(self, writes: Sequence[Write], done: Committed, *, writer: int = 0) -> None:
         calls = [_put(write) for write in writes]
         calls += [_remember(write) for write in writes if write.dedup_ids]
 
@@ -221,7 +221,7 @@ class PostgresStore(PostgresUsers):
             else:
                 done([value in _STORED for value in outcome[: len(writes)]])
 
-        self._putters[lane % len(self._putters)].submit(calls, finished)
+        self._putters[writer % len(self._putters)].submit(calls, finished)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         calls = [_settle(settlement) for settlement in settlements]
