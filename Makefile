@@ -20,7 +20,7 @@ test: $(VENV)/installed-all lint ## all tests, on real peers where they can be h
 	@$(BIN)/python -m pytest
 
 check: $(VENV)/installed-all lint ## linters, types, import contracts and fast tests, under a minute
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not peers and not slow and not faults"
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not peers and not slow and not faults and not spark"
 
 lint: $(VENV)/installed-all
 	@$(BIN)/ruff check .
@@ -50,10 +50,10 @@ $(VENV)/bin/python:
 
 $(VENV)/installed-demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing Tidegate into $(VENV)"
-	@$(PIP_INSTALL) -e .
+	@$(PIP_INSTALL) -e '.[spark]'
 	@touch $@
 
 $(VENV)/installed-all: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing Tidegate with everything for development into $(VENV)"
-	@$(PIP_INSTALL) -e '.[lab,dev]'
+	@$(PIP_INSTALL) -e '.[spark,lab,dev]'
 	@touch $(VENV)/installed-demo $@

@@ -27,11 +27,11 @@ class StalledStore(MemoryStore):
         writes: Sequence[Write],
         done: Callable[[list[bool] | Exception], None],
         *,
-        lane: int = 0,
+        writer: int = 0,
     ) -> None:
         async def later() -> None:
             await self.answers.wait()
-            super(StalledStore, self).submit(writes, done, lane=lane)
+            super(StalledStore, self).submit(writes, done, writer=writer)
 
         self._later.append(asyncio.create_task(later()))
 

@@ -38,7 +38,7 @@ class ScriptedStore(MemoryStore):
         self.asked: list[tuple[list[int], Done]] = []
         self.on_disk: set[int] = set()
 
-    def submit(self, writes: Sequence[Write], done: Done, *, lane: int = 0) -> None:
+    def submit(self, writes: Sequence[Write], done: Done, *, writer: int = 0) -> None:
         self.asked.append(([write.segment.first_id for write in writes], done))
 
     async def stored(self, queue_id: int, first_ids: list[int]) -> set[int]:

@@ -237,13 +237,13 @@ class Store(UserStore, Protocol):
 
     # Messages
     # A callback, since every confirm waits for this one: no turn of the loop to spare.
-    # Commits of one lane are stored, and answered, in the order they are submitted.
+    # Commits of one writer are stored, and answered, in the order they are submitted.
     def submit(
         self,
         writes: Sequence[Write],
         done: Callable[[list[bool] | Exception], None],
         *,
-        lane: int = 0,
+        writer: int = 0,
     ) -> None: ...
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]: ...
     # All or nothing; False: one of the epochs is no longer its queue's.
@@ -266,6 +266,10 @@ class Store(UserStore, Protocol):
         to_id: int,
         count_max: int,
         bytes_max: int,
+    ) -> list[Segment]: ...
+    # Segments that hold any of these ids, of whatever lane, in order; none that are for later.
+    async def read_between(
+        self, queue_id: int, from_id: int, to_id: int, count_max: int, bytes_max: int
     ) -> list[Segment]: ...
     async def find_segments(
         self,

@@ -101,20 +101,6 @@ class Batch:
             and index not in self.skipped
         ]
 
-    def skip_duplicates(self, is_stored: Callable[[str], bool]) -> bool:
-        """Leave out what is stored under the same dedup id; True when nothing is left."""
-        seen: set[str] = set()
-        skipped = set()
-        for index, attributes in enumerate(self.packet.attributes or ()):
-            dedup_id = None if attributes is None else attributes.dedup_id
-            if dedup_id is None:
-                continue
-            if dedup_id in seen or is_stored(dedup_id):
-                skipped.add(index)
-            seen.add(dedup_id)
-        self.skipped = frozenset(skipped)
-        return len(skipped) == len(self.packet.lengths)
-
     def skip(self, indices: set[int]) -> None:
         """Leave these out."""
         self.skipped = frozenset(indices)

@@ -17,6 +17,7 @@ import msgspec
 
 from tidegate.core.crash import crash_point
 from tidegate.core.errors import (
+    InvalidValue,
     QueueNotExisting,
     RetryLater,
     Unavailable,
@@ -86,7 +87,7 @@ class DeadLetters:
         self, source: Replica, spans: list[Span], reason: DeathReason, error: str | None
     ) -> None:
         """These messages are nobody's any more: move them to the dead letters."""
-        if _grave_of(source) is None:
+        if source.info.policy.dead_letter_queue(source.info.name) is None:
             # There is no place for them, by declared policy.
             source.meters.dropped.add(sum(map(len, spans)))
             source.drop(spans)
@@ -119,13 +120,15 @@ class DeadLetters:
 
     async def _bury(self, source: Replica, letters: list[Letter]) -> None:
         backoff_s = _BACKOFF_FIRST_S
+        default = source.info.name + DEAD_SUFFIX
         while not source.fenced:
-            grave = _grave_of(source) or source.info.name + DEAD_SUFFIX
+            # The policy may have changed since: what was given up is kept all the same.
+            grave = source.info.policy.dead_letter_queue(source.info.name) or default
             try:
                 target = await self._open(grave)
                 if source.info.durable and not target.info.durable:
                     # What is stored cannot go there; delivered again it would be no better.
-                    target = await self._open(source.info.name + DEAD_SUFFIX)
+                    target = await self._open(default)
                 if source.info.durable and not target.info.durable:
                     raise Unavailable(f"queue {target.info.name!r} is transient: name another")
                 await self._move(source, target, letters)
@@ -202,7 +205,7 @@ class DeadLetters:
         count = 0
         try:
             if nowhere:
-                raise QueueNotExisting(
+                raise InvalidValue(
                     f"message {nowhere[0].first_id} of {source.info.name!r} did not die: "
                     "name the queue it shall go to"
                 )
@@ -215,7 +218,7 @@ class DeadLetters:
                     raise QueueNotExisting(f"no queue named {name!r}: create it, or name another")
                 target = await self._node.ownership.bring_here(info.queue_id)
                 if target is source:
-                    raise QueueNotExisting(f"queue {name!r} is where they are: name another")
+                    raise InvalidValue(f"queue {name!r} is where they are: name another")
                 await self._move(source, target, letters)
                 count += len(waiting.pop(name))
         finally:
@@ -226,18 +229,20 @@ class DeadLetters:
 
     async def _move(self, source: Replica, target: Replica, letters: list[Letter]) -> None:
         spans = [letter.span for letter in letters]
-        segments = _segments(target, letters, self._node.clock.wall())
-        writes = [Write(segment, target.epoch, [], []) for segment in segments]
         settlement = source.settlement_of(spans)
-        settlements = [] if settlement is None else [settlement]
+        if settlement is not None and not target.info.durable:
+            raise InvalidValue(
+                f"queue {target.info.name!r} is transient: a durable message cannot go there"
+            )
+        now = self._node.clock.wall()
+        segments: list[Segment] = []
         try:
+            segments.extend(_segment(target, alike, now) for alike in _alike(letters))
             if target.info.durable:
                 crash_point("before-move")
+                writes = [Write(segment, target.epoch, [], []) for segment in segments]
+                settlements = [] if settlement is None else [settlement]
                 await commit_once(self._node.store, writes, settlements)
-            elif settlements:
-                raise QueueNotExisting(
-                    f"queue {target.info.name!r} is transient: a durable message cannot go there"
-                )
         except BaseException:
             for segment in segments:
                 target.intake.not_coming(segment.first_id)
@@ -246,12 +251,6 @@ class DeadLetters:
         source.left(spans, settlement)
         for segment in segments:
             target.intake.came(segment)
-
-
-def _grave_of(source: Replica) -> str | None:
-    """Where the dead letters of a queue go; None: nowhere."""
-    name = source.info.policy.dead_letter_queue(source.info.name)
-    return None if name == source.info.name else name
 
 
 def _is_circling(deaths: list[Death]) -> bool:
@@ -353,34 +352,39 @@ def _selected(
     return chosen, others
 
 
-def _segments(target: Replica, letters: list[Letter], now: float) -> list[Segment]:
-    """Letters as segments of the queue they go to."""
-    by_kind: dict[tuple[int, bool], list[list[Letter]]] = {}
+def _alike(letters: list[Letter]) -> list[list[Letter]]:
+    """Letters that may share a segment, in their order, within the bounds of one."""
+    open_lines: dict[tuple[int, bool], tuple[list[Letter], int]] = {}
+    lines: list[list[Letter]] = []
     for letter in letters:
-        groups = by_kind.setdefault((letter.priority, letter.receiver is not None), [[]])
-        size_bytes = sum(len(other.payload) for other in groups[-1])
-        full = len(groups[-1]) == SEGMENT_COUNT_MAX
-        if full or (groups[-1] and size_bytes + len(letter.payload) > SEGMENT_BYTES_MAX):
-            groups.append([])
-        groups[-1].append(letter)
-    return [
-        Segment(
-            queue_id=target.info.queue_id,
-            first_id=target.intake.take_ids(len(group)),
-            priority=priority,
-            arrived_at=now,
-            lengths=[len(letter.payload) for letter in group],
-            payload=b"".join(letter.payload for letter in group),
-            senders=[letter.sender for letter in group],
-            receivers=[letter.receiver or 0 for letter in group] if addressed else None,
-            contexts=_unless_empty([letter.context for letter in group]),
-            attributes=[letter.attributes for letter in group],
-            # Somebody has had it, or may have: it says so wherever it goes.
-            reloaded=True,
-        )
-        for (priority, addressed), groups in by_kind.items()
-        for group in groups
-    ]
+        kind = (letter.priority, letter.receiver is not None)
+        line, line_bytes = open_lines.get(kind, ([], 0))
+        line_bytes += len(letter.payload)
+        if not line or len(line) == SEGMENT_COUNT_MAX or line_bytes > SEGMENT_BYTES_MAX:
+            line, line_bytes = [], len(letter.payload)
+            lines.append(line)
+        line.append(letter)
+        open_lines[kind] = (line, line_bytes)
+    return lines
+
+
+def _segment(target: Replica, letters: list[Letter], now: float) -> Segment:
+    """Letters that are alike as a segment of the queue they go to."""
+    addressed = letters[0].receiver is not None
+    return Segment(
+        queue_id=target.info.queue_id,
+        first_id=target.intake.take_ids(len(letters)),
+        priority=letters[0].priority,
+        arrived_at=now,
+        lengths=[len(letter.payload) for letter in letters],
+        payload=b"".join(letter.payload for letter in letters),
+        senders=[letter.sender for letter in letters],
+        receivers=[letter.receiver or 0 for letter in letters] if addressed else None,
+        contexts=_unless_empty([letter.context for letter in letters]),
+        attributes=[letter.attributes for letter in letters],
+        # Somebody has had it, or may have: it says so wherever it goes.
+        reloaded=True,
+    )
 
 
 def _unless_empty(column: list[int | None]) -> list[int | None] | None:

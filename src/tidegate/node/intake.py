@@ -91,6 +91,8 @@ class Intake:
         if holding.fenced or self._closed:
             batch.refused(NotOwner(f"queue {holding.info.name!r} has moved"))
             return
+        if holding.producers is not None:
+            holding.producers.add(batch.packet.producer)
         key = (batch.packet.producer, batch.packet.batch)
         if self._marks.has(*key):
             batch.confirm_duplicate()
@@ -136,14 +138,15 @@ class Intake:
             count += sum(segment.count for segment in under_way)
             body_bytes += sum(segment.payload_bytes for segment in under_way)
             if not self._has_room(count + len(batch.packet.lengths), body_bytes + len(batch.body)):
-                return f"queue {name!r} is full ({self._limit_text()}): consume, or raise its limit"
+                return self._is_full()
         elif self._at_limit and sum(len(w.body) for w in self._waiting) > HELD_BYTES_MAX:
             return f"queue {name!r} is full, and so is the line before it: await each put"
         return None
 
-    def _limit_text(self) -> str:
+    def _is_full(self) -> str:
+        """The sentence for who is refused."""
         policy = self._holding.policy
-        return " and ".join(
+        limits = " and ".join(
             text
             for limit, text in (
                 (policy.length_max, f"{policy.length_max} messages"),
@@ -151,6 +154,8 @@ class Intake:
             )
             if limit is not None
         )
+        name = self._holding.info.name
+        return f"queue {name!r} is full ({limits}): consume, or raise its limit"
 
     def _has_room(self, count: int, body_bytes: int) -> bool:
         """Whether so much more fits within the policy's limits."""
@@ -241,11 +246,8 @@ class Intake:
         if not self._dedup_under_way.isdisjoint(dedup_ids):
             return False
         holding = self._holding
-        now, window_s = holding.clock.monotonic(), holding.policy.dedup_window_s
-        nothing_left = batch.skip_duplicates(lambda i: self._dedup.has(i, now, window_s))
-        holding.meters.deduplicated.add(len(batch.skipped))
-        if nothing_left:
-            batch.is_stored = True
+        batch.skip(self.duplicates(batch.packet.attributes, set()))
+        if batch.is_stored:
             self._waiting.popleft()
             holding.budget.waiting_bytes -= len(batch.body)
             for twin in self._accepted.pop((batch.packet.producer, batch.packet.batch), ()):
@@ -408,8 +410,7 @@ class Intake:
         now = holding.clock.wall()
         if packet.attributes is not None or packet.delays_s or packet.ttls_s:
             batch.stamp(now)
-        duplicates = self.duplicates(packet.attributes, set())
-        batch.skip(duplicates)
+        batch.skip(self.duplicates(packet.attributes, set()))
         writes: list[Write] = []
         try:
             for builder in build_segments([batch]):
@@ -463,10 +464,7 @@ class Intake:
             return True
         if policy.overflow is Overflow.REFUSE:
             holding.meters.refused.add(count)
-            raise LimitReached(
-                f"queue {holding.info.name!r} is full ({self._limit_text()}): consume, or raise "
-                "its limit"
-            )
+            raise LimitReached(self._is_full())
         return False
 
     def knows(self, producer: int, batch: int) -> bool:

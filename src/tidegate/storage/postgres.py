@@ -211,7 +211,7 @@ class PostgresStore(PostgresUsers):
 
     # Messages
 
-    def submit(self, writes: Sequence[Write], done: Committed, *, lane: int = 0) -> None:
+    def submit(self, writes: Sequence[Write], done: Committed, *, writer: int = 0) -> None:
         calls = [_put(write) for write in writes]
         calls += [_remember(write) for write in writes if write.dedup_ids]
 
@@ -221,7 +221,7 @@ class PostgresStore(PostgresUsers):
             else:
                 done([value in _STORED for value in outcome[: len(writes)]])
 
-        self._putters[lane % len(self._putters)].submit(calls, finished)
+        self._putters[writer % len(self._putters)].submit(calls, finished)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
         calls = [_settle(settlement) for settlement in settlements]
@@ -283,6 +283,19 @@ class PostgresStore(PostgresUsers):
             queue_id,
             priority,
             addressed,
+            from_id,
+            to_id,
+            count_max,
+            bytes_max,
+        )
+        return [_segment(queue_id, row) for row in rows]
+
+    async def read_between(
+        self, queue_id: int, from_id: int, to_id: int, count_max: int, bytes_max: int
+    ) -> list[Segment]:
+        rows = await self._read(
+            "select * from read_between(%s, %s, %s, %s::int, %s)",
+            queue_id,
             from_id,
             to_id,
             count_max,

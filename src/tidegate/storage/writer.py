@@ -65,12 +65,12 @@ class Writer:
         self,
         store: Store,
         *,
-        lane: int = 0,
+        number: int = 0,
         on_commit: Callable[[float, int], None] | None = None,
         on_free: Callable[[], None] | None = None,
     ) -> None:
         self._store = store
-        self._lane = lane
+        self._number = number
         self._on_commit = on_commit
         # Told whenever what was collected has found its fate.
         self._on_free = on_free
@@ -161,7 +161,7 @@ class Writer:
 
         crash_point("before-commit")
         self._under_way.append(count)
-        self._store.submit([write for _, write in pending], done, lane=self._lane)
+        self._store.submit([write for _, write in pending], done, writer=self._number)
 
     @staticmethod
     def _tell(source: WriteSource, write: Write, stored: bool) -> None:
@@ -211,7 +211,7 @@ class Writer:
         if not missing:
             return
         answer: asyncio.Future[list[bool] | Exception] = self._loop.create_future()
-        self._store.submit([write for _, write in missing], answer.set_result, lane=self._lane)
+        self._store.submit([write for _, write in missing], answer.set_result, writer=self._number)
         outcome = await answer
         if isinstance(outcome, Unavailable):
             log.warning("commit without an answer, looking it up: %s", outcome)
