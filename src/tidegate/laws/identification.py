@@ -144,16 +144,12 @@ def _errors(fitted: Model, fit: Sums) -> tuple[float, float]:
 
 def _usable(levels: Mapping[float, Sums]) -> dict[float, Sums]:
     """The levels that hold samples, all of them numbers: one NaN spoils its level and no other."""
-    return {
-        prefetch: sums
-        for prefetch, sums in levels.items()
-        if sums.n > 0 and math.isfinite(sum(getattr(sums, name) for name in FIELDS))
-    }
+    return {prefetch: sums for prefetch, sums in levels.items() if sums.n > 0 and sums.is_finite()}
 
 
 def _level(prefetch: float, sums: Sums) -> Level:
     mean = sums.y_next / sums.n
-    return Level(prefetch, sums.n, mean, max(sums.deviations().y_next2 / sums.n, 0.0))
+    return Level(prefetch, sums.n, mean, max(sums.y_next2 / sums.n - mean * mean, 0.0))
 
 
 def _added(parts: Iterable[Sums]) -> Sums:

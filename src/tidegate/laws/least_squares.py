@@ -29,7 +29,7 @@ class NoExcitation(ValueError):
     """The input or the output stood still, so nothing can be told apart."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sums:
     """What remains of samples y(k), u(k), y(k+1): sums, which add up over parts."""
 
@@ -59,6 +59,11 @@ class Sums:
             s4=y * y_next,
             s5=u * y_next,
         )
+
+    def is_finite(self) -> bool:
+        """Whether none of them is NaN or infinite: such a one makes their sum so, too."""
+        first = self.n + self.y + self.u + self.y_next + self.y_next2
+        return math.isfinite(first + self.s1 + self.s2 + self.s3 + self.s4 + self.s5)
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(*(getattr(self, f) + getattr(other, f) for f in FIELDS))
@@ -125,7 +130,7 @@ def r_squared(fitted: Model, sums: Sums) -> Term:
 def solve(sums: Sums) -> Model:
     """The model of one consumer from its sums."""
     d = sums.deviations()
-    if not math.isfinite(sum(getattr(sums, name) for name in FIELDS)):
+    if not sums.is_finite():
         raise NoExcitation("the sums are not finite: a sample was not a number")
     if sums.n < 3:
         raise NoExcitation(f"{sums.n:g} samples do not tell two unknowns and a level apart")
