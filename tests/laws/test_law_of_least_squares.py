@@ -118,3 +118,14 @@ def test_many_consumers_are_solved_at_once_as_arrays() -> None:
 def test_without_excitation_there_is_no_model(samples: Samples, reason: str) -> None:
     with pytest.raises(NoExcitation, match=reason):
         solve(samples.sums())
+
+
+def test_small_changes_around_a_million_are_still_seen() -> None:
+    # ±20 around 1 000 000 messages per second: squares of 1e12 for changes of 400.
+    samples = plant(prefetches(1, 20, 5000), b=2.0, noise=5.0, base=1e6)
+
+    found = solve(samples.sums())
+
+    a, b, _ = by_numpy(samples)
+    assert found.a == pytest.approx(a, rel=1e-3)
+    assert found.b == pytest.approx(b, rel=1e-3)

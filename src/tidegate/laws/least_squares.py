@@ -21,8 +21,10 @@ from dataclasses import dataclass, fields
 
 from tidegate.core.term import Term
 
-# Below this part of a sum of squares, its deviations are what rounding left over.
-ROUNDING = 1e-9
+# Below this part of a sum of squares, its deviations are mostly what rounding left over.
+ROUNDING = 1e-11
+# Of the variances of prefetch and rate, what must not be common to both.
+COLLINEAR = 1e-9
 
 
 class NoExcitation(ValueError):
@@ -138,7 +140,7 @@ def solve(sums: Sums) -> Model:
         raise NoExcitation("the prefetch never changed: vary it, and its effect will show")
     if d.s1 <= ROUNDING * sums.s1:
         raise NoExcitation("the arrival rate never changed")
-    if d.s1 * d.s3 - d.s2 * d.s2 <= ROUNDING * d.s1 * d.s3:
+    if d.s1 * d.s3 - d.s2 * d.s2 <= COLLINEAR * d.s1 * d.s3:
         raise NoExcitation(
             "prefetch and arrival rate moved together in one line: change the prefetch faster than "
             "the rate can follow, and their effects come apart"
