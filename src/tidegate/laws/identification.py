@@ -70,7 +70,7 @@ def identify(
     r2_accepted: float = R2_ACCEPTED,
 ) -> Identified:
     """The model of one consumer group from its sums by prefetch u(k); poor data is a reason."""
-    whole = linear_range([_level(prefetch, sums) for prefetch, sums in train.items()])
+    whole = linear_range([level_of(prefetch, sums) for prefetch, sums in train.items()])
     # A model that will be refused is fitted on all there is, so that people can look at it.
     is_linear = whole.shape in (Shape.LINEAR, Shape.KNEE)
     fit = _added(sums for u, sums in train.items() if whole.contains(u) or not is_linear)
@@ -141,7 +141,8 @@ def _errors(fitted: Model, fit: Sums) -> tuple[float, float]:
     return math.sqrt(variance * d.s3 / determinant), math.sqrt(variance * d.s1 / determinant)
 
 
-def _level(prefetch: float, sums: Sums) -> Level:
+def level_of(prefetch: float, sums: Sums) -> Level:
+    """What the samples of one prefetch amount to."""
     if not sums.n > 0:
         return Level(prefetch, 0.0, math.nan, math.nan)
     mean = sums.y_next / sums.n

@@ -14,9 +14,10 @@ other, and a second between two that were fitted would be no test.
 
 from __future__ import annotations
 
-import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
+import math
+from collections.abc import Sequence
+from typing import Any
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  the name that everyone knows
 from pyspark.sql.types import (
@@ -30,10 +31,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from tidegate.laws.identification import Identified, Sums, identify
+from tidegate.laws.least_squares import Sums
+from tidegate.pipeline.consumer_group import ConsumerGroup, consumer_groups
 from tidegate.pipeline.job import Inputs, Job, Outcome
-from tidegate.pipeline.local_table import finite, frame_of, numbers
-from tidegate.telemetry.knowledge import Model
+from tidegate.pipeline.local_table import frame_of
 
 MODELS = "prefetch"
 BLOCK_S = 30
@@ -41,8 +42,6 @@ HELD_OUT = 0.25
 # Multiples of it, modulo 1, are spread evenly and repeat no pattern: blocks that are held out fall
 # into step with no regular change of the prefetch.
 GOLDEN = 0.618033988749895
-# a and b are those of one sampling interval; samples of several are of several models.
-INTERVAL_VARIATION_MAX = 0.25
 
 IDENTIFICATION = StructType(
     [
@@ -115,7 +114,7 @@ def run(inputs: Inputs) -> Outcome:
     """The model of every group that the samples speak of."""
     samples = inputs.frames["consumer_samples"]
     session = samples.sparkSession
-    groups = groups_of(samples.transform(with_held_out).transform(by_level).toArrow())
+    groups = consumer_groups(samples.transform(with_held_out).transform(by_level).toArrow())
     return Outcome(
         tables={
             "identification": frame_of(session, IDENTIFICATION, _identification(groups)),
@@ -125,6 +124,45 @@ def run(inputs: Inputs) -> Outcome:
     )
 
 
+def _identification(groups: Sequence[ConsumerGroup]) -> dict[str, list[Any]]:
+    found = [group.found for group in groups]
+    return {
+        "group": [group.name for group in groups],
+        "accepted": [one.accepted for one in found],
+        "reason": [one.reason for one in found],
+        "a": [one.a for one in found],
+        "b": [one.b for one in found],
+        "offset_per_s": [one.offset_per_s for one in found],
+        "shape": [str(one.linear_range.shape) for one in found],
+        "prefetch_low": [one.linear_range.low for one in found],
+        "prefetch_high": [one.linear_range.high for one in found],
+        "r2_train": [one.r2_train for one in found],
+        "r2_test": [one.r2_test for one in found],
+        "rmse_train_per_s": [one.rmse_train_per_s for one in found],
+        "rmse_test_per_s": [one.rmse_test_per_s for one in found],
+        "rows_train": [one.n_train for one in found],
+        "rows_test": [one.n_test for one in found],
+        "interval_s": [group.interval_s for group in groups],
+        "first_at": [group.first_at for group in groups],
+        "last_at": [group.last_at for group in groups],
+    }
+
+
+def _prefetch_levels(groups: Sequence[ConsumerGroup]) -> dict[str, list[Any]]:
+    levels = [(group, level) for group in groups for level in group.levels]
+    return {
+        "group": [group.name for group, _ in levels],
+        "prefetch": [int(level.prefetch) for _, level in levels],
+        "rows": [int(level.n) for _, level in levels],
+        "arrival_per_s": [level.mean_per_s for _, level in levels],
+        "arrival_per_s_stddev": [math.sqrt(level.variance) for _, level in levels],
+        "settled_per_s": [group.settled_per_s(level.prefetch) for group, level in levels],
+        "in_linear_range": [
+            group.found.linear_range.contains(level.prefetch) for group, level in levels
+        ],
+    }
+
+
 JOB = Job(
     name="identification",
     says="How prefetch drives the arrival rate",
@@ -132,86 +170,3 @@ JOB = Job(
     writes={"identification": IDENTIFICATION, "prefetch_levels": PREFETCH_LEVELS},
     run=run,
 )
-
-
-@dataclass(frozen=True)
-class Group:
-    """One consumer group: the sums of its levels, and what the law made of them."""
-
-    name: str
-    rows: int
-    # By prefetch, over both parts.
-    levels: Mapping[float, Sums]
-    found: Identified
-    interval_s: float
-    first_s: float
-    last_s: float
-
-    def model(self) -> Model:
-        found = self.found
-        return Model(
-            subject=self.name,
-            accepted=found.accepted,
-            reason=found.reason,
-            parameters=finite(
-                {
-                    "a": found.a,
-                    "b": found.b,
-                    "offset_per_s": found.offset_per_s,
-                    "prefetch_low": found.linear_range.low,
-                    "prefetch_high": found.linear_range.high,
-                    "interval_s": self.interval_s,
-                }
-            ),
-            quality=finite(
-                {
-                    "r2_train": found.r2_train,
-                    "r2_test": found.r2_test,
-                    "rmse_train_per_s": found.rmse_train_per_s,
-                    "rmse_test_per_s": found.rmse_test_per_s,
-                    "rows_train": found.n_train,
-                    "rows_test": found.n_test,
-                }
-            ),
-            rows=self.rows,
-            from_s=self.first_s,
-            to_s=self.last_s,
-        )
-
-
-def groups_of(levels: pa.Table) -> list[Group]:
-    """Every group with its model, by name, from the table that `by_level` makes."""
-    levels = levels.sort_by([("group", "ascending"), ("prefetch_before", "ascending")])
-    names = levels.column("group").combine_chunks().dictionary_encode()
-    bounds = np.flatnonzero(np.diff(names.indices.to_numpy(), prepend=-1, append=-1))
-    n, u = numbers(levels, "n"), numbers(levels, "prefetch_before")
-    y, y_next = numbers(levels, "y"), numbers(levels, "y_next")
-    columns = {
-        "n": n,
-        "y": y,
-        "u": u * n,
-        "y_next": y_next,
-        "y_next2": numbers(levels, "y_next2"),
-        "s1": numbers(levels, "s1"),
-        "s2": u * y,
-        "s3": u * u * n,
-        "s4": numbers(levels, "s4"),
-        "s5": u * y_next,
-    }
-    # Plain numbers: laws that take one group at a time are faster with them.
-    sums = [Sums(*row) for row in zip(*(columns[f].tolist() for f in FIELDS), strict=True)]
-    whole = _Whole(levels, bounds[:-1], n)
-    prefetches, held_out = u.tolist(), levels.column("held_out").to_pylist()
-    return [
-        _group(
-            str(name),
-            prefetches[begin:end],
-            held_out[begin:end],
-            sums[begin:end],
-            whole,
-            number,
-        )
-        for number, (name, begin, end) in enumerate(
-            zip(names.dictionary.to_pylist(), bounds[:-1], bounds[1:], strict=True)
-        )
-    ]
