@@ -11,6 +11,7 @@ rate by more than noise might (b > 3 standard errors). What is not accepted says
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -40,6 +41,8 @@ TRAIN_MIN = 30
 TEST_MIN = 10
 # Standard errors by which b must exceed zero.
 SIGNIFICANT = 3.0
+
+_VALUES = operator.attrgetter(*FIELDS)
 
 
 @dataclass(frozen=True)
@@ -146,15 +149,17 @@ def level_of(prefetch: float, sums: Sums) -> Level:
     if not sums.n > 0:
         return Level(prefetch, 0.0, math.nan, math.nan)
     mean = sums.y_next / sums.n
-    return Level(prefetch, sums.n, mean, max(sums.deviations().y_next2 / sums.n, 0.0))
+    return Level(prefetch, sums.n, mean, max(sums.y_next_spread() / sums.n, 0.0))
 
 
 def _added(parts: Iterable[Sums]) -> Sums:
-    return sum(parts, start=Sums(*(0.0 for _ in FIELDS)))
+    # Field by field, and not one Sums after the other: there are thousands of groups.
+    rows = list(map(_VALUES, parts)) or [(0.0,) * len(FIELDS)]
+    return Sums(*map(sum, zip(*rows, strict=True)))
 
 
 def _r_squared(fitted: Model, sums: Sums) -> float:
-    still = sums.deviations().y_next2 <= ROUNDING * sums.y_next2
+    still = sums.y_next_spread() <= ROUNDING * sums.y_next2
     return math.nan if still else float(r_squared(fitted, sums))
 
 

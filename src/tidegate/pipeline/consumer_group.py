@@ -8,15 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from tidegate.laws.identification import Identified, identify, level_of
+from tidegate.laws.identification import Identified, identify
 from tidegate.laws.least_squares import FIELDS, Sums
 from tidegate.laws.linear_range import Level
-from tidegate.pipeline.local_table import finite, numbers
+from tidegate.pipeline.local_table import Numbers, finite, numbers, seconds
 from tidegate.telemetry.knowledge import Model
 
 # a and b are those of one sampling interval; samples of several are of several models.
@@ -32,8 +33,8 @@ class ConsumerGroup:
     levels: Sequence[Level]
     found: Identified
     interval_s: float
-    first_at: datetime
-    last_at: datetime
+    first_s: float
+    last_s: float
 
     def settled_per_s(self, prefetch: float) -> float:
         """Where the model's rate settles at a prefetch: y = a·y + b·u + offset."""
@@ -69,8 +70,8 @@ class ConsumerGroup:
                 }
             ),
             rows=self.rows,
-            from_s=self.first_at.timestamp(),
-            to_s=self.last_at.timestamp(),
+            from_s=self.first_s,
+            to_s=self.last_s,
         )
 
 
@@ -80,39 +81,50 @@ def consumer_groups(sums: pa.Table) -> list[ConsumerGroup]:
         return []
     sums = sums.sort_by([("group", "ascending"), ("prefetch_before", "ascending")])
     names = sums.column("group").combine_chunks().dictionary_encode()
-    bounds = np.flatnonzero(np.diff(names.indices.to_numpy(), prepend=-1, append=-1)).tolist()
+    of_group = names.indices.to_numpy()
+    begins = np.flatnonzero(np.diff(of_group, prepend=-1))
     # Plain numbers: a law that takes one group at a time is faster with them.
     prefetches: list[float] = numbers(sums, "prefetch_before").tolist()
     held_out: list[bool] = sums.column("held_out").to_pylist()
-    rows = _sums(sums)
-    intervals = numbers(sums, "interval"), numbers(sums, "interval2"), numbers(sums, "n")
-    first_at, last_at = (sums.column(name).to_pylist() for name in ("first_at", "last_at"))
+    whole = _sums(sums)
+    rows = [Sums(*row) for row in zip(*(part.tolist() for part in _parts(whole)), strict=True)]
+    levels = _levels(whole, of_group, numbers(sums, "prefetch_before"))
+    n = np.add.reduceat(whole.n, begins)
+    interval_s = np.add.reduceat(numbers(sums, "interval"), begins) / n
+    interval2 = np.add.reduceat(numbers(sums, "interval2"), begins) / n
+    variation_s = np.sqrt(np.maximum(interval2 - interval_s**2, 0.0))
+    first_s = np.minimum.reduceat(seconds(sums, "first_at"), begins)
+    last_s = np.maximum.reduceat(seconds(sums, "last_at"), begins)
     found = []
-    for name, begin, end in zip(names.dictionary.to_pylist(), bounds, bounds[1:], strict=False):
-        here = slice(begin, end)
-        interval_s, variation = _interval(*(float(part[here].sum()) for part in intervals))
+    bounds = [*begins.tolist(), len(rows)]
+    for number, name in enumerate(names.dictionary.to_pylist()):
+        here = slice(bounds[number], bounds[number + 1])
         parts = list(zip(prefetches[here], held_out[here], rows[here], strict=True))
-        train = {prefetch: one for prefetch, is_held_out, one in parts if not is_held_out}
-        test = {prefetch: one for prefetch, is_held_out, one in parts if is_held_out}
+        identified = identify(
+            train={prefetch: one for prefetch, is_held_out, one in parts if not is_held_out},
+            test={prefetch: one for prefetch, is_held_out, one in parts if is_held_out},
+        )
         found.append(
             ConsumerGroup(
                 name=name,
-                rows=int(intervals[2][here].sum()),
-                levels=_levels(train, test),
-                found=_of_one_interval(identify(train, test), interval_s, variation),
-                interval_s=interval_s,
-                first_at=min(first_at[here]),
-                last_at=max(last_at[here]),
+                rows=int(n[number]),
+                levels=levels[number],
+                found=_of_one_interval(
+                    identified, float(interval_s[number]), float(variation_s[number])
+                ),
+                interval_s=float(interval_s[number]),
+                first_s=float(first_s[number]),
+                last_s=float(last_s[number]),
             )
         )
     return found
 
 
-def _sums(sums: pa.Table) -> list[Sums]:
-    """The sums of each row. Those with u follow from the others: in a row it is a constant."""
+def _sums(sums: pa.Table) -> Sums:
+    """The sums of all rows. Those with u follow from the others: in a row it is a constant."""
     n, u = numbers(sums, "n"), numbers(sums, "prefetch_before")
     y, y_next = numbers(sums, "y"), numbers(sums, "y_next")
-    whole = Sums(
+    return Sums(
         n=n,
         y=y,
         u=u * n,
@@ -124,32 +136,34 @@ def _sums(sums: pa.Table) -> list[Sums]:
         s4=numbers(sums, "s4"),
         s5=u * y_next,
     )
-    columns = (getattr(whole, name).tolist() for name in FIELDS)
-    return [Sums(*row) for row in zip(*columns, strict=True)]
 
 
-def _levels(*parts: dict[float, Sums]) -> list[Level]:
-    """What was measured at each prefetch, fitted and held out together."""
-    together: dict[float, Sums] = {}
-    for part in parts:
-        for prefetch, sums in part.items():
-            together[prefetch] = together[prefetch] + sums if prefetch in together else sums
-    return [level_of(prefetch, together[prefetch]) for prefetch in sorted(together)]
+def _parts(sums: Sums) -> list[Numbers]:
+    return [getattr(sums, name) for name in FIELDS]
 
 
-def _interval(total_s: float, squares: float, n: float) -> tuple[float, float]:
-    """The mean interval between samples, and how much it varies, relative to that."""
-    mean_s = total_s / n
-    variation = math.sqrt(max(squares / n - mean_s * mean_s, 0.0)) / mean_s if mean_s else 0.0
-    return mean_s, variation
+def _levels(sums: Sums, of_group: NDArray[Any], prefetch: Numbers) -> list[list[Level]]:
+    """What was measured at each prefetch of each group, fitted and held out together."""
+    new = (np.diff(of_group, prepend=-1) != 0) | (np.diff(prefetch, prepend=np.nan) != 0)
+    begins = np.flatnonzero(new)
+    together = Sums(*(np.add.reduceat(part, begins) for part in _parts(sums)))
+    mean = together.y_next / together.n
+    variance = np.maximum(together.y_next_spread() / together.n, 0.0)
+    columns = (prefetch[begins], together.n, mean, variance)
+    levels: list[list[Level]] = [[] for _ in range(of_group[-1] + 1)]
+    for group, *measured in zip(
+        of_group[begins].tolist(), *(column.tolist() for column in columns), strict=True
+    ):
+        levels[group].append(Level(*measured))
+    return levels
 
 
-def _of_one_interval(found: Identified, interval_s: float, variation: float) -> Identified:
-    if variation <= INTERVAL_VARIATION_MAX:
+def _of_one_interval(found: Identified, interval_s: float, variation_s: float) -> Identified:
+    if variation_s <= INTERVAL_VARIATION_MAX * interval_s:
         return found
     return replace(
         found,
         accepted=False,
-        reason=f"samples are {interval_s:.3g} s apart on average but vary by {variation:.0%}: "
+        reason=f"samples are {interval_s:.3g} s apart on average but vary by {variation_s:.3g} s: "
         "a and b belong to one interval; learn from a time in which it did not change",
     )

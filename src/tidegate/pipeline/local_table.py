@@ -16,11 +16,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+Numbers = NDArray[np.float64]
 
-def numbers(table: pa.Table, name: str) -> NDArray[np.float64]:
-    """A column as an array; null is NaN."""
-    column = table.column(name).cast(pa.float64())
-    found: NDArray[np.float64] = column.to_numpy()
+
+def numbers(table: pa.Table, name: str) -> Numbers:
+    """A column of figures as an array; null is NaN."""
+    found: Numbers = table.column(name).cast(pa.float64()).to_numpy()
+    return found
+
+
+def seconds(table: pa.Table, name: str) -> Numbers:
+    """A column of times as seconds since 1970."""
+    found: Numbers = table.column(name).cast(pa.int64()).cast(pa.float64()).to_numpy() / 1e6
     return found
 
 

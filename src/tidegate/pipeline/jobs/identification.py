@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -143,9 +144,13 @@ def _identification(groups: Sequence[ConsumerGroup]) -> dict[str, list[Any]]:
         "rows_train": [one.n_train for one in found],
         "rows_test": [one.n_test for one in found],
         "interval_s": [group.interval_s for group in groups],
-        "first_at": [group.first_at for group in groups],
-        "last_at": [group.last_at for group in groups],
+        "first_at": [_at(group.first_s) for group in groups],
+        "last_at": [_at(group.last_s) for group in groups],
     }
+
+
+def _at(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 def _prefetch_levels(groups: Sequence[ConsumerGroup]) -> dict[str, list[Any]]:
