@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 # Below 20 the 95th percentile is the longest boot of all.
@@ -66,14 +65,20 @@ def sla_delta(rate_per_s: NDArray[np.float64], step_s: float, sustained_s: float
     rates = np.asarray(rate_per_s, dtype=np.float64)
     if len(rates) < steps:
         return math.nan
-    windows = sliding_window_view(rates, steps)
-    windows = windows[np.isfinite(windows).all(axis=1)]
-    if not len(windows):
+    known = np.isfinite(rates)
+    if not known.any():
         return math.nan
+    ones = np.ones(steps)
+    whole = np.convolve(~known, ones, mode="valid") < 0.5
+    if not whole.any():
+        return math.nan
+    # Around the mean, so that squares of large rates do not drown what is left over.
+    y = np.where(known, rates - rates[known].mean(), 0.0)
     t = (np.arange(steps) - (steps - 1) / 2.0) * step_s
     spread = float(t @ t)
-    slope = windows @ t / spread
-    deviations = windows - windows.mean(axis=1, keepdims=True)
-    left_over = np.einsum("ij,ij->i", deviations, deviations) - slope**2 * spread
-    error = np.sqrt(np.maximum(left_over, 0.0) / (steps - 2) / spread)
-    return float(np.max(slope, where=slope > SIGNIFICANT * error, initial=0.0))
+    slope = np.correlate(y, t, mode="valid") / spread
+    sums = np.convolve(y, ones, mode="valid")
+    squares = np.convolve(y * y, ones, mode="valid") - sums * sums / steps
+    left_over = np.maximum(squares - slope * slope * spread, 0.0)
+    error = np.sqrt(left_over / (steps - 2) / spread)
+    return float(np.max(slope, where=whole & (slope > SIGNIFICANT * error), initial=0.0))
