@@ -70,6 +70,10 @@ class Sums:
     def __add__(self, other: Sums) -> Sums:
         return Sums(*(getattr(self, f) + getattr(other, f) for f in FIELDS))
 
+    def y_next_spread(self) -> Term:
+        """Σ(y(k+1) − its mean)²: all that a level or an R² needs of the deviations."""
+        return self.y_next2 - self.y_next * self.y_next / self.n
+
     def deviations(self) -> Sums:
         """The sums of the same samples with the means taken out."""
         n = self.n
@@ -78,7 +82,7 @@ class Sums:
             y=self.y - self.y,
             u=self.u - self.u,
             y_next=self.y_next - self.y_next,
-            y_next2=self.y_next2 - self.y_next * self.y_next / n,
+            y_next2=self.y_next_spread(),
             s1=self.s1 - self.y * self.y / n,
             s2=self.s2 - self.u * self.y / n,
             s3=self.s3 - self.u * self.u / n,
@@ -126,7 +130,7 @@ def squared_error(fitted: Model, sums: Sums) -> Term:
 
 def r_squared(fitted: Model, sums: Sums) -> Term:
     """Which part of the variance of any samples the model explains; below 0 if worse than none."""
-    return 1.0 - squared_error(fitted, sums) / sums.deviations().y_next2
+    return 1.0 - squared_error(fitted, sums) / sums.y_next_spread()
 
 
 def solve(sums: Sums) -> Model:
