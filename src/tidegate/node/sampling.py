@@ -7,18 +7,27 @@ Lengths of intervals come from the monotonic clock, whatever the wall clock does
 
 from __future__ import annotations
 
+import re
 from itertools import compress
 from operator import ne, sub
+from typing import TYPE_CHECKING
 
+from tidegate.node.consumer import Consumer
 from tidegate.node.dispatch import Dispatch
 from tidegate.node.holding import Holding
 from tidegate.node.replica import ready_for_s
 from tidegate.telemetry.histogram import BUCKETS, Histogram
 from tidegate.telemetry.recorder import Row
 
+if TYPE_CHECKING:
+    from tidegate.node.server import Node
+
 _ALL_BUCKETS = range(BUCKETS)
 _NOTHING: list[tuple[int, int]] = []
 _NOBODY: set[int] = set()
+_UNKNOWN = (None, None)
+# Consumers that do the same are called the same up to here.
+_GROUP_ENDS = re.compile("[#@]")
 Added = tuple[float, list[tuple[int, int]]]
 
 
@@ -46,11 +55,64 @@ class HistogramSampler:
         return sum_s, added
 
 
-class QueueSampler:
-    """Samples of one queue replica."""
+class ConsumerSampler:
+    """Samples of one consumer."""
 
-    def __init__(self, node: str, holding: Holding, dispatch: Dispatch, now: float) -> None:
+    def __init__(self, node: str, queue: str, consumer: Consumer, interval_s: float) -> None:
+        client = consumer.outlet.client_name
+        self._names = (node, queue, f"{queue}/{_GROUP_ENDS.split(client, 1)[0]}", client)
+        self._consumer = consumer
+        self._sampled_at = consumer.since
+        self._delivered = 0
+        self._acked = 0
+        self._service = HistogramSampler(consumer.meters.service)
+        # An interval of about this length follows the one before; any other is a gap.
+        self._shortest_s, self._longest_s = 0.5 * interval_s, 1.5 * interval_s
+        self._before: tuple[float | None, int | None] = (None, None)
+
+    def sample(self, at_us: int, now: float) -> Row:
+        """A row of `consumer_samples`."""
+        consumer = self._consumer
+        delivered, acked = consumer.meters.delivered.total, consumer.meters.acked.total
+        interval_s = max(now - self._sampled_at, 1e-9)
+        service_s, service = self._service.take()
+        arrival_per_s = (delivered - self._delivered) / interval_s
+        is_whole = self._shortest_s <= interval_s <= self._longest_s
+        row = (
+            at_us,
+            interval_s,
+            *self._names,
+            consumer.consumer,
+            consumer.automatic,
+            delivered - self._delivered,
+            acked - self._acked,
+            service_s,
+            service,
+            consumer.prefetch,
+            consumer.book.outstanding,
+            arrival_per_s,
+            *(self._before if is_whole else _UNKNOWN),
+        )
+        self._delivered, self._acked, self._sampled_at = delivered, acked, now
+        self._before = (arrival_per_s, consumer.prefetch) if is_whole else _UNKNOWN
+        return row
+
+
+class QueueSampler:
+    """Samples of one queue replica and of its consumers."""
+
+    def __init__(
+        self, node: str, holding: Holding, dispatch: Dispatch, now: float, interval_s: float
+    ) -> None:
+        self._node = node
+        self._interval_s = interval_s
         self._names = (node, holding.info.name, 0, holding.epoch)
+        self._consumers: dict[Consumer, ConsumerSampler] = {}
+        dispatch.departed = []
+        # What the last interval brought.
+        self.since: tuple[int, ...] = ()
+        self.consumers = 0
+        self.readers = 0
         self._holding = holding
         self._dispatch = dispatch
         self._sampled_at = now
@@ -82,7 +144,7 @@ class QueueSampler:
         queue = holding.queue
         totals = self._read_totals()
         interval_s = now - self._sampled_at
-        since = tuple(map(sub, totals, self._totals))
+        since = self.since = tuple(map(sub, totals, self._totals))
         self._totals, self._sampled_at = totals, now
         wait_s, wait = self._wait.take()
         service_s, service = self._service.take()
@@ -92,6 +154,7 @@ class QueueSampler:
             self.producers = _NOBODY
         if holding.fenced:
             # Another node says how things stand there.
+            self.consumers = self.readers = 0
             gone = (0, 0, 0, 0, 0.0, 0, 0, len(self.producers), 0, 0)
             return (
                 at_us,
@@ -106,6 +169,7 @@ class QueueSampler:
             )
         oldest = queue.oldest() if len(queue) else None
         consumers = dispatch.consumers
+        self.consumers, self.readers = len(consumers), dispatch.readers_waiting
         return (
             at_us,
             interval_s,
@@ -123,6 +187,93 @@ class QueueSampler:
             queue.resident_bytes,
             sum([consumer.prefetch for consumer in consumers]),
             len(self.producers),
-            len(consumers),
-            dispatch.readers_waiting,
+            self.consumers,
+            self.readers,
         )
+
+    def sample_consumers(self, at_us: int, now: float) -> list[Row]:
+        """A row for each consumer, also for those that have gone since the last sample."""
+        known, dispatch = self._consumers, self._dispatch
+        present, departed = dispatch.consumers, dispatch.departed or []
+        if not present and not departed:
+            return []
+        rows = [self._sampler_of(each).sample(at_us, now) for each in (*present, *departed)]
+        for consumer in departed:
+            known.pop(consumer, None)
+        dispatch.departed = []
+        return rows
+
+    def _sampler_of(self, consumer: Consumer) -> ConsumerSampler:
+        sampler = self._consumers.get(consumer)
+        if sampler is None:
+            sampler = self._consumers[consumer] = ConsumerSampler(
+                self._node, self._holding.info.name, consumer, self._interval_s
+            )
+        return sampler
+
+
+class NodeSampler:
+    """Samples of the process."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._sampled_at = 0.0
+        self._totals: tuple[float, ...] = ()
+        # Of the queues that were sampled since.
+        self._moved = [0, 0, 0]
+        self._producers: set[int] = set()
+        self._consumers = 0
+        self._readers = 0
+
+    def start(self) -> None:
+        self._sampled_at = self._node.clock.monotonic()
+        self._totals = self._read_totals(0)
+
+    def count(self, sampler: QueueSampler) -> None:
+        """What a queue was just found to have done is what the node did."""
+        for place in range(3):
+            self._moved[place] += sampler.since[place]
+        self._producers |= sampler.producers
+        self._consumers += sampler.consumers
+        self._readers += sampler.readers
+
+    def _read_totals(self, rows_dropped: int) -> tuple[float, ...]:
+        node = self._node
+        commits, messages, commit_s = node.committed
+        return (
+            node.packets_in,
+            node.packets_out,
+            commits,
+            messages,
+            commit_s,
+            node.process_cpu_s,
+            rows_dropped,
+        )
+
+    def sample(self, at_us: int, now: float, rows_dropped: int) -> Row:
+        """A row of `node_samples`."""
+        node = self._node
+        totals = self._read_totals(rows_dropped)
+        *since, cpu_s, dropped = map(sub, totals, self._totals)
+        row = (
+            at_us,
+            now - self._sampled_at,
+            node.name,
+            "node",
+            node.member_id,
+            node.connections,
+            len(self._producers),
+            self._consumers,
+            self._readers,
+            len(node.replicas),
+            *self._moved,
+            *since,
+            node.process_memory_bytes,
+            cpu_s,
+            node.messages_memory_bytes,
+            dropped,
+        )
+        self._totals, self._sampled_at = totals, now
+        self._moved, self._producers = [0, 0, 0], set()
+        self._consumers = self._readers = 0
+        return row

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -92,6 +92,38 @@ class Recorder:
             self._waiting_rows += len(rows)
             for row in rows:
                 self._waiting.setdefault((kind, row[0] // _HOUR_US), []).append(row)
+
+    def event(
+        self,
+        event: str,
+        subject: str,
+        *,
+        at_s: float,
+        duration_s: float | None = None,
+        value: float | None = None,
+        detail: Mapping[str, str] | None = None,
+    ) -> None:
+        """Something happened."""
+        pairs = list((detail or {}).items())
+        row = (_us(at_s), self._writer, event, subject, duration_s, value, pairs)
+        self.add("events", [row])
+
+    def decision(
+        self,
+        loop: str,
+        service: str,
+        law: str,
+        *,
+        at_s: float,
+        inputs: Mapping[str, float],
+        outputs: Mapping[str, float],
+        action: str,
+        reason: str,
+    ) -> None:
+        """A loop has decided: on what, by which law, and why."""
+        seen, chosen = list(inputs.items()), list(outputs.items())
+        row = (_us(at_s), self._writer, loop, service, law, seen, chosen, action, reason)
+        self.add("decisions", [row])
 
     def flush(self, timeout_s: float = _STOP_S) -> bool:
         """Write what waits now; whether that was done in time."""
@@ -195,6 +227,10 @@ class Recorder:
         with self._flushed:
             self._done = 1 << 62
             self._flushed.notify_all()
+
+
+def _us(at_s: float) -> int:
+    return int(at_s * 1e6)
 
 
 def table_of(columns: Any, rows: Sequence[Row]) -> Any:
