@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tidegate.telemetry.housekeeping import Housekeeping
+
 if TYPE_CHECKING:
     from tidegate.telemetry.lake import Lake
 
@@ -159,7 +161,9 @@ class Recorder:
             log.error("nothing is recorded: %s", failure)
             self._drop_everything()
             return
+        housekeeping = Housekeeping(self.lake, self._writer, self._run, self.options.retention_s)
         while not self._stopping:
+            housekeeping.look_after()
             self._wake.wait(self.options.flush_s)
             self._wake.clear()
             asked = self._asked
@@ -168,6 +172,7 @@ class Recorder:
                 self._done = asked
                 self._flushed.notify_all()
         self._write_all(lake)
+        housekeeping.stop()
 
     def _write_all(self, lake: Lake) -> None:
         with self._lock:
@@ -195,7 +200,7 @@ class Recorder:
         from tidegate.telemetry.schemas import KINDS
 
         table = table_of(KINDS[kind].columns, rows)
-        lake.write(KINDS[kind], hour, table, writer=self._writer, run=self._run)
+        lake.write(KINDS[kind], hour, [table], writer=self._writer, run=self._run)
 
     def _keep(self, kind: str, hour: int, rows: list[Row], failure: OSError) -> None:
         """Try again later, with what came meanwhile."""
