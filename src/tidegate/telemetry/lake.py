@@ -39,6 +39,7 @@ HOUR_S = 3600
 _SUFFIX = ".parquet"
 _HIDDEN = ("_", ".")
 _WHOLE = "all"
+_NAME_LENGTH_MAX = 120
 _PARTITION = re.compile(r"/date=(\d{4}-\d{2}-\d{2})/hour=(\d{2})/([^/]+)$")
 
 
@@ -133,12 +134,9 @@ class Lake:
         path = f"{folder}/{author}{whole}~{file_id}{_SUFFIX}"
         self._files.create_dir(folder, recursive=True)
         try:
-            schema = kind.columns.with_metadata(metadata)
-            with pq.ParquetWriter(
-                hidden, schema, filesystem=self._files, compression="zstd"
-            ) as file:
-                for table in tables:
-                    file.write_table(table.replace_schema_metadata(metadata))
+            # The stream is ours: Arrow's writer leaves the one it opens open when the disk is full.
+            with self._files.open_output_stream(hidden, compression=None) as stream:
+                self._write_tables(stream, kind.columns.with_metadata(metadata), tables)
             crash_point("before-file-in-place")
             self._files.move(hidden, path)
             crash_point("after-file-in-place")
@@ -146,6 +144,12 @@ class Lake:
             self._delete_quietly(hidden)
             raise
         return path
+
+    @staticmethod
+    def _write_tables(stream: Any, schema: Any, tables: Iterable[Any]) -> None:
+        with pq.ParquetWriter(stream, schema, compression="zstd") as writer:
+            for table in tables:
+                writer.write_table(table.replace_schema_metadata(schema.metadata))
 
     # Out
 
@@ -265,4 +269,10 @@ def hour_of_partition(date: str, hour: str) -> int:
 
 def safe_name(writer: str) -> str:
     """A writer's name as it may stand in the name of a file, whatever people called it."""
-    return quote(writer, safe="-. ").replace("~", "%7E").replace("_", "%5F")
+    name = quote(writer, safe="-.").replace("~", "%7E").replace("_", "%5F")
+    if name.startswith("."):
+        name = "%2E" + name[1:]
+    if len(name) > _NAME_LENGTH_MAX:
+        # File systems allow some 255 bytes, and our own words need room.
+        name = f"{name[:80]}-{uuid.uuid5(uuid.NAMESPACE_OID, writer).hex}"
+    return name
