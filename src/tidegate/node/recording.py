@@ -37,6 +37,7 @@ class Recording:
         self._clock = node.clock
         self._samplers: dict[Replica, QueueSampler] = {}
         self._node_sampler = NodeSampler(node)
+        self._dropped_told = 0
         self._watched: Watched | None = None
         # Where connections leave single requests, if any are wanted.
         self.requests: RequestSamples | None = None
@@ -85,7 +86,10 @@ class Recording:
             await asyncio.sleep(0)
         now, _, at_us = self._now()
         dropped = self.recorder.rows_dropped
-        self.recorder.add("node_samples", [self._node_sampler.sample(at_us, now, dropped)])
+        row = self._node_sampler.sample(at_us, now, dropped - self._dropped_told)
+        if self.recorder.add("node_samples", [row]):
+            # Else this row is dropped too, and the next one tells.
+            self._dropped_told = dropped
         for ticking in (self._watched, self.requests):
             if ticking is not None:
                 ticking.tick()

@@ -227,7 +227,7 @@ class NodeSampler:
 
     def start(self) -> None:
         self._sampled_at = self._node.clock.monotonic()
-        self._totals = self._read_totals(0)
+        self._totals = self._read_totals()
 
     def count(self, sampler: QueueSampler) -> None:
         """What a queue was just found to have done is what the node did."""
@@ -237,7 +237,7 @@ class NodeSampler:
         self._consumers += sampler.consumers
         self._readers += sampler.readers
 
-    def _read_totals(self, rows_dropped: int) -> tuple[float, ...]:
+    def _read_totals(self) -> tuple[float, ...]:
         node = self._node
         commits, messages, commit_s = node.committed
         return (
@@ -247,14 +247,13 @@ class NodeSampler:
             messages,
             commit_s,
             node.process_cpu_s,
-            rows_dropped,
         )
 
     def sample(self, at_us: int, now: float, rows_dropped: int) -> Row:
         """A row of `node_samples`."""
         node = self._node
-        totals = self._read_totals(rows_dropped)
-        *since, cpu_s, dropped = map(sub, totals, self._totals)
+        totals = self._read_totals()
+        *since, cpu_s = map(sub, totals, self._totals)
         row = (
             at_us,
             now - self._sampled_at,
@@ -271,7 +270,7 @@ class NodeSampler:
             node.process_memory_bytes,
             cpu_s,
             node.messages_memory_bytes,
-            dropped,
+            rows_dropped,
         )
         self._totals, self._sampled_at = totals, now
         self._moved, self._producers = [0, 0, 0], set()

@@ -83,17 +83,18 @@ class Recorder:
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
         self._thread.start()
 
-    def add(self, kind: str, rows: Sequence[Row]) -> None:
-        """Take rows of one kind and about one time; never waits for the disk."""
+    def add(self, kind: str, rows: Sequence[Row]) -> bool:
+        """Take rows of one kind; False: there is no room for them. Never waits for the disk."""
         if not rows:
-            return
+            return True
         with self._lock:
             if self._waiting_rows + len(rows) > self._rows_max:
                 self.rows_dropped += len(rows)
-                return
+                return False
             self._waiting_rows += len(rows)
             for row in rows:
                 self._waiting.setdefault((kind, row[0] // _HOUR_US), []).append(row)
+        return True
 
     def event(
         self,
