@@ -67,6 +67,11 @@ class Dispatch:
     def unacknowledged(self) -> int:
         return sum(holder.book.outstanding for holder in self._holders.values())
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nobody at all, waiting, subscribed or holding something."""
+        return not (self._consumers or self._readers or self._holders)
+
     def first_ids_held(self) -> set[int]:
         """The segments of which somebody holds messages."""
         return self._settling.first_ids_pledged() | {

@@ -8,8 +8,7 @@ Lengths of intervals come from the monotonic clock, whatever the wall clock does
 from __future__ import annotations
 
 import re
-from itertools import compress
-from operator import ne, sub
+from operator import sub
 from typing import TYPE_CHECKING
 
 from tidegate.node.consumer import Consumer
@@ -22,10 +21,13 @@ from tidegate.telemetry.recorder import Row
 if TYPE_CHECKING:
     from tidegate.node.server import Node
 
-_ALL_BUCKETS = range(BUCKETS)
 _NOTHING: list[tuple[int, int]] = []
 _NOBODY: set[int] = set()
 _UNKNOWN = (None, None)
+# A queue in which nothing happens and nothing is, with nobody there; most of many are like that.
+_IDLE_SINCE = (0,) * 10
+_IDLE = (*_IDLE_SINCE, 0.0, 0.0, _NOTHING, _NOTHING, 0, 0, 0, 0, 0.0)
+_IDLE_CLIENTS = (0, 0, 0, 0)
 # Consumers that do the same are called the same up to here.
 _GROUP_ENDS = re.compile("[#@]")
 Added = tuple[float, list[tuple[int, int]]]
@@ -34,24 +36,28 @@ Added = tuple[float, list[tuple[int, int]]]
 class HistogramSampler:
     """What was added to a histogram since it was last looked at."""
 
-    __slots__ = ("_count", "_counts", "_histogram", "_sum_s")
+    __slots__ = ("_counts", "_histogram", "_sum_s", "_touched")
 
     def __init__(self, histogram: Histogram) -> None:
         self._histogram = histogram
         self._counts = [0] * BUCKETS
-        self._count = 0
         self._sum_s = 0.0
+        # What was added before anybody looked counts as well.
+        found = {bucket for bucket, count in enumerate(histogram.counts) if count}
+        self._touched = histogram.touched = found
 
     def take(self) -> Added:
         """The sum of what was added, and how many came to each bucket."""
-        histogram = self._histogram
-        if histogram.count == self._count:
+        touched = self._touched
+        if not touched:
             return 0.0, _NOTHING
-        before, now = self._counts, histogram.counts[:]
-        changed = compress(_ALL_BUCKETS, map(ne, now, before))
-        added = [(bucket, now[bucket] - before[bucket]) for bucket in changed]
+        histogram, before, now = self._histogram, self._counts, self._histogram.counts
+        added = [(bucket, now[bucket] - before[bucket]) for bucket in sorted(touched)]
+        for bucket in touched:
+            before[bucket] = now[bucket]
+        touched.clear()
         sum_s = histogram.sum_s - self._sum_s
-        self._counts, self._count, self._sum_s = now, histogram.count, histogram.sum_s
+        self._sum_s = histogram.sum_s
         return sum_s, added
 
 
@@ -144,6 +150,11 @@ class QueueSampler:
         queue = holding.queue
         totals = self._read_totals()
         interval_s = now - self._sampled_at
+        if totals == self._totals and not len(queue) and dispatch.is_idle and not holding.producers:
+            self._sampled_at = now
+            self.since, self.producers = _IDLE_SINCE, _NOBODY
+            self.consumers = self.readers = 0
+            return (at_us, interval_s, *self._names, *_IDLE, queue.resident_bytes, *_IDLE_CLIENTS)
         since = self.since = tuple(map(sub, totals, self._totals))
         self._totals, self._sampled_at = totals, now
         wait_s, wait = self._wait.take()
