@@ -1,0 +1,14 @@
+"""The jobs of `tidegate learn`, in the order in which they run."""
+
+from __future__ import annotations
+
+from tidegate.pipeline.job import Job
+from tidegate.pipeline.jobs import capacity, forecast, identification, provisioning, stability
+
+JOBS: tuple[Job, ...] = (
+    stability.JOB,
+    capacity.JOB,
+    identification.JOB,
+    provisioning.JOB,
+    forecast.JOB,
+)
