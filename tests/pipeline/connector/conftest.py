@@ -32,7 +32,6 @@ def spark() -> Iterator[SparkSession]:
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
-    connector.register(session)
     yield session
     session.stop()
 
@@ -87,6 +86,8 @@ class Queues:
 
 @pytest.fixture
 def queues(spark: SparkSession, spark_node: Node) -> Iterator[Queues]:
+    # The Java thread that served the fixture of the session need not be the one of this test.
+    connector.register(spark)
     with tidegate.connect(spark_node.address) as mq:
         for known in mq.queues():
             mq.delete_queue(known.name)

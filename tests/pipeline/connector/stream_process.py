@@ -1,6 +1,6 @@
 """A driver to kill: streams a queue into one folder per batch, and holds still where it is told.
 
-    stream_process.py URL QUEUE CHECKPOINT OUTPUT [BATCH half|whole]
+    stream_process.py URL QUEUE CHECKPOINT OUTPUT BATCH half|whole
 
 Prints `holding` in the middle of BATCH, with half or all of it written, and waits to be killed.
 """
@@ -14,21 +14,19 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tidegate.pipeline import connector
 
-PER_BATCH = 12_000
+PER_BATCH = 15_000
 
 
-def main(url: str, queue: str, checkpoint: str, output: str, held: int, how: str) -> None:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.driver.memory", "1g")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
-    connector.register(spark)
+def stream_to_folders(
+    spark: SparkSession,
+    url: str,
+    queue: str,
+    checkpoint: str,
+    output: str,
+    held: int | None = None,
+    how: str = "",
+) -> None:
+    """All that waits; a batch that comes again replaces its folder."""
 
     def into_its_folder(batch: DataFrame, number: int) -> None:
         rows = batch.select("id", "payload")
@@ -52,8 +50,15 @@ def main(url: str, queue: str, checkpoint: str, output: str, held: int, how: str
 
 
 if __name__ == "__main__":
-    where = sys.argv[1:5]
-    if len(sys.argv) > 5:
-        main(*where, held=int(sys.argv[5]), how=sys.argv[6])
-    else:
-        main(*where, held=-1, how="")
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.driver.memory", "1g")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    connector.register(spark)
+    stream_to_folders(spark, *sys.argv[1:5], held=int(sys.argv[5]), how=sys.argv[6])

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+import stream_process
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from stream_process import stream_to_folders
 
 import tidegate
 from tidegate.client.blocking import BlockingClient
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 COUNT = 100_000
-DRIVER = Path(__file__).with_name("stream_process.py")
 PATIENCE_S = 90.0
 ALL = ReadAllAvailable()
 
@@ -222,33 +223,22 @@ def test_a_stream_takes_what_comes_while_it_runs(queues: Queues, tmp_path: Path)
     assert seen == [0, 1, 2]
 
 
-class Driver:
-    """A Spark of its own process group, to be killed as a whole."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, DRIVER, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
-
-    def wait_until_it_holds(self) -> None:
-        assert self.process.stdout is not None
-        assert "holding\n" in iter(self.process.stdout.readline, "")
-
-    def wait_for_file(self, path: Path) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not path.exists():
-            assert self.process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-
-    def kill(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.communicate()
+def killed_while_it_holds(*arguments: str) -> None:
+    """Run a driver until it stands in the middle of a batch, and kill it with all it started."""
+    driver = subprocess.Popen(
+        [sys.executable, stream_process.__file__, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert driver.stdout is not None
+        assert "holding\n" in iter(driver.stdout.readline, "")
+    finally:
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.communicate()
 
 
 def ids_in(folder: Path) -> list[int]:
@@ -262,27 +252,14 @@ def test_a_killed_driver_loses_nothing_and_repeats_nothing(queues: Queues, tmp_p
     output, checkpoint = tmp_path / "output", tmp_path / "checkpoint"
     where = (queues.url, "orders", str(checkpoint), str(output))
 
-    def killed(*hold: str, when: Path | None = None) -> None:
-        driver = Driver(*where, *hold)
-        try:
-            if when is None:
-                driver.wait_until_it_holds()
-            else:
-                driver.wait_for_file(when)
-        finally:
-            driver.kill()
-
-    killed("1", "half")
+    killed_while_it_holds(*where, "1", "half")
     half = ids_in(output / "batch=1")
-    killed("3", "whole")
-    whole = ids_in(output / "batch=3")
-    # Done for Spark, and perhaps not yet acknowledged.
-    killed(when=checkpoint / "commits" / "5")
-    last = Driver(*where)
-    assert last.process.wait(PATIENCE_S) == 0
+    killed_while_it_holds(*where, "4", "whole")
+    whole = ids_in(output / "batch=4")
+    stream_to_folders(queues.spark, *where)
 
     batches = {folder.name: ids_in(folder) for folder in output.glob("batch=*")}
     assert set(half) < set(batches["batch=1"])
-    assert whole == batches["batch=3"]
+    assert whole == batches["batch=4"]
     assert sorted(each for ids in batches.values() for each in ids) == put_ids
     assert queues.waiting("orders") == 0

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
-from pyspark.sql.functions import col, rand
+from pyspark.sql.functions import rand
 
 import tidegate
 from tidegate.pipeline import connector
@@ -68,24 +68,33 @@ def test_equal_rows_are_all_stored_and_a_write_of_one_name_once(queues: Queues) 
     assert queues.waiting("orders") == 2 * len(rows)
 
 
-def failing_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The first try dies when most of it has gone out; the second gives rows the other way."""
-    context = TaskContext.get()
-    assert context is not None
-    table = pa.Table.from_batches(list(batches))
-    if context.attemptNumber() > 0:
-        table = table.take(list(reversed(range(table.num_rows))))
-    yield from table.to_batches(max_chunksize=3000)
-    if context.attemptNumber() == 0:
-        raise RuntimeError("out of luck")
+def failing_once(url: str) -> Callable[[Iterable[int]], Iterator[tuple[str]]]:
+    """The first try dies when some of it is stored; the second gives rows the other way."""
+
+    def rows(numbers: Iterable[int]) -> Iterator[tuple[str]]:
+        context = TaskContext.get()
+        assert context is not None
+        is_first = context.attemptNumber() == 0
+        # Long, so that no buffer holds them back.
+        yield from ((f"{n % 40_000:0200}",) for n in (numbers if is_first else [*numbers][::-1]))
+        deadline = time.monotonic() + 60
+        while is_first:
+            with tidegate.connect(url) as mq:
+                queue = mq.stats("orders").queue("orders")
+                assert queue is not None
+                if queue.waiting:
+                    raise RuntimeError("out of luck")
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    return rows
 
 
 def test_a_task_that_is_tried_again_stores_nothing_twice(queues: Queues) -> None:
     queues.mq.create_queue("orders")
-    frame = (
-        queues.spark.range(0, 24_000, 1, 2)
-        .select((col("id") % 20_000).cast("string").alias("payload"))
-        .mapInArrow(failing_once, "payload string")
+    rows = queues.spark.sparkContext.parallelize(range(50_000), 2)
+    frame = queues.spark.createDataFrame(
+        rows.mapPartitions(failing_once(queues.url)), "payload string"
     )
     queues.write(frame, "orders")
 
@@ -93,7 +102,7 @@ def test_a_task_that_is_tried_again_stores_nothing_twice(queues: Queues) -> None
     assert numbers is not None
     assert numbers.deduplicated > 0  # or nothing was put before the failure
     stored = Counter(int(payload) for payload in queues.payloads("orders"))
-    assert stored == Counter(n % 20_000 for n in range(24_000))
+    assert stored == Counter(n % 40_000 for n in range(50_000))
 
 
 def test_a_batch_of_a_stream_that_is_written_again_is_stored_once(
