@@ -74,6 +74,11 @@ class Replica:
         self._holding.made_room = self.intake.made_room
 
     @property
+    def holding(self) -> Holding:
+        """What its parts share, for whoever samples it."""
+        return self._holding
+
+    @property
     def info(self) -> QueueInfo:
         return self._holding.info
 
@@ -378,7 +383,7 @@ class Replica:
             waiting=len(queue),
             waiting_in_store=queue.tail_count,
             unacknowledged=self.dispatch.unacknowledged,
-            oldest_age_s=_ready_for_s(oldest, holding.clock.wall()) if oldest else 0.0,
+            oldest_age_s=ready_for_s(oldest, holding.clock.wall()) if oldest else 0.0,
             resident_bytes=queue.resident_bytes,
             put=meters.put.total,
             delivered=meters.delivered.total,
@@ -417,6 +422,7 @@ class Replica:
         )
 
 
-def _ready_for_s(segment: Segment, now: float) -> float:
+def ready_for_s(segment: Segment, now: float) -> float:
+    """How long it could have been delivered."""
     # A delay that was asked for is no wait.
     return max(now - (segment.due_at or segment.arrived_at), 0.0)
