@@ -127,11 +127,16 @@ def say(
     colour: Colour = INK,
     align: str = "left",
     bold: bool = False,
+    across: bool = False,
 ) -> None:
-    """Words inside the axes, readable above whatever they lie on."""
+    """Words inside the axes, readable above whatever they lie on.
+
+    `across`: the height is a fraction of the axes and not a value.
+    """
     axes.annotate(
         words,
         at,
+        xycoords=("data", "axes fraction") if across else "data",
         xytext=offset_points,
         textcoords="offset points",
         ha=align,

@@ -10,15 +10,15 @@ from itertools import groupby
 from matplotlib.axes import Axes
 from matplotlib.dates import date2num
 
-from tidegate.report.axes import name_line_ends, number_axis, time_axis
+from tidegate.report.axes import name_line_ends, number_axis, say, time_axis
 from tidegate.report.chart import Chart, Table
 from tidegate.report.figures import clock, count, duration, percent, rate
 from tidegate.report.palette import BLUE, BRICK, CONSUMED, PRODUCED, STABILITIES
 from tidegate.report.series import POINTS_MAX, rows_behind, shortened
 
 _STATES = ("flooded", "draining", "stable")
-# Heights of the ribbon's states, in fractions of the axes, below its foot: the higher, the fuller.
-_RIBBON = {"flooded": (0.93, 0.05), "stable": (0.93, 0.018), "draining": (0.93, -0.05)}
+# Foot and height of each state in the ribbon, in fractions of the axes: the higher, the fuller.
+_RIBBON = {"flooded": (0.9, 0.05), "stable": (0.891, 0.018), "draining": (0.9, -0.05)}
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def balance_chart(windows: Sequence[BalanceWindow], window_s: float) -> Chart:
         axes.plot(at, produced, color=PRODUCED.light, linewidth=1.4)
         time_axis(axes)
         # Above the lines is room for the ribbon.
-        number_axis(axes, max(*produced, *consumed) * 1.22)
+        number_axis(axes, max(*produced, *consumed) * 1.3)
         _draw_ribbon(axes, points, step_s)
         name_line_ends(
             axes,
@@ -83,7 +83,7 @@ def balance_chart(windows: Sequence[BalanceWindow], window_s: float) -> Chart:
             f"{percent(shares['flooded'])}, draining in {percent(shares['draining'])}. Most "
             f"messages waited at {clock(fullest.begins)} UTC: {count(fullest.waiting)}."
         ),
-        measures="msg/s   above: flooded ▀ stable ━ draining ▄",
+        measures="msg/s, and the state of each window above",
         draw=draw,
         label_in=0.42,
         table=Table(
@@ -108,9 +108,11 @@ def _draw_ribbon(axes: Axes, points: Sequence[BalanceWindow], step_s: float) -> 
     """The states along the top: flooded stands above the middle, draining hangs below it."""
     begins = date2num([point.begins for point in points])
     step_d = step_s / 86400.0
+    runs = [(state, len(list(run))) for state, run in groupby(point.state for point in points)]
+    longest = {state: length for state, length in sorted(runs, key=lambda run: run[1])}
+    named: set[str] = set()
     run_begins = 0
-    for state, run in groupby(point.state for point in points):
-        length = len(list(run))
+    for state, length in runs:
         left, right = begins[run_begins], begins[run_begins + length - 1] + step_d
         foot, height = _RIBBON.get(state, _RIBBON["stable"])
         axes.fill_between(
@@ -121,4 +123,14 @@ def _draw_ribbon(axes: Axes, points: Sequence[BalanceWindow], step_s: float) -> 
             color=STABILITIES.get(state, STABILITIES["stable"]).light,
             linewidth=0,
         )
+        if state not in named and state != "stable" and length == longest[state]:
+            named.add(state)
+            say(
+                axes,
+                state,
+                (float(left + right) / 2, foot + 1.6 * height),
+                colour=STABILITIES[state],
+                align="center",
+                across=True,
+            )
         run_begins += length

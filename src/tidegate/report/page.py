@@ -48,6 +48,7 @@ nav a:hover { text-decoration: underline; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 27rem), 1fr));
   gap: 1.4rem 2.6rem; margin: 1.1rem 0 .6rem; }
 .chart { break-inside: avoid; margin: 0; min-width: 0; }
+.chart h3 { color: var(--ink); }
 .chart p { color: var(--soft); font-size: .92rem; line-height: 1.45; margin: 0 0 .5rem; }
 .chart svg { display: block; width: 100%; height: auto; font-family: var(--sans);
   stroke-linejoin: round; }
