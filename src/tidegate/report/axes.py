@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from tidegate.core.harmless import harmless
 from tidegate.report.figures import duration, number
 from tidegate.report.palette import INK, PAGE, SOFT, Colour
 
@@ -134,7 +135,7 @@ def say(
     `across`: the height is a fraction of the axes and not a value.
     """
     axes.annotate(
-        words,
+        harmless(words),
         at,
         xycoords=("data", "axes fraction") if across else "data",
         xytext=offset_points,
@@ -154,7 +155,7 @@ def limit_line(axes: Axes, level: float, words: str, colour: Colour = SOFT) -> N
     """A level that must not be passed, named above it at the left."""
     axes.axhline(level, color=colour.light, linewidth=1.0, linestyle=(0, (4, 3)))
     axes.annotate(
-        words,
+        harmless(words),
         (0.0, level),
         xycoords=("axes fraction", "data"),
         xytext=(3.0, 6.0),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
@@ -13,6 +13,7 @@ from matplotlib.dates import date2num
 from tidegate.report.axes import name_line_ends, number_axis, say, time_axis
 from tidegate.report.chart import Chart, Table
 from tidegate.report.figures import clock, count, duration, percent, rate
+from tidegate.report.learned import Learned, grouped
 from tidegate.report.palette import BLUE, BRICK, CONSUMED, PRODUCED, STABILITIES
 from tidegate.report.series import POINTS_MAX, rows_behind, shortened
 
@@ -30,6 +31,27 @@ class BalanceWindow:
     consumed_per_s: float
     waiting: float
     state: str  # stable, flooded, draining
+
+
+def balance_windows(
+    learned: Learned, queues: Collection[str]
+) -> dict[str, list[BalanceWindow]]:
+    """The windows of some queues, oldest first."""
+    columns = ("queue", "window", "produced_per_s", "consumed_per_s", "waiting", "stability")
+    rows = learned.rows("stability", columns, ("queue", queues), ("queue", "window"))
+    return {
+        queue: [
+            BalanceWindow(
+                begins=row["window"],
+                produced_per_s=row["produced_per_s"],
+                consumed_per_s=row["consumed_per_s"],
+                waiting=row["waiting"],
+                state=row["stability"],
+            )
+            for row in windows
+        ]
+        for queue, windows in grouped(rows, "queue").items()
+    }
 
 
 def _merged(windows: Sequence[BalanceWindow]) -> BalanceWindow:

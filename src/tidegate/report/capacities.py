@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from tidegate.laws.scalability import Curve
 from tidegate.report.axes import number_axis, say
 from tidegate.report.chart import Chart, Table
-from tidegate.report.figures import count, counted, duration, number, percent, rate
+from tidegate.report.figures import count, counted, duration, percent, rate
+from tidegate.report.learned import Learned, grouped
 from tidegate.report.palette import AMBER, AXIS, BLUE, PAGE
 from tidegate.report.series import ROWS_MAX
+from tidegate.telemetry.knowledge import Model
 
 _CURVE_POINTS = 80
 
@@ -25,6 +29,8 @@ class Operating:
     consumers: int
     throughput_per_s: float
     seconds: float
+    # Whether as much went out as came in.
+    stable: bool = True
 
     @property
     def clients(self) -> int:
@@ -33,27 +39,59 @@ class Operating:
 
 @dataclass(frozen=True)
 class Fitted:
-    """C with its mix, and the curve X(n) = rate·n / (1 + contention·(n−1) + coherency·n·(n−1))."""
+    """C with its mix, or why there is none, and the curve through what was measured."""
 
     accepted: bool
     reason: str
+    # 0 and NaN where there was too little to go by.
     clients: int
     throughput_per_s: float
     best_producers: int
     best_consumers: int
-    # None: no curve could be fitted.
-    curve: tuple[float, float, float] | None
-    r2: float
+    curve: Curve | None
 
-    def at(self, clients: float) -> float:
-        """The curve's throughput."""
-        assert self.curve is not None
-        rate_per_s, contention, coherency = self.curve
-        return (
-            rate_per_s
-            * clients
-            / (1 + contention * (clients - 1) + coherency * clients * (clients - 1))
+
+def operating_points(learned: Learned, queues: Collection[str]) -> dict[str, list[Operating]]:
+    """What was measured of some queues."""
+    columns = ("queue", "producers", "consumers", "throughput_per_s", "seconds", "stable")
+    rows = learned.rows("capacity", columns, ("queue", queues), ("queue", "producers", "consumers"))
+    return {
+        queue: [
+            Operating(
+                producers=row["producers"],
+                consumers=row["consumers"],
+                throughput_per_s=row["throughput_per_s"],
+                seconds=row["seconds"],
+                stable=row["stable"],
+            )
+            for row in points
+        ]
+        for queue, points in grouped(rows, "queue").items()
+    }
+
+
+def fitted_from(model: Model | None) -> Fitted | None:
+    """What the model of a queue's capacity says."""
+    if model is None:
+        return None
+    known = model.parameters
+    curve = None
+    if {"rate_per_s", "contention", "coherency"} <= known.keys():
+        curve = Curve(
+            rate_per_s=known["rate_per_s"],
+            contention=known["contention"],
+            coherency=known["coherency"],
+            r2=model.quality.get("r2", math.nan),
         )
+    return Fitted(
+        accepted=model.accepted,
+        reason=model.reason,
+        clients=int(known.get("clients", 0)),
+        throughput_per_s=known.get("throughput_per_s", math.nan),
+        best_producers=int(known.get("best_producers", 0)),
+        best_consumers=int(known.get("best_consumers", 0)),
+        curve=curve,
+    )
 
 
 def capacity_chart(seen: Sequence[Operating], fitted: Fitted | None) -> Chart:
@@ -68,20 +106,22 @@ def capacity_chart(seen: Sequence[Operating], fitted: Fitted | None) -> Chart:
             steps = [
                 1 + (most_clients - 1) * step / _CURVE_POINTS for step in range(_CURVE_POINTS + 1)
             ]
-            curve = [fitted.at(step) for step in steps]
+            curve = [fitted.curve.throughput_per_s(step) for step in steps]
             axes.plot(steps, curve, color=AMBER.light, zorder=3)
             highest = max(highest, *curve)
-        # The area tells how long it was seen.
-        axes.scatter(
-            [one.clients for one in seen],
-            [one.throughput_per_s for one in seen],
-            s=[12 + 60 * one.seconds / longest_s for one in seen],
-            color=BLUE.light,
-            alpha=0.65,
-            edgecolor=PAGE.light,
-            linewidth=0.6,
-            zorder=2,
-        )
+        for stable in (False, True):
+            points = [one for one in seen if one.stable is stable]
+            # The area tells how long it was seen; a ring was never stable.
+            axes.scatter(
+                [one.clients for one in points],
+                [one.throughput_per_s for one in points],
+                s=[14 + 60 * one.seconds / longest_s for one in points],
+                facecolor=BLUE.light if stable else "none",
+                alpha=0.7,
+                edgecolor=(PAGE if stable else BLUE).light,
+                linewidth=0.6 if stable else 0.9,
+                zorder=2,
+            )
         number_axis(axes, highest * 1.16)
         axes.set_xlim(0, most_clients * 1.06 + 0.5)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -104,7 +144,7 @@ def capacity_chart(seen: Sequence[Operating], fitted: Fitted | None) -> Chart:
             )
 
     if fitted and fitted.accepted:
-        fit = f" The curve explains {percent(fitted.r2)} of the variance." if fitted.curve else ""
+        fit = f" The curve explains {percent(fitted.curve.r2)} of the variance." if fitted.curve else ""
         sentence = (
             f"{counted(fitted.clients, 'client')} reach {rate(fitted.throughput_per_s)}, best as "
             f"{counted(fitted.best_producers, 'producer')} and "
@@ -124,13 +164,14 @@ def capacity_chart(seen: Sequence[Operating], fitted: Fitted | None) -> Chart:
         draw=draw,
         table=Table(
             "What the queue did with so many clients, longest seen first.",
-            ("producers", "consumers", "throughput", "seen for"),
+            ("producers", "consumers", "throughput", "seen for", "stable"),
             [
                 (
                     count(one.producers),
                     count(one.consumers),
                     rate(one.throughput_per_s),
                     duration(one.seconds),
+                    "yes" if one.stable else "no",
                 )
                 for one in ordered
             ],
@@ -138,7 +179,3 @@ def capacity_chart(seen: Sequence[Operating], fitted: Fitted | None) -> Chart:
         ),
     )
 
-
-def ratio(producers: int, consumers: int) -> str:
-    """A mix as one producer for so many consumers."""
-    return f"1 : {number(consumers / producers)}" if producers else "–"

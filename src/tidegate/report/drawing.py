@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from tidegate.core.harmless import harmless
 from tidegate.report import palette
 from tidegate.report.chart import Chart
 
@@ -110,7 +111,7 @@ def draw_into(figure: Figure, chart: Chart, box_in: tuple[float, float, float, f
 def _for_a_page(svg: str, description: str) -> str:
     drawn = ElementTree.fromstring(svg)
     picture = ElementTree.Element(
-        "svg", {"viewBox": drawn.attrib["viewBox"], "role": "img", "aria-label": description}
+        "svg", {"viewBox": drawn.attrib["viewBox"], "role": "img", "aria-label": harmless(description)}
     )
     picture.extend(_adapted(child) for child in drawn)
     return ElementTree.tostring(picture, encoding="unicode")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 
+from tidegate.core.harmless import harmless
 from tidegate.report import palette
 from tidegate.report.chart import Table
 from tidegate.report.figures import count
@@ -48,7 +49,7 @@ _WORDS_FROM = 28
 
 def text(words: str) -> str:
     """Words that a page may show, whatever they contain."""
-    return html.escape(words)
+    return html.escape(harmless(words))
 
 
 def table(table: Table) -> str:

@@ -27,7 +27,7 @@ dl { margin: 0; }
 .facts dt, .card dt { color: var(--soft); font-size: .82rem; }
 .facts dd { margin: 0; font-size: 1.05rem; font-variant-numeric: tabular-nums; }
 nav { font-size: .92rem; margin: 0 0 1.8rem; line-height: 2; }
-nav a { margin-right: 1.1rem; text-decoration: none; white-space: nowrap; }
+nav a { margin-right: .9rem; text-decoration: none; overflow-wrap: anywhere; }
 nav a:hover { text-decoration: underline; }
 .lead { max-width: 44rem; }
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr));
@@ -103,7 +103,7 @@ def _body(document: Document) -> Iterator[str]:
         f"<div><dt>{text(name)}</dt><dd>{text(fact)}</dd></div>" for name, fact in document.facts
     )
     yield f'<dl class="facts">{facts}</dl></header>'
-    links = "".join(
+    links = " ".join(
         f'<a href="#{section.anchor}">{text(section.title)}</a>' for section in document.sections
     )
     yield f'<nav aria-label="Sections">{links}</nav>'

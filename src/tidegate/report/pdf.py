@@ -16,6 +16,7 @@ from matplotlib.backends.backend_pdf import FigureCanvasPdf, PdfPages
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon, Rectangle
 
+from tidegate.core.harmless import harmless
 from tidegate.report.chart import Card, Chart, Document, Section, Standing, Table
 from tidegate.report.drawing import STYLE, WIDTH_IN, draw_into
 from tidegate.report.page import RIBBON_HEIGHTS, STANDING_WORDS
@@ -23,12 +24,14 @@ from tidegate.report.palette import AXIS, GRID, INK, PALE, SOFT, VERDICTS, Colou
 
 # A4, landscape.
 PAGE_IN = (11.69, 8.27)
-_MARGIN_IN = 0.52
+_MARGIN_IN = 0.48
 _GAP_IN = PAGE_IN[0] - 2 * _MARGIN_IN - 2 * WIDTH_IN
 _POINT_IN = 1.0 / 72.0
 # The mean width of a letter, in parts of the font's size.
 _LETTER = 0.56
 _CARD_HEIGHT_IN = 2.1
+# So that two rows of charts with their sentences fill a page.
+_CHART_HEIGHT_IN_MAX = 2.42
 
 
 def write_pdf(document: Document, file: Path) -> None:
@@ -90,7 +93,7 @@ class _Writer:
         self.figure.text(
             left_in / PAGE_IN[0],
             1.0 - top_in / PAGE_IN[1],
-            words,
+            _lines_harmless(words),
             fontsize=size,
             color=colour.light,
             ha=align,
@@ -140,9 +143,13 @@ class _Writer:
         )
 
 
+def _lines_harmless(words: str) -> str:
+    return "\n".join(harmless(line) for line in words.split("\n"))
+
+
 def _broken(words: str, width_in: float, size: float, *, bold: bool = False) -> list[str]:
     letter_in = size * (_LETTER + (0.07 if bold else 0.0)) * _POINT_IN
-    return textwrap.wrap(words, max(int(width_in / letter_in), 8))
+    return textwrap.wrap(harmless(words), max(int(width_in / letter_in), 8))
 
 
 def _write_head(writer: _Writer, document: Document) -> None:
@@ -165,7 +172,8 @@ def _write_section(writer: _Writer, section: Section) -> None:
     # A section of charts has pages of its own; small ones share.
     if len(section.charts) > 2:
         writer.new_page()
-    writer.need(1.2)
+    # A heading stays with what it heads.
+    writer.need(4.0 if section.charts else 3.0 if section.cards else 1.2)
     writer.paragraph(section.title, 15.0, bold=True)
     if section.sentence:
         writer.paragraph(section.sentence, 10.0)
@@ -193,15 +201,19 @@ def _write_charts(writer: _Writer, charts: Sequence[Chart]) -> None:
             for chart in row
         ]
         words_in = max(0.2 * len(title) + 0.16 * len(lines) for title, lines in broken) + 0.05
-        height_in = max(chart.height_in for chart in row)
+        height_in = max(_height_in(chart) for chart in row)
         writer.need(words_in + height_in)
         for column, (chart, (title, lines)) in enumerate(zip(row, broken, strict=True)):
             left_in = _MARGIN_IN + column * (WIDTH_IN + _GAP_IN)
             writer.text("\n".join(title), left_in, writer.top_in, 10.5, bold=True)
             writer.text("\n".join(lines), left_in, writer.top_in + 0.2 * len(title), 8.5, SOFT)
-            bottom_in = PAGE_IN[1] - writer.top_in - words_in - chart.height_in
-            draw_into(writer.figure, chart, (left_in, bottom_in, WIDTH_IN, chart.height_in))
-        writer.top_in += words_in + height_in + 0.15
+            bottom_in = PAGE_IN[1] - writer.top_in - words_in - _height_in(chart)
+            draw_into(writer.figure, chart, (left_in, bottom_in, WIDTH_IN, _height_in(chart)))
+        writer.top_in += words_in + height_in + 0.1
+
+
+def _height_in(chart: Chart) -> float:
+    return min(chart.height_in, _CHART_HEIGHT_IN_MAX)
 
 
 def _write_cards(writer: _Writer, cards: Sequence[Card]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
+from tidegate.core.harmless import harmless
 from tidegate.report.axes import SMALL
 from tidegate.report.chart import Chart, Table
 from tidegate.report.figures import count, duration, percent
@@ -76,7 +77,7 @@ def phase_chart(phases: Sequence[Phase]) -> Chart:
                         color=(INK if colour is PALE else PAGE).light,
                     )
                 left += phase.share
-        axes.set_yticks(range(len(verbs)), list(reversed(verbs)))
+        axes.set_yticks(range(len(verbs)), [harmless(verb) for verb in reversed(verbs)])
         axes.set_ylim(-0.6, len(verbs) - 0.4)
         axes.set_xlim(0.0, 1.0)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: percent(value)))

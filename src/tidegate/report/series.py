@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
+from itertools import pairwise
 from typing import TypeVar
 
 POINTS_MAX = 220
@@ -27,3 +29,9 @@ def shortened(items: Sequence[T], merge: Callable[[Sequence[T]], T], at_most: in
 def rows_behind(items: Sequence[T], worst: Callable[[T], float]) -> list[T]:
     """Of each slice the item that matters most, for a table behind a chart."""
     return [max(part, key=worst) for part in slices(items, ROWS_MAX)]
+
+
+def window_s(begins: Sequence[datetime]) -> float:
+    """How long windows are, by the smallest distance of two; a minute when there is but one."""
+    distances = (after - before for before, after in pairwise(begins))
+    return min((one.total_seconds() for one in distances), default=60.0)
