@@ -16,6 +16,7 @@ from tidegate.cli import (
     configuration,
     demo,
     experiments,
+    learning,
     looking,
     messages,
     policies,
@@ -44,7 +45,7 @@ app = typer.Typer(
 for group in (
     *(serving, working, configuration, users, demo),
     *(looking, queues, messages, policies, topics, steering),
-    *(benching, experiments),
+    *(learning, benching, experiments),
 ):
     group.register(app)
 

@@ -32,7 +32,8 @@ def config(config: ConfigOption = None, json: JsonOption = False) -> None:
             if value is None:
                 output.line(f"# {key} is not set", style="dim")
             else:
-                output.line(f"{key} = {_toml(value)}")
+                # Spark's properties have dots in their names.
+                output.line(f"{_toml(key) if '.' in key else key} = {_toml(value)}")
 
 
 def _toml(value: Any) -> str:

@@ -12,6 +12,7 @@ and what is allowed.
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -60,6 +61,9 @@ class Between:
 
 Duration = Annotated[float, DurationS]
 Size = Annotated[int, SizeBytes]
+
+# What Spark itself hides.
+_SECRET_PROPERTY = re.compile(r"secret|password|token|access[.]?key", re.IGNORECASE)
 
 _KIB = 1024
 _MIB = 1024 * _KIB
@@ -148,6 +152,26 @@ class MetricsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queues_max: Annotated[int, Between(1, 100_000)] = 500
 
 
+class SparkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which Spark learns; any `"spark.…" = …` stands beside these."""
+
+    master: str = "local[*]"
+    properties: dict[str, str] = {}
+
+
+class PipelineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is learned from, and where to."""
+
+    # Not set: `knowledge` in the store's data folder.
+    knowledge: str | None = None
+    # Agreements: files, or folders of them.
+    agreements: list[str] = []
+
+    @property
+    def agreement_places(self) -> list[Path]:
+        return [Path(place).expanduser() for place in self.agreements]
+
+
 class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is logged, and how."""
 
@@ -162,7 +186,16 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: NodeSettings = NodeSettings()
     tls: TlsSettings = TlsSettings()
     metrics: MetricsSettings = MetricsSettings()
+    spark: SparkSettings = SparkSettings()
+    pipeline: PipelineSettings = PipelineSettings()
     log: LogSettings = LogSettings()
+
+    @property
+    def knowledge_folder(self) -> Path:
+        """Where what was learned is kept."""
+        if self.pipeline.knowledge is not None:
+            return Path(self.pipeline.knowledge).expanduser()
+        return self.store.data_folder / "knowledge"
 
 
 class SettingsInvalid(TidegateError):
@@ -197,6 +230,9 @@ def as_document(settings: Settings) -> dict[str, dict[str, Any]]:
         document[section] = {
             key: field.written(getattr(chosen, attributes[key])) for key, field in fields.items()
         }
+    for key, value in settings.spark.properties.items():
+        hidden = _SECRET_PROPERTY.search(key) is not None
+        document["spark"][key] = "***" if hidden else without_secrets(value)
     return document
 
 
@@ -256,6 +292,9 @@ class _Reader:
     def _take(
         self, source: str, section: str, key: str, value: Any, *, is_text: bool = False
     ) -> None:
+        if section == "spark" and key.partition(".")[0] == "spark":
+            self._take_property(source, key, value)
+            return
         fields = _SECTIONS[section]
         if key not in fields:
             meant = _meant(key, fields)
@@ -269,6 +308,20 @@ class _Reader:
             )
             return
         self._values.setdefault(section, {})[key] = converted
+
+    def _take_property(self, source: str, key: str, value: Any) -> None:
+        """One of Spark's own; written without quotes its dots make TOML tables."""
+        if isinstance(value, dict):
+            for part, inner in value.items():
+                self._take_property(source, f"{key}.{part}", inner)
+        elif isinstance(value, str | int | float):
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            spark = self._values.setdefault("spark", {})
+            spark.setdefault("properties", {})[key] = text
+        else:
+            self._complaints.append(
+                f"{source}: spark.{key} = {_shown(value)}: must be a text, a number, true or false"
+            )
 
 
 class _Field:
@@ -345,6 +398,9 @@ _SECTIONS: dict[str, dict[str, _Field]] = {
     "node": _fields_of(NodeSettings),
     "tls": _fields_of(TlsSettings),
     "metrics": _fields_of(MetricsSettings),
+    # Its properties are whatever Spark knows.
+    "spark": {k: f for k, f in _fields_of(SparkSettings).items() if k != "properties"},
+    "pipeline": _fields_of(PipelineSettings),
     "log": _fields_of(LogSettings),
 }
 

@@ -1,11 +1,36 @@
 """What was learned: models with their versions, and the tables of each run of `learn`.
 
-Written by the pipeline, read by loops, reports and consoles, which need no Spark for it.
+    <folder>/runs/<run>/<table>/*.parquet    the tables of one run
+    <folder>/runs/<run>/run.json             what it read, left out, and how long it took
+    <folder>/latest.json                     the newest run, and the newest that has a table
+    <folder>/models/<kind>/000001.json       what one run learned of one kind, accepted or not
+    <folder>/models/accepted.json            kind → subject → version of its newest accepted model
+
+Written by the pipeline, read by loops, reports and consoles, which need no Spark for it. Files are
+written whole and renamed into place, and those that point last, so a reader sees one run or the
+next. A file that cannot be read counts as one that is not there, with a sentence about it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
 import msgspec
+
+SCHEMA = 1
+RUNS_KEPT = 10
+_MODEL_FILE = re.compile(r"(\d{6})\.json")
+
+Complain = Callable[[str], None]
+AnyStruct = TypeVar("AnyStruct")
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -16,9 +41,226 @@ class Model(msgspec.Struct, frozen=True):
     accepted: bool
     # Why, in a sentence; of an accepted one too.
     reason: str
+    # Numbers that a poor fit does not have (NaN) are left out when written.
     parameters: dict[str, float]
     quality: dict[str, float]
     rows: int
     # The range of the data that it was learned from, in seconds since 1970.
-    from_s: float
-    to_s: float
+    from_s: float = msgspec.field(name="from")
+    to_s: float = msgspec.field(name="to")
+
+
+class DataRange(msgspec.Struct, frozen=True):
+    """Which data something was learned from."""
+
+    from_s: float = msgspec.field(name="from")
+    to_s: float = msgspec.field(name="to")
+    rows: int
+
+
+class ModelFile(msgspec.Struct, frozen=True):
+    """What one run learned of one kind."""
+
+    schema: int
+    kind: str
+    version: int
+    learned_at: datetime
+    run: str
+    data: DataRange
+    models: list[Model]
+
+
+class Reading(msgspec.Struct):
+    """What was read of one kind of rows, and what was left out, by reason."""
+
+    files: int = 0
+    rows: int = 0
+    files_left_out: dict[str, int] = {}
+    rows_left_out: dict[str, int] = {}
+
+
+class JobRecord(msgspec.Struct, frozen=True):
+    """What became of one job."""
+
+    job: str
+    seconds: float
+    # Rows by table.
+    tables: dict[str, int] = {}
+    models_accepted: int = 0
+    # How many were refused, by reason.
+    models_refused: dict[str, int] = {}
+    failure: str | None = None
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One run of `learn`."""
+
+    schema: int
+    run: str
+    learned_at: datetime
+    since: datetime
+    until: datetime
+    seconds: float
+    lake: str
+    agreements: list[str]
+    reading: dict[str, Reading]
+    jobs: list[JobRecord]
+
+
+class Latest(msgspec.Struct, frozen=True):
+    """Where the newest of everything is."""
+
+    schema: int
+    run: str
+    # The newest run that has it, by table: a run may be of some jobs only.
+    tables: dict[str, str]
+
+
+class Knowledge:
+    """One knowledge folder."""
+
+    def __init__(self, folder: Path, complain: Complain = lambda _: None) -> None:
+        self.folder = folder
+        self._complain = complain
+
+    # ---- reading
+
+    def latest(self) -> Latest | None:
+        """The newest whole run; None before the first."""
+        return self._read(self.folder / "latest.json", Latest)
+
+    def run(self, name: str | None = None) -> Run | None:
+        """What one run says of itself, by default the newest."""
+        if name is None:
+            latest = self.latest()
+            if latest is None:
+                return None
+            name = latest.run
+        return self._read(self.folder / "runs" / name / "run.json", Run)
+
+    def table_folder(self, table: str) -> Path | None:
+        """The folder with the newest Parquet files of a table."""
+        latest = self.latest()
+        run = latest.tables.get(table) if latest else None
+        folder = self.folder / "runs" / run / table if run else None
+        return folder if folder is not None and folder.is_dir() else None
+
+    def accepted(self, kind: str) -> dict[str, Model]:
+        """The newest accepted model of every subject of a kind."""
+        marked = self._accepted_versions().get(kind, {})
+        found: dict[str, Model] = {}
+        for version in sorted(set(marked.values())):
+            file = self.model_file(kind, version)
+            for model in file.models if file else []:
+                if model.accepted and marked.get(model.subject) == version:
+                    found[model.subject] = model
+        return found
+
+    def model_file(self, kind: str, version: int) -> ModelFile | None:
+        """Everything that one run learned of a kind, refused models too."""
+        return self._read(self._model_path(kind, version), ModelFile)
+
+    def newest_version(self, kind: str) -> int:
+        """The version of the newest file of a kind; 0 before the first."""
+        matches = (_MODEL_FILE.fullmatch(file.name) for file in (self._models / kind).glob("*"))
+        return max((int(match[1]) for match in matches if match), default=0)
+
+    # ---- writing
+
+    def begin_run(self, now: datetime) -> str:
+        """A folder for the tables of a new run; its name."""
+        stem = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
+        for number in range(1, 1000):
+            name = stem if number == 1 else f"{stem}-{number}"
+            with contextlib.suppress(FileExistsError):
+                self.run_folder(name).mkdir(parents=True)
+                return name
+        raise FileExistsError(f"too many runs called {stem}")
+
+    def run_folder(self, run: str) -> Path:
+        return self.folder / "runs" / run
+
+    def add_models(
+        self, kind: str, run: str, learned_at: datetime, models: Sequence[Model]
+    ) -> ModelFile:
+        """Write down what a run learned of a kind, and mark what was accepted."""
+        file = ModelFile(
+            schema=SCHEMA,
+            kind=kind,
+            version=self.newest_version(kind) + 1,
+            learned_at=learned_at,
+            run=run,
+            data=DataRange(
+                from_s=min((model.from_s for model in models), default=0.0),
+                to_s=max((model.to_s for model in models), default=0.0),
+                rows=sum(model.rows for model in models),
+            ),
+            models=[_without_gaps(model) for model in models],
+        )
+        _write(self._model_path(kind, file.version), file)
+        marked = self._accepted_versions()
+        fresh = {model.subject: file.version for model in models if model.accepted}
+        marked[kind] = marked.get(kind, {}) | fresh
+        _write(self._models / "accepted.json", marked)
+        return file
+
+    def finish_run(self, run: Run) -> None:
+        """The run is whole: readers find it from now on, and the oldest runs go."""
+        _write(self.run_folder(run.run) / "run.json", run)
+        before = self.latest()
+        tables = dict(before.tables) if before else {}
+        for job in run.jobs:
+            tables |= dict.fromkeys(job.tables, run.run)
+        _write(self.folder / "latest.json", Latest(SCHEMA, run.run, tables))
+        self._prune(keep={run.run, *tables.values()})
+
+    def abandon_run(self, run: str) -> None:
+        """Nothing came of it."""
+        shutil.rmtree(self.run_folder(run), ignore_errors=True)
+
+    # ----
+
+    @property
+    def _models(self) -> Path:
+        return self.folder / "models"
+
+    def _model_path(self, kind: str, version: int) -> Path:
+        return self._models / kind / f"{version:06}.json"
+
+    def _accepted_versions(self) -> dict[str, dict[str, int]]:
+        return self._read(self._models / "accepted.json", dict[str, dict[str, int]]) or {}
+
+    def _prune(self, keep: set[str]) -> None:
+        runs = sorted(folder.name for folder in (self.folder / "runs").iterdir())
+        for run in runs[:-RUNS_KEPT]:
+            if run not in keep:
+                shutil.rmtree(self.run_folder(run), ignore_errors=True)
+
+    def _read(self, file: Path, kind: type[AnyStruct]) -> AnyStruct | None:
+        try:
+            return msgspec.json.decode(file.read_bytes(), type=kind)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            self._complain(f"{file} cannot be read and was passed over: {error}")
+            return None
+
+
+def _without_gaps(model: Model) -> Model:
+    """JSON knows no NaN: what a model has no number for is not in it."""
+    return msgspec.structs.replace(
+        model,
+        parameters={k: v for k, v in model.parameters.items() if math.isfinite(v)},
+        quality={k: v for k, v in model.quality.items() if math.isfinite(v)},
+    )
+
+
+def _write(file: Path, value: Any) -> None:
+    """Whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    with partial.open("wb") as sink:
+        sink.write(msgspec.json.format(msgspec.json.encode(value), indent=2))
+        sink.flush()
+        os.fsync(sink.fileno())
+    partial.replace(file)

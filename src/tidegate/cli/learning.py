@@ -1,0 +1,192 @@
+"""`tidegate learn`: what the lake knows, as tables and models. The pipeline does the work."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from tidegate.cli.interruption import terminated_like_interrupted
+from tidegate.cli.output import EXIT_NOTHING_THERE, Column, JsonOption, Output
+from tidegate.cli.serving import ConfigOption
+from tidegate.cli.settings import Settings, load_settings
+from tidegate.core.errors import InvalidValue, Notice, TidegateError
+from tidegate.core.quantities import parse_duration_s
+
+if TYPE_CHECKING:
+    from tidegate.pipeline.progress import Steps
+    from tidegate.pipeline.session import SparkOptions
+    from tidegate.telemetry.knowledge import JobRecord, Reading, Run
+
+LakeOption = Annotated[
+    str | None, typer.Option("--lake", help="Where nodes record. [default: from the settings]")
+]
+KnowledgeOption = Annotated[
+    Path | None,
+    typer.Option("--knowledge", help="Where results go. [default: from the settings]"),
+]
+AgreementOption = Annotated[
+    list[Path] | None,
+    typer.Option("--agreement", help="A file, or a folder of them; may be repeated."),
+]
+
+
+class SparkMissing(TidegateError):
+    """A package that only the pipeline needs is not installed."""
+
+    name = "SPARK_MISSING"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("learn")(learn)
+
+
+def learn(
+    since: Annotated[str, typer.Option(help="How far back, such as 12h or 7d.")] = "7d",
+    lake: LakeOption = None,
+    knowledge: KnowledgeOption = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="One job; may be repeated. [default: all]")
+    ] = None,
+    agreement: AgreementOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Learn from what nodes recorded: service levels, stability, models. Needs tidegate[spark]."""
+    try:
+        since_s = parse_duration_s(since)
+    except InvalidValue as wrong:
+        raise typer.BadParameter(str(wrong), param_hint="--since") from None
+    output = Output(json)
+    settings = load_settings(config, os.environ)
+    now = datetime.now(UTC)
+    with with_spark():
+        from tidegate.agreement.document import read_agreements
+        from tidegate.pipeline.jobs import JOBS
+        from tidegate.pipeline.learning import Assignment
+        from tidegate.pipeline.learning import learn as run_jobs
+        from tidegate.pipeline.survey import Place
+        from tidegate.telemetry.knowledge import Knowledge
+
+        unknown = [name for name in only or [] if name not in {job.name for job in JOBS}]
+        if unknown:
+            known = ", ".join(job.name for job in JOBS)
+            raise typer.BadParameter(f"there is no job {unknown[0]}; there are {known}")
+        places = agreement or settings.pipeline.agreement_places
+        assignment = Assignment(
+            lake=Place.of(lake or str(settings.store.data_folder / "lake")),
+            jobs=[job for job in JOBS if not only or job.name in only],
+            agreements=read_agreements(places) if places else [],
+            since=now - timedelta(seconds=since_s),
+            until=now,
+        )
+        store = Knowledge(knowledge or settings.knowledge_folder, warn)
+        try:
+            with progress(output) as steps:
+                run = run_jobs(assignment, store, spark_options(settings), steps)
+        except Notice as nothing:
+            warn(str(nothing))
+            raise typer.Exit(EXIT_NOTHING_THERE) from None
+    show(run, store.run_folder(run.run), output)
+    if all(job.failure for job in run.jobs):
+        raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def with_spark() -> Iterator[None]:
+    """Where the pipeline is imported and used."""
+    try:
+        with terminated_like_interrupted():
+            yield
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.startswith("tidegate"):
+            raise
+        raise SparkMissing(
+            f"this needs the package {missing.name}: pip install 'tidegate[spark]'"
+        ) from None
+
+
+def spark_options(settings: Settings) -> SparkOptions:
+    from tidegate.pipeline.session import SparkOptions
+
+    return SparkOptions(settings.spark.master, settings.spark.properties)
+
+
+@contextlib.contextmanager
+def progress(output: Output) -> Iterator[Steps]:
+    """Bars where people look, silence elsewhere."""
+    from tidegate.pipeline.progress import SilentSteps, TerminalSteps
+
+    console = Console(stderr=True)
+    if output.on_terminal and console.is_terminal:
+        with TerminalSteps(console).showing() as steps:
+            yield steps
+    else:
+        yield SilentSteps()
+
+
+def warn(sentence: str) -> None:
+    Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(
+        f"tidegate: {sentence}"
+    )
+
+
+def show(run: Run, folder: Path, output: Output) -> None:
+    """What was read, what became of it, and where it is."""
+    if output.as_json:
+        output.json(run)
+        return
+    output.table(
+        [
+            Column("rows"),
+            Column("files", right=True),
+            Column("read", "{:,}".format, right=True),
+            Column("left out", style="yellow"),
+        ],
+        [
+            (kind, reading.files, reading.rows, _left_out(reading) or None)
+            for kind, reading in run.reading.items()
+        ],
+        title="Read",
+    )
+    output.line("")
+    output.table(
+        [
+            Column("job"),
+            Column("seconds", "{:.1f}".format, right=True),
+            Column("tables"),
+            Column("models"),
+            Column("failed", style="red"),
+        ],
+        [
+            (
+                job.job,
+                job.seconds,
+                ", ".join(f"{table} {rows:,}" for table, rows in job.tables.items()) or None,
+                _models(job) or None,
+                job.failure,
+            )
+            for job in run.jobs
+        ],
+        title="Learned",
+    )
+    output.line("")
+    output.line(f"{folder} in {run.seconds:.1f} s")
+
+
+def _left_out(reading: Reading) -> str:
+    files = [f"{count:,} files {why}" for why, count in reading.files_left_out.items()]
+    rows = [f"{count:,} rows {why}" for why, count in reading.rows_left_out.items()]
+    return "; ".join(files + rows)
+
+
+def _models(job: JobRecord) -> str:
+    parts = [f"{job.models_accepted:,} accepted"] if job.models_accepted else []
+    parts += [f"{count:,} refused: {why}" for why, count in job.models_refused.items()]
+    return "; ".join(parts)

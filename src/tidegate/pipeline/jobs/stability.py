@@ -1,0 +1,138 @@
+"""Stable, flooded or draining: what each queue's length did in each window.
+
+    samples.transform(rates_by_window(60)).transform(with_stability(band))
+
+The rates of a replicated queue are the sums of its replicas'. `Δl = p − c` with the band of the law
+(`laws.stability`), which is written once for numbers and Columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    BooleanType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from tidegate.laws.stability import (
+    DEFAULT_BAND,
+    Band,
+    Stability,
+    growth_per_s,
+    is_draining,
+    is_flooded,
+)
+from tidegate.pipeline.job import Inputs, Job, Outcome
+from tidegate.pipeline.windows import window_start
+
+WINDOW_S = 60.0
+
+Transform = Callable[[DataFrame], DataFrame]
+
+SCHEMA = StructType(
+    [
+        StructField("queue", StringType()),
+        StructField("window", TimestampType()),
+        StructField("seconds", DoubleType()),
+        StructField("produced_per_s", DoubleType()),
+        StructField("consumed_per_s", DoubleType()),
+        StructField("growth_per_s", DoubleType()),
+        StructField("waiting", DoubleType()),
+        StructField("replicas", LongType()),
+        StructField("stability", StringType()),
+        StructField("every_replica_stable", BooleanType()),
+    ]
+)
+
+
+def replica_rates(width_s: float) -> Transform:
+    """Production and consumption of each replica in each window."""
+
+    def transform(samples: DataFrame) -> DataFrame:
+        return samples.groupBy("queue", "replica", window_start(width_s).alias("window")).agg(
+            F.sum("interval_s").alias("seconds"),
+            F.sum("put").alias("put"),
+            # What leaves a queue, by whichever door.
+            F.sum(
+                F.col("acked") + F.col("dead_lettered") + F.col("dropped") + F.col("expired")
+            ).alias("taken"),
+            F.avg(F.col("waiting") + F.col("unacknowledged")).alias("waiting"),
+        )
+
+    return transform
+
+
+def with_rates(rates: DataFrame) -> DataFrame:
+    """Per second; a replica that was seen for no time has no rate."""
+    return rates.filter(F.col("seconds") > 0).withColumns(
+        {
+            "produced_per_s": F.col("put") / F.col("seconds"),
+            "consumed_per_s": F.col("taken") / F.col("seconds"),
+        }
+    )
+
+
+def with_stability(band: Band = DEFAULT_BAND) -> Transform:
+    """Which of the three, and by how much it grows."""
+
+    def transform(rates: DataFrame) -> DataFrame:
+        produced, consumed = F.col("produced_per_s"), F.col("consumed_per_s")
+        return rates.withColumns(
+            {
+                "growth_per_s": growth_per_s(produced, consumed),
+                "stability": F.when(is_flooded(produced, consumed, band), Stability.FLOODED.value)
+                .when(is_draining(produced, consumed, band), Stability.DRAINING.value)
+                .otherwise(Stability.STABLE.value),
+            }
+        )
+
+    return transform
+
+
+def whole_queues(replicas: DataFrame) -> DataFrame:
+    """Of replicas with their stability, the queues that they make up."""
+    return replicas.groupBy("queue", "window").agg(
+        F.max("seconds").alias("seconds"),
+        F.sum("produced_per_s").alias("produced_per_s"),
+        F.sum("consumed_per_s").alias("consumed_per_s"),
+        F.sum("waiting").alias("waiting"),
+        F.count("*").alias("replicas"),
+        F.bool_and(F.col("stability") == Stability.STABLE.value).alias("every_replica_stable"),
+    )
+
+
+def stability_by_window(width_s: float = WINDOW_S, band: Band = DEFAULT_BAND) -> Transform:
+    """From samples to the table."""
+
+    def transform(samples: DataFrame) -> DataFrame:
+        return (
+            samples.transform(replica_rates(width_s))
+            .transform(with_rates)
+            .transform(with_stability(band))
+            .transform(whole_queues)
+            .transform(with_stability(band))
+            .select(*SCHEMA.names)
+        )
+
+    return transform
+
+
+def run(inputs: Inputs) -> Outcome:
+    return Outcome({"stability": inputs.frames["queue_samples"].transform(stability_by_window())})
+
+
+JOB = Job(
+    "stability",
+    "Stable, flooded or draining, per queue and window",
+    reads=("queue_samples",),
+    writes={"stability": SCHEMA},
+    run=run,
+)

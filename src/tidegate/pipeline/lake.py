@@ -1,0 +1,80 @@
+"""The lake as Spark frames: the files that can be read, of them the rows that can be true.
+
+reading = read_lake(spark, Place.of("data/lake"), kinds, since, until, now)
+reading.frames["queue_samples"].transform(…)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from pyspark.sql import DataFrame, SparkSession
+
+from tidegate.core.errors import Notice
+from tidegate.pipeline.schema import spark_schema
+from tidegate.pipeline.survey import Place, Survey, survey
+from tidegate.pipeline.vetting import OUT_OF_RANGE, fault, in_range, tally
+from tidegate.telemetry.knowledge import Reading
+from tidegate.telemetry.schemas import Kind
+
+
+class LakeEmpty(Notice):
+    """The lake has no rows of the time that was asked for."""
+
+    name = "LAKE_EMPTY"
+
+
+@dataclass(frozen=True)
+class LakeFrames:
+    """What jobs read, by kind, and what was left out of it."""
+
+    frames: Mapping[str, DataFrame]
+    reading: Mapping[str, Reading]
+
+
+def read_lake(
+    spark: SparkSession,
+    place: Place,
+    kinds: Iterable[Kind],
+    since: datetime,
+    until: datetime,
+    now: datetime,
+) -> LakeFrames:
+    """The rows of each kind between two times."""
+    surveys = survey(place, kinds, since, until)
+    raw = {found.kind: _opened(spark, place, found) for found in surveys.values() if found.paths}
+    counts = tally(raw, since, until, now)
+    frames: dict[str, DataFrame] = {}
+    reading: dict[str, Reading] = {}
+    for name, found in surveys.items():
+        counted = counts.get(name, {})
+        left_out = {
+            reason: count for reason, count in counted.items() if reason not in (None, OUT_OF_RANGE)
+        }
+        reading[name] = Reading(
+            files=len(found.paths),
+            rows=counted.get(None, 0),
+            files_left_out=dict(found.left_out),
+            rows_left_out={str(reason): count for reason, count in left_out.items()},
+        )
+        schema = spark_schema(found.kind)
+        if not reading[name].rows:
+            frames[name] = spark.createDataFrame([], schema)
+            continue
+        frame = raw[found.kind]
+        good = fault(found.kind, since, until, now).isNull() if left_out else in_range(since, until)
+        frames[name] = frame.filter(good).select(*schema.names)
+    return LakeFrames(frames, reading)
+
+
+def _opened(spark: SparkSession, place: Place, found: Survey) -> DataFrame:
+    """The files of one kind, with the columns date and hour of their folders."""
+    return (
+        spark.read.schema(spark_schema(found.kind))
+        .option("basePath", place.for_spark(f"{place.path}/{found.kind.name}"))
+        # They are names and not patterns, whatever is in them.
+        .option("__globPaths__", "false")
+        .parquet(*found.paths)
+    )

@@ -1,0 +1,197 @@
+"""The one place that starts Spark, and ends it.
+
+    with spark_session(SparkOptions(master="local[*]")) as spark: …
+
+On one machine the defaults suit two cores and little memory; a master of yours and every `spark.…`
+property win over them. Spark talks to a log in a temporary folder, of which people see the end only
+when it does not start. Nothing is left behind: not on errors, not on Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+from tidegate.core.errors import TidegateError
+from tidegate.pipeline.java import find_java, launchable_home
+
+_ENDING_S_MAX = 10.0
+_LOG_LINES_SHOWN = 5
+_LOCAL_MASTER = re.compile(r"local(\[.*\])?$")
+
+_LOGGING = """\
+status = off
+rootLogger.level = error
+rootLogger.appenderRef.all.ref = log
+appender.log.type = Console
+appender.log.name = log
+appender.log.target = SYSTEM_ERR
+appender.log.layout.type = PatternLayout
+appender.log.layout.pattern = %d{ISO8601} %p %c: %m%n%ex
+"""
+
+
+class SparkDidNotStart(TidegateError):
+    """Spark could not be started."""
+
+    name = "SPARK_DID_NOT_START"
+
+
+@dataclass(frozen=True)
+class SparkOptions:
+    """Which Spark, and what it is told."""
+
+    master: str = "local[*]"
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether everything runs in one process on this machine."""
+        return _LOCAL_MASTER.match(self.master) is not None
+
+
+@contextlib.contextmanager
+def spark_session(options: SparkOptions) -> Iterator[SparkSession]:
+    """A session for as long as the block runs."""
+    folder = Path(tempfile.mkdtemp(prefix="tidegate-spark-"))
+    with contextlib.ExitStack() as ending:
+        ending.callback(shutil.rmtree, folder, ignore_errors=True)
+        ending.enter_context(_own_signal_handlers())
+        conf = _configured(options, folder)
+        gateway = _launched(conf, options, folder)
+        ending.callback(_end, gateway)
+        try:
+            context = SparkContext(conf=conf, gateway=gateway)
+        except Exception as error:
+            raise SparkDidNotStart(
+                f"Spark did not start on {options.master}: {_first_line(error)}"
+            ) from error
+        # The log says what went wrong in more words than anyone wants on a terminal.
+        session = SparkSession.builder.config(conf=conf).getOrCreate()
+        ending.callback(context.stop)
+        ending.callback(session.stop)
+        yield session
+
+
+def defaults(options: SparkOptions, folder: Path) -> dict[str, str]:
+    """What Spark is told unless the settings say otherwise."""
+    chosen = {
+        "spark.app.name": "tidegate",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # Lakes hold many files, whose names we hand over: no Spark job to list them.
+        "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
+        "spark.sql.parquet.compression.codec": "zstd",
+        # With their zone, so that a time read elsewhere is the same time.
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+        "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+        "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    }
+    if options.is_local:
+        cores = os.cpu_count() or 2
+        logging = (folder / "log4j2.properties").as_uri()
+        chosen |= {
+            "spark.driver.memory": "2g",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging}",
+            # Adaptive execution joins those that turn out small.
+            "spark.sql.shuffle.partitions": str(2 * cores),
+            "spark.local.dir": str(folder / "scratch"),
+            "spark.sql.warehouse.dir": (folder / "warehouse").as_uri(),
+        }
+    return chosen
+
+
+def _configured(options: SparkOptions, folder: Path) -> SparkConf:
+    (folder / "log4j2.properties").write_text(_LOGGING)
+    conf = SparkConf(loadDefaults=False)
+    conf.setMaster(options.master)
+    for key, value in (defaults(options, folder) | dict(options.properties)).items():
+        conf.set(key, value)
+    return conf
+
+
+def _launched(conf: SparkConf, options: SparkOptions, folder: Path) -> Any:
+    """The process that Spark lives in, its output in a log."""
+    java_home = launchable_home(find_java(os.environ), folder)
+    environment = {"JAVA_HOME": str(java_home)}
+    if options.is_local and "PYSPARK_PYTHON" not in os.environ:
+        # Spark would take whatever python3 is on the PATH.
+        environment["PYSPARK_PYTHON"] = sys.executable
+    log = folder / "spark.log"
+    with log.open("wb") as sink, _environment(environment):
+        try:
+            return launch_gateway(conf, {"stdout": sink, "stderr": sink})  # type: ignore[no-untyped-call]
+        except PySparkException as error:
+            raise SparkDidNotStart(f"Spark did not start: {_end_of(log)}") from error
+
+
+def _end(gateway: Any) -> None:
+    """No process stays, and another session may be started."""
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    with contextlib.suppress(Exception):
+        gateway.shutdown()
+    # It lives as long as its standard input is open.
+    gateway.proc.stdin.close()
+    try:
+        gateway.proc.wait(_ENDING_S_MAX)
+    except subprocess.TimeoutExpired:
+        gateway.proc.kill()
+        gateway.proc.wait()
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Spark puts a handler of its own in the place of ours; it goes when Spark does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _end_of(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return " ".join(lines[-_LOG_LINES_SHOWN:]) or "it said nothing"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,188 @@
+"""Which files of the lake a run reads, and which it leaves out, by reason.
+
+Every file says in its footer what it is: kind, version, an id of its own, and which files it stands
+for. Footers are small and read in threads, before Spark sees a file: one that is cut or of another
+time is left out and counted, and the others are still processed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+
+from tidegate.core.errors import TidegateError
+from tidegate.telemetry.schemas import FILE_KEY, KIND_KEY, REPLACES_KEY, VERSION_KEY, Kind
+
+_THREADS = 8
+_PARTITION = re.compile(r"/date=(\d{4}-\d\d-\d\d)/hour=(\d\d)/[^/]+\.parquet$")
+# Rows are written some time after they were measured, in whichever hour that is.
+LATE = timedelta(hours=1)
+
+UNREADABLE = "cut or not Parquet"
+NOT_PARTITIONED = "not in a folder of date and hour"
+OTHER_KIND = "of another kind"
+OTHER_VERSION = "of another version"
+OTHER_COLUMNS = "with other columns"
+DUPLICATE = "a copy of another"
+REPLACED = "compacted into another"
+
+
+class LakeMissing(TidegateError):
+    """There is no lake where one was looked for."""
+
+    name = "LAKE_MISSING"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder on any file system that pyarrow knows."""
+
+    files: pa.fs.FileSystem
+    path: str
+    # What Spark calls the root of that file system.
+    prefix: str
+
+    @staticmethod
+    def of(location: str) -> Place:
+        if "://" not in location:
+            files, path = pa.fs.LocalFileSystem(), str(Path(location).expanduser().absolute())
+            return Place(files, path, "file://")
+        scheme = location.partition("://")[0]
+        files, path = pa.fs.FileSystem.from_uri(location)
+        # Hadoop's name for the same thing.
+        return Place(files, path.rstrip("/"), "s3a://" if scheme == "s3" else f"{scheme}://")
+
+    def for_spark(self, path: str) -> str:
+        return self.prefix + path
+
+
+@dataclass
+class Survey:
+    """The files of one kind."""
+
+    kind: Kind
+    paths: list[str] = field(default_factory=list)
+    rows: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class _Footer:
+    path: str
+    rows: int
+    file_id: str
+    replaces: tuple[str, ...]
+    # Why it cannot be used; empty if it can.
+    fault: str = ""
+
+
+def survey(
+    place: Place, kinds: Iterable[Kind], since: datetime, until: datetime
+) -> dict[str, Survey]:
+    """What there is of each kind between two times."""
+    check_there(place)
+    return {kind.name: _survey_of(place, kind, since, until) for kind in kinds}
+
+
+def check_there(place: Place) -> None:
+    """Raises when there is no lake."""
+    if place.files.get_file_info(place.path).type != pa.fs.FileType.Directory:
+        raise LakeMissing(
+            f"there is no lake at {place.path}: nodes write one while telemetry is enabled; "
+            "name another with --lake"
+        )
+
+
+def _survey_of(place: Place, kind: Kind, since: datetime, until: datetime) -> Survey:
+    found = Survey(kind)
+    paths = []
+    for path in _listed(place, kind):
+        match = _PARTITION.search(path)
+        if match is None:
+            found.left_out[NOT_PARTITIONED] += 1
+            continue
+        hour = datetime.fromisoformat(f"{match[1]}T{match[2]}:00").replace(tzinfo=UTC)
+        if since - LATE < hour + timedelta(hours=1) and hour <= until + LATE:
+            paths.append(path)
+    with ThreadPoolExecutor(_THREADS, "footers") as threads:
+        footers = list(threads.map(lambda path: _footer(place, kind, path), paths))
+    replaced = {file_id for footer in footers if not footer.fault for file_id in footer.replaces}
+    seen: set[str] = set()
+    for footer in footers:
+        fault = footer.fault
+        if not fault and footer.file_id in replaced:
+            fault = REPLACED
+        elif not fault and footer.file_id in seen:
+            fault = DUPLICATE
+        if fault:
+            found.left_out[fault] += 1
+            continue
+        seen.add(footer.file_id)
+        found.paths.append(place.for_spark(footer.path))
+        found.rows += footer.rows
+    return found
+
+
+def _listed(place: Place, kind: Kind) -> Sequence[str]:
+    folder = f"{place.path}/{kind.name}"
+    selector = pa.fs.FileSelector(folder, recursive=True, allow_not_found=True)
+    return sorted(
+        info.path
+        for info in place.files.get_file_info(selector)
+        if info.type == pa.fs.FileType.File
+        and info.path.endswith(".parquet")
+        # Those are not there yet; Spark does not see them either.
+        and not any(part[0] in "_." for part in info.path[len(folder) + 1 :].split("/"))
+    )
+
+
+def _footer(place: Place, kind: Kind, path: str) -> _Footer:
+    try:
+        metadata = pq.read_metadata(path, filesystem=place.files)
+        columns = metadata.schema.to_arrow_schema()
+        says = metadata.metadata or {}
+        replaces = tuple(json.loads(says.get(REPLACES_KEY, b"[]")))
+    except (pa.ArrowException, OSError, ValueError):
+        return _Footer(path, 0, "", (), UNREADABLE)
+    fault = ""
+    if says.get(KIND_KEY) != kind.name.encode():
+        fault = OTHER_KIND
+    elif says.get(VERSION_KEY) != str(kind.version).encode():
+        fault = OTHER_VERSION
+    elif not _has_columns(columns, kind.columns):
+        fault = OTHER_COLUMNS
+    # One that has no id is only equal to itself.
+    file_id = says.get(FILE_KEY, path.encode()).decode(errors="replace")
+    return _Footer(path, metadata.num_rows, file_id, replaces, fault)
+
+
+def _has_columns(found: pa.Schema, wanted: pa.Schema) -> bool:
+    """Whether all columns are there with their types; more may be."""
+    return all(
+        found.get_field_index(field.name) >= 0
+        and _plain(found.field(field.name).type) == _plain(field.type)
+        for field in wanted
+    )
+
+
+def _plain(arrow_type: pa.DataType) -> pa.DataType:
+    """Without what Parquet may or may not keep: dictionaries, and names and nulls inside lists."""
+    if pa.types.is_dictionary(arrow_type):
+        return arrow_type.value_type
+    if pa.types.is_list(arrow_type):
+        return pa.list_(_plain(arrow_type.value_type))
+    if pa.types.is_map(arrow_type):
+        return pa.map_(_plain(arrow_type.key_type), _plain(arrow_type.item_type))
+    if pa.types.is_struct(arrow_type):
+        return pa.struct([(part.name, _plain(part.type)) for part in arrow_type])
+    return arrow_type

@@ -1,0 +1,99 @@
+"""Rows that cannot be true, and why.
+
+A figure that is missing, infinite, not a number or negative; a time far from the hour in whose
+folder it lies, or in the future. Rows are looked at once, all kinds in one Spark job, and counted
+by reason. A kind that has no such row, which is the rule, is then read without looking again: what a
+job does not need of it is never touched.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import DoubleType, FloatType, NumericType
+
+from tidegate.pipeline.schema import spark_schema
+from tidegate.telemetry.schemas import Kind
+
+# Clocks of machines differ.
+AHEAD = timedelta(minutes=5)
+# The folder is chosen when rows are written, shortly after they were measured.
+BEFORE_ITS_HOUR_S = 3600
+AFTER_ITS_HOUR_S = 2 * 3600
+
+MISSING = "a figure is missing"
+NOT_A_NUMBER = "not a number"
+NEGATIVE = "negative"
+FUTURE = "in the future"
+CLOCK_JUMP = "far from its hour"
+OUT_OF_RANGE = "out of range"
+
+# An event's value may be anything.
+_MAY_BE_NEGATIVE = {"value"}
+
+
+def fault(kind: Kind, since: datetime, until: datetime, now: datetime) -> Column:
+    """Why a row is left out; null when it is not. Needs the partition's columns date and hour."""
+    hour_s = F.unix_timestamp(F.col("date").cast("timestamp")) + F.col("hour") * 3600
+    at_s = F.unix_timestamp("at")
+    far = (at_s < hour_s - BEFORE_ITS_HOUR_S) | (at_s > hour_s + AFTER_ITS_HOUR_S)
+    reason = F.when(_any(F.col(name).isNull() for name in _required(kind)), MISSING)
+    if floats := _floats(kind):
+        reason = reason.when(_any(_not_finite(F.col(name)) for name in floats), NOT_A_NUMBER)
+    if figures := _figures(kind):
+        reason = reason.when(_any(F.col(name) < 0 for name in figures), NEGATIVE)
+    return (
+        reason.when(F.col("at") > F.lit(now + AHEAD), FUTURE)
+        .when(far, CLOCK_JUMP)
+        .when(~in_range(since, until), OUT_OF_RANGE)
+    )
+
+
+def in_range(since: datetime, until: datetime) -> Column:
+    """Whether a row's time lies between the two, the second left out."""
+    return (F.col("at") >= F.lit(since)) & (F.col("at") < F.lit(until))
+
+
+def tally(
+    frames: Mapping[Kind, DataFrame], since: datetime, until: datetime, now: datetime
+) -> dict[str, dict[str | None, int]]:
+    """How many rows of each kind are left out for which reason; None: they are not."""
+    counted: dict[str, dict[str | None, int]] = {kind.name: {} for kind in frames}
+    looked_at = [
+        frame.select(F.lit(kind.name).alias("kind"), fault(kind, since, until, now).alias("fault"))
+        for kind, frame in frames.items()
+    ]
+    if looked_at:
+        every = reduce(DataFrame.unionAll, looked_at)
+        for row in every.groupBy("kind", "fault").count().collect():
+            counted[row["kind"]][row["fault"]] = row["count"]
+    return counted
+
+
+def _required(kind: Kind) -> list[str]:
+    return [field.name for field in kind.columns if not field.nullable]
+
+
+def _floats(kind: Kind) -> list[str]:
+    return [f.name for f in spark_schema(kind) if isinstance(f.dataType, DoubleType | FloatType)]
+
+
+def _figures(kind: Kind) -> list[str]:
+    return [
+        field.name
+        for field in spark_schema(kind)
+        if isinstance(field.dataType, NumericType) and field.name not in _MAY_BE_NEGATIVE
+    ]
+
+
+def _not_finite(figure: Column) -> Column:
+    return F.isnan(figure) | (F.abs(figure) == float("inf"))
+
+
+def _any(conditions: Iterable[Column]) -> Column:
+    return reduce(operator.or_, conditions)
