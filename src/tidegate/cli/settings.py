@@ -11,7 +11,6 @@ and what is allowed.
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_
 
 import msgspec
 
+from tidegate.core.complaint import meant, shown
 from tidegate.core.errors import InvalidValue, TidegateError
 from tidegate.core.quantities import (
     DURATION_IS,
@@ -253,7 +253,7 @@ class _Reader:
         for section, keys in document.items():
             if section in _SECTIONS and not isinstance(keys, dict):
                 self._complaints.append(
-                    f"{file}: {section} = {_shown(keys)}: must be a section, written [{section}]"
+                    f"{file}: {section} = {shown(keys)}: must be a section, written [{section}]"
                 )
             elif self._knows_section(str(file), section):
                 for key, value in keys.items():
@@ -285,7 +285,7 @@ class _Reader:
         if section in _SECTIONS:
             return True
         self._complaints.append(
-            f"{source}: {section}: there is no such section{_meant(section, _SECTIONS)}"
+            f"{source}: {section}: there is no such section{meant(section, _SECTIONS)}"
         )
         return False
 
@@ -297,14 +297,15 @@ class _Reader:
             return
         fields = _SECTIONS[section]
         if key not in fields:
-            meant = _meant(key, fields)
-            self._complaints.append(f"{source}: {section}.{key}: there is no such key{meant}")
+            self._complaints.append(
+                f"{source}: {section}.{key}: there is no such key{meant(key, fields)}"
+            )
             return
         try:
             converted = fields[key].from_text(value) if is_text else fields[key].convert(value)
         except (InvalidValue, msgspec.ValidationError):
             self._complaints.append(
-                f"{source}: {section}.{key} = {_shown(value)}: must be {fields[key].allowed}"
+                f"{source}: {section}.{key} = {shown(value)}: must be {fields[key].allowed}"
             )
             return
         self._values.setdefault(section, {})[key] = converted
@@ -320,7 +321,7 @@ class _Reader:
             spark.setdefault("properties", {})[key] = text
         else:
             self._complaints.append(
-                f"{source}: spark.{key} = {_shown(value)}: must be a text, a number, true or false"
+                f"{source}: spark.{key} = {shown(value)}: must be a text, a number, true or false"
             )
 
 
@@ -403,14 +404,3 @@ _SECTIONS: dict[str, dict[str, _Field]] = {
     "pipeline": _fields_of(PipelineSettings),
     "log": _fields_of(LogSettings),
 }
-
-
-def _meant(word: str, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    if close:
-        return f", did you mean {close[0]}?"
-    return "; there are " + ", ".join(sorted(known))
-
-
-def _shown(value: Any) -> str:
-    return without_secrets(repr(value))

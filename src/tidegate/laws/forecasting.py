@@ -1,6 +1,6 @@
 """How many messages will arrive in the next hour.
 
-Series are rows of a matrix of evenly spaced rates (NaN: not recorded), all of them forecast at once.
+Series are rows of a matrix of evenly spaced rates (NaN: not recorded), all forecast at once.
 """
 
 from __future__ import annotations
