@@ -321,7 +321,7 @@ class _Reader:
             spark.setdefault("properties", {})[key] = text
         else:
             self._complaints.append(
-                f"{source}: spark.{key} = {_shown(value)}: must be a text, a number, true or false"
+                f"{source}: spark.{key} = {shown(value)}: must be a text, a number, true or false"
             )
 
 
