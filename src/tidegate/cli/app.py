@@ -21,6 +21,7 @@ from tidegate.cli import (
     messages,
     policies,
     queues,
+    reporting,
     serving,
     steering,
     topics,
@@ -45,7 +46,7 @@ app = typer.Typer(
 for group in (
     *(serving, working, configuration, users, demo),
     *(looking, queues, messages, policies, topics, steering),
-    *(learning, benching, experiments),
+    *(learning, reporting, benching, experiments),
 ):
     group.register(app)
 

@@ -1,4 +1,4 @@
-"""`tidegate report`: what was learned, as one HTML page and a PDF. The report room does the work."""
+"""`tidegate report`: what was learned, as one HTML page and a PDF."""
 
 from __future__ import annotations
 

@@ -6,18 +6,23 @@ other move apart.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from datetime import UTC
 
 from matplotlib.axes import Axes
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from tidegate.core.harmless import harmless
-from tidegate.report.figures import duration, number
+from tidegate.report.figures import duration, from_seconds, number
 from tidegate.report.palette import INK, PAGE, SOFT, Colour
 
 SMALL = 8.6
+_DAY_S = 86400.0
+_MONTH_S = 30 * _DAY_S
+_TIME_STEPS_S = (
+    *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800),
+    *(3600, 7200, 10800, 21600, 43200, _DAY_S, 2 * _DAY_S, 7 * _DAY_S),
+)
 _LABEL_APART_POINTS = 11.5
 # Keeps lines from crossing words.
 _HALO = {"facecolor": PAGE.light, "edgecolor": "none", "alpha": 0.8, "pad": 1.0}
@@ -26,18 +31,23 @@ _LOG_FROM_RATIO = 40.0
 
 
 def time_axis(axes: Axes) -> None:
-    """The horizontal axis is time, in UTC."""
-    locator = AutoDateLocator(tz=UTC, minticks=3, maxticks=6)
-    formatter = ConciseDateFormatter(
-        locator,
-        tz=UTC,
-        formats=["%Y", "%b", "%-d %b", "%H:%M", "%H:%M", "%H:%M:%S"],
-        zero_formats=["", "%b\n%Y", "%-d %b", "%-d %b", "%H:%M", "%H:%M"],
-        show_offset=False,
-    )
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(formatter)
+    """The horizontal axis is time, in UTC, from the first moment drawn to the last."""
     axes.margins(x=0.0)
+    axes.autoscale_view()
+    begins_s, ends_s = (float(day) * _DAY_S for day in axes.get_xlim())
+    step_s = next((step for step in _TIME_STEPS_S if (ends_s - begins_s) / step <= 5), _MONTH_S)
+    first = math.ceil(begins_s / step_s)
+    ticks_s = [step_s * number for number in range(first, math.floor(ends_s / step_s) + 1)]
+    axes.xaxis.set_major_locator(FixedLocator([tick / _DAY_S for tick in ticks_s]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda day, _: _tick_words(day, step_s)))
+
+
+def _tick_words(day: float, step_s: float) -> str:
+    at = from_seconds(round(day * _DAY_S))
+    # Midnight is a date.
+    if step_s >= _DAY_S or (at.hour, at.minute, at.second) == (0, 0, 0):
+        return f"{at:%-d %b}"
+    return f"{at:%H:%M}" if step_s >= 60 else f"{at:%H:%M:%S}"
 
 
 def number_axis(axes: Axes, highest: float, ticks: int = 4) -> None:
@@ -90,7 +100,10 @@ def name_line_ends(axes: Axes, ends: Sequence[tuple[float, str, Colour]]) -> Non
             name,
             (1.0, 0.0),
             xycoords="axes fraction",
-            xytext=(5.0, lifted - float(axes.transAxes.transform((1.0, 0.0))[1]) * points_per_pixel),
+            xytext=(
+                5.0,
+                lifted - float(axes.transAxes.transform((1.0, 0.0))[1]) * points_per_pixel,
+            ),
             textcoords="offset points",
             ha="left",
             va="center",

@@ -33,9 +33,7 @@ class BalanceWindow:
     state: str  # stable, flooded, draining
 
 
-def balance_windows(
-    learned: Learned, queues: Collection[str]
-) -> dict[str, list[BalanceWindow]]:
+def balance_windows(learned: Learned, queues: Collection[str]) -> dict[str, list[BalanceWindow]]:
     """The windows of some queues, oldest first."""
     columns = ("queue", "window", "produced_per_s", "consumed_per_s", "waiting", "stability")
     rows = learned.rows("stability", columns, ("queue", queues), ("queue", "window"))
@@ -131,7 +129,7 @@ def _draw_ribbon(axes: Axes, points: Sequence[BalanceWindow], step_s: float) -> 
     begins = date2num([point.begins for point in points])
     step_d = step_s / 86400.0
     runs = [(state, len(list(run))) for state, run in groupby(point.state for point in points)]
-    longest = {state: length for state, length in sorted(runs, key=lambda run: run[1])}
+    longest = dict(sorted(runs, key=lambda run: run[1]))
     named: set[str] = set()
     run_begins = 0
     for state, length in runs:

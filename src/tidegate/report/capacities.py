@@ -130,8 +130,13 @@ def capacity_chart(seen: Sequence[Operating], fitted: Fitted | None) -> Chart:
                 [fitted.clients] * 2, [0, fitted.throughput_per_s], color=AXIS.light, linewidth=1.0
             )
             axes.plot(
-                [fitted.clients], [fitted.throughput_per_s], "o", color=AMBER.light,
-                markersize=7, markeredgecolor=PAGE.light, zorder=5,
+                [fitted.clients],
+                [fitted.throughput_per_s],
+                "o",
+                color=AMBER.light,
+                markersize=7,
+                markeredgecolor=PAGE.light,
+                zorder=5,
             )
             right = fitted.clients > 0.55 * most_clients
             say(
@@ -144,7 +149,11 @@ def capacity_chart(seen: Sequence[Operating], fitted: Fitted | None) -> Chart:
             )
 
     if fitted and fitted.accepted:
-        fit = f" The curve explains {percent(fitted.curve.r2)} of the variance." if fitted.curve else ""
+        fit = (
+            f" The curve explains {percent(fitted.curve.r2)} of the variance."
+            if fitted.curve
+            else ""
+        )
         sentence = (
             f"{counted(fitted.clients, 'client')} reach {rate(fitted.throughput_per_s)}, best as "
             f"{counted(fitted.best_producers, 'producer')} and "
@@ -178,4 +187,3 @@ def capacity_chart(seen: Sequence[Operating], fitted: Fitted | None) -> Chart:
             rows_in_all=len(seen),
         ),
     )
-

@@ -111,7 +111,8 @@ def draw_into(figure: Figure, chart: Chart, box_in: tuple[float, float, float, f
 def _for_a_page(svg: str, description: str) -> str:
     drawn = ElementTree.fromstring(svg)
     picture = ElementTree.Element(
-        "svg", {"viewBox": drawn.attrib["viewBox"], "role": "img", "aria-label": harmless(description)}
+        "svg",
+        {"viewBox": drawn.attrib["viewBox"], "role": "img", "aria-label": harmless(description)},
     )
     picture.extend(_adapted(child) for child in drawn)
     return ElementTree.tostring(picture, encoding="unicode")

@@ -1,8 +1,8 @@
-"""What will arrive within the next hour: expected rates, an interval, and the baseline beside it."""
+"""What will arrive within the next hour: expected rates, their interval, and the baseline."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -12,6 +12,7 @@ from matplotlib.dates import date2num
 from tidegate.report.axes import name_line_ends, number_axis, time_axis
 from tidegate.report.chart import Chart, Table
 from tidegate.report.figures import clock, number, percent, rate
+from tidegate.report.learned import Learned
 from tidegate.report.palette import BLUE, GREY, VIOLET
 from tidegate.report.series import ROWS_MAX
 
@@ -44,6 +45,11 @@ class Judged:
     skill: float
     coverage: float
     confidence: float
+
+
+def forecast_charts(learned: Learned, queues: Collection[str]) -> dict[str, Chart]:
+    """A chart for each of some queues that has a forecast."""
+    return {}
 
 
 def forecast_chart(past: Sequence[Past], ahead: Sequence[Ahead], judged: Judged) -> Chart:

@@ -90,7 +90,11 @@ class Learned:
     def model_files(self) -> Iterator[ModelFile]:
         """The newest file of every kind of model."""
         folder = self.folder / "models"
-        kinds = sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else []
+        kinds = (
+            sorted(each.name for each in folder.iterdir() if each.is_dir())
+            if folder.is_dir()
+            else []
+        )
         for kind in kinds:
             version = self.knowledge.newest_version(kind)
             file = self.knowledge.model_file(kind, version) if version else None
@@ -117,7 +121,9 @@ class Learned:
             table = pq.read_table(file, columns=list(columns), filters=chosen, partitioning=None)
         except (pa.ArrowException, OSError) as error:
             reason = (str(error).strip().splitlines() or ["it is broken"])[0]
-            self._complain(f"{file.name} of the table {name} cannot be read and was left out: {reason}")
+            self._complain(
+                f"{file.name} of the table {name} cannot be read and was left out: {reason}"
+            )
             return None
         return _plain(table)
 

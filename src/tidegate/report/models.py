@@ -38,7 +38,9 @@ def models_section(learned: Learned) -> Section:
 
 
 def _table(file: ModelFile) -> Table:
-    ordered = sorted(file.models, key=lambda model: (not model.accepted, -model.rows, model.subject))
+    ordered = sorted(
+        file.models, key=lambda model: (not model.accepted, -model.rows, model.subject)
+    )
     # Both kinds are to be seen, however many there are of one.
     refused = [model for model in ordered if not model.accepted][: _ROWS_MAX // 3]
     accepted = [model for model in ordered if model.accepted][: _ROWS_MAX - len(refused)]

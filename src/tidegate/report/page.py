@@ -54,7 +54,8 @@ nav a:hover { text-decoration: underline; }
   stroke-linejoin: round; }
 details { font-size: .9rem; margin: .2rem 0 0; }
 summary { color: var(--soft); cursor: pointer; font-size: .82rem; }
-.missing { background: var(--panel); border-radius: 8px; padding: .9rem 1.1rem; color: var(--soft); }
+.missing { background: var(--panel); border-radius: 8px; padding: .9rem 1.1rem;
+  color: var(--soft); }
 code { font: .92em var(--mono); }
 footer { border-top: 1px solid var(--pale); color: var(--soft); font-size: .85rem;
   padding-top: 1rem; margin-top: 1.5rem; }

@@ -197,7 +197,10 @@ def _write_charts(writer: _Writer, charts: Sequence[Chart]) -> None:
     for first in range(0, len(charts), 2):
         row = charts[first : first + 2]
         broken = [
-            (_broken(chart.title, WIDTH_IN, 10.5, bold=True), _broken(chart.sentence, WIDTH_IN, 8.5))
+            (
+                _broken(chart.title, WIDTH_IN, 10.5, bold=True),
+                _broken(chart.sentence, WIDTH_IN, 8.5),
+            )
             for chart in row
         ]
         words_in = max(0.2 * len(title) + 0.16 * len(lines) for title, lines in broken) + 0.05
@@ -239,7 +242,9 @@ def _write_card(writer: _Writer, card: Card, left_in: float, width_in: float) ->
     elif card.standing is Standing.BREACHED:
         writer.box(mark_in, top_in + 0.13, 0.11, 0.11, colour)
     else:
-        writer.text("●" if card.standing is Standing.MET else "○", mark_in, top_in + 0.1, 10.0, colour)
+        writer.text(
+            "●" if card.standing is Standing.MET else "○", mark_in, top_in + 0.1, 10.0, colour
+        )
     says = _broken(card.says, width_in, 8.0)[:2]
     writer.text("\n".join(says), left_in, top_in + 0.34, 8.0, SOFT)
     top_in += 0.38 + 0.15 * len(says)

@@ -10,8 +10,9 @@ from matplotlib.ticker import FuncFormatter
 
 from tidegate.core.harmless import harmless
 from tidegate.report.axes import SMALL
-from tidegate.report.chart import Chart, Table
+from tidegate.report.chart import Chart, Section, Table
 from tidegate.report.figures import count, duration, percent
+from tidegate.report.learned import Learned
 from tidegate.report.palette import AMBER, BLUE, BRICK, GREY, INK, PAGE, PALE, SOFT, VIOLET, Colour
 
 _COLOURS: dict[str, Colour] = {
@@ -31,6 +32,9 @@ _WORDS = {
 _ON_LABEL_FROM = 0.12
 
 
+_COLUMNS = ("verb", "phase")
+
+
 @dataclass(frozen=True)
 class Phase:
     """One phase of one kind of request."""
@@ -42,6 +46,20 @@ class Phase:
     low_us: float
     high_us: float
     share: float
+
+
+def phases_section(learned: Learned) -> Section:
+    """Where requests spend their time."""
+    title = "Phases of a request"
+    rows = learned.rows("phases", _COLUMNS)
+    if not rows:
+        return Section(
+            "phases",
+            title,
+            missing="No request was sampled: nodes sample requests of clients that ask one thing at "
+            "a time. Let some work, then run `tidegate learn`.",
+        )
+    return Section("phases", title, charts=[])
 
 
 def words_of(phase: str) -> str:
@@ -65,15 +83,24 @@ def phase_chart(phases: Sequence[Phase]) -> Chart:
             for phase in (one for one in phases if one.verb == verb):
                 colour = _COLOURS.get(phase.phase, VIOLET)
                 axes.barh(
-                    row, phase.share, left=left, height=0.62, color=colour.light,
-                    edgecolor=PAGE.light, linewidth=0.8,
+                    row,
+                    phase.share,
+                    left=left,
+                    height=0.62,
+                    color=colour.light,
+                    edgecolor=PAGE.light,
+                    linewidth=0.8,
                 )
                 if phase.share >= _ON_LABEL_FROM:
                     axes.text(
-                        left + phase.share / 2, row,
+                        left + phase.share / 2,
+                        row,
                         f"{words_of(phase.phase)} {percent(phase.share)}"
-                        if phase.share >= 0.42 else percent(phase.share),
-                        ha="center", va="center", fontsize=SMALL,
+                        if phase.share >= 0.42
+                        else percent(phase.share),
+                        ha="center",
+                        va="center",
+                        fontsize=SMALL,
                         color=(INK if colour is PALE else PAGE).light,
                     )
                 left += phase.share
@@ -88,7 +115,8 @@ def phase_chart(phases: Sequence[Phase]) -> Chart:
         title="Where the time of a request goes",
         sentence=(
             f"{percent(longest.share)} of a {longest.verb} is {words_of(longest.phase)}: "
-            f"{duration(longest.mean_us / 1e6)} of {duration(longest.mean_us / longest.share / 1e6)}."
+            f"{duration(longest.mean_us / 1e6)} of "
+            f"{duration(longest.mean_us / longest.share / 1e6)}."
         ),
         measures="share of the time, by request",
         draw=draw,

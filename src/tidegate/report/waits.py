@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -12,8 +12,11 @@ from matplotlib.dates import date2num
 from tidegate.report.axes import duration_axis, limit_line, name_line_ends, time_axis
 from tidegate.report.chart import Chart, Table
 from tidegate.report.figures import clock, count, counted, duration
+from tidegate.report.learned import Learned, grouped
 from tidegate.report.palette import AMBER, BLUE, BRICK, GREY
 from tidegate.report.series import POINTS_MAX, rows_behind, shortened
+
+_COLUMNS = ("queue", "window", "messages", "wait_s_p50", "wait_s_p95", "wait_s_p99")
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,30 @@ class WaitLimit:
 
     words: str
     breach_s: float
+
+
+def wait_windows(learned: Learned, queues: Collection[str]) -> dict[str, list[WaitWindow]]:
+    """The windows of some queues, oldest first."""
+    rows = learned.rows("lifecycle", _COLUMNS, ("queue", queues), ("queue", "window"))
+    return {
+        queue: [
+            WaitWindow(
+                begins=row["window"],
+                messages=row["messages"],
+                p50_s=row["wait_s_p50"],
+                p95_s=row["wait_s_p95"],
+                p99_s=row["wait_s_p99"],
+            )
+            for row in windows
+            if row["wait_s_p50"] is not None
+        ]
+        for queue, windows in grouped(rows, "queue").items()
+    }
+
+
+def wait_limits(learned: Learned, queues: Collection[str]) -> dict[str, WaitLimit]:
+    """The strictest promise about waits of each queue."""
+    return {}
 
 
 def _worst(windows: Sequence[WaitWindow]) -> WaitWindow:
