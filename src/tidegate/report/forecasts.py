@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,9 +13,16 @@ from matplotlib.dates import date2num
 from tidegate.report.axes import name_line_ends, number_axis, time_axis
 from tidegate.report.chart import Chart, Table
 from tidegate.report.figures import clock, number, percent, rate
-from tidegate.report.learned import Learned
+from tidegate.report.learned import Learned, Row, grouped
 from tidegate.report.palette import BLUE, GREY, VIOLET
-from tidegate.report.series import ROWS_MAX
+from tidegate.report.series import POINTS_MAX, ROWS_MAX, shortened
+from tidegate.telemetry.knowledge import Model
+
+# Drawn of the past, for each step that is drawn of the future.
+_PAST_STEPS = 6
+
+_COLUMNS = ("queue", "at", "expected_per_s", "low_per_s", "high_per_s", "baseline_per_s")
+_PAST_COLUMNS = ("queue", "at", "arrived_per_s")
 
 
 @dataclass(frozen=True)
@@ -27,67 +35,78 @@ class Past:
 
 @dataclass(frozen=True)
 class Ahead:
-    """What is expected of one step."""
+    """What is expected of one step; without bounds where nothing is known of the errors."""
 
     at: datetime
     expected_per_s: float
-    low_per_s: float
-    high_per_s: float
-    baseline_per_s: float | None
-
-
-@dataclass(frozen=True)
-class Judged:
-    """How good the forecast was on what it had not seen."""
-
-    accepted: bool
-    reason: str
-    skill: float
-    coverage: float
-    confidence: float
+    low_per_s: float | None
+    high_per_s: float | None
+    baseline_per_s: float
 
 
 def forecast_charts(learned: Learned, queues: Collection[str]) -> dict[str, Chart]:
     """A chart for each of some queues that has a forecast."""
-    return {}
+    only = ("queue", queues)
+    ahead = grouped(learned.rows("forecast", _COLUMNS, only, ("queue", "at")), "queue")
+    past = grouped(learned.rows("forecast_history", _PAST_COLUMNS, only, ("queue", "at")), "queue")
+    models = learned.models("forecast")
+    return {
+        queue: forecast_chart(
+            [Past(row["at"], row["arrived_per_s"]) for row in past.get(queue, [])],
+            [_ahead(row) for row in rows],
+            models.get(queue),
+        )
+        for queue, rows in ahead.items()
+    }
 
 
-def forecast_chart(past: Sequence[Past], ahead: Sequence[Ahead], judged: Judged) -> Chart:
+def _ahead(row: Row) -> Ahead:
+    return Ahead(
+        at=row["at"],
+        expected_per_s=row["expected_per_s"],
+        low_per_s=_known(row["low_per_s"]),
+        high_per_s=_known(row["high_per_s"]),
+        baseline_per_s=row["baseline_per_s"],
+    )
+
+
+def _known(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _mean(steps: Sequence[Past]) -> Past:
+    return Past(steps[0].at, sum(step.arrived_per_s for step in steps) / len(steps))
+
+
+def forecast_chart(past: Sequence[Past], ahead: Sequence[Ahead], model: Model | None) -> Chart:
     """The last of what came, and what is expected; `ahead` must not be none."""
-    mean = sum(step.expected_per_s for step in ahead) / len(ahead)
-    low, high = min(step.low_per_s for step in ahead), max(step.high_per_s for step in ahead)
+    recent = shortened(past[-_PAST_STEPS * len(ahead) :], _mean, POINTS_MAX)
+    accepted = model is not None and model.accepted
 
     def draw(axes: Axes) -> None:
         at = date2num([step.at for step in ahead])
         expected = [step.expected_per_s for step in ahead]
-        before = date2num([one.at for one in past])
-        arrived = [one.arrived_per_s for one in past]
-        lows, highs = [s.low_per_s for s in ahead], [s.high_per_s for s in ahead]
-        axes.fill_between(at, lows, highs, color=VIOLET.light, alpha=0.22, linewidth=0)
+        before = date2num([one.at for one in recent])
+        arrived = [one.arrived_per_s for one in recent]
+        lows = [step.low_per_s for step in ahead if step.low_per_s is not None]
+        highs = [step.high_per_s for step in ahead if step.high_per_s is not None]
+        if len(lows) == len(highs) == len(ahead):
+            axes.fill_between(at, lows, highs, color=VIOLET.light, alpha=0.22, linewidth=0)
         axes.plot(before, arrived, color=BLUE.light, linewidth=1.3)
         ends = [(expected[-1], "expected", VIOLET)]
-        baseline = [s.baseline_per_s for s in ahead if s.baseline_per_s is not None]
-        if len(baseline) == len(ahead):
+        if accepted:
+            baseline = [step.baseline_per_s for step in ahead]
             axes.plot(at, baseline, color=GREY.light, linewidth=1.1, linestyle=(0, (2, 2)))
             ends.append((baseline[-1], "baseline", GREY))
         axes.plot(at, expected, color=VIOLET.light)
         time_axis(axes)
-        number_axis(axes, max([*arrived, *highs]))
+        number_axis(axes, max([*arrived, *expected, *highs]))
         name_line_ends(axes, ends)
 
-    better = "better" if judged.skill >= 0 else "worse"
-    sentence = (
-        f"{rate(mean)} expected on average until {clock(ahead[-1].at)} UTC, between {number(low)} "
-        f"and {rate(high)} with {percent(judged.confidence)} confidence. On held-out data it was "
-        f"{percent(abs(judged.skill))} {better} than the baseline, and {percent(judged.coverage)} "
-        "of what came lay within its interval."
-    )
-    if not judged.accepted:
-        sentence += f" Not accepted: {judged.reason}"
     every = -(-len(ahead) // ROWS_MAX)
     return Chart(
         title="Forecast",
-        sentence=sentence,
+        sentence=_sentence(ahead, model),
         measures="arrivals, msg/s",
         draw=draw,
         label_in=0.8,
@@ -106,4 +125,21 @@ def forecast_chart(past: Sequence[Past], ahead: Sequence[Ahead], judged: Judged)
             ],
             rows_in_all=len(ahead),
         ),
+    )
+
+
+def _sentence(ahead: Sequence[Ahead], model: Model | None) -> str:
+    mean = sum(step.expected_per_s for step in ahead) / len(ahead)
+    lows = [step.low_per_s for step in ahead if step.low_per_s is not None]
+    highs = [step.high_per_s for step in ahead if step.high_per_s is not None]
+    between = f", from {number(min(lows))} to {rate(max(highs))}" if lows and highs else ""
+    said = f"{rate(mean)} expected on average until {clock(ahead[-1].at)} UTC{between}."
+    if model is None:
+        return said
+    if not model.accepted:
+        return f"{said} That is the baseline: {model.reason}."
+    skill, coverage = model.quality.get("skill"), model.quality.get("coverage")
+    return (
+        f"{said} On held-out hours it erred {percent(skill)} less than the baseline, and "
+        f"{percent(coverage)} of what came lay within its bounds."
     )

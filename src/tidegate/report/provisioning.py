@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 from tidegate.report.chart import Section, Table
-from tidegate.report.figures import count, with_unit
+from tidegate.report.figures import count, counted, with_unit
 from tidegate.report.learned import Learned
 
 _COLUMNS = ("ingredient", "value", "unit", "seen", "says")
+_NAMES = {
+    "sla_delta": "growth of the load",
+    "boot_s": "time to boot",
+    "machine_capacity_per_s": "capacity of a machine",
+}
 _MISSING = (
     "Not learned yet: run `tidegate learn` on telemetry of a time in which load grew and machines "
     "booted."
@@ -21,18 +24,24 @@ def provisioning_section(learned: Learned) -> Section:
     rows = learned.rows("provisioning", _COLUMNS)
     if not rows:
         return Section("provisioning", title, missing=_MISSING)
-    missing = [row["says"] for row in rows if row["value"] is None or math.isnan(row["value"])]
+    model = learned.models("provisioning").get("fleet")
+    warm = model.parameters.get("warm_machines") if model and model.accepted else None
+    if model is None or warm is None:
+        found = "No number yet, since what was not seen is not guessed"
+        sentence = f"{found}: {model.reason}." if model else f"{found}."
+    else:
+        sentence = f"{counted(int(warm), 'machine')}: {model.reason}."
     return Section(
         "provisioning",
         title,
-        "Warm machines = growth of the load × time to boot ÷ capacity of a machine, rounded up.",
+        sentence,
         tables=[
             Table(
-                "What it follows from.",
+                "Warm machines = growth of the load × time to boot ÷ capacity of a machine, rounded up.",
                 ("ingredient", "value", "seen", "how"),
                 [
                     (
-                        row["ingredient"].replace("_", " "),
+                        _NAMES.get(row["ingredient"], row["ingredient"]),
                         with_unit(row["value"], row["unit"]),
                         count(row["seen"]),
                         row["says"],
@@ -41,5 +50,4 @@ def provisioning_section(learned: Learned) -> Section:
                 ],
             )
         ],
-        notes=["What was not seen is not guessed, so there is no number yet."] if missing else [],
     )
