@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tidegate.laws.identification import Identified, identify
 from tidegate.laws.least_squares import FIELDS, Sums
 from tidegate.laws.linear_range import Level
-from tidegate.pipeline.local_table import Numbers, finite, numbers, seconds
+from tidegate.pipeline.local_table import Numbers, numbers, seconds
 from tidegate.telemetry.knowledge import Model
 
 # a and b are those of one sampling interval; samples of several are of several models.
@@ -49,26 +49,22 @@ class ConsumerGroup:
             subject=self.name,
             accepted=found.accepted,
             reason=found.reason,
-            parameters=finite(
-                {
-                    "a": found.a,
-                    "b": found.b,
-                    "offset_per_s": found.offset_per_s,
-                    "prefetch_low": found.linear_range.low,
-                    "prefetch_high": found.linear_range.high,
-                    "interval_s": self.interval_s,
-                }
-            ),
-            quality=finite(
-                {
-                    "r2_train": found.r2_train,
-                    "r2_test": found.r2_test,
-                    "rmse_train_per_s": found.rmse_train_per_s,
-                    "rmse_test_per_s": found.rmse_test_per_s,
-                    "rows_train": found.n_train,
-                    "rows_test": found.n_test,
-                }
-            ),
+            parameters={
+                "a": found.a,
+                "b": found.b,
+                "offset_per_s": found.offset_per_s,
+                "prefetch_low": found.linear_range.low,
+                "prefetch_high": found.linear_range.high,
+                "interval_s": self.interval_s,
+            },
+            quality={
+                "r2_train": found.r2_train,
+                "r2_test": found.r2_test,
+                "rmse_train_per_s": found.rmse_train_per_s,
+                "rmse_test_per_s": found.rmse_test_per_s,
+                "rows_train": found.n_train,
+                "rows_test": found.n_test,
+            },
             rows=self.rows,
             from_s=self.first_s,
             to_s=self.last_s,

@@ -5,8 +5,7 @@ Spark adds up millions of rows; the laws take the few thousand sums that remain,
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,19 @@ def seconds(table: pa.Table, name: str) -> Numbers:
     return found
 
 
+def by_name(table: pa.Table, name: str) -> Iterator[tuple[str, pa.Table]]:
+    """The rows of each name in a column, names in order."""
+    if not table.num_rows:
+        return
+    table = table.sort_by(name)
+    names = table.column(name).combine_chunks().dictionary_encode()
+    begins = np.flatnonzero(np.diff(names.indices.to_numpy(), prepend=-1)).tolist()
+    for one, begin, end in zip(
+        names.dictionary.to_pylist(), begins, [*begins[1:], table.num_rows], strict=True
+    ):
+        yield one, table.slice(begin, end - begin)
+
+
 def frame_of(
     session: SparkSession, schema: StructType, columns: Mapping[str, Sequence[Any] | NDArray[Any]]
 ) -> DataFrame:
@@ -38,8 +50,3 @@ def frame_of(
     arrow = to_arrow_schema(schema, timezone="UTC")
     arrays = [pa.array(columns[field.name], type=field.type, from_pandas=True) for field in arrow]
     return session.createDataFrame(pa.Table.from_arrays(arrays, schema=arrow), schema)
-
-
-def finite(values: Mapping[str, float]) -> dict[str, float]:
-    """Those that are numbers: a model's file knows no NaN."""
-    return {name: float(value) for name, value in values.items() if math.isfinite(value)}

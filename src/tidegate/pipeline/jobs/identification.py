@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812  the name that everyone knows
+from pyspark.sql import functions as F
 from pyspark.sql.types import (
     BooleanType,
     DoubleType,
@@ -37,7 +37,6 @@ from tidegate.pipeline.consumer_group import ConsumerGroup, consumer_groups
 from tidegate.pipeline.job import Inputs, Job, Outcome
 from tidegate.pipeline.local_table import frame_of
 
-MODELS = "prefetch"
 BLOCK_S = 30
 HELD_OUT = 0.25
 # Multiples of it, modulo 1, are spread evenly and repeat no pattern: blocks that are held out fall
@@ -173,5 +172,6 @@ JOB = Job(
     says="How prefetch drives the arrival rate",
     reads=("consumer_samples",),
     writes={"identification": IDENTIFICATION, "prefetch_levels": PREFETCH_LEVELS},
+    models="prefetch",
     run=run,
 )
