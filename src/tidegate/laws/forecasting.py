@@ -38,7 +38,10 @@ class Forecast:
     expected_per_s: Matrix
     low_per_s: Matrix
     high_per_s: Matrix
+    # The same of the baseline, for those who are told to use it.
     baseline_per_s: Matrix
+    baseline_low_per_s: Matrix
+    baseline_high_per_s: Matrix
     # Mean absolute error on held-out windows, ours and the baseline's.
     error_per_s: Vector
     baseline_error_per_s: Vector
@@ -92,12 +95,16 @@ def _forecast(history: Matrix, steps: int, seasons: Sequence[int], confidence: f
     expected = np.where(np.isfinite(expected), expected, last_known(history)[:, None])
     baseline = _picked(base_chosen, [_ago(history, (length,), steps, s) for s in base_seasons])[0]
     judged = _judge(history, tried, ours, base, steps, confidence)
-    low, high = bands(truth(history, tried.all, steps) - ours, confidence)
+    real = truth(history, tried.all, steps)
+    low, high = _interval(expected, *bands(real - ours, confidence))
+    baseline_low, baseline_high = _interval(baseline, *bands(real - base, confidence))
     return Forecast(
         expected_per_s=expected,
-        low_per_s=np.maximum(np.minimum(expected + low, expected), 0.0),
-        high_per_s=np.maximum(expected + high, expected),
+        low_per_s=low,
+        high_per_s=high,
         baseline_per_s=baseline,
+        baseline_low_per_s=baseline_low,
+        baseline_high_per_s=baseline_high,
         season=np.array([way.profile.season if way.profile else 0 for way in ways])[chosen],
         error_per_s=judged.error_per_s,
         baseline_error_per_s=judged.baseline_error_per_s,
@@ -106,6 +113,12 @@ def _forecast(history: Matrix, steps: int, seasons: Sequence[int], confidence: f
         accepted=judged.accepted,
         reason=np.array([_reason(*one) for one in zip(*judged[:3], judged.accepted, strict=True)]),
     )
+
+
+def _interval(expected: Matrix, below: Matrix, above: Matrix) -> tuple[Matrix, Matrix]:
+    """Around what is expected, which it holds; rates are never negative."""
+    low = np.maximum(np.minimum(expected + below, expected), 0.0)
+    return low, np.maximum(expected + above, expected)
 
 
 class _Judged(NamedTuple):
@@ -218,6 +231,8 @@ def _unknown(history: Matrix, steps: int) -> Forecast:
         low_per_s=np.full((series, steps), np.nan),
         high_per_s=np.full((series, steps), np.nan),
         baseline_per_s=last,
+        baseline_low_per_s=np.full((series, steps), np.nan),
+        baseline_high_per_s=np.full((series, steps), np.nan),
         error_per_s=nothing,
         baseline_error_per_s=nothing,
         skill=nothing,
