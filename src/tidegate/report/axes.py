@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from datetime import datetime
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
@@ -28,6 +29,11 @@ _LABEL_APART_POINTS = 11.5
 _HALO = {"facecolor": PAGE.light, "edgecolor": "none", "alpha": 0.8, "pad": 1.0}
 # Beyond this ratio a linear scale shows one of the two ends only.
 _LOG_FROM_RATIO = 40.0
+
+
+def days(moments: Sequence[datetime]) -> list[float]:
+    """Moments as places on a time axis."""
+    return [moment.timestamp() / _DAY_S for moment in moments]
 
 
 def time_axis(axes: Axes) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
+from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.dates import date2num
 
-from tidegate.report.axes import name_line_ends, number_axis, say, time_axis
+from tidegate.report.axes import days, name_line_ends, number_axis, say, time_axis
 from tidegate.report.chart import Chart, Table
 from tidegate.report.figures import clock, count, duration, percent, rate
 from tidegate.report.learned import Learned, grouped
@@ -72,12 +72,12 @@ def balance_chart(windows: Sequence[BalanceWindow], window_s: float) -> Chart:
     step_s = window_s * -(-len(windows) // POINTS_MAX)
 
     def draw(axes: Axes) -> None:
-        at = date2num([point.begins for point in points])
+        at = days([point.begins for point in points])
         produced = [point.produced_per_s for point in points]
         consumed = [point.consumed_per_s for point in points]
         more = [p > c for p, c in zip(produced, consumed, strict=True)]
         less = [p < c for p, c in zip(produced, consumed, strict=True)]
-        filled = {"linewidth": 0, "interpolate": True, "alpha": 0.3}
+        filled: dict[str, Any] = {"linewidth": 0, "interpolate": True, "alpha": 0.3}
         axes.fill_between(at, produced, consumed, where=more, color=BRICK.light, **filled)
         axes.fill_between(at, produced, consumed, where=less, color=BLUE.light, **filled)
         axes.plot(at, consumed, color=CONSUMED.light, linewidth=1.4)
@@ -126,7 +126,7 @@ def balance_chart(windows: Sequence[BalanceWindow], window_s: float) -> Chart:
 
 def _draw_ribbon(axes: Axes, points: Sequence[BalanceWindow], step_s: float) -> None:
     """The states along the top: flooded stands above the middle, draining hangs below it."""
-    begins = date2num([point.begins for point in points])
+    begins = days([point.begins for point in points])
     step_d = step_s / 86400.0
     runs = [(state, len(list(run))) for state, run in groupby(point.state for point in points)]
     longest = dict(sorted(runs, key=lambda run: run[1]))

@@ -13,6 +13,7 @@ from tidegate.laws.scalability import Curve
 from tidegate.report.axes import number_axis, say
 from tidegate.report.chart import Chart, Table
 from tidegate.report.figures import count, counted, duration, percent, rate
+from tidegate.report.figures import sentence as ended
 from tidegate.report.learned import Learned, grouped
 from tidegate.report.palette import AMBER, AXIS, BLUE, PAGE
 from tidegate.report.series import ROWS_MAX
@@ -160,10 +161,10 @@ def capacity_chart(seen: Sequence[Operating], fitted: Fitted | None) -> Chart:
             f"{counted(fitted.best_consumers, 'consumer')}.{fit}"
         )
     else:
-        why = f": {fitted.reason}" if fitted else "."
+        why = f": {fitted.reason}" if fitted else ""
         sentence = (
             f"The most seen is {rate(best.throughput_per_s)} with "
-            f"{counted(best.clients, 'client')}. No capacity was accepted{why}"
+            f"{counted(best.clients, 'client')}. " + ended(f"No capacity was accepted{why}")
         )
     ordered = sorted(seen, key=lambda one: -one.seconds)[:ROWS_MAX]
     return Chart(

@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from tidegate.report.axes import number_axis, say
 from tidegate.report.chart import Chart, Section, Table
 from tidegate.report.figures import count, counted, number, percent, rate
+from tidegate.report.figures import sentence as ended
 from tidegate.report.learned import Learned, Row, grouped
 from tidegate.report.palette import AMBER, BLUE, GREY, SOFT
 from tidegate.report.series import slices
@@ -194,7 +195,7 @@ def model_chart(model: ConsumerModel, levels: Sequence[PrefetchLevel]) -> Chart:
             f"{percent(model.r2_test)}, off by {rate(model.rmse_test_per_s)} (RMSE)."
         )
     else:
-        sentence = f"Refused: {model.reason}"
+        sentence = ended(f"Refused: {model.reason}")
     return Chart(
         title=model.group,
         sentence=sentence,

@@ -90,3 +90,8 @@ def clock(at: datetime) -> str:
 def from_seconds(at_s: float) -> datetime:
     """A moment of seconds since 1970."""
     return datetime.fromtimestamp(at_s, UTC)
+
+
+def sentence(words: str) -> str:
+    """Words that end as a sentence does."""
+    return words if words.endswith((".", "!", "?")) else f"{words}."

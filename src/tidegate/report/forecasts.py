@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from matplotlib.axes import Axes
-from matplotlib.dates import date2num
 
-from tidegate.report.axes import name_line_ends, number_axis, time_axis
+from tidegate.report.axes import days, name_line_ends, number_axis, time_axis
 from tidegate.report.chart import Chart, Table
 from tidegate.report.figures import clock, number, percent, rate
+from tidegate.report.figures import sentence as ended
 from tidegate.report.learned import Learned, Row, grouped
 from tidegate.report.palette import BLUE, GREY, VIOLET
 from tidegate.report.series import POINTS_MAX, ROWS_MAX, shortened
@@ -84,9 +84,9 @@ def forecast_chart(past: Sequence[Past], ahead: Sequence[Ahead], model: Model | 
     accepted = model is not None and model.accepted
 
     def draw(axes: Axes) -> None:
-        at = date2num([step.at for step in ahead])
+        at = days([step.at for step in ahead])
         expected = [step.expected_per_s for step in ahead]
-        before = date2num([one.at for one in recent])
+        before = days([one.at for one in recent])
         arrived = [one.arrived_per_s for one in recent]
         lows = [step.low_per_s for step in ahead if step.low_per_s is not None]
         highs = [step.high_per_s for step in ahead if step.high_per_s is not None]
@@ -137,7 +137,7 @@ def _sentence(ahead: Sequence[Ahead], model: Model | None) -> str:
     if model is None:
         return said
     if not model.accepted:
-        return f"{said} That is the baseline: {model.reason}."
+        return ended(f"{said} That is the baseline: {model.reason}")
     skill, coverage = model.quality.get("skill"), model.quality.get("coverage")
     return (
         f"{said} On held-out hours it erred {percent(skill)} less than the baseline, and "

@@ -22,7 +22,7 @@ h1, h2, h3, td, dd { overflow-wrap: anywhere; }
   margin: 0 0 .5rem; }
 .subtitle { font-size: 1.15rem; color: var(--soft); margin: 0 0 1.6rem; }
 dl { margin: 0; }
-.facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr));
+.facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(13rem, 1fr));
   gap: 1rem 2rem; margin: 0 0 1.4rem; }
 .facts dt, .card dt { color: var(--soft); font-size: .82rem; }
 .facts dd { margin: 0; font-size: 1.05rem; font-variant-numeric: tabular-nums; }
@@ -47,7 +47,9 @@ nav a:hover { text-decoration: underline; }
 .small { color: var(--soft); font-size: .8rem; margin: 0 0 .8rem; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 27rem), 1fr));
   gap: 1.4rem 2.6rem; margin: 1.1rem 0 .6rem; }
-.chart { break-inside: avoid; margin: 0; min-width: 0; }
+/* Sentence, picture and numbers of neighbours lie on the same lines. */
+.chart { break-inside: avoid; margin: 0; min-width: 0; display: grid; grid-row: span 3;
+  grid-template-rows: subgrid; row-gap: 0; }
 .chart h3 { color: var(--ink); }
 .chart p { color: var(--soft); font-size: .92rem; line-height: 1.45; margin: 0 0 .5rem; }
 .chart svg { display: block; width: 100%; height: auto; font-family: var(--sans);

@@ -10,6 +10,7 @@ import textwrap
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.backends.backend_pdf import FigureCanvasPdf, PdfPages
@@ -56,7 +57,8 @@ class _Writer:
     """Where on which page the next thing goes; heights count from the top, in inches."""
 
     def __init__(self, pages: PdfPages) -> None:
-        self._pages = pages
+        # A figure may be saved to it, though its types do not say so.
+        self._pages: Any = pages
         self.number = 0
         self._begin_page()
 
@@ -68,7 +70,7 @@ class _Writer:
 
     def finish(self) -> None:
         self.text(str(self.number), PAGE_IN[0] - _MARGIN_IN, PAGE_IN[1] - 0.3, 8.0, SOFT, "right")
-        self._pages.savefig(self.figure)
+        self.figure.savefig(self._pages, format="pdf")
 
     def new_page(self) -> None:
         if self.top_in > _MARGIN_IN:

@@ -56,7 +56,7 @@ def phases_section(learned: Learned) -> Section:
         return Section(
             "phases",
             title,
-            missing="No request was sampled: nodes sample requests of clients that ask one thing at "
+            missing="No request was sampled: nodes sample those of clients that ask one thing at "
             "a time. Let some work, then run `tidegate learn`.",
         )
     return Section("phases", title, charts=[])

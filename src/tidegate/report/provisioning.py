@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tidegate.report.chart import Section, Table
 from tidegate.report.figures import count, counted, with_unit
+from tidegate.report.figures import sentence as ended
 from tidegate.report.learned import Learned
 
 _COLUMNS = ("ingredient", "value", "unit", "seen", "says")
@@ -28,20 +29,20 @@ def provisioning_section(learned: Learned) -> Section:
     warm = model.parameters.get("warm_machines") if model and model.accepted else None
     if model is None or warm is None:
         found = "No number yet, since what was not seen is not guessed"
-        sentence = f"{found}: {model.reason}." if model else f"{found}."
+        sentence = ended(f"{found}: {model.reason}" if model else found)
     else:
-        sentence = f"{counted(int(warm), 'machine')}: {model.reason}."
+        sentence = ended(f"{counted(int(warm), 'machine')}: {model.reason}")
     return Section(
         "provisioning",
         title,
         sentence,
         tables=[
             Table(
-                "Warm machines = growth of the load × time to boot ÷ capacity of a machine, rounded up.",
+                "Warm machines = growth × time to boot ÷ capacity of a machine, rounded up.",
                 ("ingredient", "value", "seen", "how"),
                 [
                     (
-                        _NAMES.get(row["ingredient"], row["ingredient"]),
+                        _NAMES.get(row["ingredient"]) or row["ingredient"],
                         with_unit(row["value"], row["unit"]),
                         count(row["seen"]),
                         row["says"],

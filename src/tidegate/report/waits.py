@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from matplotlib.axes import Axes
-from matplotlib.dates import date2num
 
-from tidegate.report.axes import duration_axis, limit_line, name_line_ends, time_axis
+from tidegate.report.axes import days, duration_axis, limit_line, name_line_ends, time_axis
 from tidegate.report.chart import Chart, Table
 from tidegate.report.figures import clock, count, counted, duration
 from tidegate.report.learned import Learned, grouped
@@ -83,7 +82,7 @@ def wait_chart(
     middle = _weighted_middle(typical)
 
     def draw(axes: Axes) -> None:
-        at = date2num([point.begins for point in points])
+        at = days([point.begins for point in points])
         p50, p95, p99 = ([getattr(p, name) for p in points] for name in ("p50_s", "p95_s", "p99_s"))
         axes.fill_between(at, p50, p95, color=BLUE.light, alpha=0.22, linewidth=0)
         axes.fill_between(at, p95, p99, color=AMBER.light, alpha=0.22, linewidth=0)

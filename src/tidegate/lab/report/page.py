@@ -55,7 +55,7 @@ def write_page(page: Page, folder: Path, name: str = "index.html") -> Path:
         *(_section(section, page.theirs, folder) for section in page.sections),
     ]
     file = folder / name
-    file.writetext(whole_page(page.title, _STYLE, "\n".join(body)), encoding="utf-8")
+    file.write_text(whole_page(page.title, _STYLE, "\n".join(body)), encoding="utf-8")
     return file
 
 
