@@ -136,7 +136,7 @@ def test_numbers_in_sentences_are_those_of_the_tables(
     came_in = sum(row["produced_per_s"] * row["seconds"] for row in orders)
     assert f"The busiest of 4: {count(came_in)} messages came in" in parsed.text
     assert f"UTC: {count(98765)}." in parsed.text
-    assert f"17 clients reach {count(1234.5)} msg/s" in parsed.text
+    assert f"17 clients reach 95 % of the plateau of {count(1234.5)} msg/s" in parsed.text
     assert "6 producers and 11 consumers" in parsed.text
     assert "y(k+1) = 0.263 y(k) + 59.7 u(k)" in parsed.text
     assert "explains 93.1 %, off by 61.3 msg/s (RMSE)" in parsed.text

@@ -134,6 +134,8 @@ def _draw_ribbon(axes: Axes, points: Sequence[BalanceWindow], step_s: float) -> 
     run_begins = 0
     for state, length in runs:
         left, right = begins[run_begins], begins[run_begins + length - 1] + step_d
+        # What is short is to be seen, too.
+        right = max(right, left + 0.006 * (begins[-1] - begins[0]))
         foot, height = _RIBBON.get(state, _RIBBON["stable"])
         axes.fill_between(
             [left, min(right, begins[-1])],

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from tidegate.laws.capacity import KNEE_FRACTION
 from tidegate.laws.scalability import Curve
-from tidegate.report.axes import number_axis, say
+from tidegate.report.axes import limit_line, number_axis, say
 from tidegate.report.chart import Chart, Table
 from tidegate.report.figures import count, counted, duration, percent, rate
 from tidegate.report.figures import sentence as ended
@@ -127,27 +128,7 @@ def capacity_chart(seen: Sequence[Operating], fitted: Fitted | None) -> Chart:
         axes.set_xlim(0, most_clients * 1.06 + 0.5)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         if fitted and fitted.accepted:
-            axes.plot(
-                [fitted.clients] * 2, [0, fitted.throughput_per_s], color=AXIS.light, linewidth=1.0
-            )
-            axes.plot(
-                [fitted.clients],
-                [fitted.throughput_per_s],
-                "o",
-                color=AMBER.light,
-                markersize=7,
-                markeredgecolor=PAGE.light,
-                zorder=5,
-            )
-            right = fitted.clients > 0.55 * most_clients
-            say(
-                axes,
-                f"C = {counted(fitted.clients, 'client')}, {rate(fitted.throughput_per_s)}",
-                (fitted.clients, fitted.throughput_per_s),
-                (-4.0 if right else 4.0, 14.0),
-                align="right" if right else "left",
-                bold=True,
-            )
+            _mark_capacity(axes, fitted, most_clients)
 
     if fitted and fitted.accepted:
         fit = (
@@ -156,7 +137,8 @@ def capacity_chart(seen: Sequence[Operating], fitted: Fitted | None) -> Chart:
             else ""
         )
         sentence = (
-            f"{counted(fitted.clients, 'client')} reach {rate(fitted.throughput_per_s)}, best as "
+            f"{counted(fitted.clients, 'client')} reach {percent(KNEE_FRACTION)} of the plateau of "
+            f"{rate(fitted.throughput_per_s)}; the best mix is "
             f"{counted(fitted.best_producers, 'producer')} and "
             f"{counted(fitted.best_consumers, 'consumer')}.{fit}"
         )
@@ -187,4 +169,30 @@ def capacity_chart(seen: Sequence[Operating], fitted: Fitted | None) -> Chart:
             ],
             rows_in_all=len(seen),
         ),
+    )
+
+
+def _mark_capacity(axes: Axes, fitted: Fitted, most_clients: int) -> None:
+    """C where the curve passes it, and the plateau that it nearly reaches."""
+    reached = KNEE_FRACTION * fitted.throughput_per_s
+    height = fitted.curve.throughput_per_s(fitted.clients) if fitted.curve else reached
+    limit_line(axes, fitted.throughput_per_s, f"plateau {rate(fitted.throughput_per_s)}")
+    axes.plot([fitted.clients] * 2, [0, height], color=AXIS.light, linewidth=1.0)
+    axes.plot(
+        [fitted.clients],
+        [height],
+        "o",
+        color=AMBER.light,
+        markersize=7,
+        markeredgecolor=PAGE.light,
+        zorder=5,
+    )
+    is_right = fitted.clients > 0.7 * most_clients
+    say(
+        axes,
+        f"C = {counted(fitted.clients, 'client')}",
+        (fitted.clients, height),
+        (-6.0 if is_right else 7.0, -13.0),
+        align="right" if is_right else "left",
+        bold=True,
     )

@@ -22,7 +22,7 @@ h1, h2, h3, td, dd { overflow-wrap: anywhere; }
   margin: 0 0 .5rem; }
 .subtitle { font-size: 1.15rem; color: var(--soft); margin: 0 0 1.6rem; }
 dl { margin: 0; }
-.facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(13rem, 1fr));
+.facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(11.5rem, auto));
   gap: 1rem 2rem; margin: 0 0 1.4rem; }
 .facts dt, .card dt { color: var(--soft); font-size: .82rem; }
 .facts dd { margin: 0; font-size: 1.05rem; font-variant-numeric: tabular-nums; }
