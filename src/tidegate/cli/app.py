@@ -25,6 +25,7 @@ from tidegate.cli import (
     steering,
     topics,
     users,
+    watching,
     working,
 )
 from tidegate.cli.measuring import MeasurementFailed
@@ -45,7 +46,7 @@ app = typer.Typer(
 for group in (
     *(serving, working, configuration, users, demo),
     *(looking, queues, messages, policies, topics, steering),
-    *(learning, benching, experiments),
+    *(learning, watching, benching, experiments),
 ):
     group.register(app)
 

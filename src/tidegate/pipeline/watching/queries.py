@@ -1,23 +1,21 @@
 """What is asked of the lake: a window's rows in, tables out.
 
-    compliance-10s    the agreements whose windows are ten seconds long; one query for each length
-    rates             anomalies in what goes into and out of queues
-    phases            anomalies in where the time of requests goes
+compliance-10s    the agreements whose windows are ten seconds long; one query for each length
+rates             anomalies in what goes into and out of queues
+phases            anomalies in where the time of requests goes
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from tidegate.agreement.document import Agreement
-from tidegate.core.quantities import format_duration
-from tidegate.pipeline.watching import anomalies, service_level
+from tidegate.pipeline.watching import anomalies
 from tidegate.telemetry.schemas import KINDS, QUEUE_SAMPLES, REQUESTS
 
 # Rows of complete windows, and what the batch before carried over; tables, and what to carry on.
