@@ -26,6 +26,7 @@ from tidegate.cli import (
     steering,
     topics,
     users,
+    watching,
     working,
 )
 from tidegate.cli.measuring import MeasurementFailed
@@ -46,7 +47,7 @@ app = typer.Typer(
 for group in (
     *(serving, working, configuration, users, demo),
     *(looking, queues, messages, policies, topics, steering),
-    *(learning, reporting, benching, experiments),
+    *(learning, watching, reporting, benching, experiments),
 ):
     group.register(app)
 

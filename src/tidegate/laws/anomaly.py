@@ -9,9 +9,9 @@ hardly move when single windows are odd. The floors keep a figure that never mov
 when it does by a hair.
 
 An anomaly begins when |score| ≥ `enter` for `persist` windows in a row, all on one side, and ends
-when |score| < `leave` for as many: a blip is none, and what swings around the edge is one, not many.
-While it lasts nothing is learned from it. When it has lasted for as long as the baseline is, it is
-what is normal now, and it ends with that.
+when |score| < `leave` for as many: a blip is none, and what swings around the edge is one and not
+many. While it lasts nothing is learned from it. When it has lasted for as long as the baseline is,
+it is what is normal now, and it ends with that.
 """
 
 from __future__ import annotations
@@ -95,9 +95,7 @@ def _outside(
     row = (*track.row, value) if same_side else (value,)
     since_s = track.row_since_s if same_side else at_s
     if len(row) < how.persist:
-        return Judgement(
-            replace(track, row=row, row_since_s=since_s), expected, score, seen=value
-        )
+        return Judgement(replace(track, row=row, row_since_s=since_s), expected, score, seen=value)
     begun = replace(track, row=(), since_s=since_s, lasting=row)
     return Judgement(begun, expected, score, Change.BEGAN, since_s, median(row))
 

@@ -1,8 +1,8 @@
 """Anomalies in rates and phases, window after window.
 
 Rates come from the samples of queues, phases from sampled requests; Spark sums them up by window.
-What is left is a handful of figures per queue and window, which `laws.anomaly` judges in order. Only
-beginnings and ends are reported, each with what was expected, so that nobody drowns in them.
+What is left is a handful of figures per queue and window, which `laws.anomaly` judges in order.
+Only beginnings and ends are reported, each with what was expected, so that nobody drowns in them.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def phases_by_window(requests: DataFrame) -> DataFrame:
     in_node = sum((F.col(phase) for phase in _PHASES), start=F.lit(0.0))
     return (
         requests.groupBy(
-            F.concat(F.lit("node "), "node").alias("subject"), window_start(WINDOW_S).alias("window")
+            F.concat(F.lit("node "), "node").alias("subject"),
+            window_start(WINDOW_S).alias("window"),
         )
         .agg(*(total.alias(phase) for phase, total in sums.items()), F.sum("weight").alias("n"))
         .filter((in_node > 0) & (F.col("n") > 0))

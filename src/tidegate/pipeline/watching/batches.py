@@ -85,7 +85,7 @@ def read_table(folder: Path, table: str) -> pa.Table | None:
     """All that the queries below a folder have found for a table; None if nothing yet."""
     found = [
         pq.read_table(file, partitioning=None)
-        for query in sorted(folder.glob("*"))
+        for query in sorted(folder.glob("*/"))
         for span in _present(query)
         if (file := query / _name(*span) / f"{table}.parquet").exists()
     ]

@@ -128,7 +128,7 @@ class FileLog:
 
 
 def _paths(entry: Entry) -> set[str]:
-    return {one.path for one in (*entry.files, *entry.left_out)}
+    return {one.path for one in entry.files} | {one.path for one in entry.left_out}
 
 
 def _ids(entry: Entry) -> dict[str, float]:

@@ -12,12 +12,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.fs
 import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -30,16 +29,17 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from tidegate.pipeline.schema import spark_schema
-from tidegate.pipeline.survey import Place
+from tidegate.pipeline.survey import Place, ended_before, list_files
 from tidegate.pipeline.watching.admission import (
+    BEFORE,
     LATE,
     READ_BEFORE,
+    VANISHED,
     LakeFile,
     LeftOut,
-    chosen,
     between,
+    chosen,
     examined,
-    listed,
     stand_in,
     without_late,
 )
@@ -164,11 +164,9 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._log = FileLog(Path(self._stream.log))
         return self._log
 
-    def _listed(self) -> dict[str, Any]:
-        since_s = self._stream.since_s
-        since = None if since_s is None else datetime.fromtimestamp(since_s, UTC)
-        place = Place.of(self._stream.lake)
-        return listed(place.files, f"{place.path}/{self._stream.kind}", since)
+    def _listed(self) -> list[str]:
+        paths = list_files(Place.of(self._stream.lake), self._kind)
+        return [path for path in paths if not ended_before(path, self._stream.since_s)]
 
     def _next_entry(self, log: FileLog, files_max: int) -> Entry | None:
         place = Place.of(self._stream.lake)
@@ -180,7 +178,7 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             new = [path for path in new if path in self._allowed]
         # A footer is read once, however many batches pass until it is the file's turn.
         self._examined = {
-            path: self._examined.get(path) or examined(place.files, found[path], self._kind, now_s)
+            path: self._examined.get(path) or examined(place, path, self._kind, now_s)
             for path in new
         }
         results = list(self._examined.values())
@@ -203,12 +201,14 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Spark would drop them too, but when exactly depends on how its batches fell. Here it
         depends on the log alone, so that a batch run again, or a lake read again, says the same.
         """
+        place = Place.of(self._stream.lake)
+        if self._stream.since_s is not None:
+            file = without_late(place, file, self._stream.since_s, BEFORE)
         if log.newest_s is None:
             return file
         # Of a compacted file some parts of which have been read, most rows are no news.
         reason = READ_BEFORE if any(part in log.ids for part in file.replaces) else LATE
-        place = Place.of(self._stream.lake)
-        return without_late(place.files, file, log.newest_s - self._stream.delay_s, reason)
+        return without_late(place, file, log.newest_s - self._stream.delay_s, reason)
 
     def _resolved(self, log: FileLog, number: int) -> list[LakeFile]:
         """The files of an entry, those that were compacted meanwhile by what took their place."""
@@ -222,9 +222,9 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if info.type != pa.fs.FileType.NotFound:
                 found.append(file)
                 continue
-            other = stand_in(place.files, file, self._kind, time.time())
+            other = stand_in(place, file, self._kind, time.time())
             if other is None:
-                vanished.append(LeftOut(file.path, "vanished", "removed before it was read"))
+                vanished.append(LeftOut(file.path, VANISHED))
             else:
                 found.append(replace(other, file_id=file.file_id, replaces=file.replaces))
         if found != entry.files:

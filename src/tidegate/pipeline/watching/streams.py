@@ -44,4 +44,5 @@ def whole_windows(rows: DataFrame, stream: StreamOptions, window_s: float) -> Da
 
 def rows_of(windows: DataFrame, kind: str) -> DataFrame:
     """The rows of one batch of whole windows, each once."""
-    return windows.select(F.inline("rows")).dropDuplicates(list(IDENTITY[kind]))
+    # In one task: a batch holds a few windows, and each shuffle would cost more than all the rest.
+    return windows.coalesce(1).select(F.inline("rows")).dropDuplicates(list(IDENTITY[kind]))
