@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from afternoon import FLOOD, QUEUES, SCRIPT
 from knowledge_of import EVENING, NOON, KnowledgeOf
 
+from tidegate.pipeline.watching.anomalies import SCHEMA as ANOMALIES
+from tidegate.pipeline.watching.batches import Batches
 from tidegate.report.figures import count, percent
 from tidegate.report.learned import Learned, NothingLearned
 from tidegate.report.page import html_of
@@ -244,3 +248,22 @@ def test_what_was_left_out_is_said_at_the_head(knowledge_of: KnowledgeOf) -> Non
     facts = dict(document_of(Learned(knowledge_of.folder)).facts)
     assert facts["Left out"] == f"{count(1204)} rows NaN; 1 file cut"
     assert facts["Learned"] == f"{EVENING:%-d %b %Y, %H:%M} UTC"
+
+
+def test_the_newest_anomalies_are_shown_where_somebody_watches(knowledge_of: KnowledgeOf) -> None:
+    rows = [
+        {
+            "at": NOON + timedelta(minutes=minute), "subject": "queue <b>", "what": "rate in",
+            "change": "began", "since": NOON, "expected": 100.0, "seen": 543.2 + minute,
+            "score": 12.0,
+        }
+        for minute in range(30)
+    ]
+    watch = knowledge_of.write() / "watch"
+    Batches(watch / "rates").store(
+        1, {"anomalies": pa.Table.from_pylist(rows, ANOMALIES)}, carried=b"{}"
+    )
+    parsed = Parsed(html_of(document_of(Learned(knowledge_of.folder))))
+    assert "anomalies" in parsed.sections
+    assert "rate in of queue <b> began, 572 where 100 was expected" in parsed.text
+    assert "Shown are 20 of 30 rows" in parsed.text
