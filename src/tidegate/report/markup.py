@@ -6,6 +6,7 @@ A page needs nothing but itself: no script, no font, no picture from elsewhere.
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 
 from tidegate.core.harmless import harmless
 from tidegate.report import palette
@@ -35,7 +36,8 @@ table { border-collapse: collapse; width: 100%; font-size: .9rem;
 th, td { padding: .38rem .7rem; border-bottom: 1px solid var(--grid); text-align: right;
   vertical-align: baseline; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; white-space: normal; padding-left: 0; }
-td.words { text-align: left; white-space: normal; min-width: 14rem; }
+.words { text-align: left; white-space: normal; }
+td.words { min-width: 12rem; }
 thead th { color: var(--soft); font-weight: 600; border-bottom-color: var(--axis); }
 .soft, .notes { color: var(--soft); }
 .notes { font-size: .9rem; padding-left: 1.1rem; }
@@ -54,8 +56,17 @@ def text(words: str) -> str:
 
 def table(table: Table) -> str:
     """A table, with how much of it is left out."""
-    head = "".join(f'<th scope="col">{text(column)}</th>' for column in table.columns)
-    rows = "".join(f"<tr>{''.join(_cell(cell) for cell in row)}</tr>" for row in table.rows)
+    classes = [_class_of(index, table.rows) for index in range(len(table.columns))]
+    head = "".join(
+        f'<th scope="col"{kind}>{text(column)}</th>'
+        for column, kind in zip(table.columns, classes, strict=True)
+    )
+    rows = "".join(
+        "<tr>"
+        + "".join(f"<td{kind}>{text(cell)}</td>" for cell, kind in zip(row, classes, strict=True))
+        + "</tr>"
+        for row in table.rows
+    )
     caption = table.caption
     if table.rows_in_all is not None and table.rows_in_all > len(table.rows):
         caption += f" Shown are {count(len(table.rows))} of {count(table.rows_in_all)} rows."
@@ -65,9 +76,9 @@ def table(table: Table) -> str:
     )
 
 
-def _cell(cell: str) -> str:
-    kind = ' class="words"' if len(cell) >= _WORDS_FROM else ""
-    return f"<td{kind}>{text(cell)}</td>"
+def _class_of(column: int, rows: Sequence[Sequence[str]]) -> str:
+    """Figures stand at the right; a column with words in it at the left."""
+    return ' class="words"' if any(len(row[column]) >= _WORDS_FROM for row in rows) else ""
 
 
 def page(title: str, style: str, body: str) -> str:

@@ -31,6 +31,7 @@ _POINT_IN = 1.0 / 72.0
 # The mean width of a letter, in parts of the font's size.
 _LETTER = 0.56
 _CARD_HEIGHT_IN = 2.1
+_CELL_LINES_MAX = 6
 # So that two rows of charts with their sentences fill a page.
 _CHART_HEIGHT_IN_MAX = 2.42
 
@@ -274,7 +275,7 @@ def _write_card(writer: _Writer, card: Card, left_in: float, width_in: float) ->
 
 
 def _write_table(writer: _Writer, table: Table) -> None:
-    """Columns as wide as what stands in them; long words are cut where the page ends."""
+    """Columns as wide as what stands in them; what is too long for its column is broken."""
     size = 8.0
     letter_in = size * _LETTER * _POINT_IN
     longest = [
@@ -282,11 +283,14 @@ def _write_table(writer: _Writer, table: Table) -> None:
         for index, column in enumerate(table.columns)
     ]
     room = (PAGE_IN[0] - 2 * _MARGIN_IN) / letter_in - 2 * len(longest)
-    # What is longer than its part of the page gives way first.
+    # The widest give way first.
     while sum(longest) > room and max(longest) > 8:
         longest[longest.index(max(longest))] -= 1
+    caption = table.caption
+    if table.rows_in_all is not None and table.rows_in_all > len(table.rows):
+        caption += f" Shown are {len(table.rows)} of {table.rows_in_all} rows."
     writer.need(0.8)
-    writer.paragraph(table.caption, 8.5, SOFT)
+    writer.paragraph(caption, 8.5, SOFT)
     _write_row(writer, table.columns, longest, letter_in, size, SOFT)
     writer.box(_MARGIN_IN, writer.top_in - 0.02, PAGE_IN[0] - 2 * _MARGIN_IN, 0.008, AXIS)
     for row in table.rows:
@@ -303,10 +307,14 @@ def _write_row(
     size: float,
     colour: Colour,
 ) -> None:
-    writer.need(0.2)
+    broken = [
+        textwrap.wrap(cell, max(width, 4))[:_CELL_LINES_MAX]
+        for cell, width in zip(cells, widths, strict=True)
+    ]
+    height_in = 0.06 + 0.15 * max(len(lines) for lines in broken)
+    writer.need(height_in)
     left_in = _MARGIN_IN
-    for cell, width in zip(cells, widths, strict=True):
-        shown = cell if len(cell) <= width else cell[: width - 1] + "…"
-        writer.text(shown, left_in, writer.top_in, size, colour)
+    for lines, width in zip(broken, widths, strict=True):
+        writer.text("\n".join(lines), left_in, writer.top_in, size, colour)
         left_in += (width + 2) * letter_in
-    writer.top_in += 0.19
+    writer.top_in += height_in

@@ -23,9 +23,10 @@ from tidegate.report.waits import wait_chart, wait_limits, wait_windows
 QUEUES_MAX = 8
 
 
-def queue_sections(learned: Learned, queues_max: int = QUEUES_MAX) -> list[Section]:
+def queue_sections(
+    learned: Learned, traffic: Sequence[tuple[str, float]], queues_max: int = QUEUES_MAX
+) -> list[Section]:
     """A section for each of the busiest queues; one that says what is missing if there are none."""
-    traffic = traffic_by_queue(learned)
     if not traffic:
         return [
             Section(

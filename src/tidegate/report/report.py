@@ -27,7 +27,8 @@ TITLE = "Service level report"
 def document_of(learned: Learned, queues_max: int = QUEUES_MAX) -> Document:
     """Everything that the newest run knows."""
     run = learned.run
-    sections: list[Section] = [glance_section(learned), *queue_sections(learned, queues_max)]
+    traffic = traffic_by_queue(learned)
+    sections = [glance_section(learned), *queue_sections(learned, traffic, queues_max)]
     others: tuple[Callable[[Learned], Section | None], ...] = (
         phases_section,
         consumers_section,
@@ -45,7 +46,7 @@ def document_of(learned: Learned, queues_max: int = QUEUES_MAX) -> Document:
             ("Learned", f"{moment(run.learned_at)} UTC"),
             ("Rows read", count(rows_read(run))),
             ("Left out", left_out(run)),
-            ("Queues", count(len(traffic_by_queue(learned)))),
+            ("Queues", count(len(traffic))),
             ("Agreements", count(len(run.agreements))),
         ),
         sections=sections,
