@@ -21,7 +21,7 @@ from tidegate.core.harmless import harmless
 from tidegate.report import palette
 from tidegate.report.chart import Chart
 
-WIDTH_IN = 5.2
+WIDTH_IN = 4.85
 _LEFT_IN, _TOP_IN, _BOTTOM_IN = 0.66, 0.34, 0.34
 
 STYLE: dict[Any, Any] = {

@@ -29,7 +29,7 @@ p { margin: 0 0 .8rem; }
 a { color: var(--blue); }
 section { border-top: 1px solid var(--pale); padding: 2rem 0 .8rem; }
 figure { margin: 0 0 1.4rem; }
-figcaption, caption { color: var(--soft); font-size: .9rem; text-align: left; padding: .35rem 0; }
+figcaption, .caption { color: var(--soft); font-size: .9rem; padding: .35rem 0; margin: 0; }
 .scroll { overflow-x: auto; margin: 0 0 1.2rem; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem;
   font-variant-numeric: tabular-nums; }
@@ -38,6 +38,7 @@ th, td { padding: .38rem .7rem; border-bottom: 1px solid var(--grid); text-align
 th:first-child, td:first-child { text-align: left; white-space: normal; padding-left: 0; }
 .words { text-align: left; white-space: normal; }
 td.words { min-width: 12rem; }
+td:first-child { min-width: 7rem; }
 thead th { color: var(--soft); font-weight: 600; border-bottom-color: var(--axis); }
 .soft, .notes { color: var(--soft); }
 .notes { font-size: .9rem; padding-left: 1.1rem; }
@@ -71,7 +72,9 @@ def table(table: Table) -> str:
     if table.rows_in_all is not None and table.rows_in_all > len(table.rows):
         caption += f" Shown are {count(len(table.rows))} of {count(table.rows_in_all)} rows."
     return (
-        f'<div class="scroll" tabindex="0"><table><caption>{text(caption)}</caption>'
+        # Outside of what scrolls, so that it is read whole on a phone.
+        f'<p class="caption">{text(caption)}</p>'
+        f'<div class="scroll" tabindex="0"><table aria-label="{text(caption)}">'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 

@@ -22,8 +22,8 @@ h1, h2, h3, td, dd { overflow-wrap: anywhere; }
   margin: 0 0 .5rem; }
 .subtitle { font-size: 1.15rem; color: var(--soft); margin: 0 0 1.6rem; }
 dl { margin: 0; }
-.facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(11.5rem, auto));
-  gap: 1rem 2rem; margin: 0 0 1.4rem; }
+.facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr));
+  gap: 1rem 1.6rem; margin: 0 0 1.4rem; }
 .facts dt, .card dt { color: var(--soft); font-size: .82rem; }
 .facts dd { margin: 0; font-size: 1.05rem; font-variant-numeric: tabular-nums; }
 nav { font-size: .92rem; margin: 0 0 1.8rem; line-height: 2; }
