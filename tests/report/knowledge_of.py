@@ -14,10 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from tidegate.pipeline.jobs import capacity, forecast, identification, provisioning, stability
+from tidegate.pipeline.jobs import JOBS
 from tidegate.telemetry.knowledge import SCHEMA, JobRecord, Knowledge, Model, Reading, Run
 
-JOBS = [module.JOB for module in (capacity, forecast, identification, provisioning, stability)]
 NOON = datetime(2026, 3, 14, 12, 0, tzinfo=UTC)
 EVENING = NOON + timedelta(hours=6)
 

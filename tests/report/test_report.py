@@ -253,8 +253,13 @@ def test_what_was_left_out_is_said_at_the_head(knowledge_of: KnowledgeOf) -> Non
 def test_the_newest_anomalies_are_shown_where_somebody_watches(knowledge_of: KnowledgeOf) -> None:
     rows = [
         {
-            "at": NOON + timedelta(minutes=minute), "subject": "queue <b>", "what": "rate in",
-            "change": "began", "since": NOON, "expected": 100.0, "seen": 543.2 + minute,
+            "at": NOON + timedelta(minutes=minute),
+            "subject": "queue <b>",
+            "what": "rate in",
+            "change": "began",
+            "since": NOON,
+            "expected": 100.0,
+            "seen": 543.2 + minute,
             "score": 12.0,
         }
         for minute in range(30)

@@ -89,6 +89,8 @@ def season_ago(history: Matrix, at: int, steps: int, season: int) -> Matrix:
     ago = np.full((history.shape[0], steps), np.nan)
     if season and at >= season >= steps:
         ago = known[:, at - season : at - season + steps]
+    if np.isfinite(ago).all():
+        return ago
     return np.where(np.isfinite(ago), ago, last_known(known)[:, None])
 
 

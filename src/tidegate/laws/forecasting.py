@@ -79,7 +79,7 @@ def _forecast(history: Matrix, steps: int, seasons: Sequence[int], confidence: f
     length = history.shape[1]
     first, profiles = _usable(history, steps, seasons)
     tried = origins(first, length, steps)
-    if tried is None:
+    if tried is None or not len(history):
         return _unknown(history, steps)
     ways = _ways(steps, profiles)
     real = truth(history, tried.choose, steps)

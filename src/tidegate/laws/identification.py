@@ -11,7 +11,6 @@ rate by more than noise might (b > 3 standard errors). What is not accepted says
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -42,8 +41,6 @@ TEST_MIN = 10
 # Standard errors by which b must exceed zero.
 SIGNIFICANT = 3.0
 
-_VALUES = operator.attrgetter(*FIELDS)
-
 
 @dataclass(frozen=True)
 class Identified:
@@ -73,7 +70,8 @@ def identify(
     r2_accepted: float = R2_ACCEPTED,
 ) -> Identified:
     """The model of one consumer group from its sums by prefetch u(k); poor data is a reason."""
-    whole = linear_range([level_of(prefetch, sums) for prefetch, sums in train.items()])
+    train, test = _usable(train), _usable(test)
+    whole = linear_range([_level(prefetch, sums) for prefetch, sums in train.items()])
     # A model that will be refused is fitted on all there is, so that people can look at it.
     is_linear = whole.shape in (Shape.LINEAR, Shape.KNEE)
     fit = _added(sums for u, sums in train.items() if whole.contains(u) or not is_linear)
@@ -144,22 +142,22 @@ def _errors(fitted: Model, fit: Sums) -> tuple[float, float]:
     return math.sqrt(variance * d.s3 / determinant), math.sqrt(variance * d.s1 / determinant)
 
 
-def level_of(prefetch: float, sums: Sums) -> Level:
-    """What the samples of one prefetch amount to."""
-    if not sums.n > 0:
-        return Level(prefetch, 0.0, math.nan, math.nan)
+def _usable(levels: Mapping[float, Sums]) -> dict[float, Sums]:
+    """The levels that hold samples, all of them numbers: one NaN spoils its level and no other."""
+    return {prefetch: sums for prefetch, sums in levels.items() if sums.n > 0 and sums.is_finite()}
+
+
+def _level(prefetch: float, sums: Sums) -> Level:
     mean = sums.y_next / sums.n
-    return Level(prefetch, sums.n, mean, max(sums.y_next_spread() / sums.n, 0.0))
+    return Level(prefetch, sums.n, mean, max(sums.y_next2 / sums.n - mean * mean, 0.0))
 
 
 def _added(parts: Iterable[Sums]) -> Sums:
-    # Field by field, and not one Sums after the other: there are thousands of groups.
-    rows = list(map(_VALUES, parts)) or [(0.0,) * len(FIELDS)]
-    return Sums(*map(sum, zip(*rows, strict=True)))
+    return sum(parts, start=Sums(*(0.0 for _ in FIELDS)))
 
 
 def _r_squared(fitted: Model, sums: Sums) -> float:
-    still = sums.y_next_spread() <= ROUNDING * sums.y_next2
+    still = sums.deviations().y_next2 <= ROUNDING * sums.y_next2
     return math.nan if still else float(r_squared(fitted, sums))
 
 

@@ -21,15 +21,17 @@ from dataclasses import dataclass, fields
 
 from tidegate.core.term import Term
 
-# Below this part of a sum of squares, its deviations are what rounding left over.
-ROUNDING = 1e-9
+# Below this part of a sum of squares, its deviations are mostly what rounding left over.
+ROUNDING = 1e-11
+# Of the variances of prefetch and rate, what must not be common to both.
+COLLINEAR = 1e-9
 
 
 class NoExcitation(ValueError):
     """The input or the output stood still, so nothing can be told apart."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sums:
     """What remains of samples y(k), u(k), y(k+1): sums, which add up over parts."""
 
@@ -59,6 +61,11 @@ class Sums:
             s4=y * y_next,
             s5=u * y_next,
         )
+
+    def is_finite(self) -> bool:
+        """Whether none of them is NaN or infinite: such a one makes their sum so, too."""
+        first = self.n + self.y + self.u + self.y_next + self.y_next2
+        return math.isfinite(first + self.s1 + self.s2 + self.s3 + self.s4 + self.s5)
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(*(getattr(self, f) + getattr(other, f) for f in FIELDS))
@@ -129,7 +136,7 @@ def r_squared(fitted: Model, sums: Sums) -> Term:
 def solve(sums: Sums) -> Model:
     """The model of one consumer from its sums."""
     d = sums.deviations()
-    if not math.isfinite(sum(getattr(sums, name) for name in FIELDS)):
+    if not sums.is_finite():
         raise NoExcitation("the sums are not finite: a sample was not a number")
     if sums.n < 3:
         raise NoExcitation(f"{sums.n:g} samples do not tell two unknowns and a level apart")
@@ -137,7 +144,7 @@ def solve(sums: Sums) -> Model:
         raise NoExcitation("the prefetch never changed: vary it, and its effect will show")
     if d.s1 <= ROUNDING * sums.s1:
         raise NoExcitation("the arrival rate never changed")
-    if d.s1 * d.s3 - d.s2 * d.s2 <= ROUNDING * d.s1 * d.s3:
+    if d.s1 * d.s3 - d.s2 * d.s2 <= COLLINEAR * d.s1 * d.s3:
         raise NoExcitation(
             "prefetch and arrival rate moved together in one line: change the prefetch faster than "
             "the rate can follow, and their effects come apart"

@@ -29,10 +29,16 @@ _WORDS = {
     "wait_message": "waiting for a message",
     "respond": "responding",
 }
+_ORDER = {phase: place for place, phase in enumerate(_WORDS)}
 _ON_LABEL_FROM = 0.12
 
 
-_COLUMNS = ("verb", "phase")
+_COLUMNS = ("verb", "phase", "requests", "mean_us", "low_us", "high_us", "share")
+_IDLE_COLUMNS = ("node", "seconds", "idle", "idle_low", "idle_high")
+# The name of all verbs together.
+_ALL = "all"
+# Others are in the table.
+_VERBS_MAX = 7
 
 
 @dataclass(frozen=True)
@@ -43,23 +49,62 @@ class Phase:
     phase: str
     requests: float
     mean_us: float
-    low_us: float
-    high_us: float
+    # None for a single request, of which no interval is known.
+    low_us: float | None
+    high_us: float | None
     share: float
 
 
 def phases_section(learned: Learned) -> Section:
-    """Where requests spend their time."""
+    """Where requests spend their time, and how idle their nodes were."""
     title = "Phases of a request"
-    rows = learned.rows("phases", _COLUMNS)
-    if not rows:
+    phases = [
+        Phase(**row)
+        for row in learned.rows("phases", _COLUMNS)
+        if row["share"] is not None and row["share"] == row["share"]
+    ]
+    idle = _idle_table(learned)
+    if not phases:
         return Section(
             "phases",
             title,
+            tables=[idle] if idle else [],
             missing="No request was sampled: nodes sample those of clients that ask one thing at "
             "a time. Let some work, then run `tidegate learn`.",
         )
-    return Section("phases", title, charts=[])
+    phases.sort(key=lambda phase: (_ORDER.get(phase.phase, len(_ORDER)), phase.phase))
+    verbs = _verbs(phases)
+    return Section(
+        "phases",
+        title,
+        charts=[phase_chart(phases, verbs[:_VERBS_MAX])],
+        tables=[phase_table(phases, verbs), *([idle] if idle else [])],
+    )
+
+
+def _verbs(phases: Sequence[Phase]) -> list[str]:
+    """All of them together first, then the most frequent."""
+    requests = {phase.verb: phase.requests for phase in phases}
+    return sorted(requests, key=lambda verb: (verb != _ALL, -requests[verb], verb))
+
+
+def _idle_table(learned: Learned) -> Table | None:
+    rows = learned.rows("idleness", _IDLE_COLUMNS, order=("node",))
+    if not rows:
+        return None
+    return Table(
+        "How much of the time each node had nothing to do, with the 95 % interval.",
+        ("node", "idle", "95 % interval", "seen for"),
+        [
+            (
+                row["node"],
+                percent(row["idle"]),
+                f"{percent(row['idle_low'])} to {percent(row['idle_high'])}",
+                duration(row["seconds"]),
+            )
+            for row in rows
+        ],
+    )
 
 
 def words_of(phase: str) -> str:
@@ -67,13 +112,12 @@ def words_of(phase: str) -> str:
     return _WORDS.get(phase, phase.replace("_", " "))
 
 
-def phase_chart(phases: Sequence[Phase]) -> Chart:
+def phase_chart(phases: Sequence[Phase], verbs: Sequence[str]) -> Chart:
     """A bar for each verb, cut into its phases; phases must not be none."""
-    verbs = sorted(
-        {phase.verb for phase in phases},
-        key=lambda verb: (-max(one.requests for one in phases if one.verb == verb), verb),
+    longest = max(
+        (phase for phase in phases if phase.verb == verbs[0]), key=lambda phase: phase.share
     )
-    longest = max(phases, key=lambda phase: (phase.share, phase.verb))
+    of = "the time of all requests" if longest.verb == _ALL else f"a {longest.verb}"
 
     def draw(axes: Axes) -> None:
         axes.grid(visible=False)
@@ -114,9 +158,9 @@ def phase_chart(phases: Sequence[Phase]) -> Chart:
     return Chart(
         title="Where the time of a request goes",
         sentence=(
-            f"{percent(longest.share)} of a {longest.verb} is {words_of(longest.phase)}: "
+            f"{percent(longest.share)} of {of} is {words_of(longest.phase)}: "
             f"{duration(longest.mean_us / 1e6)} of "
-            f"{duration(longest.mean_us / longest.share / 1e6)}."
+            f"{duration(longest.mean_us / longest.share / 1e6)} on average."
         ),
         measures="share of the time, by request",
         draw=draw,
@@ -135,8 +179,8 @@ def phase_table(phases: Sequence[Phase], verbs: Sequence[str]) -> Table:
             (
                 phase.verb,
                 words_of(phase.phase),
-                duration(phase.mean_us / 1e6),
-                f"{duration(phase.low_us / 1e6)} to {duration(phase.high_us / 1e6)}",
+                _time(phase.mean_us),
+                f"{_time(phase.low_us)} to {_time(phase.high_us)}",
                 percent(phase.share),
                 count(phase.requests),
             )
@@ -145,3 +189,7 @@ def phase_table(phases: Sequence[Phase], verbs: Sequence[str]) -> Table:
             if phase.verb == verb
         ],
     )
+
+
+def _time(time_us: float | None) -> str:
+    return duration(None if time_us is None else time_us / 1e6)
