@@ -101,7 +101,7 @@ def budget_left(breached: Term, windows: Term, objective: Term) -> Term:
 
 
 def burn_rate(breached: Term, judged: Term, objective: Term) -> Term:
-    """How many times faster than allowed the budget is used, over the windows that were judged."""
+    """How many times faster than allowed the budget is used, by one judged window or more."""
     return breached / judged / (1.0 - objective)
 
 

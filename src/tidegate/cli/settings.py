@@ -172,6 +172,28 @@ class PipelineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [Path(place).expanduser() for place in self.agreements]
 
 
+class TelemetrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is recorded, and where to: history, from which `learn` and `report` are made."""
+
+    enabled: bool = True
+    # A folder, or an address that Arrow knows such as s3://bucket/lake. Not set: `lake` in
+    # store.data.
+    lake: str | None = None
+    # Between samples; each queue and each consumer is a row.
+    interval_s: Annotated[Duration, Between(0.1, 60.0)] = msgspec.field(
+        default=1.0, name="interval"
+    )
+    # Between files: so much of the past a kill may cost.
+    flush_s: Annotated[Duration, Between(0.2, 600.0)] = msgspec.field(default=5.0, name="flush")
+    # Older hours are deleted; 0s keeps them for ever.
+    retention_s: Annotated[Duration, Between(0.0, 36_500 * 86_400.0)] = msgspec.field(
+        default=30 * 86_400.0, name="retention"
+    )
+    # About so many single requests and messages a second and node are recorded; 0: none.
+    requests_per_s: Annotated[int, Between(0, 10_000)] = 50
+    lifecycles_per_s: Annotated[int, Between(0, 10_000)] = 50
+
+
 class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is logged, and how."""
 
@@ -188,6 +210,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metrics: MetricsSettings = MetricsSettings()
     spark: SparkSettings = SparkSettings()
     pipeline: PipelineSettings = PipelineSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
     log: LogSettings = LogSettings()
 
     @property
@@ -196,6 +219,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.pipeline.knowledge is not None:
             return Path(self.pipeline.knowledge).expanduser()
         return self.store.data_folder / "knowledge"
+
+    @property
+    def lake(self) -> str:
+        """Where telemetry is recorded."""
+        return self.telemetry.lake or str(self.store.data_folder / "lake")
 
 
 class SettingsInvalid(TidegateError):
@@ -402,5 +430,6 @@ _SECTIONS: dict[str, dict[str, _Field]] = {
     # Its properties are whatever Spark knows.
     "spark": {k: f for k, f in _fields_of(SparkSettings).items() if k != "properties"},
     "pipeline": _fields_of(PipelineSettings),
+    "telemetry": _fields_of(TelemetrySettings),
     "log": _fields_of(LogSettings),
 }

@@ -28,6 +28,8 @@ __all__ = ["Capacity", "Curve", "Operation", "capacity"]
 
 # Of the plateau: where more clients stop to pay.
 KNEE_FRACTION = 0.95
+# Of the highest point: what is no higher than it by luck.
+NEAR_PEAK = 0.9
 # Three numbers of clients cannot show a rise, a bend and a plateau.
 CLIENT_COUNTS_MIN = 4
 # So many times C must have been tried: 95 % of a straight line lies at 95 % of its length, too.
@@ -81,7 +83,7 @@ def capacity(operations: Sequence[Operation], band: Band = DEFAULT_BAND) -> Capa
     """The capacity of one queue; too little data is a reason and not a number."""
     known = _merged(operations)
     seconds = math.fsum(operation.seconds for operation in known)
-    best = _best_by_clients(known, band)
+    best = [one for one in _best_by_clients(known, band) if one.throughput_per_s > 0.0]
     if len(best) < CLIENT_COUNTS_MIN:
         return Capacity(
             accepted=False,
@@ -94,8 +96,7 @@ def capacity(operations: Sequence[Operation], band: Band = DEFAULT_BAND) -> Capa
     measured = np.array([operation.throughput_per_s for operation in best])
     weight = np.array([operation.seconds for operation in best])
     smooth = _one_peak(measured, weight)
-    near_peak = smooth >= KNEE_FRACTION * smooth.max()
-    plateau = float(np.average(smooth[near_peak], weights=weight[near_peak]))
+    plateau = _plateau(smooth, weight)
     found = _reached(clients, smooth, KNEE_FRACTION * plateau)
     flattens = bool(clients[-1] >= TRIED_BEYOND * found)
     mix = _best_mix(known, KNEE_FRACTION * plateau, band)
@@ -170,6 +171,15 @@ def _one_peak(values: Array, weight: Array) -> Array:
         for peak in range(len(values))
     ]
     return min(candidates, key=lambda fitted: float(weight @ (values - fitted) ** 2))
+
+
+def _plateau(values: Array, weight: Array) -> float:
+    """The mean of what is near the peak, in two steps: the very peak may be luck."""
+    level = float(values.max())
+    for fraction in (NEAR_PEAK, KNEE_FRACTION):
+        near = values >= fraction * level
+        level = float(np.average(values[near], weights=weight[near]))
+    return level
 
 
 def _rising(values: Array, weight: Array) -> Array:

@@ -1,6 +1,6 @@
 """Ways to go on with a series: each a guess at what comes next, made of level, trend and season.
 
-    f(t+h) = P(t+h) + D(t)·φ^h                  with a season: its profile, and how far off it is now
+    f(t+h) = P(t+h) + D(t)·φ^h                  with a season: what is usual, and how far off it is
     f(t+h) = D(t) + slope(t)·(φ + … + φ^h)      without: the level, and a trend that dies away
 
 D is an average with weights that halve every so many steps. P is, for each time, the median (the
@@ -52,14 +52,16 @@ class Way:
             gap = _average(recent, self.half_life)[:, None]
             usual = self.profile.usual[:, at : at + steps]
             # Where nothing recent can be compared, what is usual is all that is known.
-            return np.maximum(usual + np.nan_to_num(gap) * self.damping**ahead, 0.0)
+            carried = np.nan_to_num(gap) * self.damping**ahead
+            return np.asarray(np.maximum(usual + carried, 0.0))
         level = _average(recent, self.half_life)[:, None]
         if not self.has_trend:
             return np.repeat(np.maximum(level, 0.0), steps, axis=1)
         slope = _slope(recent)[:, None]
         # The average lags behind a trend by its mean age.
         lag = self.half_life / np.log(2.0)
-        return np.maximum(level + slope * (lag + np.cumsum(self.damping**ahead)), 0.0)
+        grown = slope * (lag + np.cumsum(self.damping**ahead))
+        return np.asarray(np.maximum(level + grown, 0.0))
 
 
 def profile(history: Matrix, season: int, steps: int) -> Profile | None:
@@ -87,6 +89,8 @@ def season_ago(history: Matrix, at: int, steps: int, season: int) -> Matrix:
     ago = np.full((history.shape[0], steps), np.nan)
     if season and at >= season >= steps:
         ago = known[:, at - season : at - season + steps]
+    if np.isfinite(ago).all():
+        return ago
     return np.where(np.isfinite(ago), ago, last_known(known)[:, None])
 
 

@@ -70,6 +70,7 @@ def identify(
     r2_accepted: float = R2_ACCEPTED,
 ) -> Identified:
     """The model of one consumer group from its sums by prefetch u(k); poor data is a reason."""
+    train, test = _usable(train), _usable(test)
     whole = linear_range([_level(prefetch, sums) for prefetch, sums in train.items()])
     # A model that will be refused is fitted on all there is, so that people can look at it.
     is_linear = whole.shape in (Shape.LINEAR, Shape.KNEE)
@@ -141,11 +142,14 @@ def _errors(fitted: Model, fit: Sums) -> tuple[float, float]:
     return math.sqrt(variance * d.s3 / determinant), math.sqrt(variance * d.s1 / determinant)
 
 
+def _usable(levels: Mapping[float, Sums]) -> dict[float, Sums]:
+    """The levels that hold samples, all of them numbers: one NaN spoils its level and no other."""
+    return {prefetch: sums for prefetch, sums in levels.items() if sums.n > 0 and sums.is_finite()}
+
+
 def _level(prefetch: float, sums: Sums) -> Level:
-    if not sums.n > 0:
-        return Level(prefetch, 0.0, math.nan, math.nan)
     mean = sums.y_next / sums.n
-    return Level(prefetch, sums.n, mean, max(sums.deviations().y_next2 / sums.n, 0.0))
+    return Level(prefetch, sums.n, mean, max(sums.y_next2 / sums.n - mean * mean, 0.0))
 
 
 def _added(parts: Iterable[Sums]) -> Sums:

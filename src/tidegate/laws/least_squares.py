@@ -21,15 +21,17 @@ from dataclasses import dataclass, fields
 
 from tidegate.core.term import Term
 
-# Below this part of a sum of squares, its deviations are what rounding left over.
-ROUNDING = 1e-9
+# Below this part of a sum of squares, its deviations are mostly what rounding left over.
+ROUNDING = 1e-11
+# Of the variances of prefetch and rate, what must not be common to both.
+COLLINEAR = 1e-9
 
 
 class NoExcitation(ValueError):
     """The input or the output stood still, so nothing can be told apart."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sums:
     """What remains of samples y(k), u(k), y(k+1): sums, which add up over parts."""
 
@@ -60,8 +62,17 @@ class Sums:
             s5=u * y_next,
         )
 
+    def is_finite(self) -> bool:
+        """Whether none of them is NaN or infinite: such a one makes their sum so, too."""
+        first = self.n + self.y + self.u + self.y_next + self.y_next2
+        return math.isfinite(first + self.s1 + self.s2 + self.s3 + self.s4 + self.s5)
+
     def __add__(self, other: Sums) -> Sums:
         return Sums(*(getattr(self, f) + getattr(other, f) for f in FIELDS))
+
+    def y_next_spread(self) -> Term:
+        """Σ(y(k+1) − its mean)²: all that a level or an R² needs of the deviations."""
+        return self.y_next2 - self.y_next * self.y_next / self.n
 
     def deviations(self) -> Sums:
         """The sums of the same samples with the means taken out."""
@@ -71,7 +82,7 @@ class Sums:
             y=self.y - self.y,
             u=self.u - self.u,
             y_next=self.y_next - self.y_next,
-            y_next2=self.y_next2 - self.y_next * self.y_next / n,
+            y_next2=self.y_next_spread(),
             s1=self.s1 - self.y * self.y / n,
             s2=self.s2 - self.u * self.y / n,
             s3=self.s3 - self.u * self.u / n,
@@ -119,13 +130,13 @@ def squared_error(fitted: Model, sums: Sums) -> Term:
 
 def r_squared(fitted: Model, sums: Sums) -> Term:
     """Which part of the variance of any samples the model explains; below 0 if worse than none."""
-    return 1.0 - squared_error(fitted, sums) / sums.deviations().y_next2
+    return 1.0 - squared_error(fitted, sums) / sums.y_next_spread()
 
 
 def solve(sums: Sums) -> Model:
     """The model of one consumer from its sums."""
     d = sums.deviations()
-    if not math.isfinite(sum(getattr(sums, name) for name in FIELDS)):
+    if not sums.is_finite():
         raise NoExcitation("the sums are not finite: a sample was not a number")
     if sums.n < 3:
         raise NoExcitation(f"{sums.n:g} samples do not tell two unknowns and a level apart")
@@ -133,7 +144,7 @@ def solve(sums: Sums) -> Model:
         raise NoExcitation("the prefetch never changed: vary it, and its effect will show")
     if d.s1 <= ROUNDING * sums.s1:
         raise NoExcitation("the arrival rate never changed")
-    if d.s1 * d.s3 - d.s2 * d.s2 <= ROUNDING * d.s1 * d.s3:
+    if d.s1 * d.s3 - d.s2 * d.s2 <= COLLINEAR * d.s1 * d.s3:
         raise NoExcitation(
             "prefetch and arrival rate moved together in one line: change the prefetch faster than "
             "the rate can follow, and their effects come apart"

@@ -26,6 +26,7 @@ BOOTS_FOR_PERCENTILE = 20
 # Standard errors of a slope. The largest of a day's windows is sought, so more than for one.
 SIGNIFICANT = 5.0
 STEPS_MIN = 5
+ROUNDING = 1e-9
 
 
 class BootTime(NamedTuple):
@@ -81,4 +82,6 @@ def sla_delta(rate_per_s: NDArray[np.float64], step_s: float, sustained_s: float
     squares = np.convolve(y * y, ones, mode="valid") - sums * sums / steps
     left_over = np.maximum(squares - slope * slope * spread, 0.0)
     error = np.sqrt(left_over / (steps - 2) / spread)
-    return float(np.max(slope, where=whole & (slope > SIGNIFICANT * error), initial=0.0))
+    # Without any noise, rounding is what is left, and it is no growth either.
+    grows = (slope > SIGNIFICANT * error) & (slope * sustained_s > ROUNDING * np.abs(y).max())
+    return float(np.max(slope, where=whole & grows, initial=0.0))
