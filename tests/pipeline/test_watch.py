@@ -154,8 +154,9 @@ def test_one_watcher_at_a_time_and_only_as_it_was_begun(
     ):
         pass
     slower = WatchOptions(str(lake_of.folder), folder, [], delay_s=300.0)
-    with pytest.raises(WatchRefused, match="with a delay of 60 s.*--afresh"), watching(
-        spark, slower
+    with (
+        pytest.raises(WatchRefused, match="with a delay of 60 s.*--afresh"),
+        watching(spark, slower),
     ):
         pass
     start_afresh(folder)
@@ -200,5 +201,3 @@ def test_merged_batches_show_each_row_once(tmp_path: Path) -> None:
     assert not batches.has(299)
     assert batches.carried_before(298) == b"296"
     assert batches.carried_before(0) is None
-
-
