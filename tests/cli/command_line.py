@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 READY_S_MAX = 30.0
@@ -138,6 +140,18 @@ class Up:
     def end(self) -> None:
         if self.process.poll() is None:
             self.stop()
+
+
+@contextlib.contextmanager
+def running_up() -> Iterator[Up]:
+    """One that leaves nothing behind."""
+    folder = Path(tempfile.mkdtemp(prefix="tidegate-cli-"))
+    running = Up(folder)
+    try:
+        yield running
+    finally:
+        running.end()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def processes_with(*marks: str) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import CommandLine, Up
+from command_line import CommandLine, Up, running_up
 
 
 @pytest.fixture
@@ -32,13 +32,8 @@ def command_line() -> Iterator[CommandLine]:
 
 @pytest.fixture(scope="session")
 def up() -> Iterator[Up]:
-    path = Path(tempfile.mkdtemp(prefix="tidegate-cli-"))
-    running = Up(path)
-    try:
+    with running_up() as running:
         yield running
-    finally:
-        running.end()
-        shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture

@@ -104,7 +104,7 @@ def test_an_unknown_key_is_named_with_the_one_that_was_meant(file: Path) -> None
 def test_an_unknown_section_is_named_with_the_ones_there_are(file: Path) -> None:
     assert complaints(file, "[brokers]\nport = 1") == [
         f"{file}: brokers: there is no such section; there are log, metrics, node, pipeline, "
-        "spark, store, tls"
+        "spark, store, telemetry, tls"
     ]
     assert "did you mean node?" in complaints(file, "[nodes]\nport = 1")[0]
 

@@ -6,15 +6,13 @@ import contextlib
 import json
 import os
 import pty
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import CommandLine, Up, clean_environment, tidegate
+from command_line import CommandLine, Up, clean_environment, running_up, tidegate
 
 pytestmark = pytest.mark.slow
 
@@ -24,13 +22,8 @@ PASSWORD = "correct horse battery"
 @pytest.fixture(scope="module")
 def up() -> Iterator[Up]:
     """A node of its own: the first user ends the time in which nobody has to log in."""
-    path = Path(tempfile.mkdtemp(prefix="tidegate-cli-"))
-    running = Up(path)
-    try:
+    with running_up() as running:
         yield running
-    finally:
-        running.end()
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def user(

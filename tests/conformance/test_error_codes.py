@@ -232,6 +232,8 @@ async def test_37_invalid_value(mq: Client) -> None:
         w.Unsubscribe(queue.queue_id, 5),
         w.SetPrefetch(queue.queue_id, 5, 5),
         w.GetMessages(queue.queue_id, 0),
+        w.GetWaitingIds(queue.queue_id, 0),
+        w.AcknowledgeIds(queue.queue_id, [(2, 1)]),
         w.ReadMessage(queue.queue_id, wait_ms=-1),
         w.ReadMessage(queue.queue_id, wait_ms=2**63),
         w.ReadMessage(queue.queue_id, sender=2**40),

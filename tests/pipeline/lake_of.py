@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import MapType
 
 from tidegate.pipeline.schema import spark_schema
 from tidegate.telemetry.schemas import Kind
@@ -54,7 +55,13 @@ def frame_of(spark: SparkSession, kind: Kind, rows: Iterable[Mapping[str, Any]])
     """The same rows without a lake."""
     schema = spark_schema(kind)
     complete = [row_of(kind, **row) for row in rows]
-    return spark.createDataFrame([tuple(r[n] for n in schema.names) for r in complete], schema)
+    # A map is a list of pairs to Arrow, and a dict to Spark.
+    maps = {field.name for field in schema if isinstance(field.dataType, MapType)}
+    tuples = [
+        tuple(dict(row[name]) if name in maps else row[name] for name in schema.names)
+        for row in complete
+    ]
+    return spark.createDataFrame(tuples, schema)
 
 
 def row_of(kind: Kind, **given: Any) -> dict[str, Any]:

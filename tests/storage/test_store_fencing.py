@@ -380,6 +380,19 @@ async def test_batches_are_remembered_while_they_live_and_after(scene: Scene) ->
     assert await scene.store.marks(queue_id) == {77: [(2, 3)]}, "what lives is known by itself"
 
 
+async def test_a_purge_and_acknowledgements_never_wait_for_each_other(scene: Scene) -> None:
+    # They take the rows of segments and of what is done in opposite order: a deadlock, once.
+    for first_id in range(10, 10 + 400, 10):
+        await scene.put(scene.segment(first_id), batch=first_id)
+        await scene.settle([], {first_id: [(0, 1)]})
+        settled, purged = await asyncio.gather(
+            scene.settle([first_id]),
+            scene.store.purge(scene.queue.queue_id, scene.epoch, first_id + 1, []),
+        )
+        assert settled
+        assert purged
+
+
 async def test_purge_keeps_what_it_is_told_to(scene: Scene) -> None:
     for first_id in (10, 20, 30, 40):
         await scene.put(scene.segment(first_id), batch=first_id)

@@ -1,53 +1,54 @@
 """An agreement as people write it: one TOML document per service.
 
     name = "orders"
-    queue = "orders.*"              # or: http = "shop"
-    window = "10s"
-    objective = 0.99                # of the windows must be met, over
-    period = "28d"                  # the error budget's period
+    queue = "orders.*"              # which it governs; or: http = "shop"
+    window = "10s"                  # what is judged at a time
+    objective = 0.99                # so many of the windows must be met, over
+    period = "28d"                  # which is the period of the error budget
 
     [metrics.wait_p99]
     breach = "6s"
-    warning = "20%"                 # 4.8 s; or an absolute point, or "learned"
+    warning = "20%"                 # so long before it: 4.8s. Or a point, or "learned"
 
     [metrics.throughput]
-    breach = 100                    # messages per second; worse when smaller
+    breach = 100                    # messages per second
 
-Every complaint comes at once, with file, line, key, reason and the nearest valid key.
+All complaints come at once, each with file, line, key and reason. What contradicts itself is
+refused here, so that nobody finds out at the first warning.
 """
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
+from typing import Any, ClassVar
 
+from tidegate.agreement.complaints import Complaints, is_number
+from tidegate.agreement.metrics import Metric, Unit, Worse
+from tidegate.agreement.promises import promises
 from tidegate.core.errors import TidegateError
+from tidegate.core.quantities import format_duration
 
-DEFAULT_MARGIN = 0.2
+__all__ = [
+    "Agreement",
+    "AgreementInvalid",
+    "Metric",
+    "Unit",
+    "Worse",
+    "parse_agreement",
+    "read_agreements",
+]
 
+WINDOW_S = 10.0
+WINDOW_S_MIN = 1.0  # nodes record one sample a second
+OBJECTIVE = 0.99
+PERIOD_S = 28 * 86400.0
 
-class Worse(StrEnum):
-    """In which direction a metric gets worse."""
-
-    LARGER = "larger"
-    SMALLER = "smaller"
-
-
-@dataclass(frozen=True)
-class Metric:
-    """One promise: the breaching point, and the warning point before it."""
-
-    name: str
-    worse: Worse
-    unit: str  # s, per_s, bytes, fraction
-    breach: float
-    # The margin until one is learned, when `learned`.
-    warning: float
-    learned: bool
-    # 0.99 for wait_p99; None for metrics that are no percentile.
-    percentile: float | None
+_KEYS = ("name", "queue", "http", "window", "objective", "period", "warning", "metrics")
+_WILD = {"*": ".*", "?": "."}
 
 
 @dataclass(frozen=True)
@@ -55,21 +56,37 @@ class Agreement:
     """What one service promises."""
 
     name: str
-    # Which of the two it governs; a queue by name or pattern (`orders.*`).
+    # Which of the two it governs; a queue by its name, or several by a pattern with * and ?.
     queue: str | None
     http: str | None
     metrics: tuple[Metric, ...]
     window_s: float
     objective: float
     period_s: float
+    # Where it was read, for people.
     source: str = ""
 
+    @property
+    def windows_in_period(self) -> float:
+        """How many windows share the error budget."""
+        return self.period_s / self.window_s
+
+    @property
+    def queue_regex(self) -> str | None:
+        """The pattern as a regular expression, anchored, that Java reads alike."""
+        if self.queue is None:
+            return None
+        return f"^{''.join(_WILD.get(letter, re.escape(letter)) for letter in self.queue)}$"
+
     def governs_queue(self, queue: str) -> bool:
-        raise NotImplementedError
+        """Whether it is about the queue of that name."""
+        return self.queue_regex is not None and bool(re.fullmatch(self.queue_regex, queue))
 
 
 class AgreementInvalid(TidegateError):
     """An agreement that cannot be used; each line says where, which key, and why."""
+
+    name: ClassVar[str] = "AGREEMENT_INVALID"
 
     def __init__(self, complaints: list[str]) -> None:
         self.complaints = complaints
@@ -78,9 +95,110 @@ class AgreementInvalid(TidegateError):
 
 def parse_agreement(text: str, source: str) -> Agreement:
     """The agreement that a text writes down; `source` names it in complaints."""
-    raise NotImplementedError
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise AgreementInvalid([f"{source}: is not TOML: {error}"]) from error
+    complaints = Complaints(text, source)
+    agreement = _read(document, source, complaints)
+    if complaints.all:
+        raise AgreementInvalid(complaints.all)
+    return agreement
 
 
 def read_agreements(places: Sequence[Path]) -> list[Agreement]:
-    """The agreements of files, and of every *.toml in folders."""
-    raise NotImplementedError
+    """The agreements of files, and of every *.toml in folders, sorted by name."""
+    complaints: list[str] = []
+    found: dict[str, Agreement] = {}
+    for file in _files(places, complaints):
+        try:
+            agreement = parse_agreement(file.read_text(encoding="utf-8"), str(file))
+        except AgreementInvalid as error:
+            complaints += error.complaints
+        except OSError as error:
+            complaints.append(f"{file}: cannot be read: {error.strerror}")
+        except UnicodeDecodeError as error:
+            complaints.append(f"{file}: is not TOML: {error}")
+        else:
+            if agreement.name in found:
+                complaints.append(
+                    f"{file}: name = {agreement.name!r}: {found[agreement.name].source} has the "
+                    "same name: rename one of them"
+                )
+            found[agreement.name] = agreement
+    if complaints:
+        raise AgreementInvalid(complaints)
+    return [found[name] for name in sorted(found)]
+
+
+def _files(places: Sequence[Path], complaints: list[str]) -> list[Path]:
+    files: list[Path] = []
+    for place in places:
+        if place.is_dir():
+            files += sorted(place.glob("*.toml"))
+        elif place.exists():
+            files.append(place)
+        else:
+            complaints.append(f"{place}: there is no such file or folder")
+    # A file that is named beside its folder is one agreement, not two.
+    return list(dict.fromkeys(files))
+
+
+def _read(document: dict[str, Any], source: str, complaints: Complaints) -> Agreement:
+    complaints.refuse_unknown((), document, _KEYS)
+    if "name" not in document:
+        complaints.add(("name",), "must be given: it is what reports call the agreement")
+    if ("queue" in document) == ("http" in document):
+        which = "both are set" if "queue" in document else "neither is set"
+        complaints.add(("queue",), f"of queue and http {which}: say which one it governs")
+    agreement = Agreement(
+        name=_text(document, "name", complaints) or "",
+        queue=_text(document, "queue", complaints),
+        http=_text(document, "http", complaints),
+        metrics=promises(document, complaints),
+        window_s=_duration_s(document, "window", WINDOW_S, complaints),
+        objective=_objective(document, complaints),
+        period_s=_duration_s(document, "period", PERIOD_S, complaints),
+        source=source,
+    )
+    # Less than one window, but for rounding: the first breach would overdraw it.
+    if (1.0 - agreement.objective) * agreement.windows_in_period < 1.0 - 1e-9:
+        complaints.add(
+            ("period",),
+            f"an objective of {agreement.objective:g} over {format_duration(agreement.period_s)} "
+            f"leaves less than one window of {format_duration(agreement.window_s)} to breach: "
+            "lengthen the period or lower the objective",
+        )
+    return agreement
+
+
+def _text(document: dict[str, Any], key: str, complaints: Complaints) -> str | None:
+    value = document.get(key)
+    if value is None or (isinstance(value, str) and value.strip()):
+        return value
+    complaints.add((key,), "must be a text that is not empty", value)
+    return None
+
+
+def _duration_s(
+    document: dict[str, Any], key: str, default_s: float, complaints: Complaints
+) -> float:
+    if key not in document:
+        return default_s
+    duration_s = complaints.measure((key,), Unit.SECONDS, document[key])
+    if duration_s is None:
+        return default_s
+    if duration_s < WINDOW_S_MIN:
+        what = "must be 1s or longer: nodes record once a second"
+        complaints.add((key,), what, document[key])
+        return default_s
+    return duration_s
+
+
+def _objective(document: dict[str, Any], complaints: Complaints) -> float:
+    value = document.get("objective", OBJECTIVE)
+    if is_number(value) and 0.0 < value < 1.0:
+        return float(value)
+    more = ": an objective of 1 leaves no budget at all, try 0.999" if value == 1 else ""
+    complaints.add(("objective",), f"must be a number between 0 and 1{more}", value)
+    return OBJECTIVE

@@ -1,21 +1,28 @@
 """Whether an agreement is kept: met, warned or breached, and what is left of the error budget.
 
-    breached   the value is at or beyond the breaching point, in the direction that is worse
-    warned     at or beyond the warning point, but not breached
-    met        before the warning point
+                 worse when larger     worse when smaller
+    breached     value ≥ breach        value < breach
+    warned       value ≥ warning       value < warning        and not breached
+    met          otherwise
 
-    budget            = (1 − objective) · windows judged
-    budget left       = 1 − breached / budget           1 untouched, 0 used up, below 0 overdrawn
-    burn rate         = (breached / judged) / (1 − objective)      1 uses it up exactly in its period
+    budget left  = 1 − breached / ((1 − objective) · windows)    1 untouched, below 0 overdrawn
+    burn rate    = (breached / judged) / (1 − objective)         1 uses it up just in its period
 
-A window without data is neither met nor breached: it is counted apart and leaves the budget alone.
-Low throughput breaches only if the load was there: with less offered than was promised, serving all
-of it is all that can be done.
+A window without data is neither met nor breached: it is counted apart and costs no budget. Low
+throughput breaches only if the load was there: when less was offered than is promised, serving all
+of it is all that can be done. All of it is plain arithmetic and comparison, so that the same
+functions take numbers, arrays and Spark Columns (where null, too, is neither).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
+
+from tidegate.agreement.metrics import Metric, Worse
+from tidegate.core.term import Term
 
 
 class Verdict(StrEnum):
@@ -25,3 +32,91 @@ class Verdict(StrEnum):
     WARNED = "warned"
     BREACHED = "breached"
     NO_DATA = "no_data"
+
+
+# From what decides least to what decides most.
+SEVERITY = (Verdict.NO_DATA, Verdict.MET, Verdict.WARNED, Verdict.BREACHED)
+
+
+def is_breached(metric: Metric, value: Term, offered_per_s: Term | None = None) -> Term:
+    """Whether a value is a breach; `offered_per_s` is the load that was there, for throughput."""
+    if metric.worse is Worse.LARGER:
+        return value >= metric.breach
+    below = value < metric.breach
+    return below if offered_per_s is None else below & (offered_per_s >= metric.breach)
+
+
+def is_warned(metric: Metric, value: Term, offered_per_s: Term | None = None) -> Term:
+    """Whether a value is a warning, and not yet a breach."""
+    if metric.worse is Worse.LARGER:
+        return (value >= metric.warning) & (value < metric.breach)
+    below = (value < metric.warning) & (value >= metric.breach)
+    return below if offered_per_s is None else below & (offered_per_s >= metric.warning)
+
+
+def verdict(metric: Metric, value: float | None, offered_per_s: float | None = None) -> Verdict:
+    """The verdict on one measurement; NaN and None are no data."""
+    if value is None or math.isnan(value):
+        return Verdict.NO_DATA
+    if is_breached(metric, value, offered_per_s):
+        return Verdict.BREACHED
+    return Verdict.WARNED if is_warned(metric, value, offered_per_s) else Verdict.MET
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """The verdict on a window by those on each of its metrics."""
+    return max(verdicts, key=SEVERITY.index, default=Verdict.NO_DATA)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many windows had which verdict."""
+
+    met: int = 0
+    warned: int = 0
+    breached: int = 0
+    no_data: int = 0
+
+    @staticmethod
+    def of(verdicts: Iterable[Verdict]) -> Counts:
+        found = list(verdicts)
+        return Counts(**{v.value: found.count(v) for v in Verdict})
+
+    @property
+    def judged(self) -> int:
+        return self.met + self.warned + self.breached
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            met=self.met + other.met,
+            warned=self.warned + other.warned,
+            breached=self.breached + other.breached,
+            no_data=self.no_data + other.no_data,
+        )
+
+
+def budget_left(breached: Term, windows: Term, objective: Term) -> Term:
+    """The fraction of the error budget that is left; `windows` are those of the whole period."""
+    return 1.0 - breached / ((1.0 - objective) * windows)
+
+
+def burn_rate(breached: Term, judged: Term, objective: Term) -> Term:
+    """How many times faster than allowed the budget is used, by one judged window or more."""
+    return breached / judged / (1.0 - objective)
+
+
+@dataclass(frozen=True)
+class BurnAlarm:
+    """Burning this fast over a long and over a short window: still going on, and no mere blip."""
+
+    long_s: float
+    short_s: float
+    rate: float
+
+    def rings(self, burn_long: Term, burn_short: Term) -> Term:
+        return (burn_long >= self.rate) & (burn_short >= self.rate)
+
+
+# 2 % of a budget of 28 days within an hour, and 5 % within six.
+FAST_BURN = BurnAlarm(long_s=3600.0, short_s=300.0, rate=13.44)
+SLOW_BURN = BurnAlarm(long_s=21600.0, short_s=1800.0, rate=5.6)

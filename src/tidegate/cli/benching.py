@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from tidegate.cli.asking import DEFAULT, UrlOption
+from tidegate.cli.learning import with_spark
 from tidegate.cli.measuring import QuickOption, changed, names_in, say, show, with_the_lab
 from tidegate.cli.output import JsonOption
 from tidegate.core.errors import InvalidValue, TidegateError
@@ -139,3 +140,35 @@ def clients(
         )
         report = clients.run_clients(options, say)
     show(report, clients.render, as_json=json, good=report.met or quick)
+
+
+@bench.command("pipeline")
+def pipeline(
+    rows: Annotated[
+        str | None, typer.Option(help="Rows of telemetry, by commas. [default: 1M,10M,50M]")
+    ] = None,
+    jobs: Annotated[
+        str, typer.Option(help="Jobs, by commas. [default: identification,compliance,lifecycle]")
+    ] = "",
+    rounds: Annotated[int | None, typer.Option(min=1, help="How often.")] = None,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Rows of telemetry that Spark turns into knowledge each second. Needs tidegate[spark]."""
+    with with_the_lab():
+        from tidegate.lab.bench import processors  # noqa: F401  says what is missing of the lab
+    with with_the_lab(), with_spark():
+        from tidegate.lab.bench import pipeline
+
+        try:
+            wanted = pipeline.parse_rows(rows) if rows else None
+        except ValueError as wrong:
+            raise typer.BadParameter(str(wrong), param_hint="--rows") from None
+        options = changed(
+            pipeline.PipelineOptions.quick() if quick else pipeline.PipelineOptions(),
+            rows=wanted,
+            jobs=names_in(jobs) or None,
+            rounds=rounds,
+        )
+        report = pipeline.run_pipeline(options, say)
+    show(report, pipeline.render, as_json=json, good=report.met or quick)

@@ -42,6 +42,22 @@ _PEEK_COLUMNS = [
 ]
 
 
+PayloadArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="PAYLOAD", help="Text; without it, or for -, lines of stdin."),
+]
+WholeOption = Annotated[
+    bool, typer.Option("--whole", help="All of stdin is one message, byte for byte.")
+]
+PriorityOption = Annotated[
+    int, typer.Option(min=PRIORITY_LOWEST, max=PRIORITY_HIGHEST, help="10 goes first.")
+]
+ContentTypeOption = Annotated[str | None, typer.Option(help="Such as application/json.")]
+HeaderOption = Annotated[
+    list[str] | None, typer.Option(help="Name and value, as in region=eu; may be repeated.")
+]
+
+
 class ReadOrder(StrEnum):
     """Which message comes first."""
 
@@ -57,24 +73,15 @@ def register(app: typer.Typer) -> None:
 
 def put(
     queue: Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")],
-    payload: Annotated[
-        str | None,
-        typer.Argument(metavar="PAYLOAD", help="Text; without it, or for -, lines of stdin."),
-    ] = None,
-    whole: Annotated[
-        bool, typer.Option("--whole", help="All of stdin is one message, byte for byte.")
-    ] = False,
-    priority: Annotated[
-        int, typer.Option(min=PRIORITY_LOWEST, max=PRIORITY_HIGHEST, help="10 goes first.")
-    ] = PRIORITY_DEFAULT,
+    payload: PayloadArgument = None,
+    whole: WholeOption = False,
+    priority: PriorityOption = PRIORITY_DEFAULT,
     receiver: Annotated[
         str | None, typer.Option(help="Only for this client: its name, or #id.")
     ] = None,
     context: Annotated[int | None, typer.Option(help="Number that a reply carries back.")] = None,
-    content_type: Annotated[str | None, typer.Option(help="Such as application/json.")] = None,
-    header: Annotated[
-        list[str] | None, typer.Option(help="Name and value, as in trace=4f2a; may be repeated.")
-    ] = None,
+    content_type: ContentTypeOption = None,
+    header: HeaderOption = None,
     delay: Annotated[str | None, typer.Option(help="Deliver it after, such as 30s.")] = None,
     ttl: Annotated[str | None, typer.Option(help="Drop it after, such as 1h.")] = None,
     dedup_id: Annotated[

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tidegate.node.server import Node
     from tidegate.node.tls import NodeTls
     from tidegate.storage.embedded import EmbeddedPostgres
+    from tidegate.telemetry.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +126,11 @@ class House:
         self._nodes: list[NodeProcess] = []
 
     @property
+    def _lake(self) -> str:
+        """Where the nodes record: with the data that they are told of, and not in their folder."""
+        return self._settings.telemetry.lake or str(self._data.expanduser().resolve() / "lake")
+
+    @property
     def addresses(self) -> list[str]:
         return [node.address for node in self._nodes]
 
@@ -161,7 +167,9 @@ class House:
         for index in range(nodes):
             port = first_port + index if first_port else 0
             metrics_port = first_metrics_port + index if first_metrics_port else first_metrics_port
-            self._nodes.append(NodeProcess(url, port, config, self._log_file, metrics_port))
+            self._nodes.append(
+                NodeProcess(url, port, config, self._log_file, metrics_port, self._lake)
+            )
         for node in self._nodes:
             node.start()
         for node in self._nodes:
@@ -198,8 +206,10 @@ class NodeProcess:
         config: Path | None,
         log_file: IO[bytes] | None = None,
         metrics_port: int | None = None,
+        lake: str | None = None,
     ) -> None:
         self._store_url = store_url
+        self._lake = lake
         self._port = port
         self._metrics_port = metrics_port
         self._config = config
@@ -225,6 +235,8 @@ class NodeProcess:
             _PARENT: str(os.getpid()),
         }
         environment.pop("TIDEGATE_STORE__URLS", None)
+        if self._lake is not None:
+            environment["TIDEGATE_TELEMETRY__LAKE"] = self._lake
         # A group of its own: Ctrl-C is for us, and we tell the nodes in order.
         self._process = subprocess.Popen(
             command,
@@ -372,6 +384,7 @@ async def _serve(
         limits=limits,
         tls=tls_of(settings),
         login_always=settings.node.login == "always",
+        recorder=recorder_of(settings),
     )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -426,6 +439,24 @@ def tls_of(settings: Settings) -> NodeTls | None:
         return None
     authority = None if chosen.authority is None else Path(chosen.authority).expanduser()
     return NodeTls(Path(chosen.certificate).expanduser(), Path(chosen.key).expanduser(), authority)
+
+
+def recorder_of(settings: Settings) -> Recorder | None:
+    from tidegate.telemetry.recorder import Recorder, RecorderOptions
+
+    chosen = settings.telemetry
+    if not chosen.enabled:
+        return None
+    return Recorder(
+        RecorderOptions(
+            lake=settings.lake,
+            interval_s=chosen.interval_s,
+            flush_s=chosen.flush_s,
+            retention_s=chosen.retention_s,
+            requests_per_s=chosen.requests_per_s,
+            lifecycles_per_s=chosen.lifecycles_per_s,
+        )
+    )
 
 
 def limits_of(settings: Settings) -> Limits:

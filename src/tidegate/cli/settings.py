@@ -11,7 +11,6 @@ and what is allowed.
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_
 
 import msgspec
 
+from tidegate.core.complaint import meant, shown
 from tidegate.core.errors import InvalidValue, TidegateError
 from tidegate.core.quantities import (
     DURATION_IS,
@@ -172,6 +172,28 @@ class PipelineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [Path(place).expanduser() for place in self.agreements]
 
 
+class TelemetrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is recorded, and where to: history, from which `learn` and `report` are made."""
+
+    enabled: bool = True
+    # A folder, or an address that Arrow knows such as s3://bucket/lake. Not set: `lake` in
+    # store.data.
+    lake: str | None = None
+    # Between samples; each queue and each consumer is a row.
+    interval_s: Annotated[Duration, Between(0.1, 60.0)] = msgspec.field(
+        default=1.0, name="interval"
+    )
+    # Between files: so much of the past a kill may cost.
+    flush_s: Annotated[Duration, Between(0.2, 600.0)] = msgspec.field(default=5.0, name="flush")
+    # Older hours are deleted; 0s keeps them for ever.
+    retention_s: Annotated[Duration, Between(0.0, 36_500 * 86_400.0)] = msgspec.field(
+        default=30 * 86_400.0, name="retention"
+    )
+    # About so many single requests and messages a second and node are recorded; 0: none.
+    requests_per_s: Annotated[int, Between(0, 10_000)] = 50
+    lifecycles_per_s: Annotated[int, Between(0, 10_000)] = 50
+
+
 class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is logged, and how."""
 
@@ -188,6 +210,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metrics: MetricsSettings = MetricsSettings()
     spark: SparkSettings = SparkSettings()
     pipeline: PipelineSettings = PipelineSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
     log: LogSettings = LogSettings()
 
     @property
@@ -196,6 +219,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.pipeline.knowledge is not None:
             return Path(self.pipeline.knowledge).expanduser()
         return self.store.data_folder / "knowledge"
+
+    @property
+    def lake(self) -> str:
+        """Where telemetry is recorded."""
+        return self.telemetry.lake or str(self.store.data_folder / "lake")
 
 
 class SettingsInvalid(TidegateError):
@@ -253,7 +281,7 @@ class _Reader:
         for section, keys in document.items():
             if section in _SECTIONS and not isinstance(keys, dict):
                 self._complaints.append(
-                    f"{file}: {section} = {_shown(keys)}: must be a section, written [{section}]"
+                    f"{file}: {section} = {shown(keys)}: must be a section, written [{section}]"
                 )
             elif self._knows_section(str(file), section):
                 for key, value in keys.items():
@@ -285,7 +313,7 @@ class _Reader:
         if section in _SECTIONS:
             return True
         self._complaints.append(
-            f"{source}: {section}: there is no such section{_meant(section, _SECTIONS)}"
+            f"{source}: {section}: there is no such section{meant(section, _SECTIONS)}"
         )
         return False
 
@@ -297,14 +325,15 @@ class _Reader:
             return
         fields = _SECTIONS[section]
         if key not in fields:
-            meant = _meant(key, fields)
-            self._complaints.append(f"{source}: {section}.{key}: there is no such key{meant}")
+            self._complaints.append(
+                f"{source}: {section}.{key}: there is no such key{meant(key, fields)}"
+            )
             return
         try:
             converted = fields[key].from_text(value) if is_text else fields[key].convert(value)
         except (InvalidValue, msgspec.ValidationError):
             self._complaints.append(
-                f"{source}: {section}.{key} = {_shown(value)}: must be {fields[key].allowed}"
+                f"{source}: {section}.{key} = {shown(value)}: must be {fields[key].allowed}"
             )
             return
         self._values.setdefault(section, {})[key] = converted
@@ -320,7 +349,7 @@ class _Reader:
             spark.setdefault("properties", {})[key] = text
         else:
             self._complaints.append(
-                f"{source}: spark.{key} = {_shown(value)}: must be a text, a number, true or false"
+                f"{source}: spark.{key} = {shown(value)}: must be a text, a number, true or false"
             )
 
 
@@ -401,16 +430,6 @@ _SECTIONS: dict[str, dict[str, _Field]] = {
     # Its properties are whatever Spark knows.
     "spark": {k: f for k, f in _fields_of(SparkSettings).items() if k != "properties"},
     "pipeline": _fields_of(PipelineSettings),
+    "telemetry": _fields_of(TelemetrySettings),
     "log": _fields_of(LogSettings),
 }
-
-
-def _meant(word: str, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    if close:
-        return f", did you mean {close[0]}?"
-    return "; there are " + ", ".join(sorted(known))
-
-
-def _shown(value: Any) -> str:
-    return without_secrets(repr(value))

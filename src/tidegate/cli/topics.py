@@ -11,10 +11,19 @@ import typer
 
 from tidegate.cli.asking import DEFAULT, UrlOption, ask
 from tidegate.cli.figures import yes_no
-from tidegate.cli.messages import headers_of, lone_payload, print_message
+from tidegate.cli.messages import (
+    ContentTypeOption,
+    HeaderOption,
+    PayloadArgument,
+    PriorityOption,
+    WholeOption,
+    headers_of,
+    lone_payload,
+    print_message,
+)
 from tidegate.cli.output import Cell, Column, JsonOption, Output
 from tidegate.cli.stdin import stdin_lines
-from tidegate.core.model import PRIORITY_DEFAULT, PRIORITY_HIGHEST, PRIORITY_LOWEST
+from tidegate.core.model import PRIORITY_DEFAULT
 
 if TYPE_CHECKING:
     from tidegate.client.client import Client
@@ -120,20 +129,11 @@ def delete(name: TopicArgument, url: UrlOption = DEFAULT, json: JsonOption = Fal
 
 def publish(
     topic: TopicArgument,
-    payload: Annotated[
-        str | None,
-        typer.Argument(metavar="PAYLOAD", help="Text; without it, or for -, lines of stdin."),
-    ] = None,
-    whole: Annotated[
-        bool, typer.Option("--whole", help="All of stdin is one message, byte for byte.")
-    ] = False,
-    priority: Annotated[
-        int, typer.Option(min=PRIORITY_LOWEST, max=PRIORITY_HIGHEST, help="10 goes first.")
-    ] = PRIORITY_DEFAULT,
-    content_type: Annotated[str | None, typer.Option(help="Such as application/json.")] = None,
-    header: Annotated[
-        list[str] | None, typer.Option(help="Name and value, as in region=eu; may be repeated.")
-    ] = None,
+    payload: PayloadArgument = None,
+    whole: WholeOption = False,
+    priority: PriorityOption = PRIORITY_DEFAULT,
+    content_type: ContentTypeOption = None,
+    header: HeaderOption = None,
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any, Literal, TypeVar, Unpack
 
 from tidegate.client import tracing
-from tidegate.client.client import Client, OrderName
+from tidegate.client.client import Client, OrderName, WaitingIds
 from tidegate.client.message import Message, MessageBatch
 from tidegate.client.options import PutOptions
 from tidegate.client.subscription import Subscription
@@ -289,9 +289,26 @@ class BlockingClient:
     def active_queues(self) -> list[QueueInfo]:
         return self._thread.wait(self._client.active_queues())
 
-    def browse(self, queue: str | int, *, limit: int = 100) -> list[BlockingMessage]:
-        found = self._thread.wait(self._client.browse(queue, limit=limit))
+    def browse(
+        self,
+        queue: str | int,
+        *,
+        limit: int = 100,
+        first_id: int = 0,
+        last_id: int | None = None,
+    ) -> list[BlockingMessage]:
+        found = self._thread.wait(
+            self._client.browse(queue, limit=limit, first_id=first_id, last_id=last_id)
+        )
         return [self._message(message) for message in found]
+
+    def waiting_ids(
+        self, queue: str | int, *, limit: int, last_id: int | None = None
+    ) -> WaitingIds:
+        return self._thread.wait(self._client.waiting_ids(queue, limit=limit, last_id=last_id))
+
+    def ack_ids(self, queue: str | int, ranges: Iterable[tuple[int, int]]) -> int:
+        return self._thread.wait(self._client.ack_ids(queue, ranges))
 
     def purge(self, queue: str | int) -> int:
         return self._thread.wait(self._client.purge(queue))
@@ -309,6 +326,9 @@ class BlockingClient:
         self, queue: str, payloads: Iterable[bytes], *, priority: int = PRIORITY_DEFAULT
     ) -> list[int]:
         return self._thread.wait(self._client.put_many(queue, payloads, priority=priority))
+
+    def put_each(self, queue: str, messages: Iterable[tuple[bytes, PutOptions]]) -> list[int]:
+        return self._thread.wait(self._client.put_each(queue, messages))
 
     def put_to(
         self, queues: Iterable[str | int], payload: bytes, *, partial: bool = False, **more: Any

@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial as bound
 from itertools import count
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, NamedTuple, Unpack
 
 import msgspec
 
@@ -78,6 +78,14 @@ OrderName = Literal["oldest", "priority"]
 _FLUSH_S = 5.0
 # A read that acknowledges is a lease until it has arrived.
 READ_LEASE_S = 30.0
+
+
+class WaitingIds(NamedTuple):
+    """Messages that wait, as ranges [first, last] of ids."""
+
+    ranges: list[tuple[int, int]]
+    # Every id that was given out so far is below this one.
+    below_id: int
 
 
 class Client:
@@ -353,14 +361,56 @@ class Client:
         assert isinstance(answered.packet, w.RedriveResponse)
         return answered.packet.count
 
-    async def browse(self, queue: str | int, *, limit: int = 100) -> list[Message]:
-        """Look at waiting messages without taking them."""
+    async def browse(
+        self,
+        queue: str | int,
+        *,
+        limit: int = 100,
+        first_id: int = 0,
+        last_id: int | None = None,
+    ) -> list[Message]:
+        """Look at waiting messages without taking them: the first, or those with these ids.
+
+        They come in order of their ids. Fewer than `limit` say that there were no more.
+        """
         check_count("limit", limit)
-        answered = await self._lifeline.ask(w.GetMessages(await self.queue_id(queue), limit))
-        assert isinstance(answered.packet, w.GetMessagesResponse)
+        queue_id = await self.queue_id(queue)
         holder = ReadHolder(self._lifeline, str(queue), 0)
-        batches = batches_of(answered.packet.runs, answered.body, holder, self._lifeline.generation)
-        return [message for batch in batches for message in batch]
+        found: list[Message] = []
+        while True:
+            packet = w.GetMessages(queue_id, limit - len(found), first_id, last_id)
+            answered = await self._lifeline.ask(packet)
+            page = answered.packet
+            assert isinstance(page, w.GetMessagesResponse)
+            batches = batches_of(page.runs, answered.body, holder, self._lifeline.generation)
+            found += [message for batch in batches for message in batch]
+            if page.more_from is None or len(found) >= limit:
+                return found
+            first_id = page.more_from
+
+    async def waiting_ids(
+        self, queue: str | int, *, limit: int, last_id: int | None = None
+    ) -> WaitingIds:
+        """Which messages for anyone wait, the lowest ids first; of a paused queue none.
+
+        There may be more than are listed, even within the limit; there are none if none is.
+        """
+        check_count("limit", limit)
+        packet = w.GetWaitingIds(await self.queue_id(queue), limit, last_id)
+        answered = await self._lifeline.ask(packet)
+        assert isinstance(answered.packet, w.GetWaitingIdsResponse)
+        return WaitingIds(answered.packet.ranges, answered.packet.below_id)
+
+    async def ack_ids(self, queue: str | int, ranges: Iterable[tuple[int, int]]) -> int:
+        """Acknowledge waiting messages by their ids, each range [first, last]; how many there were.
+
+        For who has browsed and processed them. What a consumer holds stays with it.
+        """
+        packet = w.AcknowledgeIds(await self.queue_id(queue), list(ranges))
+        # Ids are not given out twice: those of a lost answer are simply no longer there.
+        answered = await self._lifeline.ask(packet)
+        assert isinstance(answered.packet, w.AcknowledgeIdsResponse)
+        return answered.packet.count
 
     async def purge(self, queue: str | int) -> int:
         """Drop every waiting message; how many there were."""
@@ -426,6 +476,11 @@ class Client:
             for answer in await outbox.add_many(chosen, priority):
                 ids += answer
         return ids
+
+    async def put_each(self, queue: str, messages: Iterable[tuple[bytes, PutOptions]]) -> list[int]:
+        """Put many messages, each with options of its own; their ids once all are on disk."""
+        puts = [self.put(queue, payload, **options) for payload, options in messages]
+        return await asyncio.gather(*puts)
 
     async def put_to(
         self,

@@ -267,6 +267,10 @@ class Store(UserStore, Protocol):
         count_max: int,
         bytes_max: int,
     ) -> list[Segment]: ...
+    # Segments that hold any of these ids, of whatever lane, in order; none that are for later.
+    async def read_between(
+        self, queue_id: int, from_id: int, to_id: int, count_max: int, bytes_max: int
+    ) -> list[Segment]: ...
     async def find_segments(
         self,
         queue_id: int,

@@ -1,22 +1,43 @@
 """How many clients a queue serves best, and which of them.
 
-    X(n) = λ·n / (1 + σ·(n − 1) + κ·n·(n − 1))     Universal Scalability Law
+    C = the smallest number of clients that reaches 95 % of the plateau
 
-C is the number of clients that maximises the throughput. A measured curve flattens long before it
-peaks and is noisy on the flat, so the rule is: C is the smallest number of clients whose
-throughput reaches 95 % of the best. Of each number of clients the best mix of producers and
-consumers counts, stable mixes (production and consumption within the band) before others.
+By definition C maximises the throughput, but a measured curve is flat and noisy around its maximum,
+so the number right there is a matter of luck. Of each number of clients the best mix of producers
+and consumers counts, stable ones before others. The points are made to rise to one peak and fall
+from it (pooled where they do not: noise), the plateau is the mean of all points near the peak, and
+between measured numbers of clients the throughput is taken as a line.
+
+The best mix is the stable one that reaches the plateau with the fewest clients (the paper: one
+producer for two consumers).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tidegate.laws.stability import DEFAULT_BAND, Band
+import numpy as np
+from numpy.typing import NDArray
 
-# Of the best throughput: where more clients stop to pay.
+from tidegate.laws.scalability import Curve, fit_curve
+from tidegate.laws.stability import DEFAULT_BAND, Band, Stability, stability
+
+__all__ = ["Capacity", "Curve", "Operation", "capacity"]
+
+# Of the plateau: where more clients stop to pay.
 KNEE_FRACTION = 0.95
+# Of the highest point: what is no higher than it by luck.
+NEAR_PEAK = 0.9
+# Three numbers of clients cannot show a rise, a bend and a plateau.
+CLIENT_COUNTS_MIN = 4
+# So many times C must have been tried: 95 % of a straight line lies at 95 % of its length, too.
+TRIED_BEYOND = 1.25
+# What was seen for less says more about joining than about running.
+SECONDS_MIN = 5.0
+
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -30,35 +51,170 @@ class Operation:
     # How many seconds it was seen so.
     seconds: float
 
+    @property
+    def clients(self) -> int:
+        return self.producers + self.consumers
 
-@dataclass(frozen=True)
-class Curve:
-    """The fitted curve, for drawing: X(n) = rate·n / (1 + contention·(n−1) + coherency·n·(n−1))."""
-
-    rate_per_s: float
-    contention: float
-    coherency: float
-    r2: float
+    @property
+    def throughput_per_s(self) -> float:
+        """What goes in and comes out: the backlog's growth or decline cannot last."""
+        return min(self.produced_per_s, self.consumed_per_s)
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """C of a queue with the mix that reaches it; numbers are NaN or 0 when not accepted."""
+    """C of a queue, with the mix that reaches it."""
 
     accepted: bool
     reason: str
-    clients: int
-    throughput_per_s: float
-    best_producers: int
-    best_consumers: int
-    peak_per_s: float
-    # Whether the throughput was seen to flatten; if not, C is a lower bound.
-    flattens: bool
-    curve: Curve | None
     operations: int
     seconds: float
+    # Without enough data these are 0, and not a guess.
+    clients: int = 0
+    throughput_per_s: float = math.nan
+    best_producers: int = 0
+    best_consumers: int = 0
+    # Whether a quarter more clients than C were tried, to no avail; if not, C is a lower bound.
+    flattens: bool = False
+    curve: Curve | None = None
 
 
 def capacity(operations: Sequence[Operation], band: Band = DEFAULT_BAND) -> Capacity:
     """The capacity of one queue; too little data is a reason and not a number."""
-    raise NotImplementedError
+    known = _merged(operations)
+    seconds = math.fsum(operation.seconds for operation in known)
+    best = [one for one in _best_by_clients(known, band) if one.throughput_per_s > 0.0]
+    if len(best) < CLIENT_COUNTS_MIN:
+        return Capacity(
+            accepted=False,
+            reason=f"{len(best)} different numbers of clients were at work for {SECONDS_MIN:g} s "
+            f"or longer; a curve needs {CLIENT_COUNTS_MIN}",
+            operations=len(known),
+            seconds=seconds,
+        )
+    clients = np.array([operation.clients for operation in best], dtype=np.float64)
+    measured = np.array([operation.throughput_per_s for operation in best])
+    weight = np.array([operation.seconds for operation in best])
+    smooth = _one_peak(measured, weight)
+    plateau = _plateau(smooth, weight)
+    found = _reached(clients, smooth, KNEE_FRACTION * plateau)
+    flattens = bool(clients[-1] >= TRIED_BEYOND * found)
+    mix = _best_mix(known, KNEE_FRACTION * plateau, band)
+    return Capacity(
+        accepted=flattens and mix is not None,
+        reason=_reason(found, plateau, flattens, mix, int(clients[-1])),
+        operations=len(known),
+        seconds=seconds,
+        clients=found,
+        throughput_per_s=plateau,
+        best_producers=mix.producers if mix else 0,
+        best_consumers=mix.consumers if mix else 0,
+        flattens=flattens,
+        curve=fit_curve(clients, measured, weight),
+    )
+
+
+def _merged(operations: Iterable[Operation]) -> list[Operation]:
+    """One operation per mix, averaged over its seconds, without what cannot be used."""
+    by_mix: dict[tuple[int, int], list[Operation]] = {}
+    for one in operations:
+        at_work = one.producers > 0 and one.consumers > 0 and one.seconds > 0.0
+        if at_work and math.isfinite(one.produced_per_s + one.consumed_per_s + one.seconds):
+            by_mix.setdefault((one.producers, one.consumers), []).append(one)
+    merged = []
+    for (producers, consumers), parts in sorted(by_mix.items()):
+        seconds = math.fsum(part.seconds for part in parts)
+        produced = math.fsum(part.produced_per_s * part.seconds for part in parts) / seconds
+        consumed = math.fsum(part.consumed_per_s * part.seconds for part in parts) / seconds
+        if seconds >= SECONDS_MIN:
+            merged.append(Operation(producers, consumers, produced, consumed, seconds))
+    return merged
+
+
+def _is_stable(operation: Operation, band: Band) -> bool:
+    state = stability(operation.produced_per_s, operation.consumed_per_s, band)
+    return state is Stability.STABLE
+
+
+def _best_by_clients(operations: Sequence[Operation], band: Band) -> list[Operation]:
+    """The best mix of each number of clients, fewest clients first."""
+    best: dict[int, Operation] = {}
+    for one in operations:
+        other = best.get(one.clients)
+        if other is None or _rank(one, band) > _rank(other, band):
+            best[one.clients] = one
+    return [best[clients] for clients in sorted(best)]
+
+
+def _rank(operation: Operation, band: Band) -> tuple[bool, float]:
+    return _is_stable(operation, band), operation.throughput_per_s
+
+
+def _best_mix(operations: Sequence[Operation], enough_per_s: float, band: Band) -> Operation | None:
+    """The stable mix that reaches the plateau with the fewest clients, else the fastest stable."""
+    stable = [operation for operation in operations if _is_stable(operation, band)]
+    reaching = [one for one in stable if one.throughput_per_s >= enough_per_s]
+    if reaching:
+        return min(reaching, key=lambda one: (one.clients, -one.throughput_per_s))
+    return max(stable, key=lambda one: one.throughput_per_s, default=None)
+
+
+def _one_peak(values: Array, weight: Array) -> Array:
+    """The nearest values that rise to one peak and fall from it."""
+    candidates = [
+        np.concatenate(
+            [
+                _rising(values[: peak + 1], weight[: peak + 1]),
+                _rising(values[:peak:-1], weight[:peak:-1])[::-1],
+            ]
+        )
+        for peak in range(len(values))
+    ]
+    return min(candidates, key=lambda fitted: float(weight @ (values - fitted) ** 2))
+
+
+def _plateau(values: Array, weight: Array) -> float:
+    """The mean of what is near the peak, in two steps: the very peak may be luck."""
+    level = float(values.max())
+    for fraction in (NEAR_PEAK, KNEE_FRACTION):
+        near = values >= fraction * level
+        level = float(np.average(values[near], weights=weight[near]))
+    return level
+
+
+def _rising(values: Array, weight: Array) -> Array:
+    """The nearest values that never fall: neighbours that do are pooled into their mean."""
+    pools: list[tuple[float, float, int]] = []
+    for value, mass in zip(values.tolist(), weight.tolist(), strict=True):
+        pools.append((value, mass, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (v1, w1, n1), (v2, w2, n2) = pools.pop(-2), pools.pop()
+            pools.append(((v1 * w1 + v2 * w2) / (w1 + w2), w1 + w2, n1 + n2))
+    return np.repeat([value for value, _, _ in pools], [n for _, _, n in pools])
+
+
+def _reached(clients: Array, throughput: Array, enough_per_s: float) -> int:
+    """The smallest whole number of clients with enough throughput, between points by a line."""
+    first = int(np.argmax(throughput >= enough_per_s))
+    if first == 0:
+        return int(clients[0])
+    low, high = throughput[first - 1], throughput[first]
+    part = (enough_per_s - low) / (high - low)
+    between = float(clients[first - 1] + part * (clients[first] - clients[first - 1]))
+    return math.ceil(between - 1e-9)
+
+
+def _reason(
+    found: int, plateau: float, flattens: bool, mix: Operation | None, most_clients: int
+) -> str:
+    if not flattens:
+        return (
+            f"up to the {most_clients} clients that were seen the throughput was not seen to "
+            f"flatten: the capacity is at least {found}, try more"
+        )
+    if mix is None:
+        return "no mix of producers and consumers was stable, so none of these rates can last"
+    return (
+        f"{found} clients reach {KNEE_FRACTION:.0%} of {plateau:.4g} msg/s, "
+        f"best with {mix.producers} producers and {mix.consumers} consumers"
+    )

@@ -1,17 +1,34 @@
-"""How many messages will arrive in the next hour.
+"""How much will arrive in the next hour, and how sure that is.
 
-Series are rows of a matrix of evenly spaced rates (NaN: not recorded), all of them forecast at once.
+For every series the way to go on (`extrapolation`) that was best on earlier windows of its own
+history is taken, and judged on later ones (`backtest`) beside the baseline:
+
+    skill = 1 − mean absolute error / that of the baseline
+
+The baseline repeats what was one season ago, by the season that does so best; without a season, the
+last value. A forecast is accepted only if it beats that beyond chance; else `reason` says so, and
+the baseline is the one to use. Intervals are the quantiles of what the same forecast got wrong.
+
+Series are rows of evenly spaced rates (NaN: not recorded), all of them forecast at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tidegate.laws.backtest import ORIGINS_MIN, Origins, bands, mean_error, origins, truth
+from tidegate.laws.extrapolation import Profile, Way, last_known, profile, season_ago
+
 Matrix = NDArray[np.float64]
+Vector = NDArray[np.float64]
+
+# Series at a time: bounds the memory, and stays in the cache.
+CHUNK = 256
 
 
 @dataclass(frozen=True)
@@ -21,28 +38,206 @@ class Forecast:
     expected_per_s: Matrix
     low_per_s: Matrix
     high_per_s: Matrix
-    # Mean absolute error on held-out windows, ours and the baseline's, per series.
-    error_per_s: NDArray[np.float64]
-    baseline_error_per_s: NDArray[np.float64]
+    # The same of the baseline, for those who are told to use it.
+    baseline_per_s: Matrix
+    baseline_low_per_s: Matrix
+    baseline_high_per_s: Matrix
+    # Mean absolute error on held-out windows, ours and the baseline's.
+    error_per_s: Vector
+    baseline_error_per_s: Vector
     # 1 − error / baseline error: above 0 is better than the baseline.
-    skill: NDArray[np.float64]
-    # The fraction of held-out values that lay within their interval.
-    coverage: NDArray[np.float64]
-    season: NDArray[np.int64]  # steps; 0 where the history is too short for one
+    skill: Vector
+    # Which part of the held-out values lay within the interval that was given for them.
+    coverage: Vector
+    # The season that is used, in steps; 0 without.
+    season: NDArray[np.int64]
     accepted: NDArray[np.bool_]
-    reason: Sequence[str]
+    reason: NDArray[np.str_]
 
 
 def seasonal_naive(history_per_s: Matrix, steps: int, season: int) -> Matrix:
-    """The baseline: what was one season ago; the last value where there is no season."""
-    raise NotImplementedError
+    """The baseline: what was one season ago; the last value where nothing was, or without one."""
+    return season_ago(history_per_s, history_per_s.shape[1], steps, season)
 
 
 def forecast(
-    history_per_s: Matrix,
-    steps: int,
-    seasons: Sequence[int] = (),
-    confidence: float = 0.9,
+    history_per_s: Matrix, steps: int, seasons: Sequence[int] = (), confidence: float = 0.9
 ) -> Forecast:
-    """The next steps of every series; `seasons` are the periods to consider, in steps."""
-    raise NotImplementedError
+    """The next steps of every series; `seasons` are the periods to try, in steps."""
+    history = np.asarray(history_per_s, dtype=np.float64)
+    history = np.where(np.isfinite(history), history, np.nan)
+    parts = [
+        _forecast(history[first : first + CHUNK], steps, seasons, confidence)
+        for first in range(0, max(len(history), 1), CHUNK)
+    ]
+    return Forecast(
+        *(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Forecast))
+    )
+
+
+def _forecast(history: Matrix, steps: int, seasons: Sequence[int], confidence: float) -> Forecast:
+    length = history.shape[1]
+    first, profiles = _usable(history, steps, seasons)
+    tried = origins(first, length, steps)
+    if tried is None or not len(history):
+        return _unknown(history, steps)
+    ways = _ways(steps, profiles)
+    real = truth(history, tried.choose, steps)
+    # Of the ways, and of the baselines, each series takes its own best on the earlier windows.
+    chosen = _best([mean_error(real - _again(way, history, tried.choose, steps)) for way in ways])
+    base_seasons = [p.season for p in profiles] or [0]
+    base_chosen = _best(
+        [mean_error(real - _ago(history, tried.choose, steps, s)) for s in base_seasons]
+    )
+    ours = _picked(chosen, [_again(way, history, tried.all, steps) for way in ways])
+    base = _picked(base_chosen, [_ago(history, tried.all, steps, s) for s in base_seasons])
+    expected = _picked(chosen, [way.expected(history, length, steps)[None] for way in ways])[0]
+    expected = np.where(np.isfinite(expected), expected, last_known(history)[:, None])
+    baseline = _picked(base_chosen, [_ago(history, (length,), steps, s) for s in base_seasons])[0]
+    judged = _judge(history, tried, ours, base, steps, confidence)
+    real = truth(history, tried.all, steps)
+    low, high = _interval(expected, *bands(real - ours, confidence))
+    baseline_low, baseline_high = _interval(baseline, *bands(real - base, confidence))
+    return Forecast(
+        expected_per_s=expected,
+        low_per_s=low,
+        high_per_s=high,
+        baseline_per_s=baseline,
+        baseline_low_per_s=baseline_low,
+        baseline_high_per_s=baseline_high,
+        season=np.array([way.profile.season if way.profile else 0 for way in ways])[chosen],
+        error_per_s=judged.error_per_s,
+        baseline_error_per_s=judged.baseline_error_per_s,
+        skill=judged.skill,
+        coverage=judged.coverage,
+        accepted=judged.accepted,
+        reason=np.array([_reason(*one) for one in zip(*judged[:3], judged.accepted, strict=True)]),
+    )
+
+
+def _interval(expected: Matrix, below: Matrix, above: Matrix) -> tuple[Matrix, Matrix]:
+    """Around what is expected, which it holds; rates are never negative."""
+    low = np.maximum(np.minimum(expected + below, expected), 0.0)
+    return low, np.maximum(expected + above, expected)
+
+
+class _Judged(NamedTuple):
+    error_per_s: Vector
+    baseline_error_per_s: Vector
+    skill: Vector
+    coverage: Vector
+    accepted: NDArray[np.bool_]
+
+
+def _judge(
+    history: Matrix, tried: Origins, ours: Matrix, base: Matrix, steps: int, confidence: float
+) -> _Judged:
+    """Error, skill and coverage on the later windows, which nothing was chosen on."""
+    split = len(tried.choose)
+    low, high = bands(truth(history, tried.choose, steps) - ours[:split], confidence)
+    residual = truth(history, tried.judge, steps) - ours[split:]
+    base_residual = truth(history, tried.judge, steps) - base[split:]
+    within = (residual >= np.minimum(low, 0.0)) & (residual <= np.maximum(high, 0.0))
+    coverage = _known_mean(np.where(np.isfinite(residual), within, np.nan), (0, 2))
+    error, base_error = mean_error(residual), mean_error(base_residual)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        skill = 1.0 - error / base_error
+    # By how much ours is better in each window, and how much of that the windows agree on.
+    gain = _known_mean(np.abs(base_residual) - np.abs(residual), (2,))
+    mean_gain = _known_mean(gain, (0,))
+    windows = np.maximum(np.isfinite(gain).sum(axis=0), 2)
+    chance = np.sqrt(_known_mean((gain - mean_gain) ** 2, (0,)) / (windows - 1))
+    accepted = np.isfinite(skill) & (skill > 0.0) & (mean_gain > chance)
+    skill = np.where(np.isfinite(skill), skill, np.nan)
+    return _Judged(error, base_error, skill, coverage, accepted)
+
+
+def _known_mean(values: Matrix, axes: tuple[int, ...]) -> Matrix:
+    """The mean of what is known; NaN, without a warning, where nothing is."""
+    known = np.isfinite(values)
+    count = known.sum(axis=axes)
+    total = np.where(known, values, 0.0).sum(axis=axes)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _reason(error_per_s: float, baseline_error_per_s: float, skill: float, accepted: bool) -> str:
+    if not np.isfinite(error_per_s):
+        return "too much of the history was not recorded to judge a forecast by"
+    if accepted:
+        return f"{skill:.0%} less error than the baseline on held-out windows"
+    if baseline_error_per_s == 0.0:
+        return "not better than the baseline, which makes no error at all: use the baseline"
+    return f"not better than the baseline beyond chance (skill {skill:.2f}): use the baseline"
+
+
+def _usable(history: Matrix, steps: int, seasons: Sequence[int]) -> tuple[int, list[Profile]]:
+    """The profiles for which there is room to choose and to judge, and where origins may begin."""
+    length = history.shape[1]
+    first, profiles = min(steps, length), list[Profile]()
+    for season in sorted(set(seasons)):
+        if origins(season + 1, length, steps) is None:
+            continue
+        found = profile(history, season, steps)
+        if found is not None:
+            # The first season has no profile yet; windows there could be compared by nobody.
+            first = season + 1
+            profiles.append(found)
+    return first, profiles
+
+
+def _ways(steps: int, profiles: Sequence[Profile]) -> list[Way]:
+    """What is tried: level slow and fast, trend, and each season followed closely or loosely."""
+    ways = [Way(half_life=max(steps * part, 1.0), damping=1.0) for part in (0.05, 0.25, 1.0)]
+    ways.append(Way(half_life=max(steps / 4, 2.0), damping=1.0 - 1.0 / steps, has_trend=True))
+    ways += [
+        Way(max(half_life, 1.0), damping, usual)
+        for usual in profiles
+        for half_life in (steps / 12, steps / 2)
+        for damping in (1.0, 0.5 ** (2.0 / steps))
+    ]
+    return ways
+
+
+def _again(way: Way, history: Matrix, at: Sequence[int], steps: int) -> Matrix:
+    return np.stack([way.expected(history, origin, steps) for origin in at])
+
+
+def _ago(history: Matrix, at: Sequence[int], steps: int, season: int) -> Matrix:
+    return np.stack([season_ago(history, origin, steps, season) for origin in at])
+
+
+def _best(errors: Sequence[Vector]) -> NDArray[np.int64]:
+    return np.asarray(np.argmin(np.stack(errors), axis=0), dtype=np.int64)
+
+
+def _picked(chosen: NDArray[np.int64], of_ways: Sequence[Matrix]) -> Matrix:
+    """For each series (second axis) what its chosen way says."""
+    stacked = np.stack(of_ways)
+    return np.asarray(stacked[chosen, :, np.arange(len(chosen))].transpose(1, 0, 2))
+
+
+def _unknown(history: Matrix, steps: int) -> Forecast:
+    series, length = history.shape
+    last = np.repeat(
+        last_known(history)[:, None] if length else np.full((series, 1), np.nan), steps, 1
+    )
+    nothing = np.full(series, np.nan)
+    reason = (
+        f"{length} steps of history are too few for {ORIGINS_MIN} windows of {steps} to choose "
+        "and judge a forecast by: the last value is repeated"
+    )
+    return Forecast(
+        expected_per_s=last,
+        low_per_s=np.full((series, steps), np.nan),
+        high_per_s=np.full((series, steps), np.nan),
+        baseline_per_s=last,
+        baseline_low_per_s=np.full((series, steps), np.nan),
+        baseline_high_per_s=np.full((series, steps), np.nan),
+        error_per_s=nothing,
+        baseline_error_per_s=nothing,
+        skill=nothing,
+        coverage=nothing,
+        season=np.zeros(series, dtype=np.int64),
+        accepted=np.zeros(series, dtype=np.bool_),
+        reason=np.array([reason] * series, dtype=np.str_),
+    )

@@ -1,96 +1,45 @@
-"""A model of a consumer from its samples: how prefetch drives its arrival rate.
+"""A model of a consumer from its samples: fitted where it is linear, judged on unseen samples.
 
-    y(k+1) = a·y(k) + b·u(k)                  y arrival rate (msg/s), u prefetch
+    y(k+1) = a·y(k) + b·u(k)        y arrival rate (msg/s), u prefetch; see least_squares
 
-    S1 = Σy²(k)   S2 = Σu(k)y(k)   S3 = Σu²(k)   S4 = Σy(k)y(k+1)   S5 = Σu(k)y(k+1)
-    a = (S3·S4 − S2·S5) / (S1·S3 − S2²)       b = (S1·S5 − S2·S4) / (S1·S3 − S2²)
-
-(The paper prints S5 with u(k+1) for y(k+1).) The model has no intercept, so it is fitted on
-deviations from the operating point, that is, with the means taken out; `Σxy − Σx·Σy/n` does that
-from the sums alone. So does the error on samples that the model has never seen: with deviations
-
-    SSE = Σy⁺² + a²·S1 + b²·S3 − 2a·S4 − 2b·S5 + 2ab·S2 + n·(mean residual)²
-
-Everything is a sum, sums add up, and thousands of consumers are identified in one pass.
+Samples come as sums by prefetch u(k), those to fit and those held out. The linear range is found
+first, and only samples within it are fitted. A model is accepted if the held-out samples
+within that range are explained with R² ≥ 0.8, if it is stable (|a| < 1), and if prefetch raises the
+rate by more than noise might (b > 3 standard errors). What is not accepted says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from tidegate.laws.linear_range import LinearRange
-from tidegate.laws.term import Term
+from tidegate.laws.least_squares import (
+    FIELDS,
+    ROUNDING,
+    Model,
+    NoExcitation,
+    Sums,
+    gains,
+    model,
+    r_squared,
+    solve,
+    squared_error,
+)
+from tidegate.laws.linear_range import Level, LinearRange, Shape, linear_range
+
+__all__ = [
+    "FIELDS", "Identified", "Model", "NoExcitation", "Sums", "gains", "identify", "model",
+    "r_squared", "solve", "squared_error",
+]  # fmt: skip
 
 # Held-out data must be explained at least so well.
 R2_ACCEPTED = 0.8
-
-
-class NoExcitation(ValueError):
-    """The input or the output stood still, so nothing can be told apart."""
-
-
-@dataclass(frozen=True)
-class Sums:
-    """What remains of samples y(k), u(k), y(k+1): sums, which add up over parts."""
-
-    n: Term
-    y: Term
-    u: Term
-    y_next: Term
-    y_next2: Term
-    s1: Term
-    s2: Term
-    s3: Term
-    s4: Term
-    s5: Term
-
-    @staticmethod
-    def of(y: Term, u: Term, y_next: Term) -> Sums:
-        """One sample, or one of each element: to be summed by numpy or Spark, field by field."""
-        return Sums(
-            n=y * 0 + 1,
-            y=y,
-            u=u,
-            y_next=y_next,
-            y_next2=y_next * y_next,
-            s1=y * y,
-            s2=u * y,
-            s3=u * u,
-            s4=y * y_next,
-            s5=u * y_next,
-        )
-
-    def __add__(self, other: Sums) -> Sums:
-        return Sums(*(getattr(self, f) + getattr(other, f) for f in FIELDS))
-
-    def deviations(self) -> Sums:
-        """The sums of the same samples with the means taken out."""
-        n = self.n
-        return Sums(
-            n=n,
-            y=self.y - self.y,
-            u=self.u - self.u,
-            y_next=self.y_next - self.y_next,
-            y_next2=self.y_next2 - self.y_next * self.y_next / n,
-            s1=self.s1 - self.y * self.y / n,
-            s2=self.s2 - self.u * self.y / n,
-            s3=self.s3 - self.u * self.u / n,
-            s4=self.s4 - self.y * self.y_next / n,
-            s5=self.s5 - self.u * self.y_next / n,
-        )
-
-
-FIELDS: tuple[str, ...] = tuple(field.name for field in fields(Sums))
-
-
-@dataclass(frozen=True)
-class Model:
-    """y(k+1) = a·y(k) + b·u(k) + offset; the offset is what the operating point amounts to."""
-
-    a: Term
-    b: Term
-    offset_per_s: Term
+# Fewer samples than this are no basis for steering anything.
+TRAIN_MIN = 30
+TEST_MIN = 10
+# Standard errors by which b must exceed zero.
+SIGNIFICANT = 3.0
 
 
 @dataclass(frozen=True)
@@ -100,16 +49,19 @@ class Identified:
     accepted: bool
     reason: str
     linear_range: LinearRange
-    # NaN where nothing could be fitted or judged.
-    a: float
-    b: float
-    offset_per_s: float
-    r2_train: float
-    r2_test: float
-    rmse_train_per_s: float
-    rmse_test_per_s: float
     n_train: int
     n_test: int
+    # NaN where nothing could be fitted or judged.
+    a: float = math.nan
+    b: float = math.nan
+    # Standard errors, from the samples fitted.
+    a_error: float = math.nan
+    b_error: float = math.nan
+    offset_per_s: float = math.nan
+    r2_train: float = math.nan
+    r2_test: float = math.nan
+    rmse_train_per_s: float = math.nan
+    rmse_test_per_s: float = math.nan
 
 
 def identify(
@@ -117,5 +69,97 @@ def identify(
     test: Mapping[float, Sums],
     r2_accepted: float = R2_ACCEPTED,
 ) -> Identified:
-    """The model of one consumer group from its sums by prefetch u(k); never raises on poor data."""
-    raise NotImplementedError
+    """The model of one consumer group from its sums by prefetch u(k); poor data is a reason."""
+    train, test = _usable(train), _usable(test)
+    whole = linear_range([_level(prefetch, sums) for prefetch, sums in train.items()])
+    # A model that will be refused is fitted on all there is, so that people can look at it.
+    is_linear = whole.shape in (Shape.LINEAR, Shape.KNEE)
+    fit = _added(sums for u, sums in train.items() if whole.contains(u) or not is_linear)
+    held_out = _added(sums for u, sums in test.items() if whole.contains(u) or not is_linear)
+    found = Identified(
+        accepted=False,
+        reason="",
+        linear_range=whole,
+        n_train=int(fit.n),
+        n_test=int(held_out.n),
+    )
+    if fit.n < TRAIN_MIN or held_out.n < TEST_MIN:
+        return replace(
+            found,
+            reason=f"{fit.n:g} samples to fit and {held_out.n:g} held out within the linear range "
+            f"are too few: {TRAIN_MIN} and {TEST_MIN} are needed",
+        )
+    try:
+        fitted = solve(fit)
+    except NoExcitation as error:
+        return replace(found, reason=str(error))
+    a_error, b_error = _errors(fitted, fit)
+    found = replace(
+        found,
+        a=fitted.a,
+        b=fitted.b,
+        a_error=a_error,
+        b_error=b_error,
+        offset_per_s=fitted.offset_per_s,
+        r2_train=_r_squared(fitted, fit),
+        r2_test=_r_squared(fitted, held_out),
+        rmse_train_per_s=_rmse(fitted, fit),
+        rmse_test_per_s=_rmse(fitted, held_out),
+    )
+    reason = _refusal(found, r2_accepted)
+    if reason is not None:
+        return replace(found, reason=reason)
+    return replace(
+        found,
+        accepted=True,
+        reason=f"explains {found.r2_test:.1%} of held-out data; {whole.reason}",
+    )
+
+
+def _refusal(found: Identified, r2_accepted: float) -> str | None:
+    """Why a fitted model is not to be used; None if it may."""
+    if found.linear_range.shape not in (Shape.LINEAR, Shape.KNEE):
+        return f"the rate {found.linear_range.reason}"
+    if math.isnan(found.r2_test):
+        return "the held-out rates never change, so nothing is left to explain"
+    if found.r2_test < r2_accepted:
+        return (
+            f"explains {found.r2_test:.1%} of held-out data, and {r2_accepted:.0%} is needed: "
+            "the rate depends on more than prefetch and the rate before"
+        )
+    if abs(found.a) >= 1.0:
+        return f"a = {found.a:.4g} is outside −1 to 1: a rate that runs away is no model"
+    if found.b <= SIGNIFICANT * found.b_error:
+        return f"b = {found.b:.4g} cannot be told from 0: prefetch does not drive this rate"
+    return None
+
+
+def _errors(fitted: Model, fit: Sums) -> tuple[float, float]:
+    """How far off a and b may be, by what the fit has left over."""
+    d = fit.deviations()
+    variance = max(squared_error(fitted, fit), 0.0) / max(fit.n - 3.0, 1.0)
+    determinant = d.s1 * d.s3 - d.s2 * d.s2
+    return math.sqrt(variance * d.s3 / determinant), math.sqrt(variance * d.s1 / determinant)
+
+
+def _usable(levels: Mapping[float, Sums]) -> dict[float, Sums]:
+    """The levels that hold samples, all of them numbers: one NaN spoils its level and no other."""
+    return {prefetch: sums for prefetch, sums in levels.items() if sums.n > 0 and sums.is_finite()}
+
+
+def _level(prefetch: float, sums: Sums) -> Level:
+    mean = sums.y_next / sums.n
+    return Level(prefetch, sums.n, mean, max(sums.y_next2 / sums.n - mean * mean, 0.0))
+
+
+def _added(parts: Iterable[Sums]) -> Sums:
+    return sum(parts, start=Sums(*(0.0 for _ in FIELDS)))
+
+
+def _r_squared(fitted: Model, sums: Sums) -> float:
+    still = sums.deviations().y_next2 <= ROUNDING * sums.y_next2
+    return math.nan if still else float(r_squared(fitted, sums))
+
+
+def _rmse(fitted: Model, sums: Sums) -> float:
+    return math.sqrt(max(squared_error(fitted, sums), 0.0) / sums.n)

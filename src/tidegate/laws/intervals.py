@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.stats import t as student_t
+from scipy.special import stdtrit
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def mean_interval(
     """The interval of a mean; without bounds (NaN) when there are fewer than two values."""
     if n < 2 or not math.isfinite(sample_variance):
         return Interval(mean=mean, low=math.nan, high=math.nan, n=n)
-    quantile = float(student_t.ppf(0.5 + confidence / 2.0, n - 1))
+    quantile = float(stdtrit(n - 1, 0.5 + confidence / 2.0))
     half_width = quantile * math.sqrt(max(sample_variance, 0.0) / n)
     return Interval(mean=mean, low=mean - half_width, high=mean + half_width, n=n)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tidegate.laws.term import Term
+from tidegate.core.term import Term
 
 
 def client_load(producers: Term, consumers: Term, capacity_clients: Term) -> Term:

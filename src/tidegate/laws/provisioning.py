@@ -7,29 +7,81 @@ machine takes to boot, `machine_capacity` the msg/s of a machine with all its sl
 paper's numbers: ceil(4 · 96.9 / 200) = 2. A mean boot time is too short half of the time, so the
 95th percentile is taken as soon as there are enough boots to know it.
 
-The growth is the slope of the least-squares line through `sustained_s` seconds of rates: a staircase
-(100 msg/s each 25 s) counts as the ramp that it is, a single spike counts little, and a slope that
-noise alone would give counts as none.
+Growth is the slope of the least-squares line through `sustained_s` seconds of rates: a staircase
+(100 msg/s each 25 s) counts as the ramp that it is, a single spike counts for little, and a slope
+that noise alone would give counts for nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+# Below 20 the 95th percentile is the longest boot of all.
+BOOTS_FOR_PERCENTILE = 20
+# Standard errors of a slope. The largest of a day's windows is sought, so more than for one.
+SIGNIFICANT = 5.0
+STEPS_MIN = 5
+ROUNDING = 1e-9
+
+
+class BootTime(NamedTuple):
+    """The boot time to reckon with, which one it is, and of how many boots."""
+
+    boot_s: float
+    kind: Literal["mean", "p95"]
+    n: int
+
 
 def warm_machines(sla_delta: float, boot_s: float, machine_capacity_per_s: float) -> int:
     """NPP: how many booted machines to keep without work."""
-    raise NotImplementedError
+    if not machine_capacity_per_s > 0.0:
+        raise ValueError(f"a machine's capacity is above 0 msg/s, not {machine_capacity_per_s}")
+    if not (math.isfinite(sla_delta) and math.isfinite(boot_s) and boot_s >= 0.0):
+        raise ValueError(f"growth {sla_delta} and boot time {boot_s} must be known numbers")
+    # A load that only ever falls needs no machine to be ready.
+    return max(math.ceil(sla_delta * boot_s / machine_capacity_per_s), 0)
 
 
-def boot_time_s(boots_s: Sequence[float]) -> tuple[float, str]:
-    """The boot time to reckon with, and which one it is: `mean` or `p95`."""
-    raise NotImplementedError
+def boot_time_s(boots_s: Sequence[float]) -> BootTime:
+    """The boot time to reckon with: the mean of a few, the 95th percentile of many."""
+    known = [boot for boot in boots_s if math.isfinite(boot) and boot >= 0.0]
+    if not known:
+        raise ValueError("no boot was recorded: boot a machine, or say how long it takes")
+    if len(known) < BOOTS_FOR_PERCENTILE:
+        return BootTime(math.fsum(known) / len(known), "mean", len(known))
+    return BootTime(float(np.percentile(known, 95.0)), "p95", len(known))
 
 
 def sla_delta(rate_per_s: NDArray[np.float64], step_s: float, sustained_s: float = 60.0) -> float:
-    """The largest sustained growth (msg/s²) of evenly spaced rates; NaN where none was recorded."""
-    raise NotImplementedError
+    """The largest sustained growth (msg/s²) of evenly spaced rates; NaN: not recorded.
+
+    0 when it never grows; NaN when no stretch of `sustained_s` was recorded without a gap.
+    """
+    steps = max(round(sustained_s / step_s), STEPS_MIN)
+    rates = np.asarray(rate_per_s, dtype=np.float64)
+    if len(rates) < steps:
+        return math.nan
+    known = np.isfinite(rates)
+    if not known.any():
+        return math.nan
+    ones = np.ones(steps)
+    whole = np.convolve(~known, ones, mode="valid") < 0.5
+    if not whole.any():
+        return math.nan
+    # Around the mean, so that squares of large rates do not drown what is left over.
+    y = np.where(known, rates - rates[known].mean(), 0.0)
+    t = (np.arange(steps) - (steps - 1) / 2.0) * step_s
+    spread = float(t @ t)
+    slope = np.correlate(y, t, mode="valid") / spread
+    sums = np.convolve(y, ones, mode="valid")
+    squares = np.convolve(y * y, ones, mode="valid") - sums * sums / steps
+    left_over = np.maximum(squares - slope * slope * spread, 0.0)
+    error = np.sqrt(left_over / (steps - 2) / spread)
+    # Without any noise, rounding is what is left, and it is no growth either.
+    grows = (slope > SIGNIFICANT * error) & (slope * sustained_s > ROUNDING * np.abs(y).max())
+    return float(np.max(slope, where=whole & grows, initial=0.0))

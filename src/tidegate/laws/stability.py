@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tidegate.laws.term import Term
+from tidegate.core.term import Term
 
 
 class Stability(StrEnum):

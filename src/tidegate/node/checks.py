@@ -216,6 +216,15 @@ def check_ranges(ranges: list[tuple[int, int]]) -> None:
             raise InvalidValue(f"no tags run from {first} to {last}")
 
 
+def check_id_ranges(ranges: list[tuple[int, int]]) -> None:
+    """Of messages, which count up from 1."""
+    if len(ranges) > RANGES_MAX:
+        raise TooLarge(f"a packet names at most {RANGES_MAX} ranges of ids, not {len(ranges)}")
+    for first, last in ranges:
+        if not 1 <= first <= last <= INT8_MAX:
+            raise InvalidValue(f"no ids run from {first} to {last}")
+
+
 def check_policy(policy: QueuePolicy, queue: str, limits: Limits) -> None:
     """Numbers that make sense, each named when it does not."""
     if policy.dead_letter == queue:

@@ -31,6 +31,7 @@ class Holding:
         "made_room",
         "may_deliver",
         "meters",
+        "producers",
         "queue",
         "store",
     )
@@ -56,6 +57,8 @@ class Holding:
         self.may_deliver = may_deliver
         self.queue = Queue(budget)
         self.meters = QueueMeters()
+        # Who has put since somebody last asked; None: nobody does.
+        self.producers: set[int] | None = None
         self.fenced = False
         # Set by the replica: what to do when the queue turns out to be somebody else's.
         self.fence: Callable[[TidegateError], None] = lambda error: None

@@ -91,6 +91,8 @@ class Intake:
         if holding.fenced or self._closed:
             batch.refused(NotOwner(f"queue {holding.info.name!r} has moved"))
             return
+        if holding.producers is not None:
+            holding.producers.add(batch.packet.producer)
         key = (batch.packet.producer, batch.packet.batch)
         if self._marks.has(*key):
             batch.confirm_duplicate()

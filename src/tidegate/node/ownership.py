@@ -86,10 +86,14 @@ class Ownership:
         if replica.fenced:
             raise StaleEpoch(f"queue {location.queue.name!r} was taken over")
         self.replicas[queue_id] = replica
+        if self._node.recording is not None:
+            self._node.recording.owned(replica)
         log.info("owns queue", extra={"queue": location.queue.name, "epoch": claim.epoch})
         return replica
 
     def forget(self, replica: Replica) -> None:
+        if self._node.recording is not None:
+            self._node.recording.disowned(replica)
         if self.replicas.get(replica.info.queue_id) is replica:
             del self.replicas[replica.info.queue_id]
             log.info("no longer owns queue", extra={"queue": replica.info.name})

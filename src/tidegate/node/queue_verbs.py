@@ -18,6 +18,7 @@ from tidegate.node.checks import (
     check_context,
     check_error,
     check_id,
+    check_id_ranges,
     check_policy,
     check_prefetch,
     check_put,
@@ -28,6 +29,7 @@ from tidegate.node.checks import (
 from tidegate.node.consumer import Consumer, Reader
 from tidegate.node.replica import Replica
 from tidegate.node.runs import run_of
+from tidegate.queueing.lane import NO_ID
 from tidegate.queueing.queue import Match
 from tidegate.wire import packets as w
 from tidegate.wire.connection import FRAME_BYTES_MAX
@@ -219,19 +221,46 @@ def set_consumer_prefetch(
 
 
 async def browse(session: Session, replica: Replica, packet: w.GetMessages, frame: Frame) -> None:
-    if packet.limit < 1:
-        raise InvalidValue("limit must be at least 1")
+    last_id = _checked_last_id(packet.limit, packet.last_id)
     runs: list[w.Run] = []
     bodies: list[memoryview | bytes] = []
     room = FRAME_BYTES_MAX // 2
-    for span in await replica.browse(min(packet.limit, BROWSE_COUNT_MAX)):
+    limit = min(packet.limit, BROWSE_COUNT_MAX)
+    first_id = min(max(packet.first_id, 0), NO_ID)
+    spans, more_from = await replica.browse(limit, first_id, last_id)
+    for span in spans:
         body = span.segment.body(span.low, span.high)
         room -= len(body)
         if room < 0 and runs:
+            more_from = span.first_id
             break
         runs.append(run_of(span, tag=0))
         bodies.append(body)
-    session.answer(w.GetMessagesResponse(runs), frame.packet_id, bodies)
+    session.answer(w.GetMessagesResponse(runs, more_from), frame.packet_id, bodies)
+
+
+def _checked_last_id(limit: int, last_id: int | None) -> int:
+    if limit < 1:
+        raise InvalidValue("limit must be at least 1")
+    return NO_ID if last_id is None else min(max(last_id, 0), NO_ID)
+
+
+async def waiting_ids(
+    session: Session, replica: Replica, packet: w.GetWaitingIds, frame: Frame
+) -> None:
+    last_id = _checked_last_id(packet.limit, packet.last_id)
+    # Before what waits is looked at: what comes meanwhile may be on the list or not.
+    below_id = replica.intake.ids_given_below
+    ranges = await replica.waiting_ids(packet.limit, last_id)
+    session.answer(w.GetWaitingIdsResponse(ranges, below_id), frame.packet_id)
+
+
+async def acknowledge_ids(
+    session: Session, replica: Replica, packet: w.AcknowledgeIds, frame: Frame
+) -> None:
+    check_id_ranges(packet.ranges)
+    count = await replica.acknowledge_ids(packet.ranges)
+    session.answer(w.AcknowledgeIdsResponse(count), frame.packet_id)
 
 
 async def purge(session: Session, replica: Replica, packet: w.PurgeQueue, frame: Frame) -> None:
@@ -275,6 +304,8 @@ QUEUE_VERBS: dict[type[w.Packet], QueueVerb] = {
     w.SetPrefetch: set_prefetch,
     w.SetConsumerPrefetch: set_consumer_prefetch,
     w.GetMessages: browse,
+    w.GetWaitingIds: waiting_ids,
+    w.AcknowledgeIds: acknowledge_ids,
     w.PurgeQueue: purge,
     w.DeleteQueue: delete,
     w.SetOwner: set_owner,

@@ -40,6 +40,7 @@ from tidegate.node.meeting import Meeting
 from tidegate.node.neighbours import Neighbours
 from tidegate.node.ownership import Ownership
 from tidegate.node.publishing import Publishing
+from tidegate.node.recording import Recording
 from tidegate.node.replica import Replica
 from tidegate.node.session import Session
 from tidegate.node.tls import NodeTls
@@ -55,6 +56,7 @@ from tidegate.telemetry.numbers import (
     QueueNumbers,
     durations,
 )
+from tidegate.telemetry.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +84,7 @@ class Node:
         clock: Clock | None = None,
         tls: NodeTls | None = None,
         login_always: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         self.store = store
         self.limits = limits or Limits()
@@ -99,6 +102,7 @@ class Node:
         self.dead_letters = DeadLetters(self)
         self.tls = tls
         self.accounts = Accounts(store, login_always=login_always, on_change=self._users_changed)
+        self.recording = None if recorder is None else Recording(self, recorder)
         self.admission = Admission(self.limits)
         self.names = QueueNames(store, self.replicas)
         self.member_id = 0
@@ -171,6 +175,9 @@ class Node:
         self._settler.start()
         for work in (self._renew_forever(), self._tick_forever(), self._watch_users_forever()):
             self._start(work)
+        if self.recording is not None:
+            self.recording.start()
+            self._start(self.recording.run())
 
     def tls_to(self, address: str) -> ssl.SSLContext | None:
         """How to speak to another node, by its address; None: without TLS."""
@@ -237,6 +244,8 @@ class Node:
         await self._end_tasks()
         await self.neighbours.close()
         await self.store.close()
+        if self.recording is not None:
+            await self.recording.stop()
 
     async def _end_tasks(self) -> None:
         ending = [*self._tasks, *self.ownership.searches]
@@ -264,6 +273,8 @@ class Node:
         await self._end_tasks()
         await self.neighbours.close()
         await self.store.close()
+        if self.recording is not None:
+            self.recording.abort()
 
     def may_deliver(self) -> bool:
         """A paused owner wakes up with its lease gone: look at the clock before every socket."""

@@ -17,8 +17,7 @@ from tidegate.core.segment import Segment
 from tidegate.node.consumer import Reader
 from tidegate.node.holding import Holding
 from tidegate.queueing.lane import Lane
-from tidegate.queueing.queue import EVERYTHING, Match, Queue
-from tidegate.queueing.span import Span
+from tidegate.queueing.queue import EVERYTHING, Match
 
 log = logging.getLogger(__name__)
 
@@ -248,29 +247,27 @@ class TailReader:
         task.add_done_callback(self._searches.discard)
         return task
 
-    async def browse(self, limit: int) -> list[Span]:
-        """Up to `limit` messages of the tails, left where they are."""
+    async def look(self, first_id: int, last_id: int) -> tuple[list[Segment], int]:
+        """Segments of the store that hold these ids, and up to which id these are all."""
         holding = self._holding
-        spans: list[Span] = []
-        for lane, addressed in holding.queue.tail_wanted(ALL_BYTES):
-            if limit <= 0:
-                break
-            segments = await holding.store.read_lane(
-                holding.info.queue_id,
-                lane.priority,
-                addressed,
-                lane.tail_from,
-                lane.tail_last,
-                limit,
-                HEAD_BYTES_LOW,
-            )
-            for segment in segments:
-                for low, high in segment.open_ranges():
-                    if limit > 0 and segment.first_id not in lane.pulled:
-                        high = min(high, low + limit)
-                        spans.append(Queue.looked_at(segment, low, high))
-                        limit -= high - low
-        return spans
+        if not holding.queue.has_tail_between(first_id, last_id):
+            return [], last_id
+        found = await holding.store.read_between(
+            holding.info.queue_id, first_id, last_id, CHUNK_SEGMENTS, HEAD_BYTES_LOW
+        )
+        # Cut short or not: nobody but the store knows, and it is asked again from there.
+        through = min(found[-1].last_id, last_id) if found else last_id
+        return self._known(found), through
+
+    async def pull_between(self, first_id: int, last_id: int) -> int:
+        """Bring messages for anyone back by their ids, so many at a time; up to which id."""
+        if not self._holding.queue.has_tail_between(first_id, last_id, for_anyone=True):
+            return last_id
+        found, through = await self.look(first_id, last_id)
+        if not self._holding.fenced:
+            for_anyone = [segment for segment in found if segment.receivers is None]
+            self._holding.queue.bring_back(for_anyone, pulled=True)
+        return through
 
     def fenced(self) -> None:
         for task in (self._reading, *self._searches):

@@ -48,3 +48,5 @@ class Job:
     reads: tuple[str, ...]
     writes: Mapping[str, StructType]
     run: Callable[[Inputs], Outcome]
+    # The kind of its models, if that is not its name.
+    models: str = ""

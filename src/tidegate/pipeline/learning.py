@@ -116,7 +116,7 @@ def _run_job(
                 checked(outcome.tables[table], schema, f"the table {table} of the job {job.name}")
             tables = {table: _stored(outcome.tables[table], folder / table) for table in job.writes}
             if outcome.models:
-                knowledge.add_models(job.name, run, assignment.until, outcome.models)
+                knowledge.add_models(job.models or job.name, run, assignment.until, outcome.models)
     except Exception as error:
         # Half of its tables are none.
         for table in job.writes:

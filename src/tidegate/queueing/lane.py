@@ -200,6 +200,14 @@ class Lane:
             self.pulled.add(segment.first_id)
         return True
 
+    def holds(self, segment: Segment) -> bool:
+        """Whether a segment is in the tail, and in the store only."""
+        return (
+            self.tail_count > 0
+            and self.tail_from <= segment.first_id <= self.tail_last
+            and segment.first_id not in self.pulled
+        )
+
     def leave_tail(self, segment: Segment, *, pulled: bool = False) -> bool:
         """A segment of the tail is in memory now; False if it was before."""
         if not self.tail_count or not self.tail_from <= segment.first_id <= self.tail_last:

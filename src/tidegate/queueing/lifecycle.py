@@ -41,6 +41,8 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
     State.ACCEPTED: {Event.STORED: State.READY, Event.STORED_FOR_LATER: State.SCHEDULED},
     State.READY: {
         Event.DELIVERED: State.LEASED,
+        # By its id, by who has read it without holding it.
+        Event.ACKED: State.DONE,
         Event.PURGED: State.DONE,
         Event.EXPIRED: State.DONE,
         Event.GIVEN_UP: State.LEAVING,

@@ -818,25 +818,76 @@ class Queue:
         heads += [span for groups in self._groups.values() if (span := groups.oldest) is not None]
         return min(heads, key=lambda span: span.first_id).segment if heads else None
 
-    def browse(self, limit: int) -> list[Span]:
-        """Up to `limit` ready messages in memory, oldest first, left where they are."""
-        rows = [lane.spans() for lanes in self._lanes.values() for lane in lanes.values()]
+    def browse(
+        self, limit: int, first_id: int = 0, last_id: int = NO_ID, *, for_anyone: bool = False
+    ) -> list[Span]:
+        """Up to `limit` ready messages in memory with these ids, in order, left where they are."""
+        receivers = [ANYONE] if for_anyone else list(self._lanes)
+        rows = [lane.spans() for each in receivers for lane in self._lanes[each].values()]
+        held = [groups for each, groups in self._groups.items() if each in receivers]
         spans = heapq.nsmallest(
-            limit, chain(*rows, *self._groups.values()), key=lambda span: span.first_id
+            limit,
+            (
+                span
+                for span in chain(*rows, *held)
+                if span.first_id <= last_id and span.first_id + len(span) > first_id
+            ),
+            key=lambda span: span.first_id,
         )
         seen: list[Span] = []
         for span in spans:
             if limit <= 0:
                 break
-            high = min(span.high, span.low + limit)
-            seen.append(Span(span.segment, span.low, high, span.state))
-            limit -= high - span.low
+            low, high = _offsets(span, first_id, last_id)
+            high = min(high, low + limit)
+            seen.append(Span(span.segment, low, high, span.state))
+            limit -= high - low
         return seen
 
-    @staticmethod
-    def looked_at(segment: Segment, low: int, high: int) -> Span:
-        """Messages of a tail that somebody browses."""
-        return Span(segment, low, high, State.READY)
+    def tail_pieces(self, segment: Segment, first_id: int, last_id: int) -> list[Span]:
+        """What of a segment that was read from the store only the store holds, with these ids."""
+        tail = self.tail_lane(segment.priority, segment.receivers is not None)
+        if not tail.holds(segment):
+            return []
+        pieces = (Span(segment, low, high, State.READY) for low, high in segment.open_ranges())
+        cut = [_offsets(piece, first_id, last_id) for piece in pieces]
+        return [Span(segment, low, high, State.READY) for low, high in cut if low < high]
+
+    @property
+    def tail_begins(self) -> int:
+        """The lowest id of a message for anyone that only the store may hold."""
+        tails = (lane.tail_from for lane in self._lanes[ANYONE].values() if lane.tail_count)
+        return min(tails, default=NO_ID)
+
+    def has_tail_between(self, first_id: int, last_id: int, *, for_anyone: bool = False) -> bool:
+        """Whether the store may hold messages with these ids that memory does not."""
+        tails = self._lanes[ANYONE].values() if for_anyone else self._all_tails()
+        return any(
+            tail.tail_count and tail.tail_from <= last_id and tail.tail_last >= first_id
+            for tail in tails
+        )
+
+    def take_between(self, first_id: int, last_id: int) -> list[Span]:
+        """The messages for anyone in memory with these ids, which thereby are nobody's."""
+        taken: list[Span] = []
+        groups = self._groups.get(ANYONE)
+        if groups is not None:
+            for span in [span for span in groups if first_id <= span.first_id <= last_id]:
+                groups.remove(span)
+                self._hold(ANYONE, span, -1)
+                taken.append(span)
+        for lane in self._lanes[ANYONE].values():
+            found = []
+            for span in lane.spans():
+                if span.first_id > last_id:
+                    break
+                if span.first_id + len(span) > first_id:
+                    found.append(span)
+            for span in found:
+                low, high = _offsets(span, first_id, last_id)
+                self.head_count -= high - low
+                taken.append(lane.remove(span, low, high))
+        return taken
 
     def tail_wanted(self, head_bytes_low: int) -> list[tuple[Lane, bool]]:
         """Lanes whose head is short while their tail is not; True for addressed ones."""
@@ -858,3 +909,9 @@ class Queue:
         """The store holds nothing of a tail before an id."""
         lane.tail_from = max(lane.tail_from, to_id)
         self._reach_groups()
+
+
+def _offsets(span: Span, first_id: int, last_id: int) -> tuple[int, int]:
+    """Where in its segment a span's messages with these ids lie."""
+    starts = span.segment.first_id
+    return max(span.low, first_id - starts), min(span.high, last_id + 1 - starts)

@@ -496,6 +496,22 @@ class MemoryStore(MemoryUsers):
                 bytes_max -= segment.payload_bytes
         return found
 
+    async def read_between(
+        self, queue_id: int, from_id: int, to_id: int, count_max: int, bytes_max: int
+    ) -> list[Segment]:
+        await _turn()
+        replica = self._replicas.get(queue_id)
+        found: list[Segment] = []
+        if replica is None:
+            return found
+        for segment in replica.in_order():
+            if len(found) >= count_max or bytes_max <= 0 or segment.first_id > to_id:
+                break
+            if segment.last_id >= from_id and segment.due_at is None:
+                found.append(replica.read(segment))
+                bytes_max -= segment.payload_bytes
+        return found
+
     async def find_segments(
         self,
         queue_id: int,

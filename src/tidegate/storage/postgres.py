@@ -290,6 +290,19 @@ class PostgresStore(PostgresUsers):
         )
         return [_segment(queue_id, row) for row in rows]
 
+    async def read_between(
+        self, queue_id: int, from_id: int, to_id: int, count_max: int, bytes_max: int
+    ) -> list[Segment]:
+        rows = await self._read(
+            "select * from read_between(%s, %s, %s, %s::int, %s)",
+            queue_id,
+            from_id,
+            to_id,
+            count_max,
+            bytes_max,
+        )
+        return [_segment(queue_id, row) for row in rows]
+
     async def find_segments(
         self,
         queue_id: int,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import msgspec
@@ -9,12 +10,12 @@ import msgspec
 from tidegate.core.users import Grant, Keys, User
 
 
-class PostgresUsers:
+class PostgresUsers(ABC):
     """The part of a PostgreSQL store that knows users."""
 
+    @abstractmethod
     async def _call(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
         """One function call on the catalogue connection."""
-        raise NotImplementedError
 
     async def add_user(self, user: User) -> bool:
         return await self._did(

@@ -266,7 +266,8 @@ create function purge_queue(
 ) returns int
 language plpgsql as $$
 begin
-    perform 1 from replica where queue_id = in_queue and epoch = in_epoch for share;
+    -- For update: acknowledgements under way take the same rows in another order, and would meet us.
+    perform 1 from replica where queue_id = in_queue and epoch = in_epoch for update;
     if not found then
         return 1;
     end if;

@@ -1,0 +1,48 @@
+"""The most memory that this process and those it started have used together."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import psutil
+
+LOOK_EVERY_S = 0.1
+
+
+class MemoryPeak:
+    """Looks ten times a second."""
+
+    def __init__(self, without: frozenset[int] = frozenset()) -> None:
+        """`without` are the ids of processes that do not count."""
+        self._without = without
+        self._over = threading.Event()
+        self.bytes_max = 0
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[MemoryPeak]:
+        """While the block runs."""
+        thread = threading.Thread(target=self._watch, name="memory", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._over.set()
+            thread.join()
+
+    def _watch(self) -> None:
+        while True:
+            self.bytes_max = max(self.bytes_max, self._look())
+            if self._over.wait(LOOK_EVERY_S):
+                return
+
+    def _look(self) -> int:
+        total = 0
+        me = psutil.Process()
+        for process in [me, *me.children(recursive=True)]:
+            # One that has just ended uses none.
+            with contextlib.suppress(psutil.Error):
+                if process.pid not in self._without:
+                    total += process.memory_info().rss
+        return total

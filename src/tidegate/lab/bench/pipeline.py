@@ -1,0 +1,312 @@
+"""`tidegate bench pipeline`: how many rows of telemetry a second Spark turns into knowledge here.
+
+Strategy: a synthetic lake of one kind grows in a temporary folder, and `learn` itself runs one job
+on it, with the real source, the real session and its tables written down. A first run on a small
+lake warms Spark up and is not counted. A job's figure is the rows of its lake over its own seconds;
+finding, checking and counting the files and rows comes once per `learn`, for all jobs, and is
+shown beside it. Medians of the rounds. Memory is what the driver (Python and its Java) used at most,
+and in local mode that is all there is.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.table import Table
+
+from tidegate.agreement.document import Agreement, parse_agreement
+from tidegate.core.quantities import format_size
+from tidegate.lab.bench.child import Child
+from tidegate.lab.bench.compare import describe_machine
+from tidegate.lab.bench.compare_report import Bar
+from tidegate.lab.bench.compare_table import bar_table
+from tidegate.lab.bench.memory import MemoryPeak
+from tidegate.lab.bench.processors import QUIET, Processors
+from tidegate.lab.bench.synthetic_process import Grown, Wanted
+from tidegate.pipeline.job import Job
+from tidegate.pipeline.jobs import JOBS
+from tidegate.pipeline.learning import Assignment, learn_with
+from tidegate.pipeline.progress import SilentSteps
+from tidegate.pipeline.session import SparkOptions, spark_session
+from tidegate.pipeline.survey import Place
+from tidegate.telemetry.knowledge import Knowledge, Run
+
+GIB = 1024**3
+MILLION = 1_000_000
+# Which rows each job is measured on.
+KIND_OF_JOB = {
+    "identification": "consumer_samples",
+    "compliance": "queue_samples",
+    "lifecycle": "lifecycles",
+}
+# Of a row on disk, rounded up; Spark's scratch files and the results need some more.
+ROW_BYTES = 60
+DISK_RESERVE_BYTES = 2 * GIB
+WANTED_ROWS_PER_S = 1_000_000.0
+WANTED_RATIO = 0.9
+MEMORY_GIB_MAX = 4.0
+GROWING_SECONDS_MAX = 1_800.0
+AGREEMENT = """\
+name = "orders"
+queue = "orders.*"
+window = "10s"
+
+[metrics.wait_p99]
+breach = "50ms"
+
+[metrics.throughput]
+breach = 20
+"""
+Progress = Callable[[str], None]
+
+
+class PipelineOptions(msgspec.Struct, frozen=True):
+    """How much, and how often."""
+
+    rows: Sequence[int] = (1 * MILLION, 10 * MILLION, 50 * MILLION)
+    jobs: Sequence[str] = tuple(KIND_OF_JOB)
+    subjects: int = 2_000
+    warm_rows: int = 1 * MILLION
+    rounds: int = 3
+    # What Spark is told, beyond our defaults.
+    properties: dict[str, str] = {}
+
+    @staticmethod
+    def quick() -> PipelineOptions:
+        """A short run that shows that it works, and no figure to quote."""
+        return PipelineOptions(rows=(20_000, 40_000), subjects=100, warm_rows=10_000, rounds=1)
+
+
+class PipelineBenchFailed(RuntimeError):
+    """The measurement cannot be made, or a job failed."""
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """One job on one lake; seconds are medians."""
+
+    job: str
+    rows: int
+    job_s: float
+    rows_per_s: float
+    # The whole `learn` of this one job, finding and checking its rows included.
+    learn_s: float
+    memory_gib: float
+    rounds_s: list[float]
+
+
+class PipelineReport(msgspec.Struct, frozen=True):
+    """All jobs on all lakes."""
+
+    measured: list[Measured]
+    # Rows per second on the largest lake, of those on the one before, by job.
+    ratio: dict[str, float]
+    bars: list[Bar]
+    taken_by_others: float
+    environment: dict[str, str]
+
+    @property
+    def met(self) -> bool:
+        return all(bar.met for bar in self.bars)
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        for bar, struct in zip(plain["bars"], self.bars, strict=True):
+            bar["met"] = struct.met
+        return plain
+
+
+def parse_rows(text: str) -> list[int]:
+    """Numbers of rows, such as `1M,10M` or `500k`."""
+    units = {"k": 1_000, "m": MILLION}
+    found = []
+    for part in text.split(","):
+        number = part.strip().lower()
+        unit = units.get(number[-1:], 1)
+        try:
+            rows = round(float(number[:-1] if unit > 1 else number) * unit)
+        except ValueError:
+            raise ValueError(f"{part.strip()!r} is no number of rows; say 500k or 10M") from None
+        if rows < 1:
+            raise ValueError(f"{part.strip()!r} is no number of rows; say 500k or 10M")
+        found.append(rows)
+    return found
+
+
+def run_pipeline(
+    options: PipelineOptions, progress: Progress = lambda line: None
+) -> PipelineReport:
+    """Grow lakes, learn from them, and look at the clock."""
+    jobs = _jobs(options)
+    check_disk(options, Path(tempfile.gettempdir()))
+    measured: list[Measured] = []
+    processors = Processors()
+    with spark_session(SparkOptions(properties=options.properties)) as spark:
+        for job in jobs:
+            # One kind at a time, and gone before the next: that is all the disk it takes.
+            with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder:
+                measured += _measure(spark, job, Path(folder), options, progress)
+    ratio = _ratios(measured)
+    return PipelineReport(
+        measured=measured,
+        ratio=ratio,
+        bars=_bars(measured, ratio),
+        taken_by_others=processors.share_of_others(),
+        environment=describe_machine(),
+    )
+
+
+def check_disk(options: PipelineOptions, folder: Path) -> None:
+    """Refuse before anything is written that would not fit."""
+    needed = max(options.rows) * ROW_BYTES + DISK_RESERVE_BYTES
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise PipelineBenchFailed(
+            f"{max(options.rows):,} rows need {format_size(needed)} in {folder}, where "
+            f"{format_size(free)} are free: name another folder with TMPDIR, or fewer --rows"
+        )
+
+
+def _jobs(options: PipelineOptions) -> list[Job]:
+    known = {job.name: job for job in JOBS if job.name in KIND_OF_JOB}
+    missing = [name for name in options.jobs if name not in known]
+    if missing:
+        raise PipelineBenchFailed(
+            f"the job {missing[0]} is not measured; these are: {', '.join(known)}"
+        )
+    return [known[name] for name in options.jobs]
+
+
+def _measure(
+    spark: SparkSession, job: Job, folder: Path, options: PipelineOptions, progress: Progress
+) -> list[Measured]:
+    lake, kind = folder / "lake", KIND_OF_JOB[job.name]
+    arguments = [str(lake), str(options.subjects)]
+    agreements = [parse_agreement(AGREEMENT, "the benchmark's")]
+    found: list[Measured] = []
+    knowledge = Knowledge(folder / "knowledge")
+    with Child("tidegate.lab.bench.synthetic_process", arguments) as generator:
+
+        def rounds(rows: int) -> tuple[int, list[Run], MemoryPeak]:
+            generator.say(Wanted(kind, rows))
+            grown = generator.hear(Grown, GROWING_SECONDS_MAX)
+            with MemoryPeak(without=frozenset({generator.pid})).watched() as peak:
+                runs = [
+                    _learn(spark, job, lake, grown, agreements, knowledge)
+                    for _ in range(options.rounds)
+                ]
+            return grown.rows, runs, peak
+
+        rounds(min(options.warm_rows, *options.rows))
+        progress(f"{job.name}: warm")
+        for wanted in sorted(options.rows):
+            rows, runs, peak = rounds(wanted)
+            found.append(_summary(job, rows, runs, peak))
+            progress(
+                f"{job.name}: {rows:,} rows in {found[-1].job_s:.2f} s, "
+                f"{found[-1].rows_per_s:,.0f} rows/s"
+            )
+    return found
+
+
+def _learn(
+    spark: SparkSession,
+    job: Job,
+    lake: Path,
+    grown: Grown,
+    agreements: Sequence[Agreement],
+    knowledge: Knowledge,
+) -> Run:
+    assignment = Assignment(
+        lake=Place.of(str(lake)),
+        jobs=[job],
+        agreements=agreements,
+        since=grown.since,
+        until=grown.until + timedelta(seconds=1),
+    )
+    run = learn_with(spark, assignment, knowledge, SilentSteps())
+    (record,) = run.jobs
+    if record.failure:
+        raise PipelineBenchFailed(f"{job.name} failed: {record.failure}")
+    read = run.reading[KIND_OF_JOB[job.name]]
+    if read.rows != grown.rows:
+        raise PipelineBenchFailed(f"{job.name} saw {read.rows:,} of {grown.rows:,} rows")
+    return run
+
+
+def _summary(job: Job, rows: int, runs: Sequence[Run], peak: MemoryPeak) -> Measured:
+    rounds_s = [run.jobs[0].seconds for run in runs]
+    job_s = statistics.median(rounds_s)
+    return Measured(
+        job=job.name,
+        rows=rows,
+        job_s=job_s,
+        rows_per_s=rows / job_s,
+        learn_s=statistics.median(run.seconds for run in runs),
+        memory_gib=peak.bytes_max / GIB,
+        rounds_s=rounds_s,
+    )
+
+
+def _ratios(measured: Sequence[Measured]) -> dict[str, float]:
+    ratios = {}
+    for job in dict.fromkeys(one.job for one in measured):
+        rates = [one.rows_per_s for one in measured if one.job == job]
+        if len(rates) > 1:
+            ratios[job] = rates[-1] / rates[-2]
+    return ratios
+
+
+def _bars(measured: Sequence[Measured], ratio: dict[str, float]) -> list[Bar]:
+    bars = [
+        Bar(
+            f"{one.job}, {one.rows:,} rows",
+            one.rows_per_s / MILLION,
+            WANTED_ROWS_PER_S / MILLION,
+            "M rows/s",
+        )
+        for one in measured
+    ]
+    bars += [
+        Bar(
+            f"{job}: rows/s on the largest lake, of those on the one before",
+            figure,
+            WANTED_RATIO,
+            "×",
+        )
+        for job, figure in ratio.items()
+    ]
+    highest = max((one.memory_gib for one in measured), default=0.0)
+    return [*bars, Bar("memory of the driver", highest, MEMORY_GIB_MAX, "GiB", at_most=True)]
+
+
+def render(report: PipelineReport, console: Console) -> None:
+    """Print the figures, then the verdicts."""
+    table = Table(title="Telemetry to knowledge, medians")
+    for column in ("job", "rows", "s", "rows/s", "s with reading", "GiB"):
+        table.add_column(column, justify="left" if column == "job" else "right")
+    for one in report.measured:
+        table.add_row(
+            one.job,
+            f"{one.rows:,}",
+            f"{one.job_s:.2f}",
+            f"{one.rows_per_s:,.0f}",
+            f"{one.learn_s:.2f}",
+            f"{one.memory_gib:.2f}",
+        )
+    console.print(table)
+    console.print(bar_table(report.bars))
+    if report.taken_by_others > QUIET:
+        console.print(
+            f"Other processes took {100 * report.taken_by_others:.0f} % of the machine meanwhile.",
+            style="yellow",
+        )

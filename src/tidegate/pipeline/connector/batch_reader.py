@@ -1,0 +1,47 @@
+"""`spark.read`: what waits in a queue now, left where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from tidegate.pipeline.connector.columns import check_schema, record_batch
+from tidegate.pipeline.connector.offset import ONLY_REPLICA
+from tidegate.pipeline.connector.options import Options
+from tidegate.pipeline.connector.pages import pages
+
+
+@dataclass
+class Waiting(InputPartition):
+    """What a replica has given out ids for when the read was planned."""
+
+    replica: str
+    queue_id: int
+    last_id: int
+
+
+class QueueReader(DataSourceReader):
+    """Browses."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        check_schema(schema)
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> list[Waiting]:
+        queue = self._options.queue
+        with self._options.connector() as mq:
+            queue_id = mq.queue(queue).queue_id
+            # A bound: a queue that is put to all the time would be read for ever.
+            below_id = mq.waiting_ids(queue_id, limit=1).below_id
+        return [Waiting(ONLY_REPLICA, queue_id, below_id - 1)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Waiting)
+        with self._options.connector() as mq:
+            for page in pages(mq, partition.queue_id, 0, partition.last_id, self._options.limit):
+                yield record_batch(page, self._schema)

@@ -1,0 +1,64 @@
+"""Messages of a queue page by page, browsed by their ids."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from tidegate.client.blocking import BlockingClient, BlockingMessage
+from tidegate.core.errors import TidegateError
+from tidegate.pipeline.connector import ranges as r
+from tidegate.pipeline.connector.options import Options
+
+PAGE_COUNT = 5000
+# A node that has just started reads its queues first, and a consumer that should not be there may
+# give back what it took.
+MISSING_S = 10.0
+MISSING_PAUSE_S = 0.2
+
+
+class MessagesMissing(TidegateError):
+    """Messages of a planned batch are no longer in the queue."""
+
+
+def pages(
+    mq: BlockingClient, queue: str | int, first_id: int, last_id: int, limit: int | None = None
+) -> Iterator[list[BlockingMessage]]:
+    """All that wait with these ids, or the first `limit` of them, in order."""
+    while limit is None or limit > 0:
+        wanted = PAGE_COUNT if limit is None else min(PAGE_COUNT, limit)
+        page = mq.browse(queue, limit=wanted, first_id=first_id, last_id=last_id)
+        if page:
+            yield page
+            first_id = page[-1].message_id + 1
+        if len(page) < wanted:
+            return
+        limit = None if limit is None else limit - len(page)
+
+
+def planned(
+    mq: BlockingClient, options: Options, queue_id: int, ranges: list[r.Range]
+) -> Iterator[list[BlockingMessage]]:
+    """Exactly the messages of a batch; MessagesMissing: they are not all there."""
+    gives_up_at = time.monotonic() + MISSING_S
+    missing = ranges
+    while missing:
+        found: list[int] = []
+        for page in pages(mq, queue_id, missing[0][0], missing[-1][1]):
+            # Others lie between them: addressed to somebody, or come since.
+            ours = [message for message in page if r.holds(missing, message.message_id)]
+            if ours:
+                found += [message.message_id for message in ours]
+                yield ours
+        missing = r.without(missing, found)
+        if missing and time.monotonic() > gives_up_at:
+            break
+        if missing:
+            time.sleep(MISSING_PAUSE_S)
+    if missing and options.fail_on_data_loss:
+        raise MessagesMissing(
+            f"{r.count(missing)} of the {r.count(ranges)} messages of this batch are no longer in "
+            f"queue {options.queue!r} (ids {r.written(missing[:5])}): another consumer took them, "
+            "they expired, or the queue was purged. Leave the queue to this one stream; to go on "
+            'without them, set option("failOnDataLoss", "false")'
+        )

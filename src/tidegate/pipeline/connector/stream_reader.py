@@ -1,0 +1,127 @@
+"""`spark.readStream`: a queue as a stream, each message in exactly one batch.
+
+    latestOffset(start)   acknowledge the messages of `start`; name those of the next batch
+    partitions(start, end), read   browse the messages of `end`, as often as Spark asks
+    commit(end)           acknowledge the messages of `end`
+
+Spark asks for what comes after `start` only when the batch of `start` is done and in its commit
+log, so whatever `start` names may go: that makes up for a commit that a crash has swallowed. What
+`end` names stays in the queue until then, and a batch that is planned again after a crash is
+browsed again by the same ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from tidegate.client.blocking import BlockingClient
+from tidegate.pipeline.connector.columns import check_schema, record_batch
+from tidegate.pipeline.connector.offset import ONLY_REPLICA, Offset
+from tidegate.pipeline.connector.options import Options
+from tidegate.pipeline.connector.pace import Pace
+from tidegate.pipeline.connector.pages import planned
+from tidegate.pipeline.connector.ranges import Range, count
+
+# In one batch, when nobody says how many: what an offset names is held in memory while planned.
+BATCH_COUNT_MAX = 10_000_000
+
+
+@dataclass
+class Share(InputPartition):
+    """The messages of a batch that one replica has."""
+
+    replica: str
+    queue_id: int
+    ranges: list[Range]
+
+
+class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans batches on the driver, reads them in tasks."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        check_schema(schema)
+        self._options = options
+        self._schema = schema
+        self._pace = Pace(options.messages_per_second)
+        # On the driver, while the query runs.
+        self._mq: BlockingClient | None = None
+        self._queue_id = 0
+        self._last_id: int | None = None
+        self._acknowledged: Offset | None = None
+
+    def _connected(self) -> BlockingClient:
+        if self._mq is None:
+            self._mq = self._options.open()
+            self._queue_id = self._mq.queue(self._options.queue).queue_id
+        return self._mq
+
+    def _offset(self, stored: dict[str, Any]) -> Offset:
+        self._connected()
+        return Offset.from_json(stored, self._options.queue, self._queue_id)
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        self._connected()
+        return Offset(self._queue_id, {}).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        if self._options.messages_per_batch is None:
+            return ReadAllAvailable()
+        return ReadMaxRows(self._options.messages_per_batch)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        mq = self._connected()
+        self._last_id = mq.waiting_ids(self._queue_id, limit=1).below_id - 1
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        self._acknowledge(self._offset(start))
+        wanted = limit.max_rows if isinstance(limit, ReadMaxRows) else BATCH_COUNT_MAX
+        waiting = self._connected().waiting_ids(
+            self._queue_id, limit=self._pace.allowance(wanted), last_id=self._last_id
+        )
+        if not waiting.ranges:
+            return start
+        self._pace.spend(count(waiting.ranges))
+        return Offset(self._queue_id, {ONLY_REPLICA: waiting.ranges}).to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Share]:
+        self._acknowledge(self._offset(start))
+        if start == end:
+            return []
+        return [
+            Share(replica, self._queue_id, ranges)
+            for replica, ranges in self._offset(end).batch.items()
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Share)
+        with self._options.connector() as mq:
+            for page in planned(mq, self._options, partition.queue_id, partition.ranges):
+                yield record_batch(page, self._schema)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._acknowledge(self._offset(end))
+
+    def _acknowledge(self, offset: Offset) -> None:
+        """What a finished batch has named; on disk when this returns."""
+        if offset == self._acknowledged:
+            return
+        for ranges in offset.batch.values():
+            self._connected().ack_ids(self._queue_id, ranges)
+        self._acknowledged = offset
+
+    def stop(self) -> None:
+        if self._mq is not None:
+            self._mq.close()
+            self._mq = None

@@ -1,0 +1,177 @@
+"""How prefetch drives the arrival rate, for every consumer group in one pass.
+
+    samples → with_held_out → by_level → (driver) laws.identification.identify
+
+Strategy: Spark adds up. A sample carries u(k), y(k) and y(k+1), so the sums of least squares are
+plain aggregates per group, prefetch and part, and nothing is sorted or joined. Some dozens of
+sums per group remain; from them the law finds the knee, fits below it, and judges the fit on the
+held-out part. Within one level the prefetch is a constant, so of S1–S5 only those without u are
+added up, and the others follow.
+
+Held out is a quarter of the time, in blocks of half a minute: neighbouring seconds resemble each
+other, and a second between two that were fitted would be no test.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    BooleanType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from tidegate.laws.least_squares import Sums
+from tidegate.pipeline.consumer_group import ConsumerGroup, consumer_groups
+from tidegate.pipeline.job import Inputs, Job, Outcome
+from tidegate.pipeline.local_table import frame_of
+
+BLOCK_S = 30
+HELD_OUT = 0.25
+# Multiples of it, modulo 1, are spread evenly and repeat no pattern: blocks that are held out fall
+# into step with no regular change of the prefetch.
+GOLDEN = 0.618033988749895
+
+IDENTIFICATION = StructType(
+    [
+        StructField("group", StringType(), False),
+        StructField("accepted", BooleanType(), False),
+        StructField("reason", StringType(), False),
+        StructField("a", DoubleType()),
+        StructField("b", DoubleType()),
+        StructField("offset_per_s", DoubleType()),
+        StructField("shape", StringType(), False),
+        StructField("prefetch_low", DoubleType()),
+        StructField("prefetch_high", DoubleType()),
+        StructField("r2_train", DoubleType()),
+        StructField("r2_test", DoubleType()),
+        StructField("rmse_train_per_s", DoubleType()),
+        StructField("rmse_test_per_s", DoubleType()),
+        StructField("rows_train", LongType(), False),
+        StructField("rows_test", LongType(), False),
+        StructField("interval_s", DoubleType(), False),
+        StructField("first_at", TimestampType(), False),
+        StructField("last_at", TimestampType(), False),
+    ]
+)
+# The open loop: what was measured at each prefetch, and what the model says of it.
+PREFETCH_LEVELS = StructType(
+    [
+        StructField("group", StringType(), False),
+        StructField("prefetch", IntegerType(), False),
+        StructField("rows", LongType(), False),
+        StructField("arrival_per_s", DoubleType(), False),
+        StructField("arrival_per_s_stddev", DoubleType()),
+        # Where the model's rate settles at this prefetch.
+        StructField("settled_per_s", DoubleType()),
+        StructField("in_linear_range", BooleanType(), False),
+    ]
+)
+
+
+def with_held_out(samples: DataFrame) -> DataFrame:
+    """Samples that say what was before them, and whether they are for fitting or for judging."""
+    block = F.floor(F.unix_seconds("at") / F.lit(BLOCK_S))
+    known = F.col("arrival_before_per_s").isNotNull() & F.col("prefetch_before").isNotNull()
+    # Without acknowledgements there is no prefetch to speak of.
+    return samples.where(known & ~F.col("automatic")).withColumn(
+        "held_out", (block * F.lit(GOLDEN)) % F.lit(1.0) < F.lit(HELD_OUT)
+    )
+
+
+def by_level(samples: DataFrame) -> DataFrame:
+    """The sums of each group, prefetch and part."""
+    y, y_next, interval = (
+        F.col(name) for name in ("arrival_before_per_s", "arrival_per_s", "interval_s")
+    )
+    # A u of 1 stands for the level, which is put in when the sums are few.
+    sums = Sums.of(y=y, u=F.lit(1.0), y_next=y_next)
+    added: dict[str, Column] = {
+        name: F.sum(getattr(sums, name)) for name in ("y", "y_next", "y_next2", "s1", "s4")
+    }
+    return samples.groupBy("group", "prefetch_before", "held_out").agg(
+        F.count("*").alias("n"),
+        *(column.alias(name) for name, column in added.items()),
+        F.sum(interval).alias("interval"),
+        F.sum(interval * interval).alias("interval2"),
+        F.min("at").alias("first_at"),
+        F.max("at").alias("last_at"),
+    )
+
+
+def run(inputs: Inputs) -> Outcome:
+    """The model of every group that the samples speak of."""
+    samples = inputs.frames["consumer_samples"]
+    session = samples.sparkSession
+    groups = consumer_groups(samples.transform(with_held_out).transform(by_level).toArrow())
+    return Outcome(
+        tables={
+            "identification": frame_of(session, IDENTIFICATION, _identification(groups)),
+            "prefetch_levels": frame_of(session, PREFETCH_LEVELS, _prefetch_levels(groups)),
+        },
+        models=[group.model() for group in groups],
+    )
+
+
+def _identification(groups: Sequence[ConsumerGroup]) -> dict[str, list[Any]]:
+    found = [group.found for group in groups]
+    return {
+        "group": [group.name for group in groups],
+        "accepted": [one.accepted for one in found],
+        "reason": [one.reason for one in found],
+        "a": [one.a for one in found],
+        "b": [one.b for one in found],
+        "offset_per_s": [one.offset_per_s for one in found],
+        "shape": [str(one.linear_range.shape) for one in found],
+        "prefetch_low": [one.linear_range.low for one in found],
+        "prefetch_high": [one.linear_range.high for one in found],
+        "r2_train": [one.r2_train for one in found],
+        "r2_test": [one.r2_test for one in found],
+        "rmse_train_per_s": [one.rmse_train_per_s for one in found],
+        "rmse_test_per_s": [one.rmse_test_per_s for one in found],
+        "rows_train": [one.n_train for one in found],
+        "rows_test": [one.n_test for one in found],
+        "interval_s": [group.interval_s for group in groups],
+        "first_at": [_at(group.first_s) for group in groups],
+        "last_at": [_at(group.last_s) for group in groups],
+    }
+
+
+def _at(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def _prefetch_levels(groups: Sequence[ConsumerGroup]) -> dict[str, list[Any]]:
+    levels = [(group, level) for group in groups for level in group.levels]
+    return {
+        "group": [group.name for group, _ in levels],
+        "prefetch": [int(level.prefetch) for _, level in levels],
+        "rows": [int(level.n) for _, level in levels],
+        "arrival_per_s": [level.mean_per_s for _, level in levels],
+        "arrival_per_s_stddev": [math.sqrt(level.variance) for _, level in levels],
+        "settled_per_s": [group.settled_per_s(level.prefetch) for group, level in levels],
+        "in_linear_range": [
+            group.found.linear_range.contains(level.prefetch) for group, level in levels
+        ],
+    }
+
+
+JOB = Job(
+    name="identification",
+    says="How prefetch drives the arrival rate",
+    reads=("consumer_samples",),
+    writes={"identification": IDENTIFICATION, "prefetch_levels": PREFETCH_LEVELS},
+    models="prefetch",
+    run=run,
+)

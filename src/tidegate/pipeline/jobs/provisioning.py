@@ -1,0 +1,225 @@
+"""How many machines to keep warm: growth of the load, time to boot, capacity of a machine.
+
+    NPP = ceil(sla_delta · boot_s / machine_capacity)               laws.provisioning
+
+- `sla_delta`: production of all queues together, in steps of five seconds; the steepest slope of a
+  line through a minute of it (the law smooths, and passes over what noise alone would give).
+- `boot_s`: the events `boot`, mean and 95th percentile.
+- `machine_capacity`: what a node acknowledged in windows of ten seconds in which messages waited
+  throughout, at least a second's worth of them: only then did it do what it can. Of a node the
+  90th percentile of such windows, when it was fullest; of several nodes the median.
+
+What was not seen is not guessed: the model says which ingredient is missing.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import astuple, dataclass
+
+import numpy as np
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
+
+from tidegate.laws.provisioning import boot_time_s, sla_delta, warm_machines
+from tidegate.pipeline.job import Inputs, Job, Outcome
+from tidegate.pipeline.local_table import Numbers, frame_of, numbers, seconds
+from tidegate.pipeline.windows import window_start
+from tidegate.telemetry.knowledge import Model
+
+# Machines are shared: there is one model, of all of them.
+SUBJECT = "fleet"
+STEP_S = 5.0
+WINDOW_S = 10.0
+BUSIEST = 0.9
+# A minute under load, before a node's capacity is believed.
+LOADED_WINDOWS_MIN = 6
+BACKLOG_S = 1.0
+
+SCHEMA = StructType(
+    [
+        StructField("ingredient", StringType(), False),
+        StructField("value", DoubleType()),
+        StructField("unit", StringType(), False),
+        StructField("seen", LongType(), False),
+        StructField("says", StringType(), False),
+    ]
+)
+
+
+def production(samples: DataFrame) -> DataFrame:
+    """The production rate of all queues together, step by step."""
+    step = window_start(STEP_S).alias("step")
+    # By replica first: one that was recorded for a part of the step counts with its whole rate.
+    return (
+        samples.groupBy("queue", "replica", step)
+        .agg(
+            (F.sum("put") / F.sum("interval_s")).alias("produced_per_s"), F.count("*").alias("rows")
+        )
+        .groupBy("step")
+        .agg(F.sum("produced_per_s").alias("produced_per_s"), F.sum("rows").alias("rows"))
+    )
+
+
+def backlog(samples: DataFrame) -> DataFrame:
+    """How many messages waited at each node, at least, throughout each window."""
+    return (
+        samples.groupBy("node", "queue", "replica", window_start(WINDOW_S).alias("window"))
+        .agg(F.min("waiting").alias("waiting"))
+        .groupBy("node", "window")
+        .agg(F.sum("waiting").alias("waiting_least"))
+    )
+
+
+def work(samples: DataFrame) -> DataFrame:
+    """What each node acknowledged in each window."""
+    return (
+        samples.where(F.col("role") == "node")
+        .groupBy("node", window_start(WINDOW_S).alias("window"))
+        .agg((F.sum("acked") / F.sum("interval_s")).alias("acked_per_s"))
+    )
+
+
+def node_capacities(work_of_nodes: DataFrame, backlogs: DataFrame) -> DataFrame:
+    """What each node can do, by its windows under load."""
+    loaded = (F.col("acked_per_s") > 0) & (
+        F.col("waiting_least") >= F.col("acked_per_s") * F.lit(BACKLOG_S)
+    )
+    return (
+        work_of_nodes.join(backlogs, ["node", "window"])
+        .where(loaded)
+        .groupBy("node")
+        .agg(
+            F.percentile("acked_per_s", BUSIEST).alias("capacity_per_s"),
+            F.count("*").alias("windows"),
+        )
+        .where(F.col("windows") >= LOADED_WINDOWS_MIN)
+    )
+
+
+def boots(events: DataFrame) -> DataFrame:
+    """How long machines took to boot."""
+    took_s = F.col("duration_s")
+    return events.where((F.col("event") == "boot") & (took_s >= 0)).select("duration_s")
+
+
+@dataclass(frozen=True)
+class Ingredient:
+    """A number of the formula; NaN when it is missing, and then what would give it."""
+
+    name: str
+    value: float
+    unit: str
+    # How many steps, boots or nodes it rests on.
+    seen: int
+    says: str
+
+    @property
+    def is_missing(self) -> bool:
+        return math.isnan(self.value)
+
+
+def run(inputs: Inputs) -> Outcome:
+    """The one model, and its ingredients as a table."""
+    frames = inputs.frames
+    steps = frames["queue_samples"].transform(production).toArrow()
+    begins_s = seconds(steps, "step")
+    boots_s = numbers(frames["events"].transform(boots).toArrow(), "duration_s").tolist()
+    capacities = node_capacities(
+        frames["node_samples"].transform(work), frames["queue_samples"].transform(backlog)
+    ).toArrow()
+    ingredients = [
+        growth(begins_s, numbers(steps, "produced_per_s")),
+        boot_time(boots_s),
+        machine_capacity(numbers(capacities, "capacity_per_s").tolist()),
+    ]
+    model = provisioning_model(
+        ingredients,
+        boots_s,
+        rows=int(numbers(steps, "rows").sum()),
+        from_s=float(begins_s.min()) if len(begins_s) else inputs.since.timestamp(),
+        to_s=float(begins_s.max()) + STEP_S if len(begins_s) else inputs.until.timestamp(),
+    )
+    session = frames["queue_samples"].sparkSession
+    rows = [astuple(one) for one in ingredients]
+    columns = dict(zip(SCHEMA.names, map(list, zip(*rows, strict=True)), strict=True))
+    return Outcome({"provisioning": frame_of(session, SCHEMA, columns)}, [model])
+
+
+def growth(begins_s: Numbers, produced_per_s: Numbers) -> Ingredient:
+    """The steepest growth that lasted, of steps in any order."""
+    name, unit = "sla_delta", "msg/s²"
+    found = math.nan
+    if len(begins_s):
+        at = np.rint((begins_s - begins_s.min()) / STEP_S).astype(np.int64)
+        rates = np.full(at.max() + 1, np.nan)
+        rates[at] = produced_per_s
+        found = sla_delta(rates, STEP_S)
+    if math.isnan(found):
+        says = "no minute of production was recorded without a gap"
+    else:
+        says = f"production never grew faster than {found:.4g} msg/s² over a minute"
+    return Ingredient(name, found, unit, len(begins_s), says)
+
+
+def boot_time(boots_s: list[float]) -> Ingredient:
+    """How long a boot takes, to reckon with."""
+    if not boots_s:
+        return Ingredient("boot_s", math.nan, "s", 0, "no boot of a machine was recorded")
+    found = boot_time_s(boots_s)
+    says = f"{found.kind} of {found.n} boots"
+    return Ingredient("boot_s", found.boot_s, "s", found.n, says)
+
+
+def machine_capacity(capacities_per_s: list[float]) -> Ingredient:
+    """What a machine can do, of what its likes did under load."""
+    name, unit = "machine_capacity_per_s", "msg/s"
+    if not capacities_per_s:
+        says = (
+            "no node was seen with messages waiting for a minute, so what one can do is not known"
+        )
+        return Ingredient(name, math.nan, unit, 0, says)
+    found = statistics.median(capacities_per_s)
+    says = f"median of {len(capacities_per_s)} nodes under load"
+    return Ingredient(name, found, unit, len(capacities_per_s), says)
+
+
+def provisioning_model(
+    ingredients: list[Ingredient], boots_s: list[float], rows: int, from_s: float, to_s: float
+) -> Model:
+    """How many machines to keep warm, or what is missing to say so."""
+    parameters = {one.name: one.value for one in ingredients if not one.is_missing}
+    if boots_s:
+        parameters["boot_s_mean"] = statistics.fmean(boots_s)
+        parameters["boot_s_p95"] = float(np.percentile(boots_s, 95.0))
+    missing = [one.says for one in ingredients if one.is_missing]
+    reason = "; ".join(missing)
+    if not missing:
+        delta, boot_s, capacity_per_s = (one.value for one in ingredients)
+        warm = warm_machines(delta, boot_s, capacity_per_s)
+        parameters["warm_machines"] = warm
+        reason = (
+            f"while a machine boots ({boot_s:.4g} s) the load grows by {delta * boot_s:.4g} msg/s, "
+            f"and a machine does {capacity_per_s:.4g}: {warm} warm"
+        )
+    return Model(
+        subject=SUBJECT,
+        accepted=not missing,
+        reason=reason,
+        parameters=parameters,
+        quality={f"{one.name}_seen": one.seen for one in ingredients},
+        rows=rows,
+        from_s=from_s,
+        to_s=to_s,
+    )
+
+
+JOB = Job(
+    name="provisioning",
+    says="How many machines to keep warm",
+    reads=("queue_samples", "node_samples", "events"),
+    writes={"provisioning": SCHEMA},
+    run=run,
+)

@@ -1,0 +1,253 @@
+"""Where rows live: `<lake>/<kind>/date=YYYY-MM-DD/hour=HH/<writer>~<file id>.parquet`, in UTC.
+
+A file is written whole under a hidden name and then renamed, so that a reader sees all of it or
+nothing, whenever its writer is killed. The lake is any path that Arrow's file systems know: a
+folder, or an address such as `s3://bucket/lake`.
+
+    <writer>~<id>.parquet         rows of some seconds
+    <writer>~all~<id>.parquet     a whole hour, which stands for the files that it names
+    _<writer>~<run>~<id>.parquet  not there yet; what a killed writer leaves behind
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+
+from tidegate.core.errors import InvalidValue
+from tidegate.telemetry.schemas import (
+    FILE_KEY,
+    KIND_KEY,
+    REPLACES_KEY,
+    VERSION_KEY,
+    Kind,
+)
+
+HOUR_S = 3600
+_SUFFIX = ".parquet"
+_HIDDEN = ("_", ".")
+_WHOLE = "all"
+_PARTITION = re.compile(r"/date=(\d{4}-\d{2}-\d{2})/hour=(\d{2})/([^/]+)$")
+
+
+@dataclass(frozen=True)
+class LakeFile:
+    """A file of the lake, by its name alone."""
+
+    path: str
+    kind: str
+    # Hours since 1970, UTC.
+    hour: int
+    name: str
+    size_bytes: int
+
+    @property
+    def writer(self) -> str:
+        """Who wrote it, as it stands in the name."""
+        return self.name.lstrip("_").partition("~")[0]
+
+    @property
+    def is_hidden(self) -> bool:
+        return self.name.startswith(_HIDDEN)
+
+    @property
+    def is_whole_hour(self) -> bool:
+        """Whether it may stand for others."""
+        return f"~{_WHOLE}~" in self.name
+
+    @property
+    def run(self) -> str:
+        """Of a hidden one: the life of its writer in which it was begun."""
+        return self.name.split("~")[1] if self.is_hidden and "~" in self.name else ""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a file says of itself."""
+
+    kind: str
+    version: int
+    file_id: str
+    replaces: frozenset[str]
+
+
+class Lake:
+    """One lake: files go in whole, are listed, and go away."""
+
+    def __init__(self, location: str, *, filesystem: Any = None) -> None:
+        self.location = location
+        if filesystem is not None:
+            self._files, self._root = filesystem, location
+        elif "://" in location:
+            try:
+                self._files, self._root = pa.fs.FileSystem.from_uri(location)
+            except pa.ArrowInvalid as wrong:
+                raise InvalidValue(f"{location!r} is no lake that Arrow knows: {wrong}") from None
+        else:
+            self._files = pa.fs.LocalFileSystem()
+            self._root = str(Path(location).expanduser().absolute())
+        self._root = self._root.rstrip("/")
+
+    # In
+
+    def write(
+        self,
+        kind: Kind,
+        hour: int,
+        table: Any,
+        *,
+        writer: str,
+        run: str,
+        replaces: Iterable[str] = (),
+        file_id: str | None = None,
+    ) -> str:
+        """Put a table in place as one file; its path. What fails leaves no visible file behind."""
+        file_id = file_id or uuid.uuid4().hex
+        replaced = sorted(replaces)
+        metadata = kind.file_metadata(file_id)
+        if replaced:
+            metadata[REPLACES_KEY] = msgspec.json.encode(replaced)
+        folder = f"{self._root}/{kind.name}/{partition(hour)}"
+        author = safe_name(writer)
+        whole = f"~{_WHOLE}" if replaced else ""
+        hidden = f"{folder}/_{author}~{run}~{file_id}{_SUFFIX}"
+        path = f"{folder}/{author}{whole}~{file_id}{_SUFFIX}"
+        self._files.create_dir(folder, recursive=True)
+        try:
+            pq.write_table(
+                table.replace_schema_metadata(metadata),
+                hidden,
+                filesystem=self._files,
+                compression="zstd",
+            )
+            self._files.move(hidden, path)
+        except BaseException:
+            self._delete_quietly(hidden)
+            raise
+        return path
+
+    # Out
+
+    def kinds(self) -> list[str]:
+        """The kinds of which there may be files."""
+        selector = pa.fs.FileSelector(self._root, allow_not_found=True)
+        return sorted(
+            info.base_name
+            for info in self._files.get_file_info(selector)
+            if info.type == pa.fs.FileType.Directory
+        )
+
+    def files(
+        self,
+        kind: str,
+        *,
+        since_s: float | None = None,
+        until_s: float | None = None,
+        hidden: bool = False,
+    ) -> list[LakeFile]:
+        """The files of a kind whose hour touches a range of time, in order of hour and name."""
+        selector = pa.fs.FileSelector(f"{self._root}/{kind}", recursive=True, allow_not_found=True)
+        found = []
+        for info in self._files.get_file_info(selector):
+            place = _PARTITION.search(info.path)
+            if info.type != pa.fs.FileType.File or place is None:
+                continue
+            hour = hour_of_partition(place[1], place[2])
+            if since_s is not None and (hour + 1) * HOUR_S <= since_s:
+                continue
+            if until_s is not None and hour * HOUR_S >= until_s:
+                continue
+            file = LakeFile(info.path, kind, hour, place[3], info.size)
+            if file.is_hidden == hidden and file.name.endswith(_SUFFIX):
+                found.append(file)
+        return sorted(found, key=lambda file: (file.hour, file.name))
+
+    def identity(self, file: LakeFile) -> Identity:
+        """Who a file is; InvalidValue when it is none of ours, or cut."""
+        try:
+            metadata = pq.read_metadata(file.path, filesystem=self._files).metadata or {}
+            return Identity(
+                kind=metadata[KIND_KEY].decode(),
+                version=int(metadata[VERSION_KEY]),
+                file_id=metadata[FILE_KEY].decode(),
+                replaces=frozenset(
+                    msgspec.json.decode(metadata.get(REPLACES_KEY, b"[]"), type=list[str])
+                ),
+            )
+        except (pa.ArrowInvalid, KeyError, ValueError) as wrong:
+            raise InvalidValue(f"{file.path} is not a file of a lake: {wrong}") from None
+
+    def read(self, file: LakeFile, columns: Sequence[str] | None = None) -> Any:
+        """The rows of one file."""
+        with self._files.open_input_file(file.path) as source:
+            return pq.ParquetFile(source).read(columns=columns)
+
+    def current(self, files: Iterable[LakeFile]) -> list[LakeFile]:
+        """Those that count: no copies, and none that another one stands for."""
+        identities = {file: self.identity(file) for file in files}
+        return [file for file in identities if file in _counting(identities)]
+
+    # Away
+
+    def delete(self, file: LakeFile) -> None:
+        """Delete a file; that it is gone already is as good."""
+        try:
+            self._files.delete_file(file.path)
+        except FileNotFoundError:
+            return
+
+    def delete_hour(self, kind: str, hour: int) -> None:
+        """Delete an hour with all that is in it."""
+        try:
+            self._files.delete_dir(f"{self._root}/{kind}/{partition(hour)}")
+        except FileNotFoundError:
+            return
+
+    def _delete_quietly(self, path: str) -> None:
+        try:
+            self._files.delete_file(path)
+        except OSError:
+            return  # the next life of this writer finds it
+
+
+def _counting(identities: dict[LakeFile, Identity]) -> set[LakeFile]:
+    replaced = frozenset[str]().union(*(each.replaces for each in identities.values()))
+    wholes = [each for each in identities.values() if each.replaces]
+    seen: set[str] = set()
+    counting = set()
+    for file, identity in identities.items():
+        if identity.file_id in replaced or identity.file_id in seen:
+            continue
+        # Two that compacted the same hour at a time: the one that saw more stands for both.
+        if any(identity.replaces < other.replaces for other in wholes):
+            continue
+        seen.add(identity.file_id)
+        counting.add(file)
+    return counting
+
+
+def partition(hour: int) -> str:
+    """The folders of an hour."""
+    return datetime.fromtimestamp(hour * HOUR_S, UTC).strftime("date=%Y-%m-%d/hour=%H")
+
+
+def hour_of_partition(date: str, hour: str) -> int:
+    """The hour since 1970 that folders name."""
+    at = datetime.strptime(f"{date} {hour}", "%Y-%m-%d %H").replace(tzinfo=UTC)
+    return int(at.timestamp()) // HOUR_S
+
+
+def safe_name(writer: str) -> str:
+    """A writer's name as it may stand in the name of a file, whatever people called it."""
+    return quote(writer, safe="-. ").replace("~", "%7E").replace("_", "%5F")

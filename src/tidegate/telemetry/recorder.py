@@ -1,0 +1,208 @@
+"""The recorder: rows come in cheaply, a thread of its own writes them to the lake.
+
+Whoever records appends tuples and goes on; every few seconds the thread turns them into columns and
+writes one file for each kind and hour. So a kill loses the last seconds, and never leaves a broken
+file. A lake that cannot be written costs memory up to a bound and then rows, which are counted; it
+never holds up a message.
+
+Rows are tuples in the order of the columns of `schemas`; the first is the time, in microseconds
+since 1970. Arrow is imported by the thread: whoever does not record need not have it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from tidegate.telemetry.lake import Lake
+
+log = logging.getLogger(__name__)
+
+Row = tuple[Any, ...]
+
+_HOUR_US = 3600 * 1_000_000
+# What waits for the disk: some minutes of a hundred queues, in some 40 MB.
+ROWS_MAX = 50_000
+# How long the end of a process waits for its last file.
+_STOP_S = 5.0
+
+
+class RecorderOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Where to, and how much."""
+
+    lake: str
+    # Between samples, and between files.
+    interval_s: float = 1.0
+    flush_s: float = 5.0
+    rows_max: int = ROWS_MAX
+    # Hours older than this are deleted; 0: kept for ever.
+    retention_s: float = 30 * 86400.0
+    # About so many single requests and messages are recorded, however many there are.
+    requests_per_s: float = 50.0
+    lifecycles_per_s: float = 50.0
+
+
+class Recorder:
+    """Rows of one process on their way to a lake."""
+
+    def __init__(self, options: RecorderOptions, *, filesystem: Any = None) -> None:
+        self.options = options
+        self.lake = options.lake
+        self.rows_recorded = 0
+        self.rows_dropped = 0
+        self._rows_max = options.rows_max
+        self._filesystem = filesystem
+        self._writer = ""
+        # One life of this process: what an earlier one left half written is not ours any more.
+        self._run = uuid.uuid4().hex[:8]
+        self._lock = threading.Lock()
+        self._waiting: dict[tuple[str, int], list[Row]] = {}
+        self._waiting_rows = 0
+        self._failing = False
+        self._stopping = False
+        self._wake = threading.Event()
+        # Flushes that were asked for, and how many of them are done.
+        self._flushed = threading.Condition()
+        self._asked = 0
+        self._done = 0
+        self._thread: threading.Thread | None = None
+
+    # For whoever records
+
+    def start(self, writer: str) -> None:
+        """Begin; files carry the writer's name."""
+        self._writer = writer
+        self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
+        self._thread.start()
+
+    def add(self, kind: str, rows: Sequence[Row]) -> None:
+        """Take rows of one kind and about one time; never waits for the disk."""
+        if not rows:
+            return
+        with self._lock:
+            if self._waiting_rows + len(rows) > self._rows_max:
+                self.rows_dropped += len(rows)
+                return
+            self._waiting_rows += len(rows)
+            for row in rows:
+                self._waiting.setdefault((kind, row[0] // _HOUR_US), []).append(row)
+
+    def flush(self, timeout_s: float = _STOP_S) -> bool:
+        """Write what waits now; whether that was done in time."""
+        with self._flushed:
+            self._asked += 1
+            wanted = self._asked
+            self._wake.set()
+            return self._flushed.wait_for(lambda: self._done >= wanted, timeout_s)
+
+    def stop(self) -> None:
+        """Write what waits and end; a lake that hangs is left behind after some seconds."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_S)
+            if self._thread.is_alive():
+                log.warning("the lake %s hangs: its last rows are lost", self.lake)
+
+    def abort(self) -> None:
+        """End as a kill would: what waits is lost."""
+        with self._lock:
+            self._waiting.clear()
+        self.stop()
+
+    # The thread
+
+    def _work(self) -> None:
+        try:
+            from tidegate.telemetry.lake import Lake
+
+            lake = Lake(self.lake, filesystem=self._filesystem)
+        except Exception as failure:
+            log.error("nothing is recorded: %s", failure)
+            self._drop_everything()
+            return
+        while not self._stopping:
+            self._wake.wait(self.options.flush_s)
+            self._wake.clear()
+            asked = self._asked
+            self._write_all(lake)
+            with self._flushed:
+                self._done = asked
+                self._flushed.notify_all()
+        self._write_all(lake)
+
+    def _write_all(self, lake: Lake) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+        for (kind, hour), rows in waiting.items():
+            try:
+                self._write(lake, kind, hour, rows)
+            except OSError as failure:
+                self._keep(kind, hour, rows, failure)
+            except Exception:
+                # Rows that Arrow does not take are our own bug, and would fail for ever.
+                log.exception("%d rows of %s cannot be recorded", len(rows), kind)
+                self._let_go(rows, dropped=True)
+            else:
+                self._let_go(rows, dropped=False)
+                if self._failing:
+                    self._failing = False
+                    log.warning(
+                        "recording to %s again; %d rows were dropped so far",
+                        self.lake,
+                        self.rows_dropped,
+                    )
+
+    def _write(self, lake: Lake, kind: str, hour: int, rows: list[Row]) -> None:
+        from tidegate.telemetry.schemas import KINDS
+
+        table = table_of(KINDS[kind].columns, rows)
+        lake.write(KINDS[kind], hour, table, writer=self._writer, run=self._run)
+
+    def _keep(self, kind: str, hour: int, rows: list[Row], failure: OSError) -> None:
+        """Try again later, with what came meanwhile."""
+        with self._lock:
+            self._waiting[kind, hour] = rows + self._waiting.get((kind, hour), [])
+        if not self._failing:
+            self._failing = True
+            log.warning(
+                "cannot record to %s: %s. Rows wait for it, and beyond %d are dropped",
+                self.lake,
+                failure,
+                self._rows_max,
+            )
+
+    def _let_go(self, rows: list[Row], *, dropped: bool) -> None:
+        with self._lock:
+            self._waiting_rows -= len(rows)
+            if dropped:
+                self.rows_dropped += len(rows)
+            else:
+                self.rows_recorded += len(rows)
+
+    def _drop_everything(self) -> None:
+        """Nobody will ever write: count what comes."""
+        with self._lock:
+            self.rows_dropped += self._waiting_rows
+            self._waiting.clear()
+            self._waiting_rows, self._rows_max = 0, 0
+        with self._flushed:
+            self._done = 1 << 62
+            self._flushed.notify_all()
+
+
+def table_of(columns: Any, rows: Sequence[Row]) -> Any:
+    """Rows as an Arrow table."""
+    import pyarrow as pa
+
+    arrays = [
+        pa.array(values, field.type)
+        for field, values in zip(columns, zip(*rows, strict=True), strict=True)
+    ]
+    return pa.Table.from_arrays(arrays, schema=columns)

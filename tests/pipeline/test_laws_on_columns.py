@@ -1,0 +1,94 @@
+"""The formulas are written once: what they say of numbers, they say of Spark's Columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from tidegate.agreement.evaluation import budget_left, burn_rate, is_breached, is_warned, verdict
+from tidegate.agreement.metrics import Metric, Unit, Worse
+from tidegate.laws.least_squares import FIELDS, Sums, model, r_squared, solve, squared_error
+from tidegate.laws.load import client_load
+from tidegate.laws.scalability import scaled
+from tidegate.laws.stability import Stability, is_draining, is_flooded, stability
+
+THROUGHPUT = Metric("throughput", Worse.SMALLER, Unit.PER_SECOND, breach=100.0, warning=120.0)
+WAIT = Metric("wait_p99", Worse.LARGER, Unit.SECONDS, breach=6.0, warning=4.8)
+
+
+@pytest.fixture(scope="module")
+def samples(spark: SparkSession) -> DataFrame:
+    random = np.random.default_rng(1)
+    rows = [(float(y), float(u)) for y, u in random.uniform(0.0, 200.0, (200, 2))]
+    return spark.createDataFrame(rows, "y double, u double").coalesce(1)
+
+
+def rows_of(frame: DataFrame, **columns: Any) -> list[Any]:
+    return frame.select("y", "u", *(c.alias(name) for name, c in columns.items())).collect()
+
+
+def test_stability_and_load(samples: DataFrame) -> None:
+    y, u = F.col("y"), F.col("u")
+
+    for row in rows_of(
+        samples, flooded=is_flooded(y, u), draining=is_draining(y, u), load=client_load(y, u, 9)
+    ):
+        state = stability(row.y, row.u)
+        assert row.flooded == (state is Stability.FLOODED)
+        assert row.draining == (state is Stability.DRAINING)
+        assert row.load == pytest.approx(client_load(row.y, row.u, 9))
+
+
+def test_agreements(samples: DataFrame) -> None:
+    y, u = F.col("y"), F.col("u")
+
+    for row in rows_of(
+        samples,
+        breached=is_breached(THROUGHPUT, y, u),
+        warned=is_warned(THROUGHPUT, y, u),
+        late=is_breached(WAIT, y / 20.0),
+        left=budget_left(y, F.lit(1000), 0.99),
+        burn=burn_rate(y, u, 0.99),
+    ):
+        said = verdict(THROUGHPUT, row.y, row.u).value
+        assert said == ("breached" if row.breached else "warned" if row.warned else "met")
+        assert row.late == (verdict(WAIT, row.y / 20.0).value == "breached")
+        assert row.left == pytest.approx(budget_left(row.y, 1000, 0.99))
+        assert row.burn == pytest.approx(burn_rate(row.y, row.u, 0.99))
+
+
+def test_what_is_null_is_neither_met_nor_breached(spark: SparkSession) -> None:
+    nothing = spark.createDataFrame([(None,)], "value double")
+    value = F.col("value")
+
+    assert nothing.select(is_breached(WAIT, value), is_warned(WAIT, value)).first() == (None, None)
+
+
+def test_identification_with_its_quality(samples: DataFrame) -> None:
+    y, u = F.col("y"), F.col("u")
+    each = Sums.of(y, u, y * 0.5 + u * 7.0 + F.sin(y * 9.0))
+
+    added = samples.agg(*(F.sum(getattr(each, name)).alias(name) for name in FIELDS))
+    columns = Sums(*(F.col(name) for name in FIELDS))
+    fitted = model(columns)
+    row = added.select(
+        *FIELDS,
+        fitted.a.alias("a"),
+        fitted.b.alias("b"),
+        r_squared(fitted, columns).alias("r2"),
+        squared_error(fitted, columns).alias("squares"),
+        scaled(F.col("n"), 1.0, 0.1, 0.01).alias("scaled"),
+    ).first()
+
+    assert row is not None
+    sums = Sums(*(row[name] for name in FIELDS))
+    assert row.n == 200
+    assert row.a == pytest.approx(solve(sums).a)
+    assert row.b == pytest.approx(solve(sums).b)
+    assert row.r2 == pytest.approx(r_squared(solve(sums), sums))
+    assert row.squares == pytest.approx(squared_error(solve(sums), sums), rel=1e-6)
+    assert row.scaled == pytest.approx(scaled(200.0, 1.0, 0.1, 0.01))
