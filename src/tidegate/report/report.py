@@ -57,7 +57,9 @@ def document_of(learned: Learned, queues_max: int = QUEUES_MAX) -> Document:
     )
 
 
-def write_report(learned: Learned, html: Path, pdf: Path | None, queues_max: int) -> None:
+def write_report(
+    learned: Learned, html: Path, pdf: Path | None = None, queues_max: int = QUEUES_MAX
+) -> None:
     """Write the page, and the PDF if one is wanted; each is there whole or not at all."""
     from tidegate.report.page import html_of
     from tidegate.report.pdf import write_pdf
