@@ -1,4 +1,4 @@
-"""What the demo teaches: Spark learns from the telemetry of what just happened, and a page shows it.
+"""What the demo teaches: Spark learns from what just happened, and a page shows it.
 
 The three queues have agreements of their own, so that there is a service level to report on: the
 burst is meant to spend some of the budget of `clicks`.
