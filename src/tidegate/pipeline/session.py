@@ -82,6 +82,9 @@ def spark_session(options: SparkOptions) -> Iterator[SparkSession]:
             raise SparkDidNotStart(
                 f"Spark did not start on {options.master}: {_first_line(error)}"
             ) from error
+        if options.is_local and "PYSPARK_PYTHON" not in os.environ:
+            # For what is told to Python workers from here: functions, data sources.
+            context.pythonExec = sys.executable
         # The log says what went wrong in more words than anyone wants on a terminal.
         session = SparkSession.builder.config(conf=conf).getOrCreate()
         ending.callback(context.stop)
