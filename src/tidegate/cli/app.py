@@ -21,10 +21,12 @@ from tidegate.cli import (
     messages,
     policies,
     queues,
+    reporting,
     serving,
     steering,
     topics,
     users,
+    watching,
     working,
 )
 from tidegate.cli.measuring import MeasurementFailed
@@ -45,7 +47,7 @@ app = typer.Typer(
 for group in (
     *(serving, working, configuration, users, demo),
     *(looking, queues, messages, policies, topics, steering),
-    *(learning, benching, experiments),
+    *(learning, watching, reporting, benching, experiments),
 ):
     group.register(app)
 

@@ -29,7 +29,9 @@ MOVE_POINTS = ("before-move", "after-move")
 JOINT_POINTS = ("before-joint-commit", "after-joint-commit")
 # When telemetry is written, and when small files of it become one.
 LAKE_POINTS = ("before-file-in-place", "after-file-in-place", "before-replaced-deleted")
-POINTS = (*PATH_POINTS, *MOVE_POINTS, *JOINT_POINTS, *LAKE_POINTS)
+# When `tidegate watch` stores what a batch found.
+WATCH_POINTS = ("before-watch-batch", "after-watch-batch")
+POINTS = (*PATH_POINTS, *MOVE_POINTS, *JOINT_POINTS, *LAKE_POINTS, *WATCH_POINTS)
 
 
 def _never(name: str) -> None:

@@ -77,7 +77,8 @@ def spark_session(options: SparkOptions) -> Iterator[SparkSession]:
         gateway = _launched(conf, options, folder)
         ending.callback(_end, gateway)
         try:
-            context = SparkContext(conf=conf, gateway=gateway)
+            with _environment(_own_python(options)):
+                context = SparkContext(conf=conf, gateway=gateway)
         except Exception as error:
             raise SparkDidNotStart(
                 f"Spark did not start on {options.master}: {_first_line(error)}"
@@ -134,16 +135,20 @@ def _configured(options: SparkOptions, folder: Path) -> SparkConf:
 def _launched(conf: SparkConf, options: SparkOptions, folder: Path) -> Any:
     """The process that Spark lives in, its output in a log."""
     java_home = launchable_home(find_java(os.environ), folder)
-    environment = {"JAVA_HOME": str(java_home)}
-    if options.is_local and "PYSPARK_PYTHON" not in os.environ:
-        # Spark would take whatever python3 is on the PATH.
-        environment["PYSPARK_PYTHON"] = sys.executable
+    environment = {"JAVA_HOME": str(java_home), **_own_python(options)}
     log = folder / "spark.log"
     with log.open("wb") as sink, _environment(environment):
         try:
             return launch_gateway(conf, {"stdout": sink, "stderr": sink})  # type: ignore[no-untyped-call]
         except PySparkException as error:
             raise SparkDidNotStart(f"Spark did not start: {_end_of(log)}") from error
+
+
+def _own_python(options: SparkOptions) -> dict[str, str]:
+    """Spark would take whatever python3 is on the PATH; both the process and the context ask."""
+    if not options.is_local or "PYSPARK_PYTHON" in os.environ:
+        return {}
+    return {"PYSPARK_PYTHON": sys.executable}
 
 
 def _end(gateway: Any) -> None:

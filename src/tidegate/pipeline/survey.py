@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs
@@ -27,6 +28,7 @@ _THREADS = 8
 _PARTITION = re.compile(r"/date=(\d{4}-\d\d-\d\d)/hour=(\d\d)/[^/]+\.parquet$")
 # Rows are written some time after they were measured, in whichever hour that is.
 LATE = timedelta(hours=1)
+_AN_HOUR = timedelta(hours=1)
 
 UNREADABLE = "cut or not Parquet"
 NOT_PARTITIONED = "not in a folder of date and hour"
@@ -77,11 +79,16 @@ class Survey:
 
 
 @dataclass(frozen=True)
-class _Footer:
+class Footer:
+    """What a file says of itself."""
+
     path: str
     rows: int
     file_id: str
     replaces: tuple[str, ...]
+    # The times of its first and its last row, if it says.
+    first_s: float | None = None
+    last_s: float | None = None
     # Why it cannot be used; empty if it can.
     fault: str = ""
 
@@ -106,16 +113,14 @@ def check_there(place: Place) -> None:
 def _survey_of(place: Place, kind: Kind, since: datetime, until: datetime) -> Survey:
     found = Survey(kind)
     paths = []
-    for path in _listed(place, kind):
-        match = _PARTITION.search(path)
-        if match is None:
+    for path in list_files(place, kind):
+        hour = _hour_of(path)
+        if hour is None:
             found.left_out[NOT_PARTITIONED] += 1
-            continue
-        hour = datetime.fromisoformat(f"{match[1]}T{match[2]}:00").replace(tzinfo=UTC)
-        if since - LATE < hour + timedelta(hours=1) and hour <= until + LATE:
+        elif not ended_before(path, since.timestamp()) and hour <= until + LATE:
             paths.append(path)
     with ThreadPoolExecutor(_THREADS, "footers") as threads:
-        footers = list(threads.map(lambda path: _footer(place, kind, path), paths))
+        footers = list(threads.map(lambda path: read_footer(place, kind, path), paths))
     replaced = {file_id for footer in footers if not footer.fault for file_id in footer.replaces}
     seen: set[str] = set()
     for footer in footers:
@@ -133,7 +138,8 @@ def _survey_of(place: Place, kind: Kind, since: datetime, until: datetime) -> Su
     return found
 
 
-def _listed(place: Place, kind: Kind) -> Sequence[str]:
+def list_files(place: Place, kind: Kind) -> Sequence[str]:
+    """The paths of all files of a kind, in order."""
     folder = f"{place.path}/{kind.name}"
     selector = pa.fs.FileSelector(folder, recursive=True, allow_not_found=True)
     return sorted(
@@ -146,14 +152,30 @@ def _listed(place: Place, kind: Kind) -> Sequence[str]:
     )
 
 
-def _footer(place: Place, kind: Kind, path: str) -> _Footer:
+def ended_before(path: str, since_s: float | None) -> bool:
+    """Whether the hour of a file's folder, and what may be late in it, were over by a time."""
+    hour = _hour_of(path)
+    if hour is None or since_s is None:
+        return False
+    return (hour + _AN_HOUR + LATE).timestamp() <= since_s
+
+
+def _hour_of(path: str) -> datetime | None:
+    match = _PARTITION.search(path)
+    if match is None:
+        return None
+    return datetime.fromisoformat(f"{match[1]}T{match[2]}:00").replace(tzinfo=UTC)
+
+
+def read_footer(place: Place, kind: Kind, path: str) -> Footer:
+    """What a file says of itself, without its rows."""
     try:
         metadata = pq.read_metadata(path, filesystem=place.files)
         columns = metadata.schema.to_arrow_schema()
         says = metadata.metadata or {}
         replaces = tuple(json.loads(says.get(REPLACES_KEY, b"[]")))
     except (pa.ArrowException, OSError, ValueError):
-        return _Footer(path, 0, "", (), UNREADABLE)
+        return Footer(path, 0, "", (), fault=UNREADABLE)
     fault = ""
     if says.get(KIND_KEY) != kind.name.encode():
         fault = OTHER_KIND
@@ -163,7 +185,19 @@ def _footer(place: Place, kind: Kind, path: str) -> _Footer:
         fault = OTHER_COLUMNS
     # One that has no id is only equal to itself.
     file_id = says.get(FILE_KEY, path.encode()).decode(errors="replace")
-    return _Footer(path, metadata.num_rows, file_id, replaces, fault)
+    first_s, last_s = (None, None) if fault else _range_s(metadata)
+    return Footer(path, metadata.num_rows, file_id, replaces, first_s, last_s, fault)
+
+
+def _range_s(metadata: Any) -> tuple[float | None, float | None]:
+    """The times of the first and the last row, by the statistics of column `at`."""
+    names = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+    statistics = [group.column(names.index("at")).statistics for group in groups]
+    if not statistics or not all(each and each.has_min_max for each in statistics):
+        return None, None
+    first, last = min(each.min for each in statistics), max(each.max for each in statistics)
+    return first.replace(tzinfo=UTC).timestamp(), last.replace(tzinfo=UTC).timestamp()
 
 
 def _has_columns(found: pa.Schema, wanted: pa.Schema) -> bool:

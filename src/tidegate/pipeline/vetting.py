@@ -2,8 +2,8 @@
 
 A figure that is missing, infinite, not a number or negative; a time far from the hour in whose
 folder it lies, or in the future. Rows are looked at once, all kinds in one Spark job, and counted
-by reason. A kind that has no such row, which is the rule, is then read without looking again: what a
-job does not need of it is never touched.
+by reason. A kind that has no such row, which is the rule, is then read without looking again, and
+columns that no job needs are not touched.
 """
 
 from __future__ import annotations
@@ -42,16 +42,22 @@ def fault(kind: Kind, since: datetime, until: datetime, now: datetime) -> Column
     hour_s = F.unix_timestamp(F.col("date").cast("timestamp")) + F.col("hour") * 3600
     at_s = F.unix_timestamp("at")
     far = (at_s < hour_s - BEFORE_ITS_HOUR_S) | (at_s > hour_s + AFTER_ITS_HOUR_S)
+    return (
+        figure_fault(kind)
+        .when(F.col("at") > F.lit(now + AHEAD), FUTURE)
+        .when(far, CLOCK_JUMP)
+        .when(~in_range(since, until), OUT_OF_RANGE)
+    )
+
+
+def figure_fault(kind: Kind) -> Column:
+    """Which of a row's figures cannot be true; null when all can."""
     reason = F.when(_any(F.col(name).isNull() for name in _required(kind)), MISSING)
     if floats := _floats(kind):
         reason = reason.when(_any(_not_finite(F.col(name)) for name in floats), NOT_A_NUMBER)
     if figures := _figures(kind):
         reason = reason.when(_any(F.col(name) < 0 for name in figures), NEGATIVE)
-    return (
-        reason.when(F.col("at") > F.lit(now + AHEAD), FUTURE)
-        .when(far, CLOCK_JUMP)
-        .when(~in_range(since, until), OUT_OF_RANGE)
-    )
+    return reason
 
 
 def in_range(since: datetime, until: datetime) -> Column:

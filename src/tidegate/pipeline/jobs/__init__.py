@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from tidegate.pipeline.job import Job
-from tidegate.pipeline.jobs import capacity, forecast, identification, provisioning, stability
+from tidegate.pipeline.jobs import (
+    capacity,
+    forecast,
+    identification,
+    phases,
+    provisioning,
+    stability,
+)
 
 JOBS: tuple[Job, ...] = (
     stability.JOB,
+    phases.JOB,
     capacity.JOB,
     identification.JOB,
     provisioning.JOB,

@@ -1,0 +1,145 @@
+"""`tidegate watch`: how agreements are kept and what is odd, as it happens. The pipeline's work."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidegate.cli.asking import duration_s
+from tidegate.cli.learning import (
+    AgreementOption,
+    KnowledgeOption,
+    LakeOption,
+    spark_options,
+    warn,
+    with_spark,
+)
+from tidegate.cli.output import JsonOption, Output
+from tidegate.cli.serving import ConfigOption
+from tidegate.cli.settings import load_settings
+from tidegate.cli.watch_view import Standing
+
+if TYPE_CHECKING:
+    from tidegate.pipeline.watching.watch import Watch, WatchOptions
+
+_REFRESH_S = 1.0
+
+
+def register(app: typer.Typer) -> None:
+    app.command("watch")(watch)
+
+
+def watch(
+    once: Annotated[
+        bool, typer.Option("--once", help="Take what is there, to its end, and stop.")
+    ] = False,
+    since: Annotated[
+        float,
+        typer.Option(
+            parser=duration_s, metavar="DURATION", help="How far back the first start begins."
+        ),
+    ] = 3600.0,
+    delay: Annotated[
+        float,
+        typer.Option(
+            parser=duration_s,
+            metavar="DURATION",
+            help="How much older than the newest a row may be and still count.",
+        ),
+    ] = 60.0,
+    every: Annotated[
+        float, typer.Option(parser=duration_s, metavar="DURATION", help="How often to look.")
+    ] = 5.0,
+    afresh: Annotated[
+        bool, typer.Option("--afresh", help="Forget what was watched before, and begin anew.")
+    ] = False,
+    lake: LakeOption = None,
+    knowledge: KnowledgeOption = None,
+    agreement: AgreementOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Watch agreements and anomalies as nodes record them, until Ctrl-C. Needs tidegate[spark]."""
+    output = Output(json)
+    settings = load_settings(config, os.environ)
+    with with_spark():
+        from tidegate.agreement.document import read_agreements
+        from tidegate.pipeline.session import spark_session
+        from tidegate.pipeline.survey import Place, check_there
+        from tidegate.pipeline.watching.watch import WatchOptions, start_afresh, watching
+
+        places = agreement or settings.pipeline.agreement_places
+        options = WatchOptions(
+            lake=lake or settings.lake,
+            folder=(knowledge or settings.knowledge_folder) / "watch",
+            agreements=read_agreements(places) if places else [],
+            since_s=time.time() - since,
+            delay_s=delay,
+            every_s=every,
+        )
+        check_there(Place.of(options.lake))
+        if not places:
+            warn("no agreement is named (--agreement, or [pipeline] agreements): anomalies only")
+        if afresh:
+            start_afresh(options.folder)
+        standing = Standing.of(options.folder)
+        teller = _Teller(output, standing)
+        with (
+            spark_session(spark_options(settings)) as spark,
+            watching(spark, options, teller.found) as watched,
+        ):
+            if once:
+                watched.run_once()
+            else:
+                _watch_on(watched, output, standing)
+        if once:
+            _summary(output, standing, watched, options)
+
+
+class _Teller:
+    """Takes what batches found: into the standing, and in a pipe a line for whatever changed."""
+
+    def __init__(self, output: Output, standing: Standing) -> None:
+        self._output = output
+        self._standing = standing
+
+    def found(self, query: str, tables: Mapping[str, Any]) -> None:
+        for name, table in tables.items():
+            for row in table.to_pylist():
+                line = self._standing.take(name, row)
+                if self._output.as_json:
+                    self._output.json({"table": name, **row}, one_line=True)
+                elif line is not None and not self._output.on_terminal:
+                    self._output.line(line)
+
+
+def _watch_on(watched: Watch, output: Output, standing: Standing) -> None:
+    watched.start()
+    try:
+        if not output.on_terminal:
+            while True:
+                watched.wait(_REFRESH_S)
+        from rich.live import Live
+
+        with Live(console=output.console, screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(standing.screen(watched.readings(), output.console.width), refresh=True)
+                watched.wait(_REFRESH_S)
+    except KeyboardInterrupt:
+        # What was found is stored, and the batch under way comes again at the next start.
+        return
+
+
+def _summary(output: Output, standing: Standing, watched: Watch, options: WatchOptions) -> None:
+    readings = watched.readings()
+    if output.as_json:
+        output.json({"reading": readings, "folder": str(options.folder)}, one_line=True)
+        return
+    for title, columns, rows in standing.tables(readings):
+        output.table(columns, rows, title=title)
+        output.line("")
+    output.line(str(options.folder))
