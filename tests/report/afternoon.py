@@ -49,6 +49,8 @@ def afternoon(folder: Path) -> KnowledgeOf:
         parameters={"expected_per_s": 432.1},
         quality={"skill": 0.234, "coverage": 0.912},
     )
+    knowledge.add("phases", [_phase(verb, phase) for verb in ("all", "put") for phase in _SHARES])
+    knowledge.add("idleness", [_IDLE])
     knowledge.add("provisioning", _INGREDIENTS)
     knowledge.add_model(
         "provisioning",
@@ -71,6 +73,27 @@ _INGREDIENTS = [
         ("machine_capacity_per_s", 200.0, "msg/s"),
     )
 ]
+
+
+# Telesto's table 5.3, in parts of the whole.
+_SHARES = {"store": 0.988, "wait_client": 0.008, "parse": 0.0015, "respond": 0.0025}
+_IDLE = {"node": "node-1", "seconds": 21600.0, "idle": 0.375, "idle_low": 0.36, "idle_high": 0.39}
+
+
+def _phase(verb: str, phase: str) -> dict[str, Any]:
+    mean_us = 9690.0 * _SHARES[phase]
+    return {
+        "verb": verb,
+        "phase": phase,
+        "requests": 4000.0,
+        "sampled": 40,
+        "mean_us": mean_us,
+        "low_us": 0.95 * mean_us,
+        "high_us": 1.05 * mean_us,
+        "share": _SHARES[phase],
+        "share_low": _SHARES[phase] - 0.001,
+        "share_high": _SHARES[phase] + 0.001,
+    }
 
 
 def _balance(queue: str, size: float, minute: int) -> dict[str, Any]:
