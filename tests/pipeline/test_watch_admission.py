@@ -88,9 +88,7 @@ def test_what_cannot_be_read_is_left_out_with_a_reason(lake_of: LakeOf) -> None:
     cut.write_bytes(cut.read_bytes()[:-200])
     future = lake_of.write(QUEUE_SAMPLES, rows, metadata={VERSION_KEY: b"2"})
     fewer = lake_of.write(QUEUE_SAMPLES, rows)
-    shutil.copy(
-        lake_of.write(QUEUE_SAMPLES, [], schema=QUEUE_SAMPLES.columns.remove(3)), fewer
-    )
+    shutil.copy(lake_of.write(QUEUE_SAMPLES, [], schema=QUEUE_SAMPLES.columns.remove(3)), fewer)
 
     found = [examined(place, str(p), QUEUE_SAMPLES, 0.0) for p in (good, cut, future, fewer)]
 

@@ -80,7 +80,7 @@ def learn(
             raise typer.BadParameter(f"there is no job {unknown[0]}; there are {known}")
         places = agreement or settings.pipeline.agreement_places
         assignment = Assignment(
-            lake=Place.of(lake or str(settings.store.data_folder / "lake")),
+            lake=Place.of(lake or settings.lake),
             jobs=[job for job in JOBS if not only or job.name in only],
             agreements=read_agreements(places) if places else [],
             since=now - timedelta(seconds=since_s),

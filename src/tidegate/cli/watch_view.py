@@ -107,7 +107,9 @@ class Standing:
             for name, row in sorted(self._agreements.items())
         )
         parts: list[RenderableType] = [
-            Padding(lights if self._agreements else Text("waiting for the first window"), (0, 0, 1, 0))
+            Padding(
+                lights if self._agreements else Text("waiting for the first window"), (0, 0, 1, 0)
+            )
         ]
         for title, columns, rows in self.tables(readings):
             if rows:

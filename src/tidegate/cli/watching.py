@@ -74,7 +74,7 @@ def watch(
 
         places = agreement or settings.pipeline.agreement_places
         options = WatchOptions(
-            lake=lake or str(settings.store.data_folder / "lake"),
+            lake=lake or settings.lake,
             folder=(knowledge or settings.knowledge_folder) / "watch",
             agreements=read_agreements(places) if places else [],
             since_s=time.time() - since,

@@ -12,6 +12,7 @@ merged one, so no row is ever seen twice.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -28,6 +29,7 @@ CARRIED = "carried.json"
 # When so many have gathered, all but the newest become one.
 MERGED_FROM = 64
 _KEPT_APART = 8
+_READS_MAX = 10
 
 
 class Batches:
@@ -83,6 +85,14 @@ class Batches:
 
 def read_table(folder: Path, table: str) -> pa.Table | None:
     """All that the queries below a folder have found for a table; None if nothing yet."""
+    for _ in range(_READS_MAX):
+        # Batches that were merged meanwhile are looked up again.
+        with contextlib.suppress(FileNotFoundError):
+            return _read_table(folder, table)
+    return _read_table(folder, table)
+
+
+def _read_table(folder: Path, table: str) -> pa.Table | None:
     found = [
         pq.read_table(file, partitioning=None)
         for query in sorted(folder.glob("*/"))

@@ -11,11 +11,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tidegate.pipeline.watching.source import FORMAT, LakeSource, StreamOptions
+from tidegate.telemetry.schemas import REQUESTS
 
 # What makes a row itself: the same again is a copy.
-IDENTITY = {
+_IDENTITY: dict[str, tuple[str, ...]] = {
     "queue_samples": ("node", "queue", "replica", "at"),
-    "requests": ("node", "verb", "at", "total_us"),
+    # They have no name: two are the same if nothing tells them apart.
+    "requests": tuple(REQUESTS.columns.names),
 }
 # By what Spark spreads rows over its tasks.
 _SPREAD_BY = {"queue_samples": "queue", "requests": "node"}
@@ -45,4 +47,4 @@ def whole_windows(rows: DataFrame, stream: StreamOptions, window_s: float) -> Da
 def rows_of(windows: DataFrame, kind: str) -> DataFrame:
     """The rows of one batch of whole windows, each once."""
     # In one task: a batch holds a few windows, and each shuffle would cost more than all the rest.
-    return windows.coalesce(1).select(F.inline("rows")).dropDuplicates(list(IDENTITY[kind]))
+    return windows.coalesce(1).select(F.inline("rows")).dropDuplicates(list(_IDENTITY[kind]))

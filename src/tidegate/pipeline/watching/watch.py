@@ -95,14 +95,20 @@ class _Carried(msgspec.Struct):
 class Watch:
     """The queries of one folder, running."""
 
-    def __init__(self, spark: SparkSession, options: WatchOptions, on_found: OnFound) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        options: WatchOptions,
+        on_found: OnFound,
+        queries: Sequence[Query],
+    ) -> None:
         # Settings of the session that are ours alone.
         self._spark = spark.newSession()
         for key, value in _SESSION.items():
             self._spark.conf.set(key, value)
         self._options = options
         self._on_found = on_found
-        self._queries = queries_of(options.agreements)
+        self._queries = queries
         self._running: list[StreamingQuery] = []
 
     def run_once(self) -> None:
@@ -204,11 +210,15 @@ class Watch:
 
 @contextmanager
 def watching(
-    spark: SparkSession, options: WatchOptions, on_found: OnFound = lambda *_: None
+    spark: SparkSession,
+    options: WatchOptions,
+    on_found: OnFound = lambda *_: None,
+    queries: Sequence[Query] | None = None,
 ) -> Iterator[Watch]:
     """A watch that alone writes to its folder, and ends with the block."""
     with _alone(options.folder):
-        watch = Watch(spark, _continued(options), on_found)
+        chosen = queries_of(options.agreements) if queries is None else queries
+        watch = Watch(spark, _continued(options), on_found, chosen)
         try:
             yield watch
         finally:

@@ -1,0 +1,102 @@
+"""A watcher is killed again and again; what it finds is what one that was left alone finds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import chain, repeat
+from pathlib import Path
+
+import pytest
+from lake_of import NOON, LakeOf
+from pyspark.sql import SparkSession
+
+from tidegate.core.crash import VARIABLE
+from tidegate.pipeline.watching.batches import read_table
+from tidegate.pipeline.watching.watch import WatchOptions, reading, watching
+from tidegate.telemetry.schemas import QUEUE_SAMPLES
+
+KILLS = 10
+MINUTES = 13
+# In turn: before a batch is in its place, when it is and Spark has not heard, and, by the test
+# itself, whatever Spark does after the first line: it commits, or is in the next batch.
+WAYS = ("after-watch-batch:1", "before-watch-batch:1", "")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_ten_kills_in_mid_batch_change_nothing(
+    spark: SparkSession, lake_of: LakeOf, tmp_path: Path
+) -> None:
+    # Given a rate that changes, and a file for each minute.
+    for minute in range(MINUTES):
+        rows = [
+            {
+                "at": NOON + timedelta(minutes=minute, seconds=second),
+                "queue": queue,
+                "put": 100 if minute < 9 else 500,
+                "acked": 100,
+            }
+            for second in range(0, 60, 5)
+            for queue in ("orders", "mails")
+        ]
+        lake_of.write(QUEUE_SAMPLES, rows)
+    lake = str(lake_of.folder)
+
+    # When a watcher takes a file a batch, and is killed ten times; the last one is left alone.
+    killed = 0
+    for way in chain(repeat_in_turn(WAYS, KILLS), repeat("never", 3)):
+        if live(lake, tmp_path / "killed", way):
+            break
+        killed += 1
+
+    # Then it has found what one pass finds, each window once, and has read as much.
+    assert killed == KILLS
+    with watching(spark, WatchOptions(lake, tmp_path / "once", [])) as watch:
+        watch.run_once()
+    once, again = (read_table(tmp_path / folder, "anomalies") for folder in ("once", "killed"))
+    assert once is not None
+    assert again is not None
+    order = [("at", "ascending"), ("subject", "ascending"), ("what", "ascending")]
+    assert once.num_rows == 2
+    assert again.sort_by(order) == once.sort_by(order)
+    assert reading(tmp_path / "killed", "rates") == reading(tmp_path / "once", "rates")
+
+
+def repeat_in_turn(ways: tuple[str, ...], times: int) -> Iterator[str]:
+    return (ways[number % len(ways)] for number in range(times))
+
+
+def live(lake: str, folder: Path, way: str) -> bool:
+    """One life of a watcher; whether it came to its end."""
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    # What the killed leave behind goes with the test.
+    environment["TMPDIR"] = str(folder.parent)
+    if ":" in way:
+        environment[VARIABLE] = way
+    process = subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("watch_lives.py"), lake, folder, "1"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        lines = []
+        for line in process.stdout:
+            lines.append(line.split()[0])
+            if not way and "found" in lines:
+                os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return "done" in lines
+    finally:
+        # The Java of a killed watcher ends by itself, soon; the next must not meet it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()

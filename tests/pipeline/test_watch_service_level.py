@@ -1,0 +1,108 @@
+"""Compliance that slides along, counted by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from lake_of import NOON
+
+from tidegate.agreement.document import Agreement, parse_agreement
+from tidegate.agreement.evaluation import Verdict
+from tidegate.pipeline.watching.service_level import Carried, slide
+
+ORDERS = parse_agreement(
+    'name = "orders"\nqueue = "orders"\nwindow = "1m"\nobjective = 0.9\nperiod = "10h"\n'
+    '[metrics.wait_p99]\nbreach = "1s"\n',
+    "orders.toml",
+)
+
+
+def minutes(*verdicts: Verdict, first: int = 0) -> list[tuple[str, datetime, Verdict]]:
+    return [
+        ("orders", NOON + timedelta(minutes=first + number), verdict)
+        for number, verdict in enumerate(verdicts)
+    ]
+
+
+def slid(
+    carried: Carried, windows: list[tuple[str, datetime, Verdict]], agreement: Agreement = ORDERS
+) -> tuple[list[dict[str, Any]], Carried]:
+    table, after = slide(carried, windows, [agreement])
+    return table.to_pylist(), after
+
+
+def test_counts_of_the_last_hour_and_the_budget() -> None:
+    rows, _ = slid(
+        Carried(), minutes(*[Verdict.BREACHED] * 2, Verdict.NO_DATA, *[Verdict.MET] * 60)
+    )
+
+    third, last = rows[2], rows[-1]
+    assert (third["met"], third["breached"], third["no_data"]) == (0, 2, 1)
+    # Two of two judged windows, where one of ten is allowed.
+    assert third["burn_hour"] == pytest.approx(10.0)
+    # The breaches are over an hour ago.
+    assert (last["met"], last["breached"], last["burn_hour"]) == (60, 0, 0.0)
+    # Ten hours of minutes allow 60 breaches.
+    assert last["budget_left"] == pytest.approx(1 - 2 / 60)
+    assert {row["verdict"] for row in rows} == {"breached", "no_data", "met"}
+
+
+def test_the_worst_of_several_queues_decides() -> None:
+    windows = [*minutes(Verdict.MET), *minutes(Verdict.WARNED), *minutes(Verdict.NO_DATA)]
+
+    rows, _ = slid(Carried(), windows)
+
+    assert [(row["verdict"], row["warned"]) for row in rows] == [("warned", 1)]
+
+
+def test_batches_one_by_one_say_what_one_batch_says() -> None:
+    windows = minutes(*[Verdict.MET, Verdict.WARNED, Verdict.BREACHED, Verdict.BREACHED] * 40)
+    at_once, last = slid(Carried(), windows)
+
+    carried, found = Carried(), []
+    for start in range(0, len(windows), 7):
+        # As it is stored between batches.
+        carried = msgspec.json.decode(msgspec.json.encode(carried), type=Carried)
+        rows, carried = slid(carried, windows[start : start + 7])
+        found += rows
+
+    assert found == at_once
+    assert carried == last
+
+
+def test_an_alarm_needs_more_than_a_first_breach() -> None:
+    # Objective 0.99: the fast alarm wants 13.4 % of the hour, and of the last five minutes.
+    strict = replace(ORDERS, objective=0.99, period_s=28 * 86400.0)
+
+    rows, _ = slid(Carried(), minutes(*[Verdict.BREACHED] * 12), strict)
+
+    # 9 of 60 is the first count beyond 13.4 %.
+    assert [row["alarm"] for row in rows].index("fast") == 8
+    # Over once the last five minutes are good.
+    _, after = slid(Carried(), minutes(*[Verdict.BREACHED] * 12), strict)
+    rows, _ = slid(after, minutes(*[Verdict.MET] * 6, first=12), strict)
+    assert rows[0]["alarm"] == "fast"
+    assert rows[-1]["alarm"] != "fast"
+
+
+def test_a_changed_agreement_counts_anew() -> None:
+    _, carried = slid(Carried(), minutes(Verdict.BREACHED))
+
+    same, _ = slid(carried, minutes(Verdict.MET, first=1), replace(ORDERS, source="elsewhere"))
+    other, _ = slid(carried, minutes(Verdict.MET, first=1), replace(ORDERS, objective=0.8))
+
+    assert (same[0]["breached"], other[0]["breached"]) == (1, 0)
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    carried = Carried()
+    for day in range(5):
+        _, carried = slid(carried, minutes(*[Verdict.MET] * 1440, first=1440 * day))
+
+    history = carried.histories["orders"]
+    assert len(history.minutes) <= 362
+    assert len(history.hours) <= 12
