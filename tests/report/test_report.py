@@ -168,7 +168,9 @@ def test_the_same_knowledge_gives_the_same_bytes(
 
 
 def test_the_pdf_has_the_same_charts_on_pages(an_afternoon: KnowledgeOf, tmp_path: Path) -> None:
-    write_report(Learned(an_afternoon.folder), tmp_path / "report.html", tmp_path / "report.pdf", 4)
+    write_report(
+        document_of(Learned(an_afternoon.folder)), tmp_path / "report.html", tmp_path / "report.pdf"
+    )
     written = (tmp_path / "report.pdf").read_bytes()
     assert written.startswith(b"%PDF-")
     assert len(re.findall(rb"/Type /Page\b", written)) >= 4

@@ -8,9 +8,11 @@ from datetime import datetime
 
 from matplotlib.axes import Axes
 
+from tidegate.agreement.document import Agreement
 from tidegate.report.axes import days, duration_axis, limit_line, name_line_ends, time_axis
 from tidegate.report.chart import Chart, Table
 from tidegate.report.figures import clock, count, counted, duration
+from tidegate.report.glance import promise
 from tidegate.report.learned import Learned, grouped
 from tidegate.report.palette import AMBER, BLUE, BRICK, GREY
 from tidegate.report.series import POINTS_MAX, rows_behind, shortened
@@ -56,9 +58,19 @@ def wait_windows(learned: Learned, queues: Collection[str]) -> dict[str, list[Wa
     }
 
 
-def wait_limits(learned: Learned, queues: Collection[str]) -> dict[str, WaitLimit]:
-    """The strictest promise about waits of each queue."""
-    return {}
+def wait_limit(queue: str, agreements: Sequence[Agreement]) -> WaitLimit | None:
+    """The strictest promise about the wait of a queue."""
+    promised = [
+        (metric.breach, f"{agreement.name}: {promise(metric)}")
+        for agreement in agreements
+        if agreement.governs_queue(queue)
+        for metric in agreement.metrics
+        if metric.stem == "wait"
+    ]
+    if not promised:
+        return None
+    breach_s, words = min(promised)
+    return WaitLimit(words, breach_s)
 
 
 def _worst(windows: Sequence[WaitWindow]) -> WaitWindow:
