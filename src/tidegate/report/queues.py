@@ -49,8 +49,7 @@ def queue_sections(
     for position, (queue, messages) in enumerate(traffic[:queues_max], start=1):
         charts: list[Chart] = []
         if windows := waits.get(queue):
-            length_s = window_s([window.begins for window in windows])
-            charts.append(wait_chart(windows, length_s, wait_limit(queue, agreements)))
+            charts.append(wait_chart(windows, wait_limit(queue, agreements)))
         if balance := balances.get(queue):
             length_s = window_s([window.begins for window in balance])
             charts.append(balance_chart(balance, length_s))

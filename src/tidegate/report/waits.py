@@ -17,7 +17,7 @@ from tidegate.report.learned import Learned, grouped
 from tidegate.report.palette import AMBER, BLUE, BRICK, GREY
 from tidegate.report.series import POINTS_MAX, rows_behind, shortened
 
-_COLUMNS = ("queue", "window", "messages", "wait_s_p50", "wait_s_p95", "wait_s_p99")
+_COLUMNS = ("queue", "window", "window_s", "messages", "wait_s_p50", "wait_s_p95", "wait_s_p99")
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class WaitWindow:
     """The waits that ended within one window."""
 
     begins: datetime
+    length_s: float
     messages: int
     p50_s: float
     p95_s: float
@@ -46,6 +47,7 @@ def wait_windows(learned: Learned, queues: Collection[str]) -> dict[str, list[Wa
         queue: [
             WaitWindow(
                 begins=row["window"],
+                length_s=row["window_s"],
                 messages=row["messages"],
                 p50_s=row["wait_s_p50"],
                 p95_s=row["wait_s_p95"],
@@ -76,6 +78,7 @@ def wait_limit(queue: str, agreements: Sequence[Agreement]) -> WaitLimit | None:
 def _worst(windows: Sequence[WaitWindow]) -> WaitWindow:
     return WaitWindow(
         begins=windows[0].begins,
+        length_s=sum(window.length_s for window in windows),
         messages=sum(window.messages for window in windows),
         p50_s=max(window.p50_s for window in windows),
         p95_s=max(window.p95_s for window in windows),
@@ -83,10 +86,9 @@ def _worst(windows: Sequence[WaitWindow]) -> WaitWindow:
     )
 
 
-def wait_chart(
-    windows: Sequence[WaitWindow], window_s: float, limit: WaitLimit | None = None
-) -> Chart:
+def wait_chart(windows: Sequence[WaitWindow], limit: WaitLimit | None = None) -> Chart:
     """Percentiles of the wait; windows, oldest first, must not be none."""
+    window_s = windows[0].length_s
     points = shortened(windows, _worst, POINTS_MAX)
     worst = max(windows, key=lambda window: window.p99_s)
     # Each window's percentile weighs as many messages as it speaks of.
@@ -116,8 +118,8 @@ def wait_chart(
 
     each = len(windows) / max(len(points), 1)
     sentence = (
-        f"Half of the messages waited at most {duration(middle)}; the slowest window, at "
-        f"{clock(worst.begins)} UTC, had a p99 of {duration(worst.p99_s)}."
+        f"In a typical window half of the messages waited at most {duration(middle)}; the "
+        f"slowest, at {clock(worst.begins)} UTC, had a p99 of {duration(worst.p99_s)}."
     )
     if each > 1:
         sentence += (
