@@ -33,7 +33,7 @@ def teach(lake: Path, knowledge: Path, page: Path, output: Output) -> Run:
         from tidegate.pipeline.session import SparkOptions
         from tidegate.pipeline.survey import Place
         from tidegate.report.learned import Learned
-        from tidegate.report.report import write_report
+        from tidegate.report.report import document_of, write_report
         from tidegate.telemetry.knowledge import Knowledge
 
         assignment = Assignment(
@@ -45,7 +45,7 @@ def teach(lake: Path, knowledge: Path, page: Path, output: Output) -> Run:
         )
         with progress(output) as steps:
             run = learn(assignment, Knowledge(knowledge, warn), SparkOptions(), steps)
-        write_report(Learned(knowledge), page)
+        write_report(document_of(Learned(knowledge)), page)
     return run
 
 
