@@ -155,7 +155,7 @@ def test_one_watcher_at_a_time_and_only_as_it_was_begun(
         pass
     slower = WatchOptions(str(lake_of.folder), folder, [], delay_s=300.0)
     with (
-        pytest.raises(WatchRefused, match="with a delay of 60 s.*--afresh"),
+        pytest.raises(WatchRefused, match=r"with a delay of 60 s.*--afresh"),
         watching(spark, slower),
     ):
         pass
