@@ -13,13 +13,14 @@ import pytest
 from tidegate.lab.bench.clients import ClientsOptions, run_clients
 from tidegate.lab.report.figures import Line, Panel, draw_panels
 from tidegate.lab.report.page import Page, write_page
-from tidegate.lab.report.section import Drawing, Section, TableData
+from tidegate.lab.report.section import Drawing, Section
 from tidegate.lab.telesto.confidence import estimate, student_t_975
 from tidegate.lab.telesto.mix import ONE_WAY, PAIR, POOL, MixOptions, roles_of
 from tidegate.lab.telesto.run import TelestoOptions, run_telesto
 from tidegate.lab.telesto.stability import drift_of
 from tidegate.lab.telesto.tally import PUT, READ_MISS, Sample, Tally, window_of
 from tidegate.lab.telesto.trial import Plan, Setup, run_trial
+from tidegate.report.chart import Table
 
 QUICK = Plan(seconds=0.5, repeats_min=2, repeats_max=2, warm_up_s=0.3)
 
@@ -180,7 +181,7 @@ def test_a_page_escapes_what_it_shows(tmp_path: Path) -> None:
         paper="p",
         ours="o",
         drawings=[Drawing("a.png", "'\"")],
-        tables=[TableData("c", ["x"], [["<script>"]])],
+        tables=[Table("c", ["x"], [["<script>"]])],
     )
 
     page = write_page(Page("t", "Telesto", "i", [section], {}, "now"), tmp_path).read_text()

@@ -550,6 +550,45 @@ class QueueMachine(RuleBasedStateMachine):
         )
         assert seen == ready[:limit]
 
+    @rule(first_id=st.integers(1, 40), count=st.integers(1, 20), limit=st.integers(1, 20))
+    def browse_between(self, first_id: int, count: int, limit: int) -> None:
+        ids = range(first_id, first_id + count)
+        spans = self.queue.browse(limit, ids[0], ids[-1], for_anyone=True)
+        seen = [span.first_id + n for span in spans for n in range(len(span))]
+        assert seen == [entry.message_id for entry in self.ready_for_anyone(ids)][:limit]
+        # What memory does not have of them, only the store has.
+        in_store = [
+            span.first_id + n
+            for first in sorted(self.stored)
+            for span in self.queue.tail_pieces(self.fresh_copy(first), ids[0], ids[-1])
+            for n in range(len(span))
+        ]
+        assert in_store == sorted(
+            m.message_id
+            for m in self.messages.values()
+            if m.state == "ready" and m.message_id in ids and not self.is_in_memory(m)
+        )
+
+    @rule(first_id=st.integers(1, 40), count=st.integers(1, 20))
+    def acknowledge_between(self, first_id: int, count: int) -> None:
+        ids = range(first_id, first_id + count)
+        expected = [entry.message_id for entry in self.ready_for_anyone(ids)]
+        spans = self.queue.take_between(ids[0], ids[-1])
+        assert sorted(span.first_id + n for span in spans for n in range(len(span))) == expected
+        for span in spans:
+            self.done(span)
+
+    def ready_for_anyone(self, ids: range) -> list[Entry]:
+        found = [
+            m
+            for m in self.messages.values()
+            if m.state == "ready"
+            and m.message_id in ids
+            and m.receiver is None
+            and self.is_in_memory(m)
+        ]
+        return sorted(found, key=lambda entry: entry.message_id)
+
     # What always holds
 
     @invariant()

@@ -21,6 +21,7 @@ from tidegate.cli import (
     messages,
     policies,
     queues,
+    reporting,
     serving,
     steering,
     topics,
@@ -46,7 +47,7 @@ app = typer.Typer(
 for group in (
     *(serving, working, configuration, users, demo),
     *(looking, queues, messages, policies, topics, steering),
-    *(learning, watching, benching, experiments),
+    *(learning, watching, reporting, benching, experiments),
 ):
     group.register(app)
 

@@ -142,6 +142,28 @@ def clients(
     show(report, clients.render, as_json=json, good=report.met or quick)
 
 
+@bench.command("recording")
+def recording(
+    pairs: Annotated[
+        int | None, typer.Option(min=10, help="Pairs of runs, with and without. [default: 30]")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.1, help="Length of a run.")] = None,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    """What recording telemetry costs: throughput with it and without, in interleaved pairs."""
+    with with_the_lab():
+        from tidegate.lab.bench import recording
+
+        options = changed(
+            recording.RecordingOptions.quick() if quick else recording.RecordingOptions(),
+            pairs=pairs,
+            seconds_per_run=seconds,
+        )
+        report = recording.run_recording(options, say)
+    show(report, recording.render, as_json=json, good=report.met or quick)
+
+
 @bench.command("pipeline")
 def pipeline(
     rows: Annotated[

@@ -7,7 +7,6 @@ numbers as they are. JSON is never made from what people see, but from the numbe
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,13 +18,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tidegate.core.harmless import harmless
+
 # Scripts branch on these; 1 is any other error of ours and 2 wrong usage.
 EXIT_NOTHING_THERE = 3
 
 _CELL_PADDING = 2
-# Control characters of both sets, ends of lines, and what turns the direction of writing.
-_STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-
 Cell = str | int | float | bool | None
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -43,7 +41,7 @@ class Column:
 
     def on_terminal(self, cell: Cell) -> Text:
         # Text, not markup: a queue may be called [red].
-        return Text("–" if cell is None else _harmless(self.shown(cell)), style=self.style)
+        return Text("–" if cell is None else harmless(self.shown(cell)), style=self.style)
 
 
 class Output:
@@ -153,9 +151,4 @@ def _plain(cell: Cell) -> str:
     if isinstance(cell, float):
         return f"{cell:.3f}"
     # A cell stays a cell, whatever it holds.
-    return _harmless(str(cell))
-
-
-def _harmless(text: str) -> str:
-    """Cells hold what others wrote, such as why a message failed: it must not steer a terminal."""
-    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return harmless(str(cell))

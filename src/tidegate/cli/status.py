@@ -27,6 +27,8 @@ _NODES = [
     Column("per commit", shown=lambda figure: f"{figure:.1f}", right=True, spare=True),
     Column("commit p50", shown=milliseconds, right=True, spare=True),
     Column("commit p99", shown=milliseconds, right=True, spare=True),
+    Column("rows recorded", shown=count, right=True, spare=True),
+    Column("rows dropped", shown=count, right=True, spare=True),
     Column("metrics", spare=True),
 ]
 _QUEUES = [
@@ -93,6 +95,8 @@ def _node_rows(cluster: ClusterNumbers) -> list[list[Cell]]:
             node.messages_per_commit,
             node.commit.p50_ms,
             node.commit.p99_ms,
+            node.rows_recorded,
+            node.rows_dropped,
             node.metrics_address,
         ]
         for node in cluster.nodes

@@ -27,9 +27,11 @@ PATH_POINTS = (
 MOVE_POINTS = ("before-move", "after-move")
 # At the commit of a transaction, of a publication, and of a put to several queues.
 JOINT_POINTS = ("before-joint-commit", "after-joint-commit")
+# When telemetry is written, and when small files of it become one.
+LAKE_POINTS = ("before-file-in-place", "after-file-in-place", "before-replaced-deleted")
 # When `tidegate watch` stores what a batch found.
 WATCH_POINTS = ("before-watch-batch", "after-watch-batch")
-POINTS = (*PATH_POINTS, *MOVE_POINTS, *JOINT_POINTS, *WATCH_POINTS)
+POINTS = (*PATH_POINTS, *MOVE_POINTS, *JOINT_POINTS, *LAKE_POINTS, *WATCH_POINTS)
 
 
 def _never(name: str) -> None:

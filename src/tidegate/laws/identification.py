@@ -11,6 +11,7 @@ rate by more than noise might (b > 3 standard errors). What is not accepted says
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -40,6 +41,8 @@ TRAIN_MIN = 30
 TEST_MIN = 10
 # Standard errors by which b must exceed zero.
 SIGNIFICANT = 3.0
+
+_VALUES = operator.attrgetter(*FIELDS)
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,9 @@ def _level(prefetch: float, sums: Sums) -> Level:
 
 
 def _added(parts: Iterable[Sums]) -> Sums:
-    return sum(parts, start=Sums(*(0.0 for _ in FIELDS)))
+    # Field by field, and not one Sums after the other: there are thousands of groups.
+    rows = list(map(_VALUES, parts)) or [(0.0,) * len(FIELDS)]
+    return Sums(*map(sum, zip(*rows, strict=True)))
 
 
 def _r_squared(fitted: Model, sums: Sums) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,6 +18,9 @@ from tidegate.core.model import Attributes
 from tidegate.core.ports import Write
 from tidegate.core.segment import Segment
 from tidegate.wire.packets import PutMessages
+
+if TYPE_CHECKING:
+    from tidegate.node.lifecycle_watch import Lifecycle
 
 SEGMENT_BYTES_MAX = 512 * 1024
 SEGMENT_COUNT_MAX = 4096
@@ -31,16 +35,19 @@ class Batch:
 
     __slots__ = (
         "_confirmed",
+        "arrived_at",
         "body",
         "dues",
         "is_stored",
         "open",
         "packet",
+        "parsed_at",
         "parts",
         "refused",
         "sender",
         "skipped",
         "stored_at",
+        "watched",
     )
 
     def __init__(
@@ -50,10 +57,15 @@ class Batch:
         sender: int,
         confirmed: Callable[[int, list[int] | None, float], None],
         refused: Callable[[TidegateError], None],
+        arrived_at: float = 0.0,
+        parsed_at: float = 0.0,
     ) -> None:
         self.packet = packet
         self.body = body
         self.sender = sender
+        # At the node, by the monotonic clock.
+        self.arrived_at = arrived_at
+        self.parsed_at = parsed_at
         self.stored_at = 0.0
         self._confirmed = confirmed
         self.refused = refused
@@ -67,6 +79,8 @@ class Batch:
         self.skipped: frozenset[int] = frozenset()
         # Whether that is all of it.
         self.is_stored = False
+        # Of its messages, those whose ways are recorded.
+        self.watched: list[Lifecycle] | None = None
 
     def stamp(self, now: float) -> None:
         """Delays and times to live count from here."""

@@ -50,6 +50,7 @@ class Consumer:
         "order",
         "outlet",
         "prefetch",
+        "since",
     )
 
     def __init__(
@@ -72,6 +73,8 @@ class Consumer:
         self.lease_s = lease_s
         self.book = LeaseBook()
         self.meters = ConsumerMeters()
+        # When it came, by the monotonic clock.
+        self.since = 0.0
 
     def credit(self) -> int:
         if not self.outlet.can_take() or self.book.held_bytes > self._held_bytes_max:

@@ -10,8 +10,15 @@ requests overlap, and are not counted here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tidegate.telemetry.histogram import Histogram
 from tidegate.telemetry.meters import PhaseMeters
+from tidegate.telemetry.recorder import Row
+from tidegate.telemetry.sampler import Sampler
+
+# The end of the answer before, then arrived, parsed, ready, and the end of this answer; seconds.
+Cuts = tuple[float, float, float, float, float]
 
 
 class RequestCycle:
@@ -19,22 +26,29 @@ class RequestCycle:
 
     __slots__ = (
         "_answered_at",
-        "_arrived_at",
         "_counts",
-        "_parsed_at",
         "_phases",
+        "_requests",
         "_unanswered",
         "_waited",
+        "arrived_at",
+        "parsed_at",
         "ready_at",
+        "verb",
     )
 
-    def __init__(self, phases: PhaseMeters) -> None:
+    def __init__(self, phases: PhaseMeters, requests: RequestSamples | None = None) -> None:
         self._phases = phases
+        # Where single requests are recorded, if they are.
+        self._requests = requests
+        # What the packet under way asks for.
+        self.verb: type | None = None
         self._unanswered = 0
         self._counts = False
         self._answered_at = 0.0
-        self._arrived_at = 0.0
-        self._parsed_at = 0.0
+        # When the last packet came, and when it had been parsed.
+        self.arrived_at = 0.0
+        self.parsed_at = 0.0
         self._waited: Histogram | None = None
         # When that for which it waited was there; 0 for: when the answer began.
         self.ready_at = 0.0
@@ -42,9 +56,9 @@ class RequestCycle:
     def asked(self, arrived_at: float, parsed_at: float) -> None:
         self._unanswered += 1
         self._counts = self._unanswered == 1 and self._answered_at > 0.0
+        self.arrived_at = arrived_at
+        self.parsed_at = parsed_at
         if self._counts:
-            self._arrived_at = arrived_at
-            self._parsed_at = parsed_at
             self._waited = None
             self.ready_at = 0.0
 
@@ -64,12 +78,58 @@ class RequestCycle:
         if self._counts:
             self._counts = False
             phases = self._phases
-            phases.wait_client.add(self._arrived_at - self._answered_at)
-            phases.parse.add(self._parsed_at - self._arrived_at)
-            ready_at = self._parsed_at
+            phases.wait_client.add(self.arrived_at - self._answered_at)
+            phases.parse.add(self.parsed_at - self.arrived_at)
+            ready_at = self.parsed_at
             if self._waited is not None:
                 ready_at = self.ready_at or began_at
-                self._waited.add(ready_at - self._parsed_at)
+                self._waited.add(ready_at - self.parsed_at)
             phases.respond.add(ended_at - ready_at)
             phases.total.add(ended_at - self._answered_at)
+            requests = self._requests
+            if requests is not None:
+                requests.skip -= 1
+                if requests.skip <= 0:
+                    requests.take(
+                        self.verb,
+                        (self._answered_at, self.arrived_at, self.parsed_at, ready_at, ended_at),
+                        for_message=self._waited is phases.wait_message,
+                    )
         self._answered_at = ended_at
+
+
+class RequestSamples:
+    """Single requests, one in N of them: where each spent its time."""
+
+    __slots__ = ("_sampler", "_tell", "skip")
+
+    def __init__(self, sampler: Sampler, tell: Callable[[Row], None]) -> None:
+        self._sampler = sampler
+        self._tell = tell
+        # How many are passed over before the next is taken.
+        self.skip = sampler.skip
+
+    def take(self, verb: type | None, cuts: Cuts, *, for_message: bool) -> None:
+        """The request that was just answered is the one."""
+        weight = self._sampler.one_by_one()
+        self.skip = self._sampler.skip
+        before_us, arrived_us, parsed_us, ready_us, ended_us = (1e6 * cut for cut in cuts)
+        waited_us = ready_us - parsed_us
+        self._tell(
+            (
+                "" if verb is None else verb.__name__,
+                float(weight),
+                arrived_us - before_us,
+                parsed_us - arrived_us,
+                0.0 if for_message else waited_us,
+                waited_us if for_message else 0.0,
+                ended_us - ready_us,
+                ended_us - before_us,
+            )
+        )
+
+    def tick(self) -> None:
+        """An interval is over."""
+        self._sampler.skip = self.skip
+        self._sampler.tick()
+        self.skip = self._sampler.skip

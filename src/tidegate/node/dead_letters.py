@@ -35,6 +35,7 @@ from tidegate.core.users import Right
 from tidegate.node.batch import SEGMENT_BYTES_MAX, SEGMENT_COUNT_MAX
 from tidegate.node.guard import Guard
 from tidegate.node.joint_commit import commit_once
+from tidegate.node.lifecycle_watch import DEAD, MOVED
 from tidegate.queueing.span import Span
 from tidegate.wire.packets import Redrive
 
@@ -131,7 +132,7 @@ class DeadLetters:
                     target = await self._open(default)
                 if source.info.durable and not target.info.durable:
                     raise Unavailable(f"queue {target.info.name!r} is transient: name another")
-                await self._move(source, target, letters)
+                await self._move(source, target, letters, DEAD)
             except RetryLater as failure:
                 log.warning("dead letters of %s wait: %s", source.info.name, failure)
                 await asyncio.sleep(backoff_s)
@@ -219,7 +220,7 @@ class DeadLetters:
                 target = await self._node.ownership.bring_here(info.queue_id)
                 if target is source:
                     raise InvalidValue(f"queue {name!r} is where they are: name another")
-                await self._move(source, target, letters)
+                await self._move(source, target, letters, MOVED)
                 count += len(waiting.pop(name))
         finally:
             source.stay([*nowhere, *(span for left in waiting.values() for span in left)])
@@ -227,7 +228,9 @@ class DeadLetters:
 
     # The move itself
 
-    async def _move(self, source: Replica, target: Replica, letters: list[Letter]) -> None:
+    async def _move(
+        self, source: Replica, target: Replica, letters: list[Letter], outcome: str
+    ) -> None:
         spans = [letter.span for letter in letters]
         settlement = source.settlement_of(spans)
         if settlement is not None and not target.info.durable:
@@ -248,7 +251,7 @@ class DeadLetters:
                 target.intake.not_coming(segment.first_id)
             raise
         crash_point("after-move")
-        source.left(spans, settlement)
+        source.left(spans, settlement, outcome)
         for segment in segments:
             target.intake.came(segment)
 

@@ -22,6 +22,7 @@ from tidegate.core.segment import Segment
 from tidegate.node.consumer import Consumer, Outlet, Reader
 from tidegate.node.holding import Holding
 from tidegate.node.later import Later
+from tidegate.node.lifecycle_watch import EXPIRED
 from tidegate.node.retries import retry_wait_s
 from tidegate.node.runs import run_of
 from tidegate.node.settling import Pledge, Ranges, Settling
@@ -49,6 +50,8 @@ class Dispatch:
         self._holders: dict[tuple[Outlet, int], Consumer] = {}
         self._readers: dict[Reader, None] = {}
         self._readers_of: dict[int, dict[Reader, None]] = {}
+        # Consumers that have gone since somebody last asked; None: nobody does.
+        self.departed: list[Consumer] | None = None
         self.tail = TailReader(holding, lambda: self.serve(None), under_way)
         self.later = Later(holding, self.serve_all, under_way)
 
@@ -63,6 +66,11 @@ class Dispatch:
     @property
     def unacknowledged(self) -> int:
         return sum(holder.book.outstanding for holder in self._holders.values())
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nobody at all, waiting, subscribed or holding something."""
+        return not (self._consumers or self._readers or self._holders)
 
     def first_ids_held(self) -> set[int]:
         """The segments of which somebody holds messages."""
@@ -188,6 +196,7 @@ class Dispatch:
         holding = self._holding
         bounds = (holding.limits.memory_bytes, holding.lease_s)
         holder = Consumer(outlet, consumer, prefetch, order, automatic, *bounds)
+        holder.since = holding.clock.monotonic()
         self._holders[outlet, consumer] = holder
         return holder
 
@@ -203,6 +212,8 @@ class Dispatch:
         holder = self._holders.pop((outlet, consumer), None)
         if holder is not None and consumer:
             self._consumers.remove(holder)
+            if self.departed is not None:
+                self.departed.append(holder)
         return holder
 
     def forget_outlet(self, outlet: Outlet) -> None:
@@ -324,6 +335,9 @@ class Dispatch:
         segment = span.segment
         meters = self._holding.meters
         meters.delivered.add(len(span))
+        watch = self._holding.watch
+        if watch is not None and segment.first_id in watch.segments:
+            watch.delivered(span, lease.granted_at)
         if segment.reloaded or segment.attempts is not None:
             meters.redelivered.add(len(span))
         else:
@@ -470,6 +484,7 @@ class Dispatch:
         if holding.policy.keep_expired:
             self._give_up(spans, DeathReason.EXPIRED, None)
             return
+        holding.note_ended(spans, EXPIRED)
         for span in spans:
             self._settling.note_done(span, holding.queue.done(span, Event.EXPIRED))
 
@@ -502,6 +517,8 @@ class Dispatch:
             self.drop_reader(reader)
             reader.miss(error)
         consumers = list(self._consumers)
+        if self.departed is not None:
+            self.departed += consumers
         # All at once, so that what one gives back is not handed to the next.
         self._consumers.clear()
         holders, self._holders = self._holders, {}

@@ -10,6 +10,7 @@ from tidegate.core.budget import Budget
 from tidegate.core.errors import StaleEpoch, TidegateError
 from tidegate.core.model import DeathReason, QueueInfo, QueuePolicy
 from tidegate.core.ports import Clock, Store
+from tidegate.node.lifecycle_watch import LifecycleWatch
 from tidegate.node.limits import Limits
 from tidegate.queueing.queue import Queue
 from tidegate.queueing.span import Span
@@ -34,6 +35,7 @@ class Holding:
         "producers",
         "queue",
         "store",
+        "watch",
     )
 
     def __init__(
@@ -59,6 +61,8 @@ class Holding:
         self.meters = QueueMeters()
         # Who has put since somebody last asked; None: nobody does.
         self.producers: set[int] | None = None
+        # Messages whose ways are recorded; None: none are.
+        self.watch: LifecycleWatch | None = None
         self.fenced = False
         # Set by the replica: what to do when the queue turns out to be somebody else's.
         self.fence: Callable[[TidegateError], None] = lambda error: None
@@ -81,6 +85,15 @@ class Holding:
     def lease_s(self) -> float:
         """How long a consumer may hold a message without a sign of life."""
         return self.info.policy.lease_s or self.limits.delivery_lease_s
+
+    def note_ended(self, spans: list[Span], outcome: str) -> None:
+        """For the record: how messages ended."""
+        watch = self.watch
+        if watch is not None:
+            now = self.clock.monotonic()
+            for span in spans:
+                if span.segment.first_id in watch.segments:
+                    watch.ended(span, outcome, now)
 
     def taken_over(self) -> StaleEpoch:
         """The store has refused our epoch."""

@@ -278,6 +278,9 @@ class Intake:
         now = holding.clock.monotonic()
         # Consumers first: what they do with it takes longer than hearing that it is stored.
         holding.meters.put.add(write.segment.count)
+        watch = holding.watch
+        if watch is not None:
+            watch.stored(write.segment, builder, now)
         self._admit(write.segment)
         crash_point("after-deliver-before-confirm")
         for batch in builder.release():
@@ -290,6 +293,8 @@ class Intake:
                         batch.confirm()
                     else:
                         twin.confirm_duplicate()
+                if batch.watched is not None and watch is not None:
+                    watch.confirmed(batch, holding.clock.monotonic())
         crash_point("after-confirm")
 
     def refused(self, writes: Sequence[Write], error: TidegateError) -> None:
@@ -396,6 +401,8 @@ class Intake:
             self._dedup_settled(dedup_ids)
         if not holding.fenced:  # else the new owner finds it in the store
             holding.meters.put.add(segment.open)
+            if holding.watch is not None:
+                holding.watch.stored(segment, None, holding.clock.monotonic())
             self._admit(segment)
 
     def _dedup_settled(self, dedup_ids: Iterable[str]) -> None:

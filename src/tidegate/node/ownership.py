@@ -78,6 +78,7 @@ class Ownership:
         replica = self.replicas.get(queue_id)
         if replica is not None:
             return replica
+        claimed_at = self._node.clock.monotonic()
         claim = await self._node.store.claim(queue_id, self._node.member_id)
         if claim is None:
             raise Unavailable(f"queue {location.queue.name!r} is being taken over: try again")
@@ -87,7 +88,11 @@ class Ownership:
             raise StaleEpoch(f"queue {location.queue.name!r} was taken over")
         self.replicas[queue_id] = replica
         if self._node.recording is not None:
-            self._node.recording.owned(replica)
+            self._node.recording.owned(
+                replica,
+                from_member=location.owner,
+                duration_s=self._node.clock.monotonic() - claimed_at,
+            )
         log.info("owns queue", extra={"queue": location.queue.name, "epoch": claim.epoch})
         return replica
 

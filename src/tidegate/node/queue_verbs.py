@@ -56,6 +56,8 @@ def put(session: Session, replica: Replica, packet: w.PutMessages, frame: Frame)
             session.client_id,
             confirmed,
             lambda error: session.fail(packet_id, error),
+            session.cycle.arrived_at,
+            session.cycle.parsed_at,
         )
     )
 

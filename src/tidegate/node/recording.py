@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from tidegate.node.cycle import RequestSamples
+from tidegate.node.lifecycle_watch import Lifecycle, LifecycleWatch, Watched
 from tidegate.node.replica import Replica
-from tidegate.node.sampling import QueueSampler
+from tidegate.node.sampling import NodeSampler, QueueSampler
 from tidegate.telemetry.recorder import Recorder, Row
+from tidegate.telemetry.sampler import Sampler
 
 if TYPE_CHECKING:
     from tidegate.node.server import Node
@@ -27,22 +31,39 @@ class Recording:
     """The rows of one node."""
 
     def __init__(self, node: Node, recorder: Recorder) -> None:
+        options = recorder.options
         self.recorder = recorder
         self._node = node
         self._clock = node.clock
         self._samplers: dict[Replica, QueueSampler] = {}
+        self._node_sampler = NodeSampler(node)
+        self._dropped_told = 0
+        self._watched: Watched | None = None
+        # Where connections leave single requests, if any are wanted.
+        self.requests: RequestSamples | None = None
+        if options.lifecycles_per_s:
+            sampler = Sampler(options.lifecycles_per_s, interval_s=options.interval_s)
+            self._watched = Watched(sampler, node.clock, self._ended)
+        if options.requests_per_s:
+            sampler = Sampler(options.requests_per_s, interval_s=options.interval_s)
+            self.requests = RequestSamples(sampler, self._answered)
 
     def start(self) -> None:
+        self._node_sampler.start()
         self.recorder.start(self._node.name)
+        self.event("join", str(self._node.member_id), {"address": self._node.address})
 
     async def stop(self) -> None:
         """The last rows, and then the end."""
+        self.event("leave", str(self._node.member_id), {"address": self._node.address})
         await self.sample()
         await asyncio.to_thread(self.recorder.stop)
 
     def abort(self) -> None:
         """As a kill would: what was not written is lost."""
         self.recorder.abort()
+
+    # Samples
 
     async def run(self) -> None:
         """For ever: sample at a steady beat; what could not be kept up with is left out."""
@@ -63,23 +84,69 @@ class Recording:
         for low in range(0, len(samplers), _QUEUES_PER_TURN):
             self._sample_queues(samplers[low : low + _QUEUES_PER_TURN])
             await asyncio.sleep(0)
+        now, _, at_us = self._now()
+        dropped = self.recorder.rows_dropped
+        row = self._node_sampler.sample(at_us, now, dropped - self._dropped_told)
+        if self.recorder.add("node_samples", [row]):
+            # Else this row is dropped too, and the next one tells.
+            self._dropped_told = dropped
+        for ticking in (self._watched, self.requests):
+            if ticking is not None:
+                ticking.tick()
 
     def _sample_queues(self, samplers: list[QueueSampler]) -> None:
-        now, wall_s = self._clock.monotonic(), self._clock.wall()
-        at_us = int(wall_s * 1e6)
-        rows: list[Row] = [sampler.sample(at_us, now, wall_s) for sampler in samplers]
-        self.recorder.add("queue_samples", rows)
+        now, wall_s, at_us = self._now()
+        queues: list[Row] = []
+        consumers: list[Row] = []
+        for sampler in samplers:
+            queues.append(sampler.sample(at_us, now, wall_s))
+            consumers += sampler.sample_consumers(at_us, now)
+            self._node_sampler.count(sampler)
+        self.recorder.add("queue_samples", queues)
+        self.recorder.add("consumer_samples", consumers)
+
+    def _now(self) -> tuple[float, float, int]:
+        wall_s = self._clock.wall()
+        return self._clock.monotonic(), wall_s, int(wall_s * 1e6)
 
     # What happens
 
-    def owned(self, replica: Replica) -> None:
-        """A queue has become ours."""
-        self._samplers[replica] = QueueSampler(
-            self._node.name, replica.holding, replica.dispatch, self._clock.monotonic()
+    def event(
+        self, event: str, subject: str, detail: Mapping[str, str], duration_s: float | None = None
+    ) -> None:
+        """Something happened to a member, a queue, …"""
+        self.recorder.event(
+            event, subject, at_s=self._clock.wall(), duration_s=duration_s, detail=detail
         )
+
+    def owned(self, replica: Replica, *, from_member: int | None, duration_s: float) -> None:
+        """A queue has become ours: a new one, or one that a member left or has lost."""
+        holding = replica.holding
+        now = self._clock.monotonic()
+        interval_s = self.recorder.options.interval_s
+        self._samplers[replica] = QueueSampler(
+            self._node.name, holding, replica.dispatch, now, interval_s
+        )
+        if self._watched is not None:
+            holding.watch = LifecycleWatch(holding.info.name, self._watched)
+        taken = from_member not in (None, self._node.member_id)
+        detail = {"epoch": str(holding.epoch)}
+        if taken:
+            detail["from_member"] = str(from_member)
+        self.event("takeover" if taken else "own", holding.info.name, detail, duration_s)
 
     def disowned(self, replica: Replica) -> None:
         """A queue is no longer ours: what it did since its last sample is not forgotten."""
         sampler = self._samplers.pop(replica, None)
         if sampler is not None:
             self._sample_queues([sampler])
+            self.event("disown", replica.info.name, {"epoch": str(replica.epoch)})
+
+    def _ended(self, lifecycle: Lifecycle) -> None:
+        # It may have waited for its confirm since; that is no time worth a second look.
+        _, _, at_us = self._now()
+        self.recorder.add("lifecycles", [lifecycle.row(self._node.name, at_us)])
+
+    def _answered(self, phases: Row) -> None:
+        _, _, at_us = self._now()
+        self.recorder.add("requests", [(at_us, self._node.name, *phases)])

@@ -22,6 +22,7 @@ from tidegate.core.segment import Segment
 from tidegate.node.dispatch import Dispatch
 from tidegate.node.holding import Holding
 from tidegate.node.intake import Intake
+from tidegate.node.lifecycle_watch import DROPPED
 from tidegate.node.limits import Limits
 from tidegate.node.settling import Settling
 from tidegate.queueing.lane import NO_ID
@@ -168,10 +169,11 @@ class Replica:
                 settlement.partly[segment.first_id] = [(span.low, span.high) for span in pieces]
         return settlement
 
-    def left(self, spans: list[Span], settlement: Settlement | None) -> None:
+    def left(self, spans: list[Span], settlement: Settlement | None, outcome: str) -> None:
         """They have left, and that is on disk."""
         if self.fenced:
             return
+        self._holding.note_ended(spans, outcome)
         written = set(settlement.finished) if settlement is not None else set()
         for span in spans:
             finished = self._holding.queue.done(span, Event.MOVED)
@@ -183,6 +185,7 @@ class Replica:
 
     def drop(self, spans: list[Span]) -> None:
         """Messages that were given up, and have nowhere to go."""
+        self._holding.note_ended(spans, DROPPED)
         for span in spans:
             self._settling.note_done(span, self._holding.queue.done(span, Event.MOVED))
         self._holding.made_room()
@@ -205,6 +208,8 @@ class Replica:
         self.dispatch.later.fenced()
         self._settling.fenced()
         holding.queue.forget()
+        if holding.watch is not None:
+            holding.watch.over()
         self._on_fenced(self)
 
     async def quiesce(self) -> None:
@@ -243,6 +248,8 @@ class Replica:
         dropped, count = holding.queue.purge()
         self.dispatch.later.forget()
         kept = self.intake.first_ids_under_way() | self.dispatch.first_ids_held()
+        if holding.watch is not None:
+            holding.watch.purged(dropped, kept, holding.clock.monotonic())
         for span in dropped:
             if span.segment.open:
                 kept.add(span.segment.first_id)

@@ -7,50 +7,118 @@ Lengths of intervals come from the monotonic clock, whatever the wall clock does
 
 from __future__ import annotations
 
-from itertools import compress
-from operator import ne, sub
+import re
+from operator import sub
+from typing import TYPE_CHECKING
 
+from tidegate.node.consumer import Consumer
 from tidegate.node.dispatch import Dispatch
 from tidegate.node.holding import Holding
 from tidegate.node.replica import ready_for_s
 from tidegate.telemetry.histogram import BUCKETS, Histogram
 from tidegate.telemetry.recorder import Row
 
-_ALL_BUCKETS = range(BUCKETS)
+if TYPE_CHECKING:
+    from tidegate.node.server import Node
+
 _NOTHING: list[tuple[int, int]] = []
 _NOBODY: set[int] = set()
+_UNKNOWN = (None, None)
+# A queue in which nothing happens and nothing is, with nobody there; most of many are like that.
+_IDLE_SINCE = (0,) * 10
+_IDLE = (*_IDLE_SINCE, 0.0, 0.0, _NOTHING, _NOTHING, 0, 0, 0, 0, 0.0)
+_IDLE_CLIENTS = (0, 0, 0, 0)
+# Consumers that do the same are called the same up to here.
+_GROUP_ENDS = re.compile("[#@]")
 Added = tuple[float, list[tuple[int, int]]]
 
 
 class HistogramSampler:
     """What was added to a histogram since it was last looked at."""
 
-    __slots__ = ("_count", "_counts", "_histogram", "_sum_s")
+    __slots__ = ("_counts", "_histogram", "_sum_s", "_touched")
 
     def __init__(self, histogram: Histogram) -> None:
         self._histogram = histogram
         self._counts = [0] * BUCKETS
-        self._count = 0
         self._sum_s = 0.0
+        # What was added before anybody looked counts as well.
+        found = {bucket for bucket, count in enumerate(histogram.counts) if count}
+        self._touched = histogram.touched = found
 
     def take(self) -> Added:
         """The sum of what was added, and how many came to each bucket."""
-        histogram = self._histogram
-        if histogram.count == self._count:
+        touched = self._touched
+        if not touched:
             return 0.0, _NOTHING
-        before, now = self._counts, histogram.counts[:]
-        changed = compress(_ALL_BUCKETS, map(ne, now, before))
-        added = [(bucket, now[bucket] - before[bucket]) for bucket in changed]
+        histogram, before, now = self._histogram, self._counts, self._histogram.counts
+        added = [(bucket, now[bucket] - before[bucket]) for bucket in sorted(touched)]
+        for bucket in touched:
+            before[bucket] = now[bucket]
+        touched.clear()
         sum_s = histogram.sum_s - self._sum_s
-        self._counts, self._count, self._sum_s = now, histogram.count, histogram.sum_s
+        self._sum_s = histogram.sum_s
         return sum_s, added
 
 
-class QueueSampler:
-    """Samples of one queue replica."""
+class ConsumerSampler:
+    """Samples of one consumer."""
 
-    def __init__(self, node: str, holding: Holding, dispatch: Dispatch, now: float) -> None:
+    def __init__(self, node: str, queue: str, consumer: Consumer, interval_s: float) -> None:
+        client = consumer.outlet.client_name
+        self._names = (node, queue, f"{queue}/{_GROUP_ENDS.split(client, 1)[0]}", client)
+        self._consumer = consumer
+        self._sampled_at = consumer.since
+        self._delivered = 0
+        self._acked = 0
+        self._service = HistogramSampler(consumer.meters.service)
+        # An interval of about this length follows the one before; any other is a gap.
+        self._shortest_s, self._longest_s = 0.5 * interval_s, 1.5 * interval_s
+        self._before: tuple[float | None, int | None] = (None, None)
+
+    def sample(self, at_us: int, now: float) -> Row:
+        """A row of `consumer_samples`."""
+        consumer = self._consumer
+        delivered, acked = consumer.meters.delivered.total, consumer.meters.acked.total
+        interval_s = max(now - self._sampled_at, 1e-9)
+        service_s, service = self._service.take()
+        arrival_per_s = (delivered - self._delivered) / interval_s
+        is_whole = self._shortest_s <= interval_s <= self._longest_s
+        row = (
+            at_us,
+            interval_s,
+            *self._names,
+            consumer.consumer,
+            consumer.automatic,
+            delivered - self._delivered,
+            acked - self._acked,
+            service_s,
+            service,
+            consumer.prefetch,
+            consumer.book.outstanding,
+            arrival_per_s,
+            *(self._before if is_whole else _UNKNOWN),
+        )
+        self._delivered, self._acked, self._sampled_at = delivered, acked, now
+        self._before = (arrival_per_s, consumer.prefetch) if is_whole else _UNKNOWN
+        return row
+
+
+class QueueSampler:
+    """Samples of one queue replica and of its consumers."""
+
+    def __init__(
+        self, node: str, holding: Holding, dispatch: Dispatch, now: float, interval_s: float
+    ) -> None:
+        self._node = node
+        self._interval_s = interval_s
         self._names = (node, holding.info.name, 0, holding.epoch)
+        self._consumers: dict[Consumer, ConsumerSampler] = {}
+        dispatch.departed = []
+        # What the last interval brought.
+        self.since: tuple[int, ...] = ()
+        self.consumers = 0
+        self.readers = 0
         self._holding = holding
         self._dispatch = dispatch
         self._sampled_at = now
@@ -82,7 +150,12 @@ class QueueSampler:
         queue = holding.queue
         totals = self._read_totals()
         interval_s = now - self._sampled_at
-        since = tuple(map(sub, totals, self._totals))
+        if totals == self._totals and not len(queue) and dispatch.is_idle and not holding.producers:
+            self._sampled_at = now
+            self.since, self.producers = _IDLE_SINCE, _NOBODY
+            self.consumers = self.readers = 0
+            return (at_us, interval_s, *self._names, *_IDLE, queue.resident_bytes, *_IDLE_CLIENTS)
+        since = self.since = tuple(map(sub, totals, self._totals))
         self._totals, self._sampled_at = totals, now
         wait_s, wait = self._wait.take()
         service_s, service = self._service.take()
@@ -92,6 +165,7 @@ class QueueSampler:
             self.producers = _NOBODY
         if holding.fenced:
             # Another node says how things stand there.
+            self.consumers = self.readers = 0
             gone = (0, 0, 0, 0, 0.0, 0, 0, len(self.producers), 0, 0)
             return (
                 at_us,
@@ -106,6 +180,7 @@ class QueueSampler:
             )
         oldest = queue.oldest() if len(queue) else None
         consumers = dispatch.consumers
+        self.consumers, self.readers = len(consumers), dispatch.readers_waiting
         return (
             at_us,
             interval_s,
@@ -123,6 +198,92 @@ class QueueSampler:
             queue.resident_bytes,
             sum([consumer.prefetch for consumer in consumers]),
             len(self.producers),
-            len(consumers),
-            dispatch.readers_waiting,
+            self.consumers,
+            self.readers,
         )
+
+    def sample_consumers(self, at_us: int, now: float) -> list[Row]:
+        """A row for each consumer, also for those that have gone since the last sample."""
+        known, dispatch = self._consumers, self._dispatch
+        present, departed = dispatch.consumers, dispatch.departed or []
+        if not present and not departed:
+            return []
+        rows = [self._sampler_of(each).sample(at_us, now) for each in (*present, *departed)]
+        for consumer in departed:
+            known.pop(consumer, None)
+        dispatch.departed = []
+        return rows
+
+    def _sampler_of(self, consumer: Consumer) -> ConsumerSampler:
+        sampler = self._consumers.get(consumer)
+        if sampler is None:
+            sampler = self._consumers[consumer] = ConsumerSampler(
+                self._node, self._holding.info.name, consumer, self._interval_s
+            )
+        return sampler
+
+
+class NodeSampler:
+    """Samples of the process."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._sampled_at = 0.0
+        self._totals: tuple[float, ...] = ()
+        # Of the queues that were sampled since.
+        self._moved = [0, 0, 0]
+        self._producers: set[int] = set()
+        self._consumers = 0
+        self._readers = 0
+
+    def start(self) -> None:
+        self._sampled_at = self._node.clock.monotonic()
+        self._totals = self._read_totals()
+
+    def count(self, sampler: QueueSampler) -> None:
+        """What a queue was just found to have done is what the node did."""
+        for place in range(3):
+            self._moved[place] += sampler.since[place]
+        self._producers |= sampler.producers
+        self._consumers += sampler.consumers
+        self._readers += sampler.readers
+
+    def _read_totals(self) -> tuple[float, ...]:
+        node = self._node
+        commits, messages, commit_s = node.committed
+        return (
+            node.packets_in,
+            node.packets_out,
+            commits,
+            messages,
+            commit_s,
+            node.process_cpu_s,
+        )
+
+    def sample(self, at_us: int, now: float, rows_dropped: int) -> Row:
+        """A row of `node_samples`."""
+        node = self._node
+        totals = self._read_totals()
+        *since, cpu_s = map(sub, totals, self._totals)
+        row = (
+            at_us,
+            now - self._sampled_at,
+            node.name,
+            "node",
+            node.member_id,
+            node.connections,
+            len(self._producers),
+            self._consumers,
+            self._readers,
+            len(node.replicas),
+            *self._moved,
+            *since,
+            node.process_memory_bytes,
+            cpu_s,
+            node.messages_memory_bytes,
+            rows_dropped,
+        )
+        self._totals, self._sampled_at = totals, now
+        self._moved, self._producers = [0, 0, 0], set()
+        self._consumers = self._readers = 0
+        return row

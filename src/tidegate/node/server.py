@@ -30,6 +30,7 @@ from tidegate.core.errors import (
 )
 from tidegate.core.model import QueueInfo
 from tidegate.core.ports import Clock, Store
+from tidegate.core.secrecy import without_secrets
 from tidegate.node.accounts import Accounts, is_loopback
 from tidegate.node.admission import Admission
 from tidegate.node.dead_letters import DeadLetters
@@ -403,6 +404,8 @@ class Node:
         for replica in list(self.replicas.values()):
             replica.fence(StaleEpoch("this node lost its lease"))
         await self._join()
+        if self.recording is not None:
+            self.recording.event("rejoin", str(self.member_id), {"address": self.address})
 
     async def _tick_forever(self) -> None:
         ticks = 0
@@ -491,25 +494,52 @@ class Node:
             nodes += await self.neighbours.numbers(others, queue_id)
         return ClusterNumbers(nodes)
 
+    @property
+    def connections(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def committed(self) -> tuple[int, int, float]:
+        """Transactions that stored messages, how many those were, and the seconds they took."""
+        return self._commits.count, self._committed_messages, self._commits.sum_s
+
+    @property
+    def process_cpu_s(self) -> float:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return usage.ru_utime + usage.ru_stime
+
+    @property
+    def process_memory_bytes(self) -> int:
+        """Resident memory now (not its peak)."""
+        with open("/proc/self/statm") as statm:  # noqa: PTH123
+            return int(statm.read().split()[1]) * resource.getpagesize()
+
+    @property
+    def messages_memory_bytes(self) -> int:
+        """What messages take of it."""
+        return self._budget.used_bytes
+
     def own_numbers(self, queues: list[QueueNumbers]) -> NodeNumbers:
         """The numbers of this node, with those of some queues."""
-        usage = resource.getrusage(resource.RUSAGE_SELF)
         return NodeNumbers(
             member_id=self.member_id,
             name=self.name,
             address=self.address,
             uptime_s=self.clock.monotonic() - self._started_at,
-            connections=len(self._sessions),
+            connections=self.connections,
             memory_bound_bytes=self._budget.bound_bytes,
-            memory_resident_bytes=self._budget.used_bytes,
-            process_memory_bytes=_process_memory_bytes(),
-            process_cpu_s=usage.ru_utime + usage.ru_stime,
+            memory_resident_bytes=self.messages_memory_bytes,
+            process_memory_bytes=self.process_memory_bytes,
+            process_cpu_s=self.process_cpu_s,
             commits=self._commits.count,
             commit=durations(self._commits),
             messages_per_commit=self._committed_messages / max(self._commits.count, 1),
             packets_in=self.packets_in,
             packets_out=self.packets_out,
             queues=queues,
+            rows_recorded=0 if self.recording is None else self.recording.recorder.rows_recorded,
+            rows_dropped=0 if self.recording is None else self.recording.recorder.rows_dropped,
+            lake="" if self.recording is None else without_secrets(self.recording.recorder.lake),
             metrics_address=self.metrics_address,
             phases=PhaseNumbers(
                 wait_client=durations(self.phases.wait_client),
@@ -520,9 +550,3 @@ class Node:
                 wait_message=durations(self.phases.wait_message),
             ),
         )
-
-
-def _process_memory_bytes() -> int:
-    """Resident memory now (not its peak)."""
-    with open("/proc/self/statm") as statm:  # noqa: PTH123
-        return int(statm.read().split()[1]) * resource.getpagesize()

@@ -63,7 +63,9 @@ class Session(asyncio.Protocol):
         self.mode = Mode.READ_ONLY
         self.last_heard = 0.0
         self.connected_at = 0.0
-        self.cycle = RequestCycle(node.phases)
+        self.cycle = RequestCycle(
+            node.phases, None if node.recording is None else node.recording.requests
+        )
         # Where the peer is, who it is, and what it may do.
         self.address = ""
         self.place: Place | None = None
@@ -198,8 +200,10 @@ class Session(asyncio.Protocol):
                 node.packets_in += 1
                 cycle.asked(started, node.clock.monotonic())
                 if isinstance(event, Refused):
+                    cycle.verb = None
                     self.fail(event.packet_id, event.error)
                     continue
+                cycle.verb = type(event.packet)
                 self._handle(event)
                 cycle.handled(type(event.packet) in _READS)
                 if count == PACKETS_PER_TURN:

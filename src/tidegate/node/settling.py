@@ -12,6 +12,7 @@ from tidegate.core.ports import Attempt, Settlement
 from tidegate.core.segment import Segment
 from tidegate.node.consumer import Consumer
 from tidegate.node.holding import Holding
+from tidegate.node.lifecycle_watch import ACKED
 from tidegate.queueing.lease import Lease
 from tidegate.queueing.span import Span
 from tidegate.storage.writer import Settler
@@ -61,6 +62,7 @@ class Settling:
         """Acknowledge ranges of tags; how many were no longer held."""
         meters = self._holding.meters
         queue = self._holding.queue
+        watch = self._holding.watch
         now = self._holding.clock.monotonic()
         lost = 0
         for first, last in ranges:
@@ -70,6 +72,8 @@ class Settling:
                 held += count
                 meters.service.add(now - lease.granted_at, count)
                 holder.meters.service.add(now - lease.granted_at, count)
+                if watch is not None and lease.span.segment.first_id in watch.segments:
+                    watch.ended(lease.span, ACKED, now)
                 self.note_done(lease.span, queue.done(lease.span))
             meters.acked.add(held)
             holder.meters.acked.add(held)
@@ -165,6 +169,8 @@ class Settling:
             for meters in (holding.meters, pledge.holder.meters):
                 meters.service.add(now - lease.granted_at, count)
                 meters.acked.add(count)
+            if holding.watch is not None and lease.span.segment.first_id in holding.watch.segments:
+                holding.watch.ended(lease.span, ACKED, now)
             if holding.queue.done(lease.span):
                 # Who settled the rest meanwhile could not know that it was the rest.
                 self.note_done(lease.span, True)

@@ -2,8 +2,8 @@
 
 A figure that is missing, infinite, not a number or negative; a time far from the hour in whose
 folder it lies, or in the future. Rows are looked at once, all kinds in one Spark job, and counted
-by reason. A kind that has no such row, which is the rule, is then read without looking again: what a
-job does not need of it is never touched.
+by reason. A kind that has no such row, which is the rule, is then read without looking again, and
+columns that no job needs are not touched.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Live meters: rates, histograms and phases of the running system."""
+"""Live meters of the running system, and its history: schemas, the recorder and its lake."""

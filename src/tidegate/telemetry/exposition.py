@@ -121,6 +121,18 @@ NODE_METRICS: tuple[Shown[NodeNumbers], ...] = (
         "Packets that went out.",
         lambda n: n.packets_out,
     ),
+    Shown(
+        "tidegate_node_rows_recorded_total",
+        "counter",
+        "Rows of telemetry in the lake.",
+        lambda n: n.rows_recorded,
+    ),
+    Shown(
+        "tidegate_node_rows_dropped_total",
+        "counter",
+        "Rows of telemetry that could not be recorded, since the lake cannot be written.",
+        lambda n: n.rows_dropped,
+    ),
 )
 
 QUEUE_METRICS: tuple[Shown[QueueNumbers], ...] = (

@@ -33,16 +33,21 @@ def upper_bound_s(bucket: int) -> float:
 class Histogram:
     """Counts per bucket, and the sum for a mean."""
 
-    __slots__ = ("count", "counts", "max_s", "sum_s")
+    __slots__ = ("count", "counts", "max_s", "sum_s", "touched")
 
     def __init__(self) -> None:
         self.counts = [0] * BUCKETS
         self.count = 0
         self.sum_s = 0.0
         self.max_s = 0.0
+        # Buckets that have grown since somebody last asked; None: nobody does.
+        self.touched: set[int] | None = None
 
     def add(self, duration_s: float, times: int = 1) -> None:
-        self.counts[bucket_of(duration_s)] += times
+        bucket = bucket_of(duration_s)
+        self.counts[bucket] += times
+        if self.touched is not None:
+            self.touched.add(bucket)
         self.count += times
         self.sum_s += duration_s * times
         if duration_s > self.max_s:

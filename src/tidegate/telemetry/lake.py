@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
+from tidegate.core.crash import crash_point
 from tidegate.core.errors import InvalidValue
 from tidegate.telemetry.schemas import (
     FILE_KEY,
@@ -38,6 +39,7 @@ HOUR_S = 3600
 _SUFFIX = ".parquet"
 _HIDDEN = ("_", ".")
 _WHOLE = "all"
+_NAME_LENGTH_MAX = 120
 _PARTITION = re.compile(r"/date=(\d{4}-\d{2}-\d{2})/hour=(\d{2})/([^/]+)$")
 
 
@@ -51,6 +53,8 @@ class LakeFile:
     hour: int
     name: str
     size_bytes: int
+    # When it was written, by the clock of who keeps it.
+    modified_s: float
 
     @property
     def writer(self) -> str:
@@ -105,37 +109,47 @@ class Lake:
         self,
         kind: Kind,
         hour: int,
-        table: Any,
+        tables: Iterable[Any],
         *,
         writer: str,
         run: str,
         replaces: Iterable[str] = (),
         file_id: str | None = None,
+        author: str | None = None,
     ) -> str:
-        """Put a table in place as one file; its path. What fails leaves no visible file behind."""
+        """Put tables in place as one file, each a row group; its path.
+
+        What fails leaves no visible file behind. The author is whose rows they are, as it stands
+        in names of files, when that is not the writer.
+        """
         file_id = file_id or uuid.uuid4().hex
         replaced = sorted(replaces)
         metadata = kind.file_metadata(file_id)
         if replaced:
             metadata[REPLACES_KEY] = msgspec.json.encode(replaced)
         folder = f"{self._root}/{kind.name}/{partition(hour)}"
-        author = safe_name(writer)
+        author = author or safe_name(writer)
         whole = f"~{_WHOLE}" if replaced else ""
-        hidden = f"{folder}/_{author}~{run}~{file_id}{_SUFFIX}"
+        hidden = f"{folder}/_{safe_name(writer)}~{run}~{file_id}{_SUFFIX}"
         path = f"{folder}/{author}{whole}~{file_id}{_SUFFIX}"
         self._files.create_dir(folder, recursive=True)
         try:
-            pq.write_table(
-                table.replace_schema_metadata(metadata),
-                hidden,
-                filesystem=self._files,
-                compression="zstd",
-            )
+            # The stream is ours: Arrow's writer leaves the one it opens open when the disk is full.
+            with self._files.open_output_stream(hidden, compression=None) as stream:
+                self._write_tables(stream, kind.columns.with_metadata(metadata), tables)
+            crash_point("before-file-in-place")
             self._files.move(hidden, path)
+            crash_point("after-file-in-place")
         except BaseException:
             self._delete_quietly(hidden)
             raise
         return path
+
+    @staticmethod
+    def _write_tables(stream: Any, schema: Any, tables: Iterable[Any]) -> None:
+        with pq.ParquetWriter(stream, schema, compression="zstd") as writer:
+            for table in tables:
+                writer.write_table(table.replace_schema_metadata(schema.metadata))
 
     # Out
 
@@ -168,7 +182,8 @@ class Lake:
                 continue
             if until_s is not None and hour * HOUR_S >= until_s:
                 continue
-            file = LakeFile(info.path, kind, hour, place[3], info.size)
+            modified_s = (info.mtime_ns or 0) / 1e9
+            file = LakeFile(info.path, kind, hour, place[3], info.size, modified_s)
             if file.is_hidden == hidden and file.name.endswith(_SUFFIX):
                 found.append(file)
         return sorted(found, key=lambda file: (file.hour, file.name))
@@ -195,8 +210,7 @@ class Lake:
 
     def current(self, files: Iterable[LakeFile]) -> list[LakeFile]:
         """Those that count: no copies, and none that another one stands for."""
-        identities = {file: self.identity(file) for file in files}
-        return [file for file in identities if file in _counting(identities)]
+        return counting({file: self.identity(file) for file in files})
 
     # Away
 
@@ -208,11 +222,15 @@ class Lake:
             return
 
     def delete_hour(self, kind: str, hour: int) -> None:
-        """Delete an hour with all that is in it."""
+        """Delete an hour with all that is in it, and its day when that was the last one."""
+        folder = f"{self._root}/{kind}/{partition(hour)}"
+        day = folder.rpartition("/")[0]
         try:
-            self._files.delete_dir(f"{self._root}/{kind}/{partition(hour)}")
+            self._files.delete_dir(folder)
+            if not self._files.get_file_info(pa.fs.FileSelector(day)):
+                self._files.delete_dir(day)
         except FileNotFoundError:
-            return
+            return  # another node was as quick
 
     def _delete_quietly(self, path: str) -> None:
         try:
@@ -221,20 +239,21 @@ class Lake:
             return  # the next life of this writer finds it
 
 
-def _counting(identities: dict[LakeFile, Identity]) -> set[LakeFile]:
+def counting(identities: Mapping[LakeFile, Identity]) -> list[LakeFile]:
+    """Of these files those that count: no copies, and none that another one stands for."""
     replaced = frozenset[str]().union(*(each.replaces for each in identities.values()))
     wholes = [each for each in identities.values() if each.replaces]
     seen: set[str] = set()
-    counting = set()
+    found = []
     for file, identity in identities.items():
         if identity.file_id in replaced or identity.file_id in seen:
             continue
         # Two that compacted the same hour at a time: the one that saw more stands for both.
-        if any(identity.replaces < other.replaces for other in wholes):
+        if any(identity.replaces < other.replaces for other in wholes if identity.replaces):
             continue
         seen.add(identity.file_id)
-        counting.add(file)
-    return counting
+        found.append(file)
+    return found
 
 
 def partition(hour: int) -> str:
@@ -250,4 +269,10 @@ def hour_of_partition(date: str, hour: str) -> int:
 
 def safe_name(writer: str) -> str:
     """A writer's name as it may stand in the name of a file, whatever people called it."""
-    return quote(writer, safe="-. ").replace("~", "%7E").replace("_", "%5F")
+    name = quote(writer, safe="-.").replace("~", "%7E").replace("_", "%5F")
+    if name.startswith("."):
+        name = "%2E" + name[1:]
+    if len(name) > _NAME_LENGTH_MAX:
+        # File systems allow some 255 bytes, and our own words need room.
+        name = f"{name[:80]}-{uuid.uuid5(uuid.NAMESPACE_OID, writer).hex}"
+    return name

@@ -122,6 +122,10 @@ class NodeNumbers(msgspec.Struct):
     queues_left_out: int = 0
     # Where its /metrics are; empty: nowhere.
     metrics_address: str = ""
+    # Where it records, empty: nowhere; rows that are there, and that could not be.
+    lake: str = ""
+    rows_recorded: int = 0
+    rows_dropped: int = 0
 
 
 class ClusterNumbers(msgspec.Struct):

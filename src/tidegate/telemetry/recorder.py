@@ -14,10 +14,12 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+from tidegate.telemetry.housekeeping import Housekeeping
 
 if TYPE_CHECKING:
     from tidegate.telemetry.lake import Lake
@@ -81,17 +83,50 @@ class Recorder:
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
         self._thread.start()
 
-    def add(self, kind: str, rows: Sequence[Row]) -> None:
-        """Take rows of one kind and about one time; never waits for the disk."""
+    def add(self, kind: str, rows: Sequence[Row]) -> bool:
+        """Take rows of one kind; False: there is no room for them. Never waits for the disk."""
         if not rows:
-            return
+            return True
         with self._lock:
             if self._waiting_rows + len(rows) > self._rows_max:
                 self.rows_dropped += len(rows)
-                return
+                return False
             self._waiting_rows += len(rows)
             for row in rows:
                 self._waiting.setdefault((kind, row[0] // _HOUR_US), []).append(row)
+        return True
+
+    def event(
+        self,
+        event: str,
+        subject: str,
+        *,
+        at_s: float,
+        duration_s: float | None = None,
+        value: float | None = None,
+        detail: Mapping[str, str] | None = None,
+    ) -> None:
+        """Something happened."""
+        pairs = list((detail or {}).items())
+        row = (_us(at_s), self._writer, event, subject, duration_s, value, pairs)
+        self.add("events", [row])
+
+    def decision(
+        self,
+        loop: str,
+        service: str,
+        law: str,
+        *,
+        at_s: float,
+        inputs: Mapping[str, float],
+        outputs: Mapping[str, float],
+        action: str,
+        reason: str,
+    ) -> None:
+        """A loop has decided: on what, by which law, and why."""
+        seen, chosen = list(inputs.items()), list(outputs.items())
+        row = (_us(at_s), self._writer, loop, service, law, seen, chosen, action, reason)
+        self.add("decisions", [row])
 
     def flush(self, timeout_s: float = _STOP_S) -> bool:
         """Write what waits now; whether that was done in time."""
@@ -127,7 +162,9 @@ class Recorder:
             log.error("nothing is recorded: %s", failure)
             self._drop_everything()
             return
+        housekeeping = Housekeeping(self.lake, self._writer, self._run, self.options.retention_s)
         while not self._stopping:
+            housekeeping.look_after()
             self._wake.wait(self.options.flush_s)
             self._wake.clear()
             asked = self._asked
@@ -136,6 +173,7 @@ class Recorder:
                 self._done = asked
                 self._flushed.notify_all()
         self._write_all(lake)
+        housekeeping.stop()
 
     def _write_all(self, lake: Lake) -> None:
         with self._lock:
@@ -163,7 +201,7 @@ class Recorder:
         from tidegate.telemetry.schemas import KINDS
 
         table = table_of(KINDS[kind].columns, rows)
-        lake.write(KINDS[kind], hour, table, writer=self._writer, run=self._run)
+        lake.write(KINDS[kind], hour, [table], writer=self._writer, run=self._run)
 
     def _keep(self, kind: str, hour: int, rows: list[Row], failure: OSError) -> None:
         """Try again later, with what came meanwhile."""
@@ -195,6 +233,10 @@ class Recorder:
         with self._flushed:
             self._done = 1 << 62
             self._flushed.notify_all()
+
+
+def _us(at_s: float) -> int:
+    return int(at_s * 1e6)
 
 
 def table_of(columns: Any, rows: Sequence[Row]) -> Any:

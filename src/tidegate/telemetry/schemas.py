@@ -55,6 +55,8 @@ def _columns(**types: pa.DataType) -> pa.Schema:
 _MAY_BE_NULL = {
     "arrival_before_per_s",
     "prefetch_before",
+    "parse_us",
+    "respond_us",
     "wait_us",
     "service_us",
     "duration_s",
@@ -193,7 +195,8 @@ LIFECYCLES = Kind(
         weight=pa.float64(),
         payload_bytes=pa.int32(),
         put_at=_AT,
-        # Parsed, stored, confirmed: the phases of its put.
+        # Parsed, stored, confirmed: the phases of its put. Null, but for the store: it came with
+        # others that are answered as a whole, by a transaction, a topic or from another queue.
         parse_us=pa.float64(),
         store_us=pa.float64(),
         respond_us=pa.float64(),
@@ -204,7 +207,7 @@ LIFECYCLES = Kind(
         # From its arrival to its end.
         response_us=pa.float64(),
         deliveries=pa.int32(),
-        outcome=_NAME,  # acked, dead, dropped, expired
+        outcome=_NAME,  # acked, dead, dropped, expired, moved, purged
     ),
 )
 

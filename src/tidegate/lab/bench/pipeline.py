@@ -4,8 +4,11 @@ Strategy: a synthetic lake of one kind grows in a temporary folder, and `learn` 
 on it, with the real source, the real session and its tables written down. A first run on a small
 lake warms Spark up and is not counted. A job's figure is the rows of its lake over its own seconds;
 finding, checking and counting the files and rows comes once per `learn`, for all jobs, and is
-shown beside it. Medians of the rounds. Memory is what the driver (Python and its Java) used at most,
-and in local mode that is all there is.
+shown beside it. Medians of the rounds. Memory is what the driver (Python and its Java) used at
+most, and in local mode that is all there is.
+
+A million rows of 2 000 groups are 500 each: there the models cost as much as the rows. So rows per
+second are promised from ten million on, and shown for all.
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ KIND_OF_JOB = {
 ROW_BYTES = 60
 DISK_RESERVE_BYTES = 2 * GIB
 WANTED_ROWS_PER_S = 1_000_000.0
+PROMISED_FROM = 10 * MILLION
 WANTED_RATIO = 0.9
 MEMORY_GIB_MAX = 4.0
 GROWING_SECONDS_MAX = 1_800.0
@@ -154,7 +158,7 @@ def run_pipeline(
         for job in jobs:
             # One kind at a time, and gone before the next: that is all the disk it takes.
             with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder:
-                measured += _measure(spark, job, Path(folder), options, progress)
+                measured += measure(spark, job, Path(folder), options, progress)
     ratio = _ratios(measured)
     return PipelineReport(
         measured=measured,
@@ -186,9 +190,10 @@ def _jobs(options: PipelineOptions) -> list[Job]:
     return [known[name] for name in options.jobs]
 
 
-def _measure(
+def measure(
     spark: SparkSession, job: Job, folder: Path, options: PipelineOptions, progress: Progress
 ) -> list[Measured]:
+    """One job on lakes of every size, in an empty folder."""
     lake, kind = folder / "lake", KIND_OF_JOB[job.name]
     arguments = [str(lake), str(options.subjects)]
     agreements = [parse_agreement(AGREEMENT, "the benchmark's")]
@@ -275,6 +280,7 @@ def _bars(measured: Sequence[Measured], ratio: dict[str, float]) -> list[Bar]:
             "M rows/s",
         )
         for one in measured
+        if one.rows >= PROMISED_FROM
     ]
     bars += [
         Bar(

@@ -364,9 +364,5 @@ def _timestamps(microseconds: Integers) -> pa.Array:
 def _write(table: pa.Table, kind: Kind, path: Path) -> None:
     file_id = str(uuid.uuid5(uuid.NAMESPACE_URL, f"{kind.name}/{path.name}"))
     metadata = {**(table.schema.metadata or {}), **kind.file_metadata(file_id)}
-    pq.write_table(
-        table.replace_schema_metadata(metadata),
-        path,
-        compression=COMPRESSION,
-        use_dictionary=[field.name for field in kind.columns if pa.types.is_dictionary(field.type)],
-    )
+    # As the recorder does.
+    pq.write_table(table.replace_schema_metadata(metadata), path, compression=COMPRESSION)

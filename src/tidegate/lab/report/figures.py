@@ -22,42 +22,50 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from tidegate.report import palette
+
 DOTS_PER_INCH = 130
 WIDTH_IN = 9.0
 
 COLOURS = {
-    "messages": "#1f6fb2",
-    "packets": "#e08a1e",
-    "put": "#1f6fb2",
-    "read hit": "#2f9e6e",
-    "read miss": "#9a6fb8",
+    "messages": palette.BLUE.light,
+    "packets": palette.AMBER.light,
+    "put": palette.BLUE.light,
+    "read hit": palette.TEAL.light,
+    "read miss": palette.VIOLET.light,
     "waiting read": "#7fb8a4",
-    "request": "#c2504d",
-    "waiting for client": "#b8bec6",
-    "parsing": "#e08a1e",
-    "store": "#1f6fb2",
-    "waiting for a message": "#dfe3e8",
-    "responding": "#c2504d",
+    "request": palette.BRICK.light,
+    "waiting for client": palette.GREY.light,
+    "parsing": palette.AMBER.light,
+    "store": palette.BLUE.light,
+    "waiting for a message": palette.PALE.light,
+    "responding": palette.BRICK.light,
 }
-_INK = "#22272e"
-_FAINT = "#8b949e"
-_OTHERS = ("#1f6fb2", "#e08a1e", "#2f9e6e", "#c2504d", "#9a6fb8", "#5f6b7a")
+_INK = palette.INK.light
+_FAINT = palette.GREY.light
+_OTHERS = tuple(
+    colour.light
+    for colour in (
+        *(palette.BLUE, palette.AMBER, palette.TEAL),
+        *(palette.BRICK, palette.VIOLET, palette.SOFT),
+    )
+)
 _STYLE: dict[Any, Any] = {
     "font.size": 10.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": "#c9d1d9",
+    "axes.edgecolor": palette.AXIS.light,
     "axes.labelcolor": _INK,
     "axes.titlesize": 11.0,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": "#e6eaee",
+    "grid.color": palette.GRID.light,
     "grid.linewidth": 0.8,
     "text.color": _INK,
-    "xtick.color": "#57606a",
-    "ytick.color": "#57606a",
+    "xtick.color": palette.SOFT.light,
+    "ytick.color": palette.SOFT.light,
     "legend.frameon": False,
     "lines.linewidth": 1.8,
 }
@@ -157,7 +165,7 @@ def _draw_panel(panel: Panel, axes: Axes) -> None:
             xytext=(-2, 4),
             textcoords="offset points",
             ha="right",
-            color="#57606a",
+            color=palette.SOFT.light,
             fontsize=9,
         )
         highest = max(highest, level)

@@ -9,14 +9,7 @@ from typing import Any
 import msgspec
 
 from tidegate.lab.bench.compare_report import Bar
-
-
-class TableData(msgspec.Struct, frozen=True):
-    """A table of text; numbers are formatted by whoever knows them."""
-
-    caption: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
+from tidegate.report.chart import Table
 
 
 class Drawing(msgspec.Struct, frozen=True):
@@ -36,7 +29,7 @@ class Section(msgspec.Struct, frozen=True):
     paper: str
     ours: str
     drawings: Sequence[Drawing] = ()
-    tables: Sequence[TableData] = ()
+    tables: Sequence[Table] = ()
     bars: Sequence[Bar] = ()
     notes: Sequence[str] = ()
     # Everything measured, as plain JSON values.

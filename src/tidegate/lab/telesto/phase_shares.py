@@ -8,10 +8,11 @@ import msgspec
 
 from tidegate.lab.bench.compare_report import Bar
 from tidegate.lab.report.figures import draw_shares
-from tidegate.lab.report.section import Drawing, Section, TableData
+from tidegate.lab.report.section import Drawing, Section
 from tidegate.lab.telesto.mix import MixOptions
 from tidegate.lab.telesto.phases import PhaseTable
 from tidegate.lab.telesto.trial import Plan, Progress, Setup, Trial, disturbances, run_trial
+from tidegate.report.chart import Table
 
 OFF_BY_MAX = 0.02
 # The table prints "9.574 µs" for the database; the shares beside it say that it is 9 574.
@@ -115,7 +116,7 @@ def _shares(parts_us: dict[str, float], without: tuple[str, ...] = ()) -> dict[s
     return {name: part / whole for name, part in kept.items()}
 
 
-def _table(table: PhaseTable, ours: dict[str, float]) -> TableData:
+def _table(table: PhaseTable, ours: dict[str, float]) -> Table:
     shares = _shares(ours, without=("waiting for a message",))
     paper = _shares(PAPER_US)
 
@@ -129,7 +130,7 @@ def _table(table: PhaseTable, ours: dict[str, float]) -> TableData:
             f"{100 * shares[name]:.2f} %" if name in shares else "–",
         ]
 
-    return TableData(
+    return Table(
         f"Mean of {table.requests:,} requests, microseconds; shares without the wait for a message",
         ["phase", "Telesto µs", "Telesto", "Tidegate µs", "Tidegate"],
         [
@@ -141,8 +142,8 @@ def _table(table: PhaseTable, ours: dict[str, float]) -> TableData:
     )
 
 
-def _worker_table(table: PhaseTable) -> TableData:
-    return TableData(
+def _worker_table(table: PhaseTable) -> Table:
+    return Table(
         "The worker: Telesto had 25 threads, a node is one process with one event loop",
         ["", "Telesto", "Tidegate"],
         [

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tidegate.lab.bench.compare_report import Bar
 from tidegate.lab.report.figures import Line, Panel, draw_distribution, draw_rows
-from tidegate.lab.report.section import Drawing, Section, TableData
+from tidegate.lab.report.section import Drawing, Section
 from tidegate.lab.telesto.mix import MixOptions
 from tidegate.lab.telesto.tally import (
     BINS,
@@ -35,6 +35,7 @@ from tidegate.lab.telesto.trial import (
     run_trial,
     said,
 )
+from tidegate.report.chart import Table
 
 GLANCE_EVERY = 10
 SEGMENTS = 10
@@ -228,8 +229,8 @@ def _draw_over_time(rows: list[Row], interval_s: int, file: Path) -> None:
     )
 
 
-def _response_table(trial: Trial) -> TableData:
-    return TableData(
+def _response_table(trial: Trial) -> Table:
+    return Table(
         "Response time as clients see it, milliseconds",
         ["request", "count", "mean", "standard deviation", "median", "99 %", "longest"],
         [

@@ -10,7 +10,7 @@ import msgspec
 
 from tidegate.lab.bench.compare_report import Bar
 from tidegate.lab.report.figures import Line, Panel, draw_panels
-from tidegate.lab.report.section import Drawing, Section, TableData
+from tidegate.lab.report.section import Drawing, Section
 from tidegate.lab.telesto.mix import QUEUES, MixOptions
 from tidegate.lab.telesto.tally import PUT, READ_HIT, REQUEST, WAITING_READ
 from tidegate.lab.telesto.trial import (
@@ -22,6 +22,7 @@ from tidegate.lab.telesto.trial import (
     run_trial,
     said,
 )
+from tidegate.report.chart import Table
 
 CLIENTS_OF_PEAK = 0.95
 
@@ -474,9 +475,7 @@ def _drawing(name: str) -> Drawing:
     return Drawing(f"{name}.png", "Means; the bars are 95 % confidence intervals.")
 
 
-def _table(
-    what: str, names: Sequence[str], trials: Sequence[Trial], kinds: Sequence[str]
-) -> TableData:
+def _table(what: str, names: Sequence[str], trials: Sequence[Trial], kinds: Sequence[str]) -> Table:
     def response(trial: Trial, kind: str) -> str:
         found = trial.responses.get(kind)
         return "–" if found is None else f"{found.mean_ms:.2f}"
@@ -493,7 +492,7 @@ def _table(
             f"{100 * trial.phases.worker_busy_share:.0f} %",
         ]
 
-    return TableData(
+    return Table(
         "Response times are means in milliseconds",
         [
             what,

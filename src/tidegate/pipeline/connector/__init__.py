@@ -19,5 +19,11 @@ __all__ = ["QueueSource", "prepared", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Let a session know the format "tidegate"."""
+    """Let a session know the format "tidegate"; from another thread, once more there.
+
+    Spark looks formats up in the session of the thread that asks, and threads begin without one.
+    """
     spark.dataSource.register(QueueSource)
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    jvm.SparkSession.setActiveSession(spark._jsparkSession)

@@ -34,7 +34,7 @@ class QueueReader(DataSourceReader):
 
     def partitions(self) -> list[Waiting]:
         queue = self._options.queue
-        with self._options.connector() as mq:
+        with self._options.connected() as mq:
             queue_id = mq.queue(queue).queue_id
             # A bound: a queue that is put to all the time would be read for ever.
             below_id = mq.waiting_ids(queue_id, limit=1).below_id
@@ -42,6 +42,6 @@ class QueueReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Waiting)
-        with self._options.connector() as mq:
+        with self._options.connected() as mq:
             for page in pages(mq, partition.queue_id, 0, partition.last_id, self._options.limit):
                 yield record_batch(page, self._schema)

@@ -7,13 +7,15 @@ that is shown: reprs, plans, errors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from tidegate.client.address import shown
 from tidegate.client.blocking import BlockingClient
 from tidegate.client.connect import DEFAULT_URL, Connector, connect
-from tidegate.core.errors import InvalidValue
+from tidegate.core.errors import InvalidValue, TidegateError
 
 READ = ("limit",)
 READ_STREAM = ("messagesPerBatch", "messagesPerSecond", "failOnDataLoss")
@@ -48,6 +50,24 @@ class Options:
     # How long the queue must remember dedup ids; None: as long as that kind of write needs.
     dedup_s: float | None = None
     write_id: str | None = None
+
+    @contextmanager
+    def connected(self) -> Iterator[BlockingClient]:
+        """A connection for a task."""
+        with self.telling(), self.connector() as mq:
+            yield mq
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """What goes wrong says where: Spark shows it far from the options."""
+        try:
+            yield
+        except TidegateError as error:
+            if getattr(error, "tells", False):
+                raise
+            told = type(error)(f"queue {self.queue!r} at {shown(self.url)}: {error}")
+            told.tells = True  # type: ignore[attr-defined]
+            raise told from None
 
     def connector(self) -> Connector:
         """A way to the node; a bad URL or a missing password raises here."""

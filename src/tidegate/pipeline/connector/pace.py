@@ -9,6 +9,8 @@ from collections.abc import Callable
 SAVED_S_MAX = 10.0
 # What has to wait waits for so much at least, or it would go on in drops.
 WORTHWHILE_S = 0.1
+# Else rounding could ask for less than time can be counted in.
+SLEEP_S_MIN = 0.001
 
 
 class Pace:
@@ -33,7 +35,7 @@ class Pace:
         self._grow(self._per_second)
         worthwhile = min(count, max(1.0, self._per_second * WORTHWHILE_S))
         while self._credit < worthwhile:
-            self._sleep((worthwhile - self._credit) / self._per_second)
+            self._sleep(max((worthwhile - self._credit) / self._per_second, SLEEP_S_MIN))
             self._grow(self._per_second)
         return min(count, int(self._credit))
 

@@ -34,7 +34,7 @@ def put_rows(
                 tally.add(put)
                 yield identities.dedup_id(put), put
 
-    with options.connector() as mq:
+    with options.connected() as mq:
         check_window(mq, options, dedup_s)
         _put_all(mq, options, identified())
     return tally.written()
@@ -44,7 +44,7 @@ def put_rest(options: Options, messages: Iterable[object]) -> None:
     """On the driver: what the tasks could not number."""
     rest = list(still_to_put(messages))  # type: ignore[arg-type]
     if rest:
-        with options.connector() as mq:
+        with options.connected() as mq:
             _put_all(mq, options, iter(rest))
 
 

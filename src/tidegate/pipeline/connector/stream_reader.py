@@ -106,7 +106,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Share)
-        with self._options.connector() as mq:
+        with self._options.connected() as mq:
             for page in planned(mq, self._options, partition.queue_id, partition.ranges):
                 yield record_batch(page, self._schema)
 

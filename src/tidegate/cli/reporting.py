@@ -1,0 +1,66 @@
+"""`tidegate report`: what was learned, as one HTML page and a PDF."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidegate.cli.learning import KnowledgeOption, warn, with_spark
+from tidegate.cli.output import EXIT_NOTHING_THERE, JsonOption, Output
+from tidegate.cli.serving import ConfigOption
+from tidegate.cli.settings import load_settings
+from tidegate.core.errors import TidegateError
+
+
+class ReportNotWritten(TidegateError):
+    """The place for the report cannot be written to."""
+
+    name = "REPORT_NOT_WRITTEN"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("report")(report)
+
+
+def report(
+    out: Annotated[Path, typer.Option("--out", help="The page.")] = Path("report.html"),
+    pdf: Annotated[bool, typer.Option("--pdf", help="Make a PDF beside it, too.")] = False,
+    queues: Annotated[
+        int, typer.Option(min=1, max=1000, help="Queues to draw, the busiest first.")
+    ] = 8,
+    knowledge: KnowledgeOption = None,
+    show: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make a page of what was learned: service levels, waits, stability, models, forecast."""
+    output = Output(json)
+    folder = knowledge or load_settings(config, os.environ).knowledge_folder
+    pdf_file = out.with_suffix(".pdf") if pdf else None
+    with with_spark():
+        from tidegate.report.learned import Learned, NothingLearned
+        from tidegate.report.report import write_report
+
+        try:
+            learned = Learned(folder)
+            write_report(learned, out, pdf_file, queues)
+        except NothingLearned as nothing:
+            warn(str(nothing))
+            raise typer.Exit(EXIT_NOTHING_THERE) from None
+        except OSError as error:
+            raise ReportNotWritten(
+                f"{error.filename or out} cannot be written: {error.strerror or error}"
+            ) from None
+    for complaint in learned.complaints:
+        warn(complaint)
+    files = [str(file) for file in (out, pdf_file) if file is not None]
+    if json:
+        output.json({"files": files, "run": learned.run.run, "complaints": learned.complaints})
+    else:
+        for file in files:
+            output.line(file)
+    if show:
+        typer.launch(out.absolute().as_uri())

@@ -1,0 +1,241 @@
+"""`tidegate bench recording`: what does it cost that a node records itself?
+
+Strategy: two nodes on one store, one records and one does not; the same load as in `compare` goes
+to either in turn, so that each pair of runs is seconds apart and a slow drift of the machine hits
+both alike. Who goes first alternates. Two processes of the same program differ a little for no
+reason (where things lie in memory), so after some pairs both are started anew, and the roles
+change. The cost is 1 − with/without, pair by pair; its mean has Student's interval, and the upper
+end of that must be below the bar. The node's processor time per message says the same with less
+noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+import tidegate
+from tidegate.lab.bench.compare import describe_machine
+from tidegate.lab.bench.compare_report import Bar
+from tidegate.lab.bench.compare_table import bar_table
+from tidegate.lab.bench.measurement import measure_throughput
+from tidegate.lab.bench.processors import QUIET, Processors
+from tidegate.lab.faults.deployment import deployed, joined_node
+from tidegate.lab.peers.contenders import CONTENDERS, TIDEGATE
+from tidegate.lab.telesto.confidence import Estimate, estimate
+
+COST_MAX = 0.02
+ENABLED = "TIDEGATE_TELEMETRY__ENABLED"
+CALIBRATION_MESSAGES = 20_000
+Progress = Callable[[str], None]
+
+
+class RecordingOptions(msgspec.Struct, frozen=True):
+    """How many pairs, how long each run is, and how often the nodes are started anew."""
+
+    pairs: int = 30
+    seconds_per_run: float = 2.0
+    pairs_per_start: int = 6
+    # Messages per run; None finds as many as make a run of the wanted length.
+    messages: int | None = None
+
+    @staticmethod
+    def quick() -> RecordingOptions:
+        """A short run that shows that it works, and no figure to quote."""
+        return RecordingOptions(pairs=2, pairs_per_start=2, messages=5_000)
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One load on one node."""
+
+    messages_per_s: float
+    # Of the node's process, its recorder included.
+    cpu_us_per_message: float
+
+
+class RecordingReport(msgspec.Struct, frozen=True):
+    """What it costs, as a share of the throughput."""
+
+    pairs: int
+    messages_per_run: int
+    messages_per_s: float
+    messages_per_s_without: float
+    cost: Estimate
+    cpu_us_per_message: float
+    cpu_us_per_message_without: float
+    cpu_cost: Estimate
+    bars: list[Bar]
+    runs: list[tuple[Run, Run]]
+    # The share of the machine that processes of others took meanwhile.
+    taken_by_others: float
+    environment: dict[str, str]
+
+    @property
+    def met(self) -> bool:
+        return all(bar.met for bar in self.bars)
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        for bar, struct in zip(plain["bars"], self.bars, strict=True):
+            bar["met"] = struct.met
+        return plain
+
+
+def run_recording(
+    options: RecordingOptions, progress: Progress = lambda line: None
+) -> RecordingReport:
+    """Measure in interleaved pairs."""
+    processors = Processors()
+    runs: list[tuple[Run, Run]] = []
+    messages = options.messages
+    while len(runs) < options.pairs:
+        progress(f"starting two nodes ({len(runs)} of {options.pairs} pairs done)")
+        with _two_nodes(first_records=(len(runs) // options.pairs_per_start) % 2 == 0) as nodes:
+            # Both are warm before anything counts.
+            found = [_messages_for(options.seconds_per_run, address) for address in nodes]
+            messages = messages or max(found)
+            for _ in range(min(options.pairs_per_start, options.pairs - len(runs))):
+                pair = _pair(nodes, messages, recorded_first=len(runs) % 2 == 0)
+                runs.append(pair)
+                cost = 1 - pair[0].messages_per_s / pair[1].messages_per_s
+                progress(
+                    f"pair {len(runs)}: {pair[0].messages_per_s:,.0f} msg/s recorded, "
+                    f"{pair[1].messages_per_s:,.0f} not: {100 * cost:+.1f} %"
+                )
+    assert messages is not None
+    return _report(runs, messages, processors.share_of_others())
+
+
+@contextlib.contextmanager
+def _two_nodes(*, first_records: bool) -> Iterator[tuple[str, str]]:
+    """The addresses of a node that records and of one that does not, on one store."""
+    first, second = (
+        {ENABLED: "true" if records else "false"} for records in (first_records, not first_records)
+    )
+    with (
+        deployed(environment=first) as deployment,
+        joined_node(deployment.store_url, deployment.folder, environment=second) as joined,
+    ):
+        pair = (deployment.addresses[0], joined.address)
+        yield pair if first_records else (pair[1], pair[0])
+
+
+def _pair(addresses: tuple[str, str], messages: int, *, recorded_first: bool) -> tuple[Run, Run]:
+    recorded, not_recorded = addresses
+    if recorded_first:
+        return _run(recorded, messages), _run(not_recorded, messages)
+    other = _run(not_recorded, messages)
+    return _run(recorded, messages), other
+
+
+def _run(address: str, messages: int) -> Run:
+    with tidegate.connect(address) as mq:
+        before_s = _cpu_s(mq, address)
+        throughput = measure_throughput(CONTENDERS[TIDEGATE], _port(address), messages)
+        cpu_s = _cpu_s(mq, address) - before_s
+    return Run(throughput.messages_per_s, 1e6 * cpu_s / messages)
+
+
+def _cpu_s(mq: tidegate.BlockingClient, address: str) -> float:
+    return next(node.process_cpu_s for node in mq.stats().nodes if node.address == address)
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def _messages_for(seconds: float, address: str) -> int:
+    """How many messages make a run of that length."""
+    return max(int(_run(address, CALIBRATION_MESSAGES).messages_per_s * seconds), 1000)
+
+
+def _report(runs: list[tuple[Run, Run]], messages: int, others: float) -> RecordingReport:
+    cost = estimate([1 - with_.messages_per_s / without.messages_per_s for with_, without in runs])
+    cpu_cost = estimate(
+        [with_.cpu_us_per_message / without.cpu_us_per_message - 1 for with_, without in runs]
+    )
+    upper = cost.mean + (cost.half_width or 0.0)
+
+    def median(which: int, read: Callable[[Run], float]) -> float:
+        return statistics.median(read(pair[which]) for pair in runs)
+
+    return RecordingReport(
+        pairs=len(runs),
+        messages_per_run=messages,
+        messages_per_s=median(0, lambda run: run.messages_per_s),
+        messages_per_s_without=median(1, lambda run: run.messages_per_s),
+        cost=cost,
+        cpu_us_per_message=median(0, lambda run: run.cpu_us_per_message),
+        cpu_us_per_message_without=median(1, lambda run: run.cpu_us_per_message),
+        cpu_cost=cpu_cost,
+        bars=[
+            Bar("cost of recording, upper 95 % bound", 100 * upper, 100 * COST_MAX, "%", True),
+        ],
+        runs=runs,
+        taken_by_others=others,
+        environment=describe_machine(),
+    )
+
+
+def render(report: RecordingReport, console: Console) -> None:
+    """Print the figures, then the verdict."""
+    table = Table(title=f"Recording on and off, {report.pairs} interleaved pairs (medians)")
+    for column in ("", "recorded", "not recorded", "cost, mean ± 95 %"):
+        table.add_column(column, justify="right")
+    table.add_row(
+        "msg/s",
+        f"{report.messages_per_s:,.0f}",
+        f"{report.messages_per_s_without:,.0f}",
+        _shown(report.cost),
+    )
+    table.add_row(
+        "node's processor, µs per message",
+        f"{report.cpu_us_per_message:.3f}",
+        f"{report.cpu_us_per_message_without:.3f}",
+        _shown(report.cpu_cost),
+    )
+    console.print(table)
+    console.print(bar_table(report.bars))
+    if report.taken_by_others > QUIET:
+        console.print(
+            f"Other processes took {100 * report.taken_by_others:.0f} % of the machine meanwhile.",
+            style="yellow",
+        )
+
+
+def _shown(cost: Estimate) -> str:
+    width = "?" if cost.half_width is None else f"{100 * cost.half_width:.2f}"
+    return f"{100 * cost.mean:+.2f} ± {width} %"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """From a command line; not 0 when the bar is not met."""
+    parser = argparse.ArgumentParser(prog="python -m tidegate.lab.bench.recording")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--quick", action="store_true", help="short, to see that it works")
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    chosen = parser.parse_args(arguments)
+    options = RecordingOptions(pairs=chosen.pairs, seconds_per_run=chosen.seconds)
+    if chosen.quick:
+        options = RecordingOptions.quick()
+    report = run_recording(options, lambda line: print(line, file=sys.stderr, flush=True))
+    if chosen.json:
+        print(json.dumps(report.as_json(), indent=2))
+    else:
+        render(report, Console())
+    return 0 if report.met or chosen.quick else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,250 @@
+"""Sampled messages, from their arrival at the node to their end.
+
+Watched are single messages of stored segments, found again by the first id of their segment: that
+stays the same while the segment waits in the store only and comes back as another object. Who
+delivers or settles asks with one look into a dictionary; nearly always the answer is no.
+
+    arrived → parsed → stored → confirmed
+                          ↓
+                  could be delivered → delivered (again) → ended
+
+What outgrows the bound is thinned: every second of those watched stays, and stands for two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidegate.core.ports import Clock
+from tidegate.core.segment import Segment
+from tidegate.node.batch import Batch, SegmentBuilder
+from tidegate.queueing.span import Span
+from tidegate.telemetry.recorder import Row
+from tidegate.telemetry.sampler import Sampler
+
+# Of all queues of a node.
+WATCHED_MAX = 20_000
+
+ACKED = "acked"
+DEAD = "dead"
+DROPPED = "dropped"
+EXPIRED = "expired"
+MOVED = "moved"
+PURGED = "purged"
+
+
+class Lifecycle:
+    """What is known so far of one message. Times are the monotonic clock's, in seconds."""
+
+    __slots__ = (
+        "arrived_at",
+        "batch",
+        "confirmed_at",
+        "delivered_at",
+        "deliveries",
+        "ended_at",
+        "first_delivered_at",
+        "message_id",
+        "outcome",
+        "parsed_at",
+        "payload_bytes",
+        "queue",
+        "ready_at",
+        "stored_at",
+        "weight",
+    )
+
+    def __init__(self, queue: str, message_id: int, payload_bytes: int, weight: int) -> None:
+        self.queue = queue
+        self.message_id = message_id
+        self.payload_bytes = payload_bytes
+        self.weight = weight
+        # Whose confirm is waited for; None: it came with others, which are answered as a whole.
+        self.batch: Batch | None = None
+        self.arrived_at = self.stored_at = self.ready_at = 0.0
+        self.parsed_at: float | None = None
+        self.confirmed_at: float | None = None
+        self.first_delivered_at: float | None = None
+        self.delivered_at: float | None = None
+        self.deliveries = 0
+        self.ended_at: float | None = None
+        self.outcome = ""
+
+    def row(self, node: str, at_us: int) -> Row:
+        """A row of `lifecycles`, once it has ended."""
+        assert self.ended_at is not None
+        response_us = _us(self.arrived_at, self.ended_at)
+        parsed_at = self.arrived_at if self.parsed_at is None else self.parsed_at
+        waited_us = service_us = None
+        if self.first_delivered_at is not None and self.delivered_at is not None:
+            waited_us = _us(self.ready_at, self.first_delivered_at)
+            service_us = _us(self.delivered_at, self.ended_at)
+        return (
+            at_us,
+            node,
+            self.queue,
+            self.message_id,
+            float(self.weight),
+            self.payload_bytes,
+            at_us - int(response_us),
+            None if self.parsed_at is None else _us(self.arrived_at, self.parsed_at),
+            _us(parsed_at, self.stored_at),
+            None if self.confirmed_at is None else _us(self.stored_at, self.confirmed_at),
+            waited_us,
+            service_us,
+            response_us,
+            self.deliveries,
+            self.outcome,
+        )
+
+
+def _us(begin_s: float, end_s: float) -> float:
+    return max(end_s - begin_s, 0.0) * 1e6
+
+
+class Watched:
+    """How many messages a node watches; shared by its queues."""
+
+    def __init__(self, sampler: Sampler, clock: Clock, tell: Callable[[Lifecycle], None]) -> None:
+        self.sampler = sampler
+        self.clock = clock
+        self.tell = tell
+        self.count = 0
+        self.every_least = 1
+        self.watches: set[LifecycleWatch] = set()
+
+    def tick(self) -> None:
+        """An interval is over."""
+        self.sampler.tick()
+        if self.every_least > 1 and self.count < WATCHED_MAX // 4:
+            self.every_least //= 2
+
+    def make_room(self) -> None:
+        """Watch half as many."""
+        self.every_least *= 2
+        self.count = sum(watch.thin(self.every_least) for watch in self.watches)
+
+
+class LifecycleWatch:
+    """The watched messages of one replica."""
+
+    def __init__(self, queue: str, watched: Watched) -> None:
+        self._queue = queue
+        self._watched = watched
+        # By the first id of their segment.
+        self.segments: dict[int, list[Lifecycle]] = {}
+        watched.watches.add(self)
+
+    def stored(self, segment: Segment, builder: SegmentBuilder | None, now: float) -> None:
+        """A segment is on disk: choose whom to watch."""
+        watched = self._watched
+        chosen = watched.sampler.among_ids(segment.first_id, segment.count)
+        if not chosen:
+            return
+        while watched.count + len(chosen) > WATCHED_MAX:
+            watched.make_room()
+        weight = max(chosen.step, watched.every_least)
+        wall_s = watched.clock.wall()
+        ready_at = now + max((segment.due_at or 0.0) - wall_s, 0.0)
+        arrived_at = now - max(wall_s - segment.arrived_at, 0.0)
+        lifecycles = []
+        for message_id in chosen:
+            if message_id % weight:
+                continue
+            offset = message_id - segment.first_id
+            lifecycle = Lifecycle(self._queue, message_id, segment.lengths[offset], weight)
+            lifecycle.stored_at = now
+            lifecycle.ready_at = ready_at
+            lifecycle.arrived_at = arrived_at
+            if builder is not None:
+                self._came_in(lifecycle, builder, offset)
+            lifecycles.append(lifecycle)
+        if lifecycles:
+            self.segments[segment.first_id] = lifecycles
+            watched.count += len(lifecycles)
+
+    @staticmethod
+    def _came_in(lifecycle: Lifecycle, builder: SegmentBuilder, offset: int) -> None:
+        """From which batch it is, and when that came."""
+        for batch in builder.batches:
+            for part, first, indices in batch.parts:
+                count = len(batch.packet.lengths) if indices is None else len(indices)
+                if part is builder and first <= offset < first + count:
+                    lifecycle.batch = batch
+                    lifecycle.arrived_at = batch.arrived_at
+                    lifecycle.parsed_at = batch.parsed_at
+                    if batch.watched is None:
+                        batch.watched = []
+                    batch.watched.append(lifecycle)
+                    return
+
+    def confirmed(self, batch: Batch, now: float) -> None:
+        """Who put them has been told."""
+        for lifecycle in batch.watched or ():
+            lifecycle.batch = None
+            lifecycle.confirmed_at = now
+            if lifecycle.ended_at is not None:
+                self._watched.tell(lifecycle)
+        batch.watched = None
+
+    def delivered(self, span: Span, now: float) -> None:
+        """Some of a span may be watched."""
+        for lifecycle in self._of(span):
+            lifecycle.deliveries += 1
+            lifecycle.delivered_at = now
+            if lifecycle.first_delivered_at is None:
+                lifecycle.first_delivered_at = now
+
+    def ended(self, span: Span, outcome: str, now: float) -> None:
+        """The same; these are done, in whichever way."""
+        gone = self._of(span)
+        if not gone:
+            return
+        first_id = span.segment.first_id
+        left = [each for each in self.segments[first_id] if each not in gone]
+        if left:
+            self.segments[first_id] = left
+        else:
+            del self.segments[first_id]
+        self._watched.count -= len(gone)
+        self._end(gone, outcome, now)
+
+    def _end(self, lifecycles: list[Lifecycle], outcome: str, now: float) -> None:
+        for lifecycle in lifecycles:
+            lifecycle.ended_at = now
+            lifecycle.outcome = outcome
+            if lifecycle.batch is None:
+                self._watched.tell(lifecycle)
+
+    def _of(self, span: Span) -> list[Lifecycle]:
+        first_id = span.segment.first_id
+        low, high = first_id + span.low, first_id + span.high
+        return [each for each in self.segments[first_id] if low <= each.message_id < high]
+
+    def thin(self, every: int) -> int:
+        """Keep one in so many; how many are left."""
+        for first_id, lifecycles in list(self.segments.items()):
+            kept = [each for each in lifecycles if each.message_id % every == 0]
+            for lifecycle in kept:
+                lifecycle.weight = max(lifecycle.weight, every)
+            if kept:
+                self.segments[first_id] = kept
+            else:
+                del self.segments[first_id]
+        return sum(map(len, self.segments.values()))
+
+    def purged(self, spans: list[Span], kept: set[int], now: float) -> None:
+        """What waited is gone; of some segments a part is left."""
+        for span in spans:
+            if span.segment.first_id in self.segments:
+                self.ended(span, PURGED, now)
+        for first_id in self.segments.keys() - kept:
+            lifecycles = self.segments.pop(first_id)
+            self._watched.count -= len(lifecycles)
+            self._end(lifecycles, PURGED, now)
+
+    def over(self) -> None:
+        """The queue is no longer ours: how its messages end, others see."""
+        self._watched.count -= sum(map(len, self.segments.values()))
+        self._watched.watches.discard(self)
+        self.segments.clear()

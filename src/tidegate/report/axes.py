@@ -1,0 +1,187 @@
+"""What every chart's axes have: ticks as people read them, and names at the lines themselves.
+
+No legends: a line is named where it ends, in its own colour, and names that would lie on each
+other move apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from tidegate.core.harmless import harmless
+from tidegate.report.figures import duration, from_seconds, number
+from tidegate.report.palette import INK, PAGE, SOFT, Colour
+
+SMALL = 8.6
+_DAY_S = 86400.0
+_MONTH_S = 30 * _DAY_S
+_TIME_STEPS_S = (
+    *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800),
+    *(3600, 7200, 10800, 21600, 43200, _DAY_S, 2 * _DAY_S, 7 * _DAY_S),
+)
+_LABEL_APART_POINTS = 11.5
+# Keeps lines from crossing words.
+_HALO = {"facecolor": PAGE.light, "edgecolor": "none", "alpha": 0.8, "pad": 1.0}
+# Beyond this ratio a linear scale shows one of the two ends only.
+_LOG_FROM_RATIO = 40.0
+
+
+def days(moments: Sequence[datetime]) -> list[float]:
+    """Moments as places on a time axis."""
+    return [moment.timestamp() / _DAY_S for moment in moments]
+
+
+def time_axis(axes: Axes) -> None:
+    """The horizontal axis is time, in UTC, from the first moment drawn to the last."""
+    axes.margins(x=0.0)
+    axes.autoscale_view()
+    begins_s, ends_s = (float(day) * _DAY_S for day in axes.get_xlim())
+    step_s = next((step for step in _TIME_STEPS_S if (ends_s - begins_s) / step <= 5), _MONTH_S)
+    first = math.ceil(begins_s / step_s)
+    ticks_s = [step_s * number for number in range(first, math.floor(ends_s / step_s) + 1)]
+    axes.xaxis.set_major_locator(FixedLocator([tick / _DAY_S for tick in ticks_s]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda day, _: _tick_words(day, step_s)))
+
+
+def _tick_words(day: float, step_s: float) -> str:
+    at = from_seconds(round(day * _DAY_S))
+    # Midnight is a date.
+    if step_s >= _DAY_S or (at.hour, at.minute, at.second) == (0, 0, 0):
+        return f"{at:%-d %b}"
+    return f"{at:%H:%M}" if step_s >= 60 else f"{at:%H:%M:%S}"
+
+
+def number_axis(axes: Axes, highest: float, ticks: int = 4) -> None:
+    """The vertical axis begins at zero and has few, round ticks."""
+    axes.set_ylim(0.0, highest * 1.06 if highest > 0 else 1.0)
+    axes.yaxis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+
+
+def duration_axis(axes: Axes, lowest_s: float, highest_s: float) -> None:
+    """The vertical axis is a duration; over a wide range it counts in decades."""
+    if lowest_s > 0 and highest_s / lowest_s > _LOG_FROM_RATIO:
+        axes.set_yscale("log")
+        axes.set_ylim(lowest_s / 1.3, highest_s * 1.3)
+        axes.yaxis.set_major_locator(LogLocator(10.0, numticks=6))
+        axes.yaxis.set_minor_locator(NullLocator())
+    else:
+        scale = _scale_of(highest_s)
+        step = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(0.0, highest_s * 1.06 / scale)
+        axes.set_ylim(0.0, highest_s * 1.06 if highest_s > 0 else 1.0)
+        axes.yaxis.set_major_locator(
+            FixedLocator([value * scale for value in step if value * scale <= highest_s * 1.06])
+        )
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(value)))
+
+
+def _scale_of(duration_s: float) -> float:
+    for scale in (3600.0, 60.0, 1.0, 1e-3):
+        if duration_s >= 2 * scale:
+            return scale
+    return 1e-6
+
+
+def name_line_ends(axes: Axes, ends: Sequence[tuple[float, str, Colour]]) -> None:
+    """Names right of the axes at the heights where lines end; names too close move apart."""
+    figure = axes.get_figure()
+    if figure is None or not ends:
+        return
+    points_per_pixel = 72.0 / figure.dpi
+    to_pixels = axes.transData.transform
+    x = axes.get_xlim()[1]
+    heights = [float(to_pixels((x, y))[1]) * points_per_pixel for y, _, _ in ends]
+    for position, lifted in zip(
+        sorted(range(len(ends)), key=lambda one: heights[one]),
+        _apart(sorted(heights), _LABEL_APART_POINTS),
+        strict=True,
+    ):
+        _, name, colour = ends[position]
+        axes.annotate(
+            name,
+            (1.0, 0.0),
+            xycoords="axes fraction",
+            xytext=(
+                5.0,
+                lifted - float(axes.transAxes.transform((1.0, 0.0))[1]) * points_per_pixel,
+            ),
+            textcoords="offset points",
+            ha="left",
+            va="center",
+            color=colour.light,
+            fontsize=SMALL,
+            annotation_clip=False,
+        )
+
+
+def _apart(heights: Sequence[float], distance: float) -> list[float]:
+    """Heights, smallest first, moved until neighbours are so far apart, around where they were."""
+    groups: list[tuple[float, int]] = []
+    for height in heights:
+        middle, size = height, 1
+        while groups and middle - (size - 1) * distance / 2 < (
+            groups[-1][0] + (groups[-1][1] - 1) * distance / 2 + distance
+        ):
+            before, before_size = groups.pop()
+            middle = (middle * size + before * before_size) / (size + before_size)
+            size += before_size
+        groups.append((middle, size))
+    return [
+        middle + (place - (size - 1) / 2) * distance
+        for middle, size in groups
+        for place in range(size)
+    ]
+
+
+def say(
+    axes: Axes,
+    words: str,
+    at: tuple[float, float],
+    offset_points: tuple[float, float] = (0.0, 0.0),
+    *,
+    colour: Colour = INK,
+    align: str = "left",
+    bold: bool = False,
+    across: bool = False,
+) -> None:
+    """Words inside the axes, readable above whatever they lie on.
+
+    `across`: the height is a fraction of the axes and not a value.
+    """
+    axes.annotate(
+        harmless(words),
+        at,
+        xycoords=("data", "axes fraction") if across else "data",
+        xytext=offset_points,
+        textcoords="offset points",
+        ha=align,
+        va="center",
+        color=colour.light,
+        fontsize=SMALL,
+        fontweight="bold" if bold else "normal",
+        bbox=_HALO,
+        annotation_clip=False,
+        zorder=10,
+    )
+
+
+def limit_line(axes: Axes, level: float, words: str, colour: Colour = SOFT) -> None:
+    """A level that must not be passed, named above it at the left."""
+    axes.axhline(level, color=colour.light, linewidth=1.0, linestyle=(0, (4, 3)))
+    axes.annotate(
+        harmless(words),
+        (0.0, level),
+        xycoords=("axes fraction", "data"),
+        xytext=(3.0, 6.0),
+        textcoords="offset points",
+        ha="left",
+        va="center",
+        color=colour.light,
+        fontsize=SMALL,
+        bbox=_HALO,
+    )

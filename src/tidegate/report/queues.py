@@ -1,0 +1,104 @@
+"""The busiest queues, a section each: waits, stability, capacity, forecast.
+
+There may be thousands of queues, and a page is for reading: so many are shown, the busiest first,
+and how many are left out is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.report.balance import balance_chart, balance_windows
+from tidegate.report.capacities import capacity_chart, fitted_from, operating_points
+from tidegate.report.chart import Chart, Section
+from tidegate.report.figures import count, percent
+from tidegate.report.forecasts import forecast_charts
+from tidegate.report.learned import Learned
+from tidegate.report.series import window_s
+from tidegate.report.waits import wait_chart, wait_limits, wait_windows
+
+QUEUES_MAX = 8
+
+
+def queue_sections(
+    learned: Learned, traffic: Sequence[tuple[str, float]], queues_max: int = QUEUES_MAX
+) -> list[Section]:
+    """A section for each of the busiest queues; one that says what is missing if there are none."""
+    if not traffic:
+        return [
+            Section(
+                "queues",
+                "Queues",
+                missing="No queue was seen: nodes record what they do when `telemetry.enabled` is "
+                "true. Let one work for a minute, then run `tidegate learn`.",
+            )
+        ]
+    shown = [queue for queue, _ in traffic[:queues_max]]
+    waits, balances = wait_windows(learned, shown), balance_windows(learned, shown)
+    limits = wait_limits(learned, shown)
+    points, capacities = operating_points(learned, shown), learned.models("capacity")
+    forecasts = forecast_charts(learned, shown)
+    total = sum(messages for _, messages in traffic)
+    sections = []
+    for position, (queue, messages) in enumerate(traffic[:queues_max], start=1):
+        charts: list[Chart] = []
+        if windows := waits.get(queue):
+            length_s = window_s([window.begins for window in windows])
+            charts.append(wait_chart(windows, length_s, limits.get(queue)))
+        if balance := balances.get(queue):
+            length_s = window_s([window.begins for window in balance])
+            charts.append(balance_chart(balance, length_s))
+        if seen := points.get(queue):
+            charts.append(capacity_chart(seen, fitted_from(capacities.get(queue))))
+        if queue in forecasts:
+            charts.append(forecasts[queue])
+        sections.append(
+            Section(
+                f"queue-{position}",
+                queue,
+                _sentence(position, len(traffic), messages, total),
+                charts=charts,
+                notes=_left_out(position, shown, traffic),
+            )
+        )
+    return sections
+
+
+def traffic_by_queue(learned: Learned) -> list[tuple[str, float]]:
+    """Every queue with how many messages came in, the busiest first."""
+    table = learned.table("stability", ("queue", "produced_per_s", "seconds"))
+    if table is None or not table.num_rows:
+        return []
+    produced = pc.multiply(table.column("produced_per_s"), table.column("seconds"))
+    sums = (
+        pa.table({"queue": table.column("queue"), "messages": produced})
+        .group_by("queue")
+        .aggregate([("messages", "sum")])
+        .sort_by([("messages_sum", "descending"), ("queue", "ascending")])
+    )
+    return list(
+        zip(sums.column("queue").to_pylist(), sums.column("messages_sum").to_pylist(), strict=True)
+    )
+
+
+def _sentence(position: int, queues: int, messages: float, total: float) -> str:
+    share = f", {percent(messages / total)} of all" if total > 0 else ""
+    which = "The busiest" if position == 1 else f"Number {position} by traffic"
+    return f"{which} of {count(queues)}: {count(messages)} messages came in{share}."
+
+
+def _left_out(
+    position: int, shown: Sequence[str], traffic: Sequence[tuple[str, float]]
+) -> list[str]:
+    if position < len(shown) or len(shown) == len(traffic):
+        return []
+    rest = [messages for _, messages in traffic[len(shown) :]]
+    total = sum(messages for _, messages in traffic)
+    share = f", {percent(sum(rest) / total)} of all" if total > 0 else ""
+    return [
+        f"{count(len(rest))} more queues are not drawn: {count(sum(rest))} messages came in to "
+        f"them{share}. `tidegate report --queues {len(traffic)}` draws all."
+    ]

@@ -1,0 +1,76 @@
+"""The report: what was learned, put together for people in the order in which they ask.
+
+Is the service level kept? How does each queue do? What models came out of it? Where is the time
+spent? And where does all this come from?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tidegate.report.chart import Document, Section
+from tidegate.report.consumers import consumers_section
+from tidegate.report.figures import count, moment
+from tidegate.report.glance import glance_section
+from tidegate.report.learned import Learned
+from tidegate.report.models import models_section
+from tidegate.report.oddities import oddities_section
+from tidegate.report.origin import left_out, origin_section, rows_read
+from tidegate.report.phases import phases_section
+from tidegate.report.provisioning import provisioning_section
+from tidegate.report.queues import QUEUES_MAX, queue_sections, traffic_by_queue
+
+TITLE = "Service level report"
+
+
+def document_of(learned: Learned, queues_max: int = QUEUES_MAX) -> Document:
+    """Everything that the newest run knows."""
+    run = learned.run
+    traffic = traffic_by_queue(learned)
+    sections = [glance_section(learned), *queue_sections(learned, traffic, queues_max)]
+    others: tuple[Callable[[Learned], Section | None], ...] = (
+        phases_section,
+        consumers_section,
+        provisioning_section,
+        models_section,
+        oddities_section,
+        # Last, since reading all of the others may have found something to complain about.
+        origin_section,
+    )
+    sections += [section for make in others if (section := make(learned)) is not None]
+    return Document(
+        title=TITLE,
+        subtitle=f"{moment(run.since)} to {moment(run.until)} UTC",
+        facts=(
+            ("Learned", f"{moment(run.learned_at)} UTC"),
+            ("Rows read", count(rows_read(run))),
+            ("Left out", left_out(run)),
+            ("Queues", count(len(traffic))),
+            ("Agreements", count(len(run.agreements))),
+        ),
+        sections=sections,
+        notes=(
+            f"Made by `tidegate report` from run {run.run}. All times are UTC.",
+            "Nothing on this page was fetched; it may be kept and sent as one file.",
+        ),
+    )
+
+
+def write_report(
+    learned: Learned, html: Path, pdf: Path | None = None, queues_max: int = QUEUES_MAX
+) -> None:
+    """Write the page, and the PDF if one is wanted; each is there whole or not at all."""
+    from tidegate.report.page import html_of
+    from tidegate.report.pdf import write_pdf
+
+    document = document_of(learned, queues_max)
+    html.parent.mkdir(parents=True, exist_ok=True)
+    partial = html.with_name(f".{html.name}.partial")
+    partial.write_text(html_of(document), encoding="utf-8")
+    partial.replace(html)
+    if pdf is not None:
+        pdf.parent.mkdir(parents=True, exist_ok=True)
+        partial = pdf.with_name(f".{pdf.name}.partial")
+        write_pdf(document, partial)
+        partial.replace(pdf)

@@ -1,0 +1,146 @@
+"""How long messages waited, over time: the median, and the slow ends that people notice."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from matplotlib.axes import Axes
+
+from tidegate.report.axes import days, duration_axis, limit_line, name_line_ends, time_axis
+from tidegate.report.chart import Chart, Table
+from tidegate.report.figures import clock, count, counted, duration
+from tidegate.report.learned import Learned, grouped
+from tidegate.report.palette import AMBER, BLUE, BRICK, GREY
+from tidegate.report.series import POINTS_MAX, rows_behind, shortened
+
+_COLUMNS = ("queue", "window", "messages", "wait_s_p50", "wait_s_p95", "wait_s_p99")
+
+
+@dataclass(frozen=True)
+class WaitWindow:
+    """The waits that ended within one window."""
+
+    begins: datetime
+    messages: int
+    p50_s: float
+    p95_s: float
+    p99_s: float
+
+
+@dataclass(frozen=True)
+class WaitLimit:
+    """What an agreement says of waits."""
+
+    words: str
+    breach_s: float
+
+
+def wait_windows(learned: Learned, queues: Collection[str]) -> dict[str, list[WaitWindow]]:
+    """The windows of some queues, oldest first."""
+    rows = learned.rows("lifecycle", _COLUMNS, ("queue", queues), ("queue", "window"))
+    return {
+        queue: [
+            WaitWindow(
+                begins=row["window"],
+                messages=row["messages"],
+                p50_s=row["wait_s_p50"],
+                p95_s=row["wait_s_p95"],
+                p99_s=row["wait_s_p99"],
+            )
+            for row in windows
+            if row["wait_s_p50"] is not None
+        ]
+        for queue, windows in grouped(rows, "queue").items()
+    }
+
+
+def wait_limits(learned: Learned, queues: Collection[str]) -> dict[str, WaitLimit]:
+    """The strictest promise about waits of each queue."""
+    return {}
+
+
+def _worst(windows: Sequence[WaitWindow]) -> WaitWindow:
+    return WaitWindow(
+        begins=windows[0].begins,
+        messages=sum(window.messages for window in windows),
+        p50_s=max(window.p50_s for window in windows),
+        p95_s=max(window.p95_s for window in windows),
+        p99_s=max(window.p99_s for window in windows),
+    )
+
+
+def wait_chart(
+    windows: Sequence[WaitWindow], window_s: float, limit: WaitLimit | None = None
+) -> Chart:
+    """Percentiles of the wait; windows, oldest first, must not be none."""
+    points = shortened(windows, _worst, POINTS_MAX)
+    worst = max(windows, key=lambda window: window.p99_s)
+    # Each window's percentile weighs as many messages as it speaks of.
+    typical = sorted(windows, key=lambda window: window.p50_s)
+    middle = _weighted_middle(typical)
+
+    def draw(axes: Axes) -> None:
+        at = days([point.begins for point in points])
+        p50, p95, p99 = ([getattr(p, name) for p in points] for name in ("p50_s", "p95_s", "p99_s"))
+        axes.fill_between(at, p50, p95, color=BLUE.light, alpha=0.22, linewidth=0)
+        axes.fill_between(at, p95, p99, color=AMBER.light, alpha=0.22, linewidth=0)
+        axes.plot(at, p99, color=AMBER.light)
+        axes.plot(at, p95, color=GREY.light, linewidth=1.0)
+        axes.plot(at, p50, color=BLUE.light)
+        time_axis(axes)
+        lowest = min((value for value in p50 if value > 0), default=0.0)
+        highest = max(p99)
+        # A limit far above would press the waits flat.
+        if limit and limit.breach_s <= 20 * highest:
+            highest = max(highest, limit.breach_s * 1.08)
+        duration_axis(axes, lowest, highest)
+        if limit and limit.breach_s <= 20 * max(p99):
+            limit_line(axes, limit.breach_s, limit.words, BRICK)
+        name_line_ends(
+            axes, [(p50[-1], "median", BLUE), (p95[-1], "p95", GREY), (p99[-1], "p99", AMBER)]
+        )
+
+    each = len(windows) / max(len(points), 1)
+    sentence = (
+        f"Half of the messages waited at most {duration(middle)}; the slowest window, at "
+        f"{clock(worst.begins)} UTC, had a p99 of {duration(worst.p99_s)}."
+    )
+    if each > 1:
+        sentence += (
+            f" Each point is the worst of {counted(round(each), 'window')} of {duration(window_s)}."
+        )
+    behind = rows_behind(windows, lambda window: window.p99_s)
+    return Chart(
+        title="Waiting time",
+        sentence=sentence,
+        measures="wait until delivery",
+        draw=draw,
+        label_in=0.62,
+        table=Table(
+            f"Windows of {duration(window_s)}, of each stretch the one with the highest p99.",
+            ("window begins (UTC)", "messages", "median", "p95", "p99"),
+            [
+                (
+                    clock(window.begins),
+                    count(window.messages),
+                    duration(window.p50_s),
+                    duration(window.p95_s),
+                    duration(window.p99_s),
+                )
+                for window in behind
+            ],
+            rows_in_all=len(windows),
+        ),
+    )
+
+
+def _weighted_middle(ascending: Sequence[WaitWindow]) -> float:
+    half = sum(window.messages for window in ascending) / 2
+    seen = 0
+    for window in ascending:
+        seen += window.messages
+        if seen >= half:
+            return window.p50_s
+    return ascending[-1].p50_s

@@ -1,0 +1,131 @@
+"""The columns of telemetry in words; the tables of docs/telemetry.md are made from here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.telemetry.schemas import KINDS, Kind
+
+# What a column says, in every kind that has it unless below.
+SAYS = {
+    "at": "end of the interval",
+    "interval_s": "its length, by the monotonic clock",
+    "node": "who recorded it",
+    "queue": "its name",
+    "replica": "which replica of the queue, from 0",
+    "epoch": "of the ownership; grows with each new owner",
+    "put": "messages stored within the interval",
+    "delivered": "deliveries, repeated ones too",
+    "acked": "messages done",
+    "returned": "messages that came back: returned, lease run out, consumer gone",
+    "redelivered": "deliveries of messages that may have been delivered before",
+    "refused": "messages whose put was refused",
+    "dead_lettered": "messages given up that went to the dead letters",
+    "dropped": "messages given up that went nowhere",
+    "expired": "messages that outlived their time",
+    "deduplicated": "messages not stored, since one with their dedup id was",
+    "wait_s_sum": "sum of the waits that `wait` counts",
+    "service_s_sum": "sum of the services that `service` counts",
+    "wait": "histogram: from when a message could be delivered to its first delivery",
+    "service": "histogram: from delivery to acknowledgement",
+    "waiting": "messages that wait at the end, delayed ones too",
+    "waiting_in_store": "of those, in the store only",
+    "delayed": "of those, not due yet",
+    "unacknowledged": "messages in the hands of consumers at the end",
+    "oldest_age_s": "how long the oldest could have been delivered; 0: none could",
+    "resident_bytes": "memory that its messages take",
+    "prefetch": "messages that may be unacknowledged, at the end; of a queue all consumers' sum",
+    "producers": "who put within the interval",
+    "consumers": "subscriptions at the end",
+    "readers": "reads that wait at the end",
+    "group": "the queue, and the client's name up to its first `#` or `@`: who does the same",
+    "client": "the client's name",
+    "consumer": "the number of its subscription",
+    "automatic": "whether a delivery acknowledges",
+    "arrival_per_s": "y(k+1): deliveries a second within the interval",
+    "arrival_before_per_s": "y(k): the same of the interval before; null after a gap",
+    "prefetch_before": "u(k): the prefetch at the end of the interval before; null after a gap",
+    "role": "what kind of process: node, …",
+    "member_id": "its number among the members",
+    "connections": "open ones at the end",
+    "queues": "that it owns at the end",
+    "packets_in": "received within the interval",
+    "packets_out": "sent",
+    "commits": "transactions that stored messages",
+    "committed_messages": "how many they stored",
+    "commit_s_sum": "how long they took together",
+    "process_memory_bytes": "resident memory at the end",
+    "cpu_s": "processor time of the process within the interval",
+    "messages_memory_bytes": "what messages take of its memory",
+    "rows_dropped": "rows that could not be recorded since the last row of this kind",
+    "verb": "the packet that was answered",
+    "weight": "how many it stands for",
+    "wait_client_us": "from the end of the answer before until the request came",
+    "parse_us": "until it was parsed; null: it came by a transaction, a topic or another queue",
+    "store_us": "until it was stored",
+    "wait_message_us": "a read that waited for a message",
+    "respond_us": "until the answer had gone; null as above",
+    "total_us": "all of them",
+    "message_id": "within its queue",
+    "payload_bytes": "its size",
+    "put_at": "when it came to the node",
+    "wait_us": "from when it could be delivered to its first delivery; null: it was not",
+    "service_us": "from its last delivery to its end; null: it was not delivered",
+    "response_us": "from its arrival to its end",
+    "deliveries": "how often it was delivered",
+    "outcome": "acked, dead, dropped, expired, moved or purged",
+    "event": "join, leave, rejoin, own, takeover, disown; scale, boot, halt, violation, …",
+    "subject": "what it happened to: a member, a queue, a machine, an agreement",
+    "duration_s": "how long it took; null: at once",
+    "value": "a figure that goes with it, if any",
+    "detail": "what else there is to know",
+    "loop": "which loop decided",
+    "law": "by which law",
+    "inputs": "what it saw",
+    "outputs": "what it chose",
+    "action": "what was done",
+    "reason": "why, in a sentence",
+}
+SAYS_OF = {
+    ("requests", "at"): "when the answer had gone",
+    ("requests", "parse_us"): "until it was parsed",
+    ("requests", "store_us"): "until the store had done its part; 0 for reads",
+    ("requests", "respond_us"): "until the answer had gone",
+    ("lifecycles", "at"): "when it ended",
+    ("events", "at"): "when it happened",
+    ("decisions", "at"): "when it was taken",
+    ("decisions", "service"): "of which queue or application",
+}
+
+
+def says(kind: Kind, column: str) -> str:
+    """A column in words."""
+    return SAYS_OF.get((kind.name, column)) or SAYS[column]
+
+
+def tables() -> str:
+    """Every kind with its columns, for the docs."""
+    parts = []
+    for kind in KINDS.values():
+        parts.append(f"### {kind.name}\n{kind.says} Version {kind.version}.\n")
+        parts.append("| column | type | what it says |\n|---|---|---|")
+        parts += [
+            f"| `{field.name}` | {_type(field.type)} | {says(kind, field.name)} |"
+            for field in kind.columns
+        ]
+        parts.append("")
+    return "\n".join(parts).rstrip()
+
+
+def _type(kind: Any) -> str:
+    if pa.types.is_dictionary(kind):
+        return "string"
+    if pa.types.is_timestamp(kind):
+        return "timestamp, µs, UTC"
+    if pa.types.is_map(kind):
+        return f"map of string to {_type(kind.item_type)}"
+    if pa.types.is_list(kind):
+        return "list of bucket, count"
+    return str(kind)

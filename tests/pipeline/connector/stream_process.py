@@ -1,0 +1,64 @@
+"""A driver to kill: streams a queue into one folder per batch, and holds still where it is told.
+
+    stream_process.py URL QUEUE CHECKPOINT OUTPUT BATCH half|whole
+
+Prints `holding` in the middle of BATCH, with half or all of it written, and waits to be killed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from pyspark.sql import DataFrame, SparkSession
+
+from tidegate.pipeline import connector
+
+PER_BATCH = 15_000
+
+
+def stream_to_folders(
+    spark: SparkSession,
+    url: str,
+    queue: str,
+    checkpoint: str,
+    output: str,
+    held: int | None = None,
+    how: str = "",
+) -> None:
+    """All that waits; a batch that comes again replaces its folder."""
+
+    def into_its_folder(batch: DataFrame, number: int) -> None:
+        rows = batch.select("id", "payload")
+        if number == held and how == "half":
+            rows = rows.limit(PER_BATCH // 2)
+        rows.write.mode("overwrite").parquet(f"{output}/batch={number}")
+        if number == held:
+            print("holding", flush=True)
+            sys.stdin.read()
+
+    stream = spark.readStream.format("tidegate").option("url", url).option("queue", queue)
+    query = (
+        stream.option("messagesPerBatch", PER_BATCH)
+        .load()
+        .writeStream.foreachBatch(into_its_folder)
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.driver.memory", "1g")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    connector.register(spark)
+    stream_to_folders(spark, *sys.argv[1:5], held=int(sys.argv[5]), how=sys.argv[6])

@@ -1,0 +1,129 @@
+"""The parts of the connector that need no Spark: ranges, offsets, pace, and who counts what."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.core.errors import InvalidValue
+from tidegate.pipeline.connector import ranges as r
+from tidegate.pipeline.connector import tally
+from tidegate.pipeline.connector.identity import Identities
+from tidegate.pipeline.connector.offset import Offset
+from tidegate.pipeline.connector.outgoing import Put
+from tidegate.pipeline.connector.pace import Pace
+from tidegate.pipeline.connector.tally import Tally, Written, still_to_put
+
+
+def ranges_of(ids: set[int]) -> list[r.Range]:
+    ranges: list[r.Range] = []
+    for each in sorted(ids):
+        if ranges and ranges[-1][1] + 1 == each:
+            ranges[-1] = (ranges[-1][0], each)
+        else:
+            ranges.append((each, each))
+    return ranges
+
+
+@given(st.sets(st.integers(1, 60)), st.sets(st.integers(1, 60)))
+def test_ranges_are_sets_of_ids(ids: set[int], taken: set[int]) -> None:
+    ranges = ranges_of(ids)
+    assert r.read(r.written(ranges)) == ranges
+    assert r.count(ranges) == len(ids)
+    assert {each for each in range(1, 61) if r.holds(ranges, each)} == ids
+    left = r.without(ranges, sorted(taken))
+    assert {each for first, last in left for each in range(first, last + 1)} == ids - taken
+    assert all(first <= last for first, last in left)
+
+
+def test_an_offset_of_another_queue_is_refused() -> None:
+    stored = Offset(7, {"0": [(1, 500), (502, 502)]}).to_json()
+    assert stored == {"queue_id": 7, "batch": {"0": "1-500,502"}}
+    assert Offset.from_json(stored, "orders", 7).batch == {"0": [(1, 500), (502, 502)]}
+    with pytest.raises(InvalidValue, match="deleted and made anew"):
+        Offset.from_json(stored, "orders", 8)
+    with pytest.raises(InvalidValue, match="not made by a stream from a queue"):
+        Offset.from_json({"partition": 3}, "orders", 7)
+
+
+def test_a_pace_is_kept_on_average() -> None:
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    pace = Pace(100.0, lambda: now, sleep)
+    sent = 0
+    while now < 20.0:
+        allowed = pace.allowance(1000)
+        assert allowed >= 1
+        pace.spend(allowed)
+        sent += allowed
+    assert 1900 <= sent <= 2100
+    now += 1000.0  # idle: not all of it is saved up
+    assert pace.allowance(10**9) == 1000
+    assert Pace(None).allowance(10**9) == 10**9
+
+
+def parted(rows: list[str], parts: list[int]) -> list[list[str]]:
+    tasks: list[list[str]] = [[], [], []]
+    for row, part in zip(rows, parts, strict=False):
+        tasks[part].append(row)
+    return tasks
+
+
+def ids_of(tasks: list[list[str]]) -> tuple[set[str], list[Written]]:
+    """What tasks put, and what they report."""
+    stored: set[str] = set()
+    written = []
+    for rows in tasks:
+        identities = Identities("query-3")
+        noted = Tally(identities, "query-3")
+        for row in rows:
+            put = Put(row.encode(), {})
+            noted.add(put)
+            stored.add(identities.dedup_id(put))
+        written.append(noted.written())
+    return stored, written
+
+
+@given(
+    st.lists(st.sampled_from("abc"), max_size=12),
+    st.lists(st.integers(0, 2), min_size=12, max_size=12),
+    st.permutations(range(12)),
+    st.lists(st.integers(0, 2), min_size=12, max_size=12),
+)
+def test_however_rows_are_parted_the_same_ids_come_out(
+    rows: list[str], parts: list[int], order: list[int], parts_again: list[int]
+) -> None:
+    stored, written = ids_of(parted(rows, parts))
+    stored |= {dedup_id for dedup_id, _ in still_to_put(written)}
+    assert len(stored) == len(rows)
+
+    shuffled = [rows[index] for index in order if index < len(rows)]
+    again, written = ids_of(parted(shuffled, parts_again))
+    rest = list(still_to_put(written))
+    assert again | {dedup_id for dedup_id, _ in rest} == stored
+    assert not Counter(put.payload.decode() for _, put in rest) - Counter(rows)
+
+
+def test_what_is_too_large_to_be_counted_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tally, "CONTENT_BYTES_MAX", 10)
+    _, written = ids_of([["a", "b"], ["c"]])
+    assert list(still_to_put(written)) == []
+    _, written = ids_of([["a", "b"], ["b"]])
+    with pytest.raises(InvalidValue, match=r'1 messages are equal .* "query-3"'):
+        list(still_to_put(written))
+
+
+def test_contents_differ_in_all_that_is_sent_and_not_in_the_order_of_headers() -> None:
+    identities = Identities("w")
+    put = Put(b"x", {"headers": {"a": "1", "b": "2"}})
+    assert identities.digest(put) == identities.digest(Put(b"x", {"headers": {"b": "2", "a": "1"}}))
+    for other in (Put(b"y", put.options), Put(b"x", {}), Put(b"x", {**put.options, "priority": 9})):
+        assert identities.digest(other) != identities.digest(put)
+    assert Identities("v").digest(put) != identities.digest(put)
