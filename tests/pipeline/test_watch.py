@@ -42,12 +42,18 @@ def seconds(first: int, last: int, **row: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _summed(rows: DataFrame, carried: bytes | None) -> tuple[Mapping[str, pa.Table], bytes]:
-    sums = rows.groupBy(window_start(10).alias("window")).agg(F.sum("put").alias("put"))
+def _summed(
+    frames: Mapping[str, DataFrame], carried: bytes | None
+) -> tuple[Mapping[str, pa.Table], bytes]:
+    sums = (
+        frames["queue_samples"]
+        .groupBy(window_start(10).alias("window"))
+        .agg(F.sum("put").alias("put"))
+    )
     return {"sums": sums.toArrow()}, b"null"
 
 
-SUMS = Query("sums", "queue_samples", 10.0, tuple(QUEUE_SAMPLES.columns.names), _summed)
+SUMS = Query("sums", ("queue_samples",), 10.0, _summed)
 
 
 def sums_of(folder: Path) -> dict[int, int]:
@@ -170,7 +176,7 @@ def test_a_file_that_was_compacted_before_its_batch_ran_is_read_from_what_took_i
     # Given a batch that was planned, and killed.
     part = lake_of.write(QUEUE_SAMPLES, seconds(0, 60), file_id="part")
     gone = lake_of.write(QUEUE_SAMPLES, seconds(60, 90), file_id="gone")
-    stream = StreamOptions(str(lake_of.folder), "queue_samples", ("at",), str(tmp_path / "log"))
+    stream = StreamOptions(str(lake_of.folder), ("queue_samples",), str(tmp_path / "log"))
     source = LakeSource(stream.as_options())
     planned = source.streamReader(source.schema()).latestOffset({"entry": 0}, ReadMaxFiles(9))
     # When one file is compacted, and another is deleted.

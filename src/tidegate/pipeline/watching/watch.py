@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -149,8 +149,7 @@ class Watch:
         folder = self._options.folder
         stream = StreamOptions(
             lake=self._options.lake,
-            kind=query.kind,
-            columns=query.columns,
+            kinds=query.kinds,
             log=str(_log_folder(folder, query.name)),
             files_max=self._options.files_max,
             delay_s=self._options.delay_s,
@@ -176,31 +175,45 @@ class Watch:
             return
         before = batches.carried_before(number)
         carried = _Carried() if before is None else msgspec.json.decode(before, type=_Carried)
-        gathered, vetted = Observation(), Observation()
-        rows = rows_of(
-            windows.observe(gathered, F.sum(F.size("rows")).alias("rows")), query.kind
-        ).withColumn("fault", figure_fault(KINDS[query.kind]))
-        rows = rows.observe(
-            vetted,
-            F.count(F.lit(1)).alias("rows"),
-            *(F.count_if(F.col("fault") == reason).alias(reason) for reason in _FAULTS),
-        )
-        good = rows.filter(F.col("fault").isNull()).drop("fault")
-        tables, own = query.answer(good, bytes(carried.own) or None)
-        in_all, once = gathered.get["rows"] or 0, vetted.get
-        if not in_all:
-            return
+        # Kept while it is looked at, more than once: gathering is not repeated.
+        windows.persist()
+        try:
+            gathered = windows.agg(F.sum(F.size("rows"))).first()
+            in_all = (gathered[0] if gathered else None) or 0
+            if not in_all:
+                return
+            rows = {
+                kind: rows_of(windows, kind).withColumn("fault", figure_fault(KINDS[kind]))
+                for kind in query.kinds
+            }
+            counts = [_counted(each) for each in rows.values()]
+            good = {k: each.filter(F.col("fault").isNull()).drop("fault") for k, each in rows.items()}
+            tables, own = query.answer(good, bytes(carried.own) or None)
+        finally:
+            windows.unpersist()
         left_out = Counter(carried.rows_left_out)
-        left_out.update({reason: once[reason] for reason in _FAULTS if once[reason]})
-        if in_all > once["rows"]:
-            left_out[COPIES] += in_all - once["rows"]
+        for count in counts:
+            left_out.update({reason: count[reason] for reason in _FAULTS if count[reason]})
+        once = sum(count["rows"] for count in counts)
+        if in_all > once:
+            left_out[COPIES] += in_all - once
         carried = _Carried(
-            rows=carried.rows + once["rows"] - sum(once[reason] for reason in _FAULTS),
+            rows=carried.rows + once - sum(count[r] for count in counts for r in _FAULTS),
             rows_left_out=dict(left_out),
             own=msgspec.Raw(own),
         )
         batches.store(number, tables, msgspec.json.encode(carried))
         self._on_found(query.name, tables)
+
+
+def _counted(rows: DataFrame) -> dict[str, int]:
+    """How many rows there are, and how many of them with which fault."""
+    found = rows.agg(
+        F.count(F.lit(1)).alias("rows"),
+        *(F.count_if(F.col("fault") == reason).alias(reason) for reason in _FAULTS),
+    ).first()
+    assert found is not None, "an aggregate has one row"
+    return found.asDict()
 
 
 def _raise_failure(running: StreamingQuery) -> None:
