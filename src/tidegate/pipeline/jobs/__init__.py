@@ -5,6 +5,7 @@ from __future__ import annotations
 from tidegate.pipeline.job import Job
 from tidegate.pipeline.jobs import (
     capacity,
+    compliance,
     forecast,
     identification,
     phases,
@@ -13,6 +14,7 @@ from tidegate.pipeline.jobs import (
 )
 
 JOBS: tuple[Job, ...] = (
+    compliance.JOB,
     stability.JOB,
     phases.JOB,
     capacity.JOB,

@@ -1,0 +1,148 @@
+"""Whether agreements were kept: in every window, and over the time looked at.
+
+    samples.transform(measured(agreements)).transform(judged(agreements))
+
+`compliance` has a row for each agreement and window, `promises` one for each of its metrics, and
+`service_levels` what that leaves of the error budget. The verdicts are `pipeline.promises`', which
+watching uses as well; the budget is `agreement.evaluation`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from tidegate.agreement.document import Agreement
+from tidegate.agreement.evaluation import Verdict, budget_left, burn_rate
+from tidegate.pipeline.job import Inputs, Job, Outcome
+from tidegate.pipeline.promises import judged, measured
+
+Transform = Callable[[DataFrame], DataFrame]
+
+COMPLIANCE = StructType(
+    [
+        StructField("agreement", StringType()),
+        StructField("window", TimestampType()),
+        StructField("window_s", DoubleType()),
+        StructField("verdict", StringType()),
+    ]
+)
+PROMISES = StructType(
+    [
+        StructField("agreement", StringType()),
+        StructField("window", TimestampType()),
+        StructField("metric", StringType()),
+        # Of a percentile: the fraction that kept the breaching point; of others: the value.
+        StructField("value", DoubleType()),
+        StructField("within", DoubleType()),
+        StructField("verdict", StringType()),
+    ]
+)
+SERVICE_LEVELS = StructType(
+    [
+        StructField("agreement", StringType()),
+        StructField("from", TimestampType()),
+        StructField("to", TimestampType()),
+        StructField("window_s", DoubleType()),
+        StructField("objective", DoubleType()),
+        StructField("met", LongType()),
+        StructField("warned", LongType()),
+        StructField("breached", LongType()),
+        StructField("no_data", LongType()),
+        StructField("budget_left", DoubleType()),
+        StructField("burn_rate", DoubleType()),
+    ]
+)
+
+
+def each_promise(windows: DataFrame) -> DataFrame:
+    """A row for every promise in every window."""
+    return windows.select("agreement", "window", F.inline("promises"))
+
+
+def service_levels(agreements: Sequence[Agreement]) -> Transform:
+    """What the windows come to, of every agreement, also of one that nothing is known of."""
+
+    def transform(windows: DataFrame) -> DataFrame:
+        counts = windows.groupBy("agreement").agg(
+            F.min("window").alias("from"),
+            F.max("window").alias("last"),
+            F.count("*").alias("windows"),
+            *(F.count_if(F.col("verdict") == v.value).alias(v.value) for v in Verdict),
+        )
+        declared = windows.sparkSession.createDataFrame(
+            [(one.name, one.window_s, one.objective, one.windows_in_period) for one in agreements],
+            "agreement string, window_s double, objective double, windows_in_period double",
+        )
+        # Windows of which nobody recorded anything are missing between the first and the last.
+        missing = F.round(
+            (F.unix_micros("last") - F.unix_micros("from")) / 1e6 / F.col("window_s")
+            + 1
+            - F.col("windows")
+        )
+        breached = F.coalesce("breached", F.lit(0))
+        seen = F.col("met") + F.col("warned") + F.col("breached")
+        return declared.join(counts, "agreement", "left").select(
+            "agreement",
+            "from",
+            F.timestamp_micros(
+                F.unix_micros("last") + (F.col("window_s") * 1e6).cast("bigint")
+            ).alias("to"),
+            "window_s",
+            "objective",
+            *(F.coalesce(v, F.lit(0)).alias(v) for v in ("met", "warned", "breached")),
+            F.coalesce(F.col("no_data") + missing, F.lit(0)).cast("bigint").alias("no_data"),
+            budget_left(breached, F.col("windows_in_period"), F.col("objective")).alias(
+                "budget_left"
+            ),
+            F.when(seen > 0, burn_rate(F.col("breached"), seen, F.col("objective"))).alias(
+                "burn_rate"
+            ),
+        )
+
+    return transform
+
+
+def run(inputs: Inputs) -> Outcome:
+    samples = inputs.frames["queue_samples"]
+    agreements = [one for one in inputs.agreements if one.queue is not None]
+    if not agreements:
+        return _nothing(samples.sparkSession)
+    windows = (
+        samples.transform(measured(agreements, inputs.frames["lifecycles"]))
+        .transform(judged(agreements))
+        # Three tables of one walk through the samples.
+        .localCheckpoint()
+    )
+    return Outcome(
+        {
+            "compliance": windows.select(*COMPLIANCE.names),
+            "promises": windows.transform(each_promise),
+            "service_levels": windows.transform(service_levels(agreements)),
+        }
+    )
+
+
+def _nothing(spark: SparkSession) -> Outcome:
+    return Outcome({name: spark.createDataFrame([], schema) for name, schema in _WRITES.items()})
+
+
+_WRITES = {"compliance": COMPLIANCE, "promises": PROMISES, "service_levels": SERVICE_LEVELS}
+
+JOB = Job(
+    "compliance",
+    "Met, warned or breached, per agreement and window; error budgets",
+    reads=("queue_samples", "lifecycles"),
+    writes=_WRITES,
+    run=run,
+)

@@ -1,0 +1,254 @@
+"""From samples to verdicts: what the queues of an agreement did in each window, and what it means.
+
+    samples.transform(measured(agreements)).transform(judged(agreements))
+
+An agreement is about its queues together: their messages are one crowd, their rates add up. That a
+percentile is at or beyond a point means that too few were shorter: `count(< T) < p · count`. So
+counts are all that is needed, counts add up, and no percentile has to be computed. Queues find
+their agreements by a broadcast join, so rows are read once however many agreements there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from tidegate.agreement.document import Agreement
+from tidegate.agreement.evaluation import SEVERITY, Verdict, is_breached, is_warned
+from tidegate.agreement.metrics import Metric
+from tidegate.pipeline.buckets import count_all, count_below, first_bucket_from
+
+Transform = Callable[[DataFrame], DataFrame]
+
+_HISTOGRAMS = ("wait", "service")
+_RESPONSE = "response"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One percentile promise: the n-th about a stem such as `wait`, of whichever agreement."""
+
+    stem: str
+    number: int
+
+    @property
+    def warning(self) -> str:
+        return f"{self.stem}_{self.number}_before_warning"
+
+    @property
+    def breach(self) -> str:
+        return f"{self.stem}_{self.number}_before_breach"
+
+
+def measured(agreements: Sequence[Agreement], lifecycles: DataFrame | None = None) -> Transform:
+    """Sums of each agreement and window; response times need sampled lifecycles."""
+
+    def transform(samples: DataFrame) -> DataFrame:
+        slots = [slot for stem in _HISTOGRAMS for slot in slots_of(agreements, stem)]
+        stems = dict.fromkeys(slot.stem for slot in slots)
+        rows = samples.transform(governed(agreements)).withColumn("at_us", F.unix_micros("at"))
+        begins_us = F.col("at_us") - F.col("interval_s") * 1e6
+        sums = rows.groupBy("agreement", _window()).agg(
+            F.sum("put").alias("put"),
+            F.sum("acked").alias("acked"),
+            F.sum("refused").alias("refused"),
+            F.sum(F.col("waiting") * F.col("interval_s")).alias("waiting_s"),
+            F.max("oldest_age_s").alias("oldest_age_s"),
+            # From the beginning of the first interval to the end of the last.
+            ((F.max("at_us") - F.min(begins_us)) / 1e6).alias("seconds"),
+            *(F.sum(count_all(stem)).alias(f"{stem}_total") for stem in stems),
+            *(
+                F.sum(count_below(slot.stem, F.col(point))).alias(point)
+                for slot in slots
+                for point in (slot.warning, slot.breach)
+            ),
+        )
+        if slots_of(agreements, _RESPONSE) and lifecycles is not None:
+            responses = lifecycles.transform(_measured_responses(agreements))
+            return sums.join(responses, ["agreement", "window"], "left")
+        return sums
+
+    return transform
+
+
+def judged(agreements: Sequence[Agreement]) -> Transform:
+    """The verdict on each window, and on each promise in it."""
+
+    def transform(sums: DataFrame) -> DataFrame:
+        known = set(sums.columns)
+        promises = _by_agreement(agreements, lambda one: F.array(*_promises(one, known)))
+        severities = F.transform(
+            "promises",
+            lambda promise: reduce(
+                lambda chain, verdict: chain.when(
+                    promise["verdict"] == verdict.value, SEVERITY.index(verdict)
+                ),
+                SEVERITY[1:],
+                F.when(promise["verdict"] == SEVERITY[0].value, 0),
+            ),
+        )
+        names = F.array(*(F.lit(verdict.value) for verdict in SEVERITY))
+        return (
+            sums.withColumn("promises", promises)
+            .withColumn("verdict", F.element_at(names, F.array_max(severities) + 1))
+            .withColumn("window_s", _by_agreement(agreements, lambda one: F.lit(one.window_s)))
+            .select("agreement", "window", "window_s", "verdict", "promises")
+        )
+
+    return transform
+
+
+def governed(agreements: Sequence[Agreement]) -> Transform:
+    """Each row once for every agreement about its queue, with what the agreement asks for."""
+
+    def transform(rows: DataFrame) -> DataFrame:
+        queues = _names(rows, agreements)
+        slots = {stem: slots_of(agreements, stem) for stem in (*_HISTOGRAMS, _RESPONSE)}
+        every = [slot for of_stem in slots.values() for slot in of_stem]
+        table = [
+            (queue, one.name, round(one.window_s * 1e6), *_points(one, slots))
+            for one in agreements
+            for queue in queues
+            if one.governs_queue(queue)
+        ]
+        points = "".join(f", {slot.warning} double, {slot.breach} double" for slot in every)
+        schema = f"queue string, agreement string, window_us bigint{points}"
+        terms = rows.sparkSession.createDataFrame(table, schema)
+        return rows.join(F.broadcast(terms), "queue")
+
+    return transform
+
+
+def slots_of(agreements: Iterable[Agreement], stem: str) -> list[Slot]:
+    """As many slots as the agreement with most promises about a stem needs."""
+    most = max((len(_percentiles(one, stem)) for one in agreements), default=0)
+    return [Slot(stem, number) for number in range(most)]
+
+
+def _measured_responses(agreements: Sequence[Agreement]) -> Transform:
+    def transform(lifecycles: DataFrame) -> DataFrame:
+        weight, response = F.col("weight"), F.col("response_us")
+        rows = lifecycles.transform(governed(agreements)).withColumn("at_us", F.unix_micros("at"))
+        sums = [F.sum(weight).alias(f"{_RESPONSE}_total")]
+        for slot in slots_of(agreements, _RESPONSE):
+            for name in (slot.warning, slot.breach):
+                shorter = F.when(response < F.col(name), weight).otherwise(0.0)
+                sums.append(F.sum(shorter).alias(name))
+        return rows.groupBy("agreement", _window()).agg(*sums)
+
+    return transform
+
+
+def _window() -> Column:
+    at_us = F.col("at_us")
+    return F.timestamp_micros(at_us - F.pmod(at_us, F.col("window_us"))).alias("window")
+
+
+def _names(rows: DataFrame, agreements: Sequence[Agreement]) -> list[str]:
+    """The queues that there are; those that are named in full need no looking."""
+    patterns = [one.queue for one in agreements if one.queue is not None]
+    if not any(wild in pattern for pattern in patterns for wild in "*?"):
+        return sorted(set(patterns))
+    return [row["queue"] for row in rows.select("queue").distinct().collect()]
+
+
+def _points(one: Agreement, slots: dict[str, list[Slot]]) -> list[float | None]:
+    """Of each slot the warning and the breach: buckets of histograms, else microseconds."""
+    points: list[float | None] = []
+    for stem, of_stem in slots.items():
+        promised = _percentiles(one, stem)
+        for slot in of_stem:
+            if slot.number >= len(promised):
+                points += [None, None]
+                continue
+            metric = promised[slot.number]
+            for point_s in (metric.warning, metric.breach):
+                points.append(
+                    1e6 * point_s if stem == _RESPONSE else float(first_bucket_from(point_s))
+                )
+    return points
+
+
+def _percentiles(one: Agreement, stem: str) -> list[Metric]:
+    return [metric for metric in one.metrics if metric.percentile and metric.stem == stem]
+
+
+def _by_agreement(
+    agreements: Sequence[Agreement], expression: Callable[[Agreement], Column]
+) -> Column:
+    chain: Column | None = None
+    for one in agreements:
+        is_it = F.col("agreement") == one.name
+        says = expression(one)
+        chain = F.when(is_it, says) if chain is None else chain.when(is_it, says)
+    assert chain is not None, "nobody judges without agreements"
+    return chain
+
+
+def _promises(one: Agreement, known: set[str]) -> list[Column]:
+    found = []
+    for metric in one.metrics:
+        if metric.percentile is None:
+            found.append(_plain_promise(metric))
+            continue
+        slot = Slot(metric.stem, _percentiles(one, metric.stem).index(metric))
+        if slot.breach in known:
+            found.append(_percentile_promise(metric, metric.percentile, slot))
+        else:
+            found.append(_unknown(metric))
+    return found
+
+
+def _percentile_promise(metric: Metric, percentile: float, slot: Slot) -> Column:
+    count = F.col(f"{slot.stem}_total")
+    needed = count * percentile
+    verdict = (
+        F.when(count.isNull() | (count <= 0), Verdict.NO_DATA.value)
+        .when(F.col(slot.breach) < needed, Verdict.BREACHED.value)
+        .when(F.col(slot.warning) < needed, Verdict.WARNED.value)
+        .otherwise(Verdict.MET.value)
+    )
+    within = F.when(count > 0, F.col(slot.breach) / count)
+    return _promise(metric, F.lit(None), within, verdict)
+
+
+def _plain_promise(metric: Metric) -> Column:
+    seconds = F.when(F.col("seconds") > 0, F.col("seconds"))
+    # What could have been served: what came, or what was served and what still waited.
+    offered = F.greatest(
+        F.col("put") / seconds, (F.col("acked") + F.col("waiting_s") / seconds) / seconds
+    )
+    values = {
+        "throughput": F.col("acked") / seconds,
+        "oldest_age": F.col("oldest_age_s"),
+        "availability": F.try_divide(F.col("put"), F.col("put") + F.col("refused")),
+    }
+    if metric.name not in values:
+        return _unknown(metric)
+    value = values[metric.name]
+    load = offered if metric.name == "throughput" else None
+    verdict = (
+        F.when(value.isNull(), Verdict.NO_DATA.value)
+        .when(is_breached(metric, value, load), Verdict.BREACHED.value)
+        .when(is_warned(metric, value, load), Verdict.WARNED.value)
+        .otherwise(Verdict.MET.value)
+    )
+    return _promise(metric, value, F.lit(None), verdict)
+
+
+def _unknown(metric: Metric) -> Column:
+    """Of a metric that is not recorded."""
+    return _promise(metric, F.lit(None), F.lit(None), F.lit(Verdict.NO_DATA.value))
+
+
+def _promise(metric: Metric, value: Column, within: Column, verdict: Column) -> Column:
+    return F.struct(
+        F.lit(metric.name).alias("metric"),
+        value.cast("double").alias("value"),
+        within.cast("double").alias("within"),
+        verdict.alias("verdict"),
+    )

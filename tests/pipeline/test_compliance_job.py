@@ -1,0 +1,190 @@
+"""Agreements against rows whose verdict is known."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from lake_of import NOON, frame_of
+from pyspark.sql import DataFrame, SparkSession
+
+from tidegate.agreement.document import Agreement, parse_agreement
+from tidegate.pipeline.buckets import first_bucket_from
+from tidegate.pipeline.job import Inputs
+from tidegate.pipeline.jobs.compliance import JOB
+from tidegate.pipeline.schema import checked
+from tidegate.telemetry.histogram import bucket_of, upper_bound_s
+from tidegate.telemetry.schemas import LIFECYCLES, QUEUE_SAMPLES
+
+ORDERS = """
+name = "orders"
+queue = "orders.*"
+window = "10s"
+objective = 0.5
+period = "100s"
+
+[metrics.wait_p90]
+breach = "1s"
+warning = "500ms"
+
+[metrics.throughput]
+breach = 10
+warning = 12
+"""
+
+MAIL = """
+name = "mail"
+queue = "mail"
+window = "60s"
+
+[metrics.service_p50]
+breach = "100ms"
+
+[metrics.response_p50]
+breach = "2s"
+
+[metrics.oldest_age]
+breach = "30s"
+
+[metrics.availability]
+breach = 0.9
+
+[metrics.free_memory]
+breach = "512MiB"
+"""
+
+NOBODY = """
+name = "nobody"
+queue = "no.such.queue"
+[metrics.oldest_age]
+breach = "1s"
+"""
+
+
+def tables(
+    spark: SparkSession,
+    agreements: list[Agreement],
+    samples: list[dict[str, object]],
+    lifecycles: list[dict[str, object]] | None = None,
+) -> dict[str, DataFrame]:
+    frames = {
+        "queue_samples": frame_of(spark, QUEUE_SAMPLES, samples),
+        "lifecycles": frame_of(spark, LIFECYCLES, lifecycles or []),
+    }
+    until = NOON + timedelta(hours=1)
+    outcome = JOB.run(Inputs(frames, agreements, NOON, until))
+    return {
+        name: checked(outcome.tables[name], schema, name) for name, schema in JOB.writes.items()
+    }
+
+
+def waits(**counts: int) -> list[dict[str, int]]:
+    """A histogram: `ms100=3` are three that took 100 ms."""
+    return [
+        {"bucket": bucket_of(int(name[2:]) / 1e3), "count": count}
+        for name, count in sorted(counts.items(), key=lambda one: int(one[0][2:]))
+    ]
+
+
+def test_windows_are_met_warned_and_breached_by_the_worst_promise(spark: SparkSession) -> None:
+    def second(at_s: float, queue: str, **figures: object) -> dict[str, object]:
+        return {"at": NOON + timedelta(seconds=at_s), "queue": queue, **figures}
+
+    samples = [
+        # Met: 19 of 20 below half a second, 20 messages in 1 s.
+        second(1, "orders.eu", acked=20, put=20, wait=waits(ms100=19, ms2000=1)),
+        # Warned: of both queues together 16 of 18 are below 500 ms, which is less than 90 %,
+        # and 17 below a second, which is more.
+        second(11, "orders.eu", acked=9, put=9, wait=waits(ms100=8, ms700=1)),
+        second(11, "orders.us", acked=9, put=9, wait=waits(ms100=8, ms2000=1)),
+        # Breached: half of them waited for two seconds.
+        second(21, "orders.eu", acked=20, put=20, wait=waits(ms100=10, ms2000=10)),
+        # Breached: five a second, though more had come.
+        second(31, "orders.us", acked=5, put=40, wait=waits(ms100=5)),
+        # Met: five a second, and no more had come.
+        second(41, "orders.us", acked=5, put=5, wait=waits(ms100=5)),
+        # Nobody recorded the next window; and this queue is none of theirs.
+        second(61, "orders.us", acked=20, put=20, wait=waits(ms100=20)),
+        second(61, "others", acked=20, put=20, wait=waits(ms9000=20)),
+    ]
+
+    found = tables(spark, [parse_agreement(ORDERS, "test")], samples)
+
+    verdicts = found["compliance"].orderBy("window").collect()
+    assert [(int((row.window - verdicts[0].window).seconds), row.verdict) for row in verdicts] == [
+        (0, "met"),
+        (10, "warned"),
+        (20, "breached"),
+        (30, "breached"),
+        (40, "met"),
+        (60, "met"),
+    ]
+    (level,) = found["service_levels"].collect()
+    assert (level.met, level.warned, level.breached, level.no_data) == (3, 1, 2, 1)
+    # Half of the ten windows of its period may be breached; two are.
+    assert level.budget_left == pytest.approx(1 - 2 / 5)
+    assert level.burn_rate == pytest.approx((2 / 6) / 0.5)
+    promises = {
+        (row.metric, int((row.window - verdicts[0].window).seconds)): row
+        for row in found["promises"].collect()
+    }
+    assert promises["wait_p90", 10].within == pytest.approx(17 / 18)
+    assert promises["throughput", 10].value == pytest.approx(18.0)
+    assert promises["throughput", 30].verdict == "breached"
+    assert promises["throughput", 40].verdict == "met"
+
+
+def test_every_metric_is_judged_by_what_is_recorded_of_it(spark: SparkSession) -> None:
+    at = NOON + timedelta(seconds=5)
+    samples: list[dict[str, object]] = [
+        {
+            "at": at,
+            "queue": "mail",
+            "put": 8,
+            "refused": 2,
+            "acked": 8,
+            "oldest_age_s": 25.0,
+            "service": waits(ms10=6, ms200=4),
+        },
+    ]
+    lifecycles: list[dict[str, object]] = [
+        {"at": at, "queue": "mail", "weight": 30.0, "response_us": 2.5e6},
+        {"at": at, "queue": "mail", "weight": 10.0, "response_us": 1.0e6},
+    ]
+
+    found = tables(spark, [parse_agreement(MAIL, "test")], samples, lifecycles)
+
+    verdicts = {row.metric: row.verdict for row in found["promises"].collect()}
+    assert verdicts == {
+        "service_p50": "met",
+        "response_p50": "breached",
+        "oldest_age": "warned",
+        "availability": "breached",
+        "free_memory": "no_data",
+    }
+    assert [row.verdict for row in found["compliance"].collect()] == ["breached"]
+
+
+def test_an_agreement_whose_queues_were_not_seen_has_no_data_and_its_whole_budget(
+    spark: SparkSession,
+) -> None:
+    agreements = [parse_agreement(text, "test") for text in (ORDERS, NOBODY)]
+
+    found = tables(spark, agreements, [{"queue": "orders.eu", "wait": waits(ms100=1)}])
+
+    levels = {row.agreement: row for row in found["service_levels"].collect()}
+    assert set(levels) == {"orders", "nobody"}
+    assert levels["nobody"].budget_left == 1.0
+    assert levels["nobody"].burn_rate is None
+    assert found["compliance"].count() == 1
+
+
+def test_without_agreements_there_are_tables_without_rows(spark: SparkSession) -> None:
+    found = tables(spark, [], [{"queue": "orders.eu"}])
+
+    assert [table.count() for table in found.values()] == [0, 0, 0]
+
+
+def test_a_bucket_that_ends_at_a_point_is_not_before_it() -> None:
+    for bucket in range(1, 200):
+        assert first_bucket_from(upper_bound_s(bucket)) == bucket
