@@ -187,7 +187,9 @@ class Watch:
                 for kind in query.kinds
             }
             counts = [_counted(each) for each in rows.values()]
-            good = {k: each.filter(F.col("fault").isNull()).drop("fault") for k, each in rows.items()}
+            good = {
+                k: each.filter(F.col("fault").isNull()).drop("fault") for k, each in rows.items()
+            }
             tables, own = query.answer(good, bytes(carried.own) or None)
         finally:
             windows.unpersist()
