@@ -36,16 +36,17 @@ def teach(lake: Path, knowledge: Path, page: Path, output: Output) -> Run:
         from tidegate.report.report import document_of, write_report
         from tidegate.telemetry.knowledge import Knowledge
 
+        promised = agreements()
         assignment = Assignment(
             lake=Place.of(str(lake)),
             jobs=JOBS,
-            agreements=agreements(),
+            agreements=promised,
             since=now - timedelta(days=1),
             until=now,
         )
         with progress(output) as steps:
             run = learn(assignment, Knowledge(knowledge, warn), SparkOptions(), steps)
-        write_report(document_of(Learned(knowledge)), page)
+        write_report(document_of(Learned(knowledge), agreements=promised), page)
     return run
 
 
