@@ -12,8 +12,8 @@ help: ## list what there is
 
 setup: $(VENV)/installed-all ## make .venv with everything for working on Tidegate
 
-demo: $(VENV)/installed-demo ## start everything, run producers and workers for 20 seconds
-	@$(BIN)/tidegate demo
+demo: $(VENV)/installed-demo ## start everything, let it work for 20 seconds, learn from it
+	@$(BIN)/tidegate demo --report results/demo.html
 
 test: $(VENV)/installed-all lint ## all tests, on real peers where they can be had
 	@scripts/debian-packages

@@ -34,7 +34,11 @@ def test_in_a_pipe_it_tells_a_line_a_second_and_counts(
     folder: Path, temporary: dict[str, str]
 ) -> None:
     finished = subprocess.run(
-        demo("--seconds", "4"), capture_output=True, text=True, env=temporary, check=False
+        demo("--seconds", "4", "--no-learn"),
+        capture_output=True,
+        text=True,
+        env=temporary,
+        check=False,
     )
 
     assert finished.returncode == 0, finished.stdout + finished.stderr
@@ -49,7 +53,7 @@ def test_in_a_pipe_it_tells_a_line_a_second_and_counts(
 
 def test_its_json_is_all_of_stdout_and_nothing_is_lost(temporary: dict[str, str]) -> None:
     finished = subprocess.run(
-        demo("--seconds", "3", "--nodes", "2", "--json"),
+        demo("--seconds", "3", "--nodes", "2", "--no-learn", "--json"),
         capture_output=True,
         env=temporary,
         check=False,
@@ -71,7 +75,7 @@ def test_on_a_terminal_it_draws_what_fits(
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     process = subprocess.Popen(
-        demo("--seconds", "3"),
+        demo("--seconds", "3", "--no-learn"),
         stdout=follower,
         stderr=subprocess.PIPE,
         env=temporary | {"TERM": "xterm-256color"},
@@ -132,3 +136,25 @@ def test_it_needs_nothing_of_the_lab() -> None:
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
+
+
+@pytest.mark.spark
+def test_it_ends_with_what_spark_learned_and_a_page(
+    folder: Path, temporary: dict[str, str], tmp_path: Path
+) -> None:
+    page = tmp_path / "pages" / "demo.html"
+
+    finished = subprocess.run(
+        demo("--seconds", "12", "--report", str(page)),
+        capture_output=True,
+        text=True,
+        env=temporary,
+        check=False,
+    )
+
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert finished.stdout.splitlines()[-1] == f"The report: {page}"
+    html = page.read_text()
+    assert all(f">{queue}<" in html for queue in ("orders", "emails", "clicks"))
+    assert list(folder.iterdir()) == []
+    assert wait_until_gone(str(folder)) == []

@@ -95,6 +95,26 @@ def test_what_is_not_set_by_default_can_be(file: Path) -> None:
     assert (metrics.port, metrics.enabled, metrics.host) == (0, False, "127.0.0.1")
 
 
+def test_telemetry_lies_beside_the_data_unless_told_otherwise() -> None:
+    assert load_settings(None, {"TIDEGATE_STORE__DATA": "/data/x"}).lake == "/data/x/lake"
+    environment = {
+        "TIDEGATE_TELEMETRY__LAKE": "s3://bucket/lake",
+        "TIDEGATE_TELEMETRY__RETENTION": "7d",
+        "TIDEGATE_TELEMETRY__LIFECYCLES_PER_S": "0",
+    }
+    settings = load_settings(None, environment)
+    chosen = settings.telemetry
+    assert (settings.lake, chosen.retention_s) == ("s3://bucket/lake", 7 * 86_400)
+    assert (chosen.enabled, chosen.lifecycles_per_s, chosen.interval_s) == (True, 0, 1.0)
+
+
+def test_an_interval_that_nobody_could_keep_is_refused(file: Path) -> None:
+    assert complaints(file, '[telemetry]\ninterval = "1ms"') == [
+        f"{file}: telemetry.interval = '1ms': must be a duration: a number and one of us, ms, s, "
+        "m, h, d, such as 250ms or 30s, from 100ms to 1m"
+    ]
+
+
 def test_an_unknown_key_is_named_with_the_one_that_was_meant(file: Path) -> None:
     assert complaints(file, "[node]\nprot = 1") == [
         f"{file}: node.prot: there is no such key, did you mean port?"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,14 @@ def test_a_store_that_does_not_answer_is_one_sentence_without_its_password(
         (sentence,) = failed.stderr.decode().splitlines()
         assert sentence.startswith("tidegate: the store does not answer")
         assert "hush" not in sentence
+
+
+def test_its_nodes_record_beside_the_data(up: Up) -> None:
+    lake = up.folder / "data" / "lake"
+    deadline = time.monotonic() + 30.0
+    while not list(lake.glob("node_samples/date=*/hour=*/*.parquet")):
+        assert time.monotonic() < deadline, "nothing is recorded"
+        time.sleep(0.05)
 
 
 def test_a_node_wants_a_store(command_line: CommandLine) -> None:

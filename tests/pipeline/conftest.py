@@ -21,7 +21,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    options = SparkOptions("local[2]", {"spark.driver.memory": "1g"})
+    # Tasks that fail are tried again, as on a cluster.
+    options = SparkOptions("local[2,3]", {"spark.driver.memory": "1g"})
     with spark_session(options) as session:
         yield session
 

@@ -11,17 +11,20 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from lake_of import NOON, LakeOf
+from lake_of import NOON, LakeOf, frame_of
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.datasource import ReadMaxFiles
 
+from tidegate.agreement.document import parse_agreement
+from tidegate.pipeline.job import Inputs
+from tidegate.pipeline.jobs import compliance
 from tidegate.pipeline.survey import DUPLICATE, OTHER_VERSION, UNREADABLE
 from tidegate.pipeline.vetting import NOT_A_NUMBER
 from tidegate.pipeline.watching.admission import ALREADY_READ, LATE, VANISHED
 from tidegate.pipeline.watching.batches import Batches, read_table
 from tidegate.pipeline.watching.file_log import FileLog
-from tidegate.pipeline.watching.queries import Query
+from tidegate.pipeline.watching.queries import Query, queries_of
 from tidegate.pipeline.watching.source import LakeSource, StreamOptions
 from tidegate.pipeline.watching.watch import (
     COPIES,
@@ -31,7 +34,8 @@ from tidegate.pipeline.watching.watch import (
     watching,
 )
 from tidegate.pipeline.windows import window_start
-from tidegate.telemetry.schemas import QUEUE_SAMPLES, REPLACES_KEY, VERSION_KEY
+from tidegate.telemetry.histogram import bucket_of
+from tidegate.telemetry.schemas import LIFECYCLES, QUEUE_SAMPLES, REPLACES_KEY, VERSION_KEY
 
 
 def seconds(first: int, last: int, **row: Any) -> list[dict[str, Any]]:
@@ -42,12 +46,18 @@ def seconds(first: int, last: int, **row: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _summed(rows: DataFrame, carried: bytes | None) -> tuple[Mapping[str, pa.Table], bytes]:
-    sums = rows.groupBy(window_start(10).alias("window")).agg(F.sum("put").alias("put"))
+def _summed(
+    frames: Mapping[str, DataFrame], carried: bytes | None
+) -> tuple[Mapping[str, pa.Table], bytes]:
+    sums = (
+        frames["queue_samples"]
+        .groupBy(window_start(10).alias("window"))
+        .agg(F.sum("put").alias("put"))
+    )
     return {"sums": sums.toArrow()}, b"null"
 
 
-SUMS = Query("sums", "queue_samples", 10.0, tuple(QUEUE_SAMPLES.columns.names), _summed)
+SUMS = Query("sums", ("queue_samples",), 10.0, _summed)
 
 
 def sums_of(folder: Path) -> dict[int, int]:
@@ -134,6 +144,65 @@ def test_one_pass_and_a_batch_for_each_file_say_the_same(
     assert found[4][1].rows_left_out == {}
 
 
+AGREEMENTS = """
+name = "orders"
+queue = "ord*"
+window = "10s"
+objective = 0.5
+period = "100s"
+
+[metrics.wait_p90]
+breach = "1s"
+
+[metrics.response_p50]
+breach = "2s"
+"""
+
+
+def test_a_window_of_the_stream_is_judged_as_in_history(
+    spark: SparkSession, lake_of: LakeOf, tmp_path: Path
+) -> None:
+    # Given waits that are too long from 20 s on, and responses that are at 40 s.
+    agreements = [parse_agreement(AGREEMENTS, "test")]
+    samples, lifecycles = [], []
+    for second in range(120):
+        at = NOON + timedelta(seconds=second)
+        wait_s = 3.0 if 20 <= second < 30 else 0.1
+        wait = [{"bucket": bucket_of(wait_s), "count": 5}]
+        samples.append({"at": at, "queue": "orders", "put": 5, "acked": 5, "wait": wait})
+        response_us = 9e6 if 40 <= second < 50 else 1e3
+        lifecycles.append(
+            {"at": at, "queue": "orders", "message_id": second, "weight": 1.0}
+            | {"response_us": response_us}
+        )
+    for first in range(0, 120, 30):
+        lake_of.write(QUEUE_SAMPLES, samples[first : first + 30])
+        lake_of.write(LIFECYCLES, lifecycles[first : first + 30])
+
+    # When it is watched, and learned from.
+    folder = tmp_path / "watch"
+    options = WatchOptions(str(lake_of.folder), folder, agreements, files_max=3)
+    watched_queries = [one for one in queries_of(agreements) if one.name.startswith("compliance")]
+    with watching(spark, options, queries=watched_queries) as watch:
+        watch.run_once()
+    frames = {
+        "queue_samples": frame_of(spark, QUEUE_SAMPLES, samples),
+        "lifecycles": frame_of(spark, LIFECYCLES, lifecycles),
+    }
+    inputs = Inputs(frames, agreements, NOON, NOON + timedelta(hours=1))
+    learned = compliance.JOB.run(inputs).tables["compliance"].toArrow().to_pylist()
+
+    # Then both say the same of the windows that are complete, and what was given.
+    table = read_table(folder, "compliance")
+    assert table is not None
+    watched = {row["window"]: row["verdict"] for row in table.to_pylist()}
+    assert watched.items() <= {row["window"]: row["verdict"] for row in learned}.items()
+    verdicts = [watched[NOON + timedelta(seconds=s)] for s in range(0, 50, 10)]
+    assert verdicts == ["met", "met", "breached", "met", "breached"]
+    # A hundred seconds of budget at a half allow five.
+    assert table.to_pylist()[-1]["budget_left"] == pytest.approx(1 - 2 / 5)
+
+
 def test_an_empty_lake_is_no_error(spark: SparkSession, lake_of: LakeOf, tmp_path: Path) -> None:
     with watching(spark, WatchOptions(str(lake_of.folder), tmp_path / "w", [])) as watch:
         watch.run_once()
@@ -155,7 +224,7 @@ def test_one_watcher_at_a_time_and_only_as_it_was_begun(
         pass
     slower = WatchOptions(str(lake_of.folder), folder, [], delay_s=300.0)
     with (
-        pytest.raises(WatchRefused, match="with a delay of 60 s.*--afresh"),
+        pytest.raises(WatchRefused, match=r"with a delay of 60 s.*--afresh"),
         watching(spark, slower),
     ):
         pass
@@ -170,7 +239,7 @@ def test_a_file_that_was_compacted_before_its_batch_ran_is_read_from_what_took_i
     # Given a batch that was planned, and killed.
     part = lake_of.write(QUEUE_SAMPLES, seconds(0, 60), file_id="part")
     gone = lake_of.write(QUEUE_SAMPLES, seconds(60, 90), file_id="gone")
-    stream = StreamOptions(str(lake_of.folder), "queue_samples", ("at",), str(tmp_path / "log"))
+    stream = StreamOptions(str(lake_of.folder), ("queue_samples",), str(tmp_path / "log"))
     source = LakeSource(stream.as_options())
     planned = source.streamReader(source.schema()).latestOffset({"entry": 0}, ReadMaxFiles(9))
     # When one file is compacted, and another is deleted.

@@ -29,7 +29,7 @@ from tidegate.telemetry.schemas import QUEUE_SAMPLES, VERSION_KEY
 
 
 def file(name: str, first: float, last: float, *replaces: str) -> LakeFile:
-    return LakeFile(f"/{name}", name, 1, first, last, replaces)
+    return LakeFile(f"/{name}", "queue_samples", name, 1, first, last, replaces)
 
 
 def names(files: list[LakeFile]) -> list[str]:
@@ -74,7 +74,7 @@ def test_copies_and_compacted_files_are_taken_once() -> None:
     # After one of them: the rows sort it out.
     assert names(chosen([whole], {"a"}, 9, 60.0)[0]) == ["whole"]
     # A copy, before and after.
-    copy = LakeFile("/copy", "a", 1, 0, 59)
+    copy = LakeFile("/copy", "queue_samples", "a", 1, 0, 59)
     taken, left_out = chosen([file("a", 0, 59), copy], set(), 9, 60.0)
     assert (names(taken), len(left_out)) == (["a"], 1)
     assert chosen([copy], {"a"}, 9, 60.0) == ([], [LeftOut("/copy", DUPLICATE)])
@@ -94,7 +94,7 @@ def test_what_cannot_be_read_is_left_out_with_a_reason(lake_of: LakeOf) -> None:
 
     start_s = NOON.timestamp()
     assert found == [
-        LakeFile(str(good), "good", 3, start_s, start_s + 9),
+        LakeFile(str(good), "queue_samples", "good", 3, start_s, start_s + 9),
         LeftOut(str(cut), UNREADABLE),
         LeftOut(str(future), OTHER_VERSION),
         LeftOut(str(fewer), OTHER_COLUMNS),

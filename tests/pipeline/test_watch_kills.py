@@ -11,68 +11,96 @@ from collections.abc import Iterator
 from datetime import timedelta
 from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lake_of import NOON, LakeOf
 from pyspark.sql import SparkSession
 
+from tidegate.agreement.document import read_agreements
 from tidegate.core.crash import VARIABLE
 from tidegate.pipeline.watching.batches import read_table
 from tidegate.pipeline.watching.watch import WatchOptions, reading, watching
 from tidegate.telemetry.schemas import QUEUE_SAMPLES
 
 KILLS = 10
-MINUTES = 13
+MINUTES = 12
+AGREEMENT = """
+name = "orders"
+queue = "orders"
+window = "1m"
+objective = 0.5
+period = "1h"
+[metrics.throughput]
+breach = 50
+warning = 60
+"""
 # In turn: before a batch is in its place, when it is and Spark has not heard, and, by the test
 # itself, whatever Spark does after the first line: it commits, or is in the next batch.
 WAYS = ("after-watch-batch:1", "before-watch-batch:1", "")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_ten_kills_in_mid_batch_change_nothing(
     spark: SparkSession, lake_of: LakeOf, tmp_path: Path
 ) -> None:
-    # Given a rate that changes, and a file for each minute.
+    # Given a file for each minute, two of them breaches, and a rate that jumps.
     for minute in range(MINUTES):
         rows = [
             {
                 "at": NOON + timedelta(minutes=minute, seconds=second),
+                "interval_s": 5.0,
                 "queue": queue,
-                "put": 100 if minute < 9 else 500,
-                "acked": 100,
+                "put": 500 if minute < 8 else 2500,
+                "acked": 100 if minute in (3, 4) else 500,
             }
-            for second in range(0, 60, 5)
+            for second in range(5, 60, 5)
             for queue in ("orders", "mails")
         ]
         lake_of.write(QUEUE_SAMPLES, rows)
+    agreement = tmp_path / "orders.toml"
+    agreement.write_text(AGREEMENT)
     lake = str(lake_of.folder)
 
     # When a watcher takes a file a batch, and is killed ten times; the last one is left alone.
     killed = 0
     for way in chain(repeat_in_turn(WAYS, KILLS), repeat("never", 3)):
-        if live(lake, tmp_path / "killed", way):
+        if live(lake, tmp_path / "killed", agreement, way):
             break
         killed += 1
 
     # Then it has found what one pass finds, each window once, and has read as much.
     assert killed == KILLS
-    with watching(spark, WatchOptions(lake, tmp_path / "once", [])) as watch:
+    options = WatchOptions(lake, tmp_path / "once", read_agreements([agreement]))
+    with watching(spark, options) as watch:
         watch.run_once()
-    once, again = (read_table(tmp_path / folder, "anomalies") for folder in ("once", "killed"))
-    assert once is not None
-    assert again is not None
-    order = [("at", "ascending"), ("subject", "ascending"), ("what", "ascending")]
-    assert once.num_rows == 2
-    assert again.sort_by(order) == once.sort_by(order)
-    assert reading(tmp_path / "killed", "rates") == reading(tmp_path / "once", "rates")
+    once, again = (found_in(tmp_path / folder) for folder in ("once", "killed"))
+    assert again == once
+    verdicts = [row["verdict"] for row in once["compliance"]]
+    assert verdicts == ["met"] * 3 + ["breached"] * 2 + ["met"] * 5
+    assert [(row["subject"], row["what"], row["change"]) for row in once["anomalies"]] == [
+        ("queue mails", "rate in", "began"),
+        ("queue orders", "rate in", "began"),
+    ]
+    for query in ("compliance-1m", "rates"):
+        assert reading(tmp_path / "killed", query) == reading(tmp_path / "once", query)
+
+
+def found_in(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    found = {}
+    for name, order in (("compliance", ["window"]), ("anomalies", ["at", "subject", "what"])):
+        table = read_table(folder, name)
+        assert table is not None
+        found[name] = table.sort_by([(column, "ascending") for column in order]).to_pylist()
+    return found
 
 
 def repeat_in_turn(ways: tuple[str, ...], times: int) -> Iterator[str]:
     return (ways[number % len(ways)] for number in range(times))
 
 
-def live(lake: str, folder: Path, way: str) -> bool:
+def live(lake: str, folder: Path, agreement: Path, way: str) -> bool:
     """One life of a watcher; whether it came to its end."""
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     # What the killed leave behind goes with the test.
@@ -80,7 +108,7 @@ def live(lake: str, folder: Path, way: str) -> bool:
     if ":" in way:
         environment[VARIABLE] = way
     process = subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("watch_lives.py"), lake, folder, "1"],
+        [sys.executable, Path(__file__).with_name("watch_lives.py"), lake, folder, "1", agreement],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,

@@ -14,6 +14,14 @@ from tidegate.agreement.document import read_agreements
 from tidegate.pipeline.session import SparkOptions, spark_session
 from tidegate.pipeline.watching.watch import WatchOptions, watching
 
+# None of them lives long enough for compiled code to pay.
+SHORT_LIVED = {
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
 
 def main() -> None:
     lake, folder, files_max, *agreements = sys.argv[1:]
@@ -23,10 +31,8 @@ def main() -> None:
         agreements=read_agreements([Path(one) for one in agreements]),
         files_max=int(files_max),
     )
-    # None of them lives long enough for Java's better compiler to pay.
-    java = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
     with (
-        spark_session(SparkOptions("local[2]", {"spark.driver.memory": "1g", **java})) as spark,
+        spark_session(SparkOptions("local[2]", SHORT_LIVED)) as spark,
         watching(spark, options, lambda query, _: print("found", query, flush=True)) as watch,
     ):
         watch.run_once()

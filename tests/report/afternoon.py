@@ -49,6 +49,13 @@ def afternoon(folder: Path) -> KnowledgeOf:
         parameters={"expected_per_s": 432.1},
         quality={"skill": 0.234, "coverage": 0.912},
     )
+    knowledge.agreements = list(_KEPT)
+    knowledge.add("service_levels", [_level_of(name) for name in _KEPT])
+    knowledge.add("compliance", [_verdict(name, m) for name in _KEPT for m in _MINUTES])
+    knowledge.add("promises", [_promise(name, m) for name in _KEPT for m in _MINUTES])
+    knowledge.add("lifecycle", [_waits(quarter) for quarter in range(24)])
+    knowledge.add("phases", [_phase(verb, phase) for verb in ("all", "put") for phase in _SHARES])
+    knowledge.add("idleness", [_IDLE])
     knowledge.add("provisioning", _INGREDIENTS)
     knowledge.add_model(
         "provisioning",
@@ -71,6 +78,96 @@ _INGREDIENTS = [
         ("machine_capacity_per_s", 200.0, "msg/s"),
     )
 ]
+
+
+# Agreements: windows met, warned and breached, and what is left of the budget.
+_KEPT = {
+    "kept": (360, 0, 0, 1.0),
+    "burning": (350, 2, 8, 0.8),
+    f"overdrawn {SCRIPT}": (320, 0, 40, -0.25),
+    "unheard of": (0, 0, 0, 1.0),
+}
+
+
+def _level_of(name: str) -> dict[str, Any]:
+    met, warned, breached, budget_left = _KEPT[name]
+    judged = met + warned + breached
+    return {
+        "agreement": name,
+        "from": NOON,
+        "to": EVENING,
+        "window_s": 60.0,
+        "objective": 0.99,
+        "met": met,
+        "warned": warned,
+        "breached": breached,
+        "no_data": 360 - judged,
+        "budget_left": budget_left,
+        "burn_rate": breached / judged / 0.01 if judged else None,
+    }
+
+
+def _verdict(name: str, minute: int) -> dict[str, Any]:
+    met, warned, breached, _ = _KEPT[name]
+    counts = {"breached": breached, "warned": warned, "met": met, "no_data": 360}
+    verdicts = [verdict for verdict, many in counts.items() for _ in range(many)]
+    return {
+        "agreement": name,
+        "window": NOON + timedelta(minutes=minute),
+        "window_s": 60.0,
+        "verdict": verdicts[minute],
+    }
+
+
+def _promise(name: str, minute: int) -> dict[str, Any]:
+    verdict = _verdict(name, minute)["verdict"]
+    within = {"breached": 0.9, "warned": 0.99, "met": 1.0, "no_data": None}[verdict]
+    return {
+        "agreement": name,
+        "window": NOON + timedelta(minutes=minute),
+        "metric": "wait_p99",
+        "value": None,
+        "within": 0.8768 if minute == 3 and verdict == "breached" else within,
+        "verdict": verdict,
+    }
+
+
+def _waits(quarter: int) -> dict[str, Any]:
+    slow = 50.0 if quarter == 14 else 1.0
+    figures = {"mean": 0.005, "p50": 0.004, "p95": 0.009, "p99": 0.02468, "max": 0.1}
+    return {
+        "queue": "orders",
+        "window": NOON + timedelta(minutes=15 * quarter),
+        "window_s": 900.0,
+        "messages": 360_000,
+        "sampled": 3_600,
+        **{
+            f"{what}_s_{name}": figure * slow
+            for what in ("wait", "service", "response")
+            for name, figure in figures.items()
+        },
+    }
+
+
+# Telesto's table 5.3, in parts of the whole.
+_SHARES = {"store": 0.988, "wait_client": 0.008, "parse": 0.0015, "respond": 0.0025}
+_IDLE = {"node": "node-1", "seconds": 21600.0, "idle": 0.375, "idle_low": 0.36, "idle_high": 0.39}
+
+
+def _phase(verb: str, phase: str) -> dict[str, Any]:
+    mean_us = 9690.0 * _SHARES[phase]
+    return {
+        "verb": verb,
+        "phase": phase,
+        "requests": 4000.0,
+        "sampled": 40,
+        "mean_us": mean_us,
+        "low_us": 0.95 * mean_us,
+        "high_us": 1.05 * mean_us,
+        "share": _SHARES[phase],
+        "share_low": _SHARES[phase] - 0.001,
+        "share_high": _SHARES[phase] + 0.001,
+    }
 
 
 def _balance(queue: str, size: float, minute: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from knowledge_of import KnowledgeOf
 from matplotlib.image import imread
 
 from tidegate.report.learned import Learned
-from tidegate.report.report import write_report
+from tidegate.report.report import document_of, write_report
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow]
 
@@ -36,7 +36,7 @@ def browser() -> str:
 @pytest.fixture(scope="module")
 def page(an_afternoon: KnowledgeOf, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("page") / "report.html"
-    write_report(Learned(an_afternoon.folder), file, None, 4)
+    write_report(document_of(Learned(an_afternoon.folder)), file)
     return file
 
 

@@ -13,6 +13,7 @@ import pytest
 from afternoon import FLOOD, QUEUES, SCRIPT
 from knowledge_of import EVENING, NOON, KnowledgeOf
 
+from tidegate.agreement.document import parse_agreement
 from tidegate.pipeline.watching.anomalies import SCHEMA as ANOMALIES
 from tidegate.pipeline.watching.batches import Batches
 from tidegate.report.figures import count, percent
@@ -115,7 +116,7 @@ def test_every_chart_says_in_words_what_it_shows_and_has_its_numbers_behind_it(
     page: str, parsed: Parsed
 ) -> None:
     charts = page.count('<figure class="chart">')
-    assert charts >= 8
+    assert charts >= 10
     labels = [value for name, value in parsed.attributes if name == "aria-label"]
     assert sum(label.count(". ") > 0 for label in labels) >= charts
     assert page.count("<details>") == charts
@@ -147,7 +148,54 @@ def test_numbers_in_sentences_are_those_of_the_tables(
     assert "432 msg/s expected on average" in parsed.text
     assert "erred 23.4 % less than the baseline, and 91.2 %" in parsed.text
     assert "2 machines: while a machine boots" in parsed.text
+    assert "98.8 % of the time of all requests is store: 9.57 ms of 9.69 ms" in parsed.text
+    assert "9.10 ms to 10.1 ms" in parsed.text
+    assert "37.5 %" in parsed.text
+    assert "half of the messages waited at most 4 ms" in parsed.text
+    assert "14 Mar 15:30:00 UTC, had a p99 of 1.23 s" in parsed.text
     assert f"Rows read {count(21_600)}" in parsed.text
+
+
+def test_each_agreement_has_a_card_with_its_standing_in_words_the_worst_first(
+    page: str, parsed: Parsed
+) -> None:
+    cards = re.findall(r'<article class="card".*?</article>', page, re.DOTALL)
+    told = [re.sub(r"<[^>]*>", "|", card) for card in cards]
+    standings = [re.search(r"Met|Warned|Breached|No data", one) for one in told]
+    assert [found and found[0] for found in standings] == ["Breached", "Warned", "No data", "Met"]
+    assert "4 agreements: 1 breached, 1 warned, 1 met, 1 without data." in parsed.text
+    assert "overdrawn &lt;script&gt;" in told[0]
+    assert "−25 %" in told[0]
+    assert f"{count(320)}, {count(0)}, {count(40)}" in told[0]
+    assert "87.7 % within the limit" in told[0]
+    assert "14 Mar 12:03:00 UTC" in told[0]
+    # A shape, beside word and colour: a square, a triangle, a ring, a disc.
+    assert [("<circle" in card, "<path" in card) for card in cards] == [
+        *((False, True), (False, True)),
+        *((True, False), (True, False)),
+    ]
+
+
+def test_what_was_promised_is_told_and_drawn_where_the_documents_are_at_hand(
+    an_afternoon: KnowledgeOf,
+) -> None:
+    agreement = parse_agreement(
+        'name = "kept"\nqueue = "ord*"\n[metrics.wait_p99]\nbreach = "250ms"', "kept.toml"
+    )
+    page = html_of(document_of(Learned(an_afternoon.folder), agreements=[agreement]))
+    text = Parsed(page).text
+    assert "ord*: wait p99 below 250 ms in 99 % of windows of 60 s over 28 d" in text
+    # At its line in the chart, too.
+    assert "kept: wait p99 below 250 ms" in text
+
+
+def test_agreements_that_were_not_judged_are_not_called_undeclared(
+    knowledge_of: KnowledgeOf,
+) -> None:
+    knowledge_of.agreements = ["orders"]
+    knowledge_of.write()
+    text = Parsed(html_of(document_of(Learned(knowledge_of.folder)))).text
+    assert "Agreements were declared but not judged" in text
 
 
 def test_a_refused_model_is_told_with_its_reason(parsed: Parsed) -> None:
@@ -165,7 +213,9 @@ def test_the_same_knowledge_gives_the_same_bytes(
 
 
 def test_the_pdf_has_the_same_charts_on_pages(an_afternoon: KnowledgeOf, tmp_path: Path) -> None:
-    write_report(Learned(an_afternoon.folder), tmp_path / "report.html", tmp_path / "report.pdf", 4)
+    write_report(
+        document_of(Learned(an_afternoon.folder)), tmp_path / "report.html", tmp_path / "report.pdf"
+    )
     written = (tmp_path / "report.pdf").read_bytes()
     assert written.startswith(b"%PDF-")
     assert len(re.findall(rb"/Type /Page\b", written)) >= 4

@@ -93,7 +93,11 @@ def learn(
         except Notice as nothing:
             warn(str(nothing))
             raise typer.Exit(EXIT_NOTHING_THERE) from None
-    show(run, store.run_folder(run.run), output)
+    if json:
+        output.json(run)
+    else:
+        show_run(run, output)
+        output.line(f"{store.run_folder(run.run)} in {run.seconds:.1f} s")
     if all(job.failure for job in run.jobs):
         raise typer.Exit(1)
 
@@ -137,11 +141,8 @@ def warn(sentence: str) -> None:
     )
 
 
-def show(run: Run, folder: Path, output: Output) -> None:
-    """What was read, what became of it, and where it is."""
-    if output.as_json:
-        output.json(run)
-        return
+def show_run(run: Run, output: Output) -> None:
+    """What was read, and what became of it."""
     output.table(
         [
             Column("rows"),
@@ -177,7 +178,6 @@ def show(run: Run, folder: Path, output: Output) -> None:
         title="Learned",
     )
     output.line("")
-    output.line(f"{folder} in {run.seconds:.1f} s")
 
 
 def _left_out(reading: Reading) -> str:

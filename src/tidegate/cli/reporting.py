@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli.learning import KnowledgeOption, warn, with_spark
+from tidegate.cli.learning import AgreementOption, KnowledgeOption, warn, with_spark
 from tidegate.cli.output import EXIT_NOTHING_THERE, JsonOption, Output
 from tidegate.cli.serving import ConfigOption
 from tidegate.cli.settings import load_settings
 from tidegate.core.errors import TidegateError
+
+if TYPE_CHECKING:
+    from tidegate.agreement.document import Agreement
 
 
 class ReportNotWritten(TidegateError):
@@ -32,21 +36,25 @@ def report(
         int, typer.Option(min=1, max=1000, help="Queues to draw, the busiest first.")
     ] = 8,
     knowledge: KnowledgeOption = None,
+    agreement: AgreementOption = None,
     show: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
     """Make a page of what was learned: service levels, waits, stability, models, forecast."""
     output = Output(json)
-    folder = knowledge or load_settings(config, os.environ).knowledge_folder
+    settings = load_settings(config, os.environ)
+    folder = knowledge or settings.knowledge_folder
+    places = agreement or settings.pipeline.agreement_places
     pdf_file = out.with_suffix(".pdf") if pdf else None
     with with_spark():
         from tidegate.report.learned import Learned, NothingLearned
-        from tidegate.report.report import write_report
+        from tidegate.report.report import document_of, write_report
 
         try:
             learned = Learned(folder)
-            write_report(learned, out, pdf_file, queues)
+            document = document_of(learned, queues, _agreements(places, learned.complaints))
+            write_report(document, out, pdf_file)
         except NothingLearned as nothing:
             warn(str(nothing))
             raise typer.Exit(EXIT_NOTHING_THERE) from None
@@ -64,3 +72,14 @@ def report(
             output.line(file)
     if show:
         typer.launch(out.absolute().as_uri())
+
+
+def _agreements(places: Sequence[Path], complaints: list[str]) -> list[Agreement]:
+    """What was promised, to be drawn beside what was kept; the report does without if it must."""
+    from tidegate.agreement.document import AgreementInvalid, read_agreements
+
+    try:
+        return read_agreements(places)
+    except AgreementInvalid as wrong:
+        complaints += wrong.complaints
+        return []

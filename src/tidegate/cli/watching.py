@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -90,14 +93,28 @@ def watch(
         teller = _Teller(output, standing)
         with (
             spark_session(spark_options(settings)) as spark,
+            _told_to_stop() as stop,
             watching(spark, options, teller.found) as watched,
         ):
             if once:
-                watched.run_once()
+                watched.run_once(stop)
             else:
-                _watch_on(watched, output, standing)
+                _watch_on(watched, output, standing, stop)
+        if once and stop.is_set():
+            raise KeyboardInterrupt
         if once:
             _summary(output, standing, watched, options)
+
+
+@contextmanager
+def _told_to_stop() -> Iterator[threading.Event]:
+    """Ctrl-C sets a flag: torn out of a call to Java, Python would leave it in disorder."""
+    stop = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: stop.set())
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _Teller:
@@ -117,21 +134,19 @@ class _Teller:
                     self._output.line(line)
 
 
-def _watch_on(watched: Watch, output: Output, standing: Standing) -> None:
+def _watch_on(watched: Watch, output: Output, standing: Standing, stop: threading.Event) -> None:
+    """Until told to stop. What was found is stored; the batch under way comes again next time."""
     watched.start()
-    try:
-        if not output.on_terminal:
-            while True:
-                watched.wait(_REFRESH_S)
-        from rich.live import Live
-
-        with Live(console=output.console, screen=True, auto_refresh=False) as live:
-            while True:
-                live.update(standing.screen(watched.readings(), output.console.width), refresh=True)
-                watched.wait(_REFRESH_S)
-    except KeyboardInterrupt:
-        # What was found is stored, and the batch under way comes again at the next start.
+    if not output.on_terminal:
+        while not stop.wait(_REFRESH_S):
+            watched.check()
         return
+    from rich.live import Live
+
+    with Live(console=output.console, screen=True, auto_refresh=False) as live:
+        while not stop.wait(_REFRESH_S):
+            watched.check()
+            live.update(standing.screen(watched.readings(), output.console.width), refresh=True)
 
 
 def _summary(output: Output, standing: Standing, watched: Watch, options: WatchOptions) -> None:

@@ -11,9 +11,11 @@ rate by more than noise might (b > 3 standard errors). What is not accepted says
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tidegate.laws.least_squares import (
     FIELDS,
@@ -27,7 +29,7 @@ from tidegate.laws.least_squares import (
     solve,
     squared_error,
 )
-from tidegate.laws.linear_range import Level, LinearRange, Shape, linear_range
+from tidegate.laws.linear_range import LinearRange, Shape, range_of
 
 __all__ = [
     "FIELDS", "Identified", "Model", "NoExcitation", "Sums", "gains", "identify", "model",
@@ -42,7 +44,7 @@ TEST_MIN = 10
 # Standard errors by which b must exceed zero.
 SIGNIFICANT = 3.0
 
-_VALUES = operator.attrgetter(*FIELDS)
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -67,18 +69,57 @@ class Identified:
     rmse_test_per_s: float = math.nan
 
 
+@dataclass(frozen=True)
+class LevelSums:
+    """Sums by prefetch u(k), as arrays: thousands of groups leave no time for objects."""
+
+    # In order.
+    prefetch: Array
+    # A row for each, the fields of Sums as columns.
+    values: Array
+
+    @staticmethod
+    def of(levels: Mapping[float, Sums]) -> LevelSums:
+        prefetch = np.array(sorted(levels), dtype=np.float64)
+        rows = [[getattr(levels[u], name) for name in FIELDS] for u in sorted(levels)]
+        return LevelSums(prefetch, np.array(rows, dtype=np.float64).reshape(-1, len(FIELDS)))
+
+    def usable(self) -> LevelSums:
+        """Levels that hold samples, all of them numbers: one NaN spoils its level and no other."""
+        keep = (self.values[:, FIELDS.index("n")] > 0.0) & np.isfinite(self.values.sum(axis=1))
+        return self if keep.all() else LevelSums(self.prefetch[keep], self.values[keep])
+
+    def by_field(self) -> Sums:
+        return Sums(*self.values.T)
+
+    def within(self, found: LinearRange) -> Sums:
+        """Of the samples in the linear range, all together; of all samples, if there is none."""
+        if found.shape not in (Shape.LINEAR, Shape.KNEE):
+            return Sums(*self.values.sum(axis=0).tolist())
+        inside = (self.prefetch >= found.low) & (self.prefetch <= found.high)
+        return Sums(*self.values[inside].sum(axis=0).tolist())
+
+
 def identify(
     train: Mapping[float, Sums],
     test: Mapping[float, Sums],
     r2_accepted: float = R2_ACCEPTED,
 ) -> Identified:
     """The model of one consumer group from its sums by prefetch u(k); poor data is a reason."""
-    train, test = _usable(train), _usable(test)
-    whole = linear_range([_level(prefetch, sums) for prefetch, sums in train.items()])
+    return identify_levels(LevelSums.of(train), LevelSums.of(test), r2_accepted)
+
+
+def identify_levels(
+    train: LevelSums, test: LevelSums, r2_accepted: float = R2_ACCEPTED
+) -> Identified:
+    """The same of sums as arrays."""
+    train = train.usable()
+    sums = train.by_field()
+    mean = sums.y_next / sums.n
+    variance = np.maximum(sums.y_next2 / sums.n - mean * mean, 0.0)
+    whole = range_of(train.prefetch, sums.n, mean, variance)
     # A model that will be refused is fitted on all there is, so that people can look at it.
-    is_linear = whole.shape in (Shape.LINEAR, Shape.KNEE)
-    fit = _added(sums for u, sums in train.items() if whole.contains(u) or not is_linear)
-    held_out = _added(sums for u, sums in test.items() if whole.contains(u) or not is_linear)
+    fit, held_out = train.within(whole), test.usable().within(whole)
     found = Identified(
         accepted=False,
         reason="",
@@ -143,22 +184,6 @@ def _errors(fitted: Model, fit: Sums) -> tuple[float, float]:
     variance = max(squared_error(fitted, fit), 0.0) / max(fit.n - 3.0, 1.0)
     determinant = d.s1 * d.s3 - d.s2 * d.s2
     return math.sqrt(variance * d.s3 / determinant), math.sqrt(variance * d.s1 / determinant)
-
-
-def _usable(levels: Mapping[float, Sums]) -> dict[float, Sums]:
-    """The levels that hold samples, all of them numbers: one NaN spoils its level and no other."""
-    return {prefetch: sums for prefetch, sums in levels.items() if sums.n > 0 and sums.is_finite()}
-
-
-def _level(prefetch: float, sums: Sums) -> Level:
-    mean = sums.y_next / sums.n
-    return Level(prefetch, sums.n, mean, max(sums.y_next2 / sums.n - mean * mean, 0.0))
-
-
-def _added(parts: Iterable[Sums]) -> Sums:
-    # Field by field, and not one Sums after the other: there are thousands of groups.
-    rows = list(map(_VALUES, parts)) or [(0.0,) * len(FIELDS)]
-    return Sums(*map(sum, zip(*rows, strict=True)))
 
 
 def _r_squared(fitted: Model, sums: Sums) -> float:

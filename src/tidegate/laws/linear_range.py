@@ -78,25 +78,30 @@ def linear_range(levels: Sequence[Level]) -> LinearRange:
         (level for level in levels if level.n > 0 and math.isfinite(level.mean_per_s)),
         key=lambda level: level.prefetch,
     )
-    if len(usable) < LEVELS_MIN:
+    columns = [(level.prefetch, level.n, level.mean_per_s, level.variance) for level in usable]
+    return range_of(*np.array(columns, dtype=np.float64).reshape(-1, 4).T)
+
+
+def range_of(u: Array, weight: Array, rate: Array, variance: Array) -> LinearRange:
+    """The same of arrays: prefetches in order, at each the number, mean and variance of samples."""
+    if len(u) < LEVELS_MIN:
         return LinearRange(
             Shape.UNKNOWN, math.nan, math.nan, math.nan, math.nan,
-            f"{len(usable)} different prefetches were seen; a line needs at least {LEVELS_MIN}",
+            f"{len(u)} different prefetches were seen; a line needs at least {LEVELS_MIN}",
         )  # fmt: skip
-    u = np.array([level.prefetch for level in usable], dtype=np.float64)
-    weight = np.array([level.n for level in usable], dtype=np.float64)
-    rate = np.array([level.mean_per_s for level in usable], dtype=np.float64)
+    line = _fit_line(u, weight, rate)
+    within = _noise_within(weight, variance)
     low, high = float(u[0]), float(u[-1])
     if len(u) >= LEVELS_MIN_FOR_KNEE:
-        hinge = _fit_hinge(usable, u, weight, rate)
-        if hinge.explains_more_than(_fit_line(u, weight, rate)[2]) and hinge.flattens:
+        hinge = _fit_hinge(u, weight, rate, within)
+        if hinge.explains_more_than(line[2]) and hinge.flattens:
             return LinearRange(
                 Shape.KNEE, low, float(u[u <= hinge.knee][-1]), hinge.slope, hinge.slope_beyond,
                 f"grows by {hinge.slope:.4g} msg/s per prefetch up to {hinge.knee:.4g}, and by "
                 f"{hinge.slope_beyond:.4g} beyond",
             )  # fmt: skip
-    slope, spread, squares = _fit_line(u, weight, rate)
-    slope_error = math.sqrt(_noise(usable, squares, len(u) - 2) / spread)
+    slope, spread, squares = line
+    slope_error = math.sqrt(_noise(within, squares, len(u) - 2) / spread)
     growth = slope * (high - low)
     if slope <= SIGNIFICANT * slope_error or growth < GROWTH_MIN * abs(float(rate.mean())):
         return LinearRange(
@@ -131,24 +136,29 @@ class _Hinge:
         return (squares_of_line - self.squares) / 2.0 > SIGNIFICANT**2 * self.noise
 
 
-def _noise(levels: Sequence[Level], squares: float, freedom: int) -> float:
+def _noise(within: float, squares: float, freedom: int) -> float:
     """The variance of a sample: as seen within levels, or as left over by the fit if larger."""
-    seen = [(x.n, x.variance) for x in levels if x.n > 1 and math.isfinite(x.variance)]
-    samples = sum(n for n, _ in seen)
-    pooled = sum(n * max(variance, 0.0) for n, variance in seen) / samples if samples else 0.0
-    return max(pooled, squares / freedom if freedom > 0 else 0.0)
+    return max(within, squares / freedom if freedom > 0 else 0.0)
+
+
+def _noise_within(weight: Array, variance: Array) -> float:
+    """The variance of samples around the mean of their level; one sample has none."""
+    seen = (weight > 1.0) & np.isfinite(variance)
+    samples = float(weight[seen].sum())
+    return float(weight[seen] @ np.maximum(variance[seen], 0.0)) / samples if samples else 0.0
 
 
 def _fit_line(u: Array, weight: Array, rate: Array) -> tuple[float, float, float]:
     """Slope, the spread of u that it rests on, and the squares left over."""
-    du = u - np.average(u, weights=weight)
-    dy = rate - np.average(rate, weights=weight)
-    spread = float(np.sum(weight * du * du))
-    slope = float(np.sum(weight * du * dy)) / spread
-    return slope, spread, float(np.sum(weight * (dy - slope * du) ** 2))
+    total = float(weight.sum())
+    du = u - float(weight @ u) / total
+    dy = rate - float(weight @ rate) / total
+    spread = float(weight @ (du * du))
+    slope = float(weight @ (du * dy)) / spread
+    return slope, spread, float(weight @ (dy - slope * du) ** 2)
 
 
-def _fit_hinge(levels: Sequence[Level], u: Array, weight: Array, rate: Array) -> _Hinge:
+def _fit_hinge(u: Array, weight: Array, rate: Array, within: float) -> _Hinge:
     """Every knee at once: what stands behind it enters through sums from the right end."""
     last_below = np.arange(BELOW_KNEE_MIN - 1, len(u) - ABOVE_KNEE_MIN)
     parts = np.arange(KNEES_PER_GAP) / KNEES_PER_GAP
@@ -175,7 +185,7 @@ def _fit_hinge(levels: Sequence[Level], u: Array, weight: Array, rate: Array) ->
     squares = float(weight @ (dy * dy)) - slope * c_uy - bend * c_hy
     best = int(np.argmin(squares))
     left_over = max(float(squares[best]), 0.0)
-    noise = _noise(levels, left_over, len(u) - 4)
+    noise = _noise(within, left_over, len(u) - 4)
     return _Hinge(
         knee=float(knees[best]),
         slope=float(slope[best]),

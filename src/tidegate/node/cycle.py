@@ -10,8 +10,6 @@ requests overlap, and are not counted here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tidegate.telemetry.histogram import Histogram
 from tidegate.telemetry.meters import PhaseMeters
 from tidegate.telemetry.recorder import Row
@@ -101,35 +99,42 @@ class RequestCycle:
 class RequestSamples:
     """Single requests, one in N of them: where each spent its time."""
 
-    __slots__ = ("_sampler", "_tell", "skip")
+    __slots__ = ("_sampler", "_taken", "skip")
 
-    def __init__(self, sampler: Sampler, tell: Callable[[Row], None]) -> None:
+    def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        self._tell = tell
+        # Since the last tick: rows are made of many at a time.
+        self._taken: list[tuple[type | None, int, Cuts, bool]] = []
         # How many are passed over before the next is taken.
         self.skip = sampler.skip
 
     def take(self, verb: type | None, cuts: Cuts, *, for_message: bool) -> None:
         """The request that was just answered is the one."""
-        weight = self._sampler.one_by_one()
+        self._taken.append((verb, self._sampler.one_by_one(), cuts, for_message))
         self.skip = self._sampler.skip
-        before_us, arrived_us, parsed_us, ready_us, ended_us = (1e6 * cut for cut in cuts)
-        waited_us = ready_us - parsed_us
-        self._tell(
-            (
-                "" if verb is None else verb.__name__,
-                float(weight),
-                arrived_us - before_us,
-                parsed_us - arrived_us,
-                0.0 if for_message else waited_us,
-                waited_us if for_message else 0.0,
-                ended_us - ready_us,
-                ended_us - before_us,
-            )
-        )
 
-    def tick(self) -> None:
-        """An interval is over."""
+    def tick(self, node: str, now: float, now_us: int) -> list[Row]:
+        """An interval is over: rows of the requests that were taken."""
         self._sampler.skip = self.skip
         self._sampler.tick()
         self.skip = self._sampler.skip
+        taken, self._taken = self._taken, []
+        return [
+            (now_us - int(1e6 * (now - cuts[-1])), node, *_phases(verb, weight, cuts, for_message))
+            for verb, weight, cuts, for_message in taken
+        ]
+
+
+def _phases(verb: type | None, weight: int, cuts: Cuts, for_message: bool) -> Row:
+    before_us, arrived_us, parsed_us, ready_us, ended_us = (1e6 * cut for cut in cuts)
+    waited_us = ready_us - parsed_us
+    return (
+        "" if verb is None else verb.__name__,
+        float(weight),
+        arrived_us - before_us,
+        parsed_us - arrived_us,
+        0.0 if for_message else waited_us,
+        waited_us if for_message else 0.0,
+        ended_us - ready_us,
+        ended_us - before_us,
+    )

@@ -13,8 +13,6 @@ What outgrows the bound is thinned: every second of those watched stays, and sta
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tidegate.core.ports import Clock
 from tidegate.core.segment import Segment
 from tidegate.node.batch import Batch, SegmentBuilder
@@ -45,6 +43,7 @@ class Lifecycle:
         "ended_at",
         "first_delivered_at",
         "message_id",
+        "offset",
         "outcome",
         "parsed_at",
         "payload_bytes",
@@ -54,10 +53,11 @@ class Lifecycle:
         "weight",
     )
 
-    def __init__(self, queue: str, message_id: int, payload_bytes: int, weight: int) -> None:
+    def __init__(self, queue: str, segment: Segment, offset: int, weight: int) -> None:
         self.queue = queue
-        self.message_id = message_id
-        self.payload_bytes = payload_bytes
+        self.message_id = segment.first_id + offset
+        self.offset = offset
+        self.payload_bytes = segment.lengths[offset]
         self.weight = weight
         # Whose confirm is waited for; None: it came with others, which are answered as a whole.
         self.batch: Batch | None = None
@@ -70,9 +70,10 @@ class Lifecycle:
         self.ended_at: float | None = None
         self.outcome = ""
 
-    def row(self, node: str, at_us: int) -> Row:
+    def row(self, node: str, now: float, now_us: int) -> Row:
         """A row of `lifecycles`, once it has ended."""
         assert self.ended_at is not None
+        at_us = now_us - int(_us(self.ended_at, now))
         response_us = _us(self.arrived_at, self.ended_at)
         parsed_at = self.arrived_at if self.parsed_at is None else self.parsed_at
         waited_us = service_us = None
@@ -105,19 +106,22 @@ def _us(begin_s: float, end_s: float) -> float:
 class Watched:
     """How many messages a node watches; shared by its queues."""
 
-    def __init__(self, sampler: Sampler, clock: Clock, tell: Callable[[Lifecycle], None]) -> None:
+    def __init__(self, sampler: Sampler, clock: Clock) -> None:
         self.sampler = sampler
         self.clock = clock
-        self.tell = tell
+        # Those that have ended since the last tick: rows are made of many at a time.
+        self.ended: list[Lifecycle] = []
         self.count = 0
         self.every_least = 1
         self.watches: set[LifecycleWatch] = set()
 
-    def tick(self) -> None:
-        """An interval is over."""
+    def tick(self, node: str, now: float, at_us: int) -> list[Row]:
+        """An interval is over: rows of those that have ended."""
         self.sampler.tick()
         if self.every_least > 1 and self.count < WATCHED_MAX // 4:
             self.every_least //= 2
+        ended, self.ended = self.ended, []
+        return [lifecycle.row(node, now, at_us) for lifecycle in ended]
 
     def make_room(self) -> None:
         """Watch half as many."""
@@ -152,7 +156,7 @@ class LifecycleWatch:
             if message_id % weight:
                 continue
             offset = message_id - segment.first_id
-            lifecycle = Lifecycle(self._queue, message_id, segment.lengths[offset], weight)
+            lifecycle = Lifecycle(self._queue, segment, offset, weight)
             lifecycle.stored_at = now
             lifecycle.ready_at = ready_at
             lifecycle.arrived_at = arrived_at
@@ -184,12 +188,15 @@ class LifecycleWatch:
             lifecycle.batch = None
             lifecycle.confirmed_at = now
             if lifecycle.ended_at is not None:
-                self._watched.tell(lifecycle)
+                self._watched.ended.append(lifecycle)
         batch.watched = None
 
     def delivered(self, span: Span, now: float) -> None:
-        """Some of a span may be watched."""
-        for lifecycle in self._of(span):
+        """Some of a span of a watched segment may be watched."""
+        low, high = span.low, span.high
+        for lifecycle in self.segments[span.segment.first_id]:
+            if not low <= lifecycle.offset < high:
+                continue
             lifecycle.deliveries += 1
             lifecycle.delivered_at = now
             if lifecycle.first_delivered_at is None:
@@ -197,29 +204,28 @@ class LifecycleWatch:
 
     def ended(self, span: Span, outcome: str, now: float) -> None:
         """The same; these are done, in whichever way."""
-        gone = self._of(span)
-        if not gone:
+        first_id, low, high = span.segment.first_id, span.low, span.high
+        lifecycles = self.segments[first_id]
+        # Consumers acknowledge segments in pieces, most of them without the one that is watched.
+        for lifecycle in lifecycles:
+            if low <= lifecycle.offset < high:
+                break
+        else:
             return
-        first_id = span.segment.first_id
-        left = [each for each in self.segments[first_id] if each not in gone]
+        left = [each for each in lifecycles if not low <= each.offset < high]
         if left:
             self.segments[first_id] = left
         else:
             del self.segments[first_id]
-        self._watched.count -= len(gone)
-        self._end(gone, outcome, now)
+        self._watched.count -= len(lifecycles) - len(left)
+        self._end([each for each in lifecycles if low <= each.offset < high], outcome, now)
 
     def _end(self, lifecycles: list[Lifecycle], outcome: str, now: float) -> None:
         for lifecycle in lifecycles:
             lifecycle.ended_at = now
             lifecycle.outcome = outcome
             if lifecycle.batch is None:
-                self._watched.tell(lifecycle)
-
-    def _of(self, span: Span) -> list[Lifecycle]:
-        first_id = span.segment.first_id
-        low, high = first_id + span.low, first_id + span.high
-        return [each for each in self.segments[first_id] if low <= each.message_id < high]
+                self._watched.ended.append(lifecycle)
 
     def thin(self, every: int) -> int:
         """Keep one in so many; how many are left."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tidegate.node.cycle import RequestSamples
-from tidegate.node.lifecycle_watch import Lifecycle, LifecycleWatch, Watched
+from tidegate.node.lifecycle_watch import LifecycleWatch, Watched
 from tidegate.node.replica import Replica
 from tidegate.node.sampling import NodeSampler, QueueSampler
 from tidegate.telemetry.recorder import Recorder, Row
@@ -43,10 +43,10 @@ class Recording:
         self.requests: RequestSamples | None = None
         if options.lifecycles_per_s:
             sampler = Sampler(options.lifecycles_per_s, interval_s=options.interval_s)
-            self._watched = Watched(sampler, node.clock, self._ended)
+            self._watched = Watched(sampler, node.clock)
         if options.requests_per_s:
             sampler = Sampler(options.requests_per_s, interval_s=options.interval_s)
-            self.requests = RequestSamples(sampler, self._answered)
+            self.requests = RequestSamples(sampler)
 
     def start(self) -> None:
         self._node_sampler.start()
@@ -90,9 +90,10 @@ class Recording:
         if self.recorder.add("node_samples", [row]):
             # Else this row is dropped too, and the next one tells.
             self._dropped_told = dropped
-        for ticking in (self._watched, self.requests):
-            if ticking is not None:
-                ticking.tick()
+        if self._watched is not None:
+            self.recorder.add("lifecycles", self._watched.tick(self._node.name, now, at_us))
+        if self.requests is not None:
+            self.recorder.add("requests", self.requests.tick(self._node.name, now, at_us))
 
     def _sample_queues(self, samplers: list[QueueSampler]) -> None:
         now, wall_s, at_us = self._now()
@@ -141,12 +142,3 @@ class Recording:
         if sampler is not None:
             self._sample_queues([sampler])
             self.event("disown", replica.info.name, {"epoch": str(replica.epoch)})
-
-    def _ended(self, lifecycle: Lifecycle) -> None:
-        # It may have waited for its confirm since; that is no time worth a second look.
-        _, _, at_us = self._now()
-        self.recorder.add("lifecycles", [lifecycle.row(self._node.name, at_us)])
-
-    def _answered(self, phases: Row) -> None:
-        _, _, at_us = self._now()
-        self.recorder.add("requests", [(at_us, self._node.name, *phases)])

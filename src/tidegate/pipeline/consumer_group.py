@@ -5,18 +5,14 @@ Spark has added up millions of samples; what comes here is some dozens of rows p
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.laws.identification import Identified, identify
+from tidegate.laws.identification import Identified, LevelSums, identify_levels
 from tidegate.laws.least_squares import FIELDS, Sums
-from tidegate.laws.linear_range import Level
 from tidegate.pipeline.local_table import Numbers, numbers, seconds
 from tidegate.telemetry.knowledge import Model
 
@@ -26,22 +22,14 @@ INTERVAL_VARIATION_MAX = 0.25
 
 @dataclass(frozen=True)
 class ConsumerGroup:
-    """One group: what was measured at each prefetch, and what the law made of it."""
+    """One group, and what the law made of it."""
 
     name: str
     rows: int
-    levels: Sequence[Level]
     found: Identified
     interval_s: float
     first_s: float
     last_s: float
-
-    def settled_per_s(self, prefetch: float) -> float:
-        """Where the model's rate settles at a prefetch: y = a·y + b·u + offset."""
-        found = self.found
-        if not abs(found.a) < 1.0:
-            return math.nan
-        return (found.b * prefetch + found.offset_per_s) / (1.0 - found.a)
 
     def model(self) -> Model:
         found = self.found
@@ -71,20 +59,30 @@ class ConsumerGroup:
         )
 
 
-def consumer_groups(sums: pa.Table) -> list[ConsumerGroup]:
+@dataclass(frozen=True)
+class Levels:
+    """What was measured at each prefetch of each group, fitted and held out together."""
+
+    # The number of its group.
+    group: NDArray[np.int64]
+    prefetch: Numbers
+    n: Numbers
+    mean_per_s: Numbers
+    variance: Numbers
+
+
+def consumer_groups(sums: pa.Table) -> tuple[list[ConsumerGroup], Levels]:
     """Every group with its model, by name, from its sums by prefetch and part."""
-    if not sums.num_rows:
-        return []
     sums = sums.sort_by([("group", "ascending"), ("prefetch_before", "ascending")])
     names = sums.column("group").combine_chunks().dictionary_encode()
-    of_group = names.indices.to_numpy()
+    of_group = names.indices.to_numpy().astype(np.int64)
     begins = np.flatnonzero(np.diff(of_group, prepend=-1))
-    # Plain numbers: a law that takes one group at a time is faster with them.
-    prefetches: list[float] = numbers(sums, "prefetch_before").tolist()
-    held_out: list[bool] = sums.column("held_out").to_pylist()
+    prefetch, held_out = numbers(sums, "prefetch_before"), numbers(sums, "held_out") > 0.0
     whole = _sums(sums)
-    rows = [Sums(*row) for row in zip(*(part.tolist() for part in _parts(whole)), strict=True)]
-    levels = _levels(whole, of_group, numbers(sums, "prefetch_before"))
+    levels = _levels(whole, of_group, prefetch)
+    if not len(begins):
+        return [], levels
+    values = np.stack(_parts(whole), axis=1)
     n = np.add.reduceat(whole.n, begins)
     interval_s = np.add.reduceat(numbers(sums, "interval"), begins) / n
     interval2 = np.add.reduceat(numbers(sums, "interval2"), begins) / n
@@ -92,19 +90,17 @@ def consumer_groups(sums: pa.Table) -> list[ConsumerGroup]:
     first_s = np.minimum.reduceat(seconds(sums, "first_at"), begins)
     last_s = np.maximum.reduceat(seconds(sums, "last_at"), begins)
     found = []
-    bounds = [*begins.tolist(), len(rows)]
-    for number, name in enumerate(names.dictionary.to_pylist()):
-        here = slice(bounds[number], bounds[number + 1])
-        parts = list(zip(prefetches[here], held_out[here], rows[here], strict=True))
-        identified = identify(
-            train={prefetch: one for prefetch, is_held_out, one in parts if not is_held_out},
-            test={prefetch: one for prefetch, is_held_out, one in parts if is_held_out},
+    for number, (name, begin, end) in enumerate(
+        zip(names.dictionary.to_pylist(), begins, [*begins[1:], len(values)], strict=True)
+    ):
+        u, part, test = prefetch[begin:end], values[begin:end], held_out[begin:end]
+        identified = identify_levels(
+            LevelSums(u[~test], part[~test]), LevelSums(u[test], part[test])
         )
         found.append(
             ConsumerGroup(
                 name=name,
                 rows=int(n[number]),
-                levels=levels[number],
                 found=_of_one_interval(
                     identified, float(interval_s[number]), float(variation_s[number])
                 ),
@@ -113,7 +109,7 @@ def consumer_groups(sums: pa.Table) -> list[ConsumerGroup]:
                 last_s=float(last_s[number]),
             )
         )
-    return found
+    return found, levels
 
 
 def _sums(sums: pa.Table) -> Sums:
@@ -138,20 +134,19 @@ def _parts(sums: Sums) -> list[Numbers]:
     return [getattr(sums, name) for name in FIELDS]
 
 
-def _levels(sums: Sums, of_group: NDArray[Any], prefetch: Numbers) -> list[list[Level]]:
-    """What was measured at each prefetch of each group, fitted and held out together."""
+def _levels(sums: Sums, of_group: NDArray[np.int64], prefetch: Numbers) -> Levels:
     new = (np.diff(of_group, prepend=-1) != 0) | (np.diff(prefetch, prepend=np.nan) != 0)
     begins = np.flatnonzero(new)
+    if not len(begins):
+        return Levels(of_group, *(prefetch for _ in range(4)))
     together = Sums(*(np.add.reduceat(part, begins) for part in _parts(sums)))
-    mean = together.y_next / together.n
-    variance = np.maximum(together.y_next_spread() / together.n, 0.0)
-    columns = (prefetch[begins], together.n, mean, variance)
-    levels: list[list[Level]] = [[] for _ in range(of_group[-1] + 1)]
-    for group, *measured in zip(
-        of_group[begins].tolist(), *(column.tolist() for column in columns), strict=True
-    ):
-        levels[group].append(Level(*measured))
-    return levels
+    return Levels(
+        group=of_group[begins],
+        prefetch=prefetch[begins],
+        n=together.n,
+        mean_per_s=together.y_next / together.n,
+        variance=np.maximum(together.y_next_spread() / together.n, 0.0),
+    )
 
 
 def _of_one_interval(found: Identified, interval_s: float, variation_s: float) -> Identified:

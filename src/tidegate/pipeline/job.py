@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from tidegate.agreement.document import Agreement
+from tidegate.pipeline.windows import width_for
 from tidegate.telemetry.knowledge import Model
 
 
@@ -27,8 +28,14 @@ class Inputs:
     # By kind; one that the lake has no rows of is an empty frame with its schema.
     frames: Mapping[str, DataFrame]
     agreements: Sequence[Agreement]
+    # When what is there begins and ends.
     since: datetime
     until: datetime
+
+    @property
+    def window_s(self) -> float:
+        """How wide windows are, where neither an agreement nor a law says so."""
+        return width_for((self.until - self.since).total_seconds())
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ reading.frames["queue_samples"].transform(…)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -32,6 +33,9 @@ class LakeFrames:
 
     frames: Mapping[str, DataFrame]
     reading: Mapping[str, Reading]
+    # When the first of its rows was recorded, and the last.
+    first: datetime
+    last: datetime
 
 
 def read_lake(
@@ -66,7 +70,19 @@ def read_lake(
         frame = raw[found.kind]
         good = fault(found.kind, since, until, now).isNull() if left_out else in_range(since, until)
         frames[name] = frame.filter(good).select(*schema.names)
-    return LakeFrames(frames, reading)
+    return LakeFrames(frames, reading, *_range(surveys.values(), since, until))
+
+
+def _range(
+    surveys: Collection[Survey], since: datetime, until: datetime
+) -> tuple[datetime, datetime]:
+    """From the first row to the last, of those between two times."""
+    first_s = min((found.first_s for found in surveys), default=math.inf)
+    last_s = max((found.last_s for found in surveys), default=-math.inf)
+    first_s, last_s = max(first_s, since.timestamp()), min(last_s, until.timestamp())
+    if not first_s <= last_s:
+        return since, until
+    return datetime.fromtimestamp(first_s, UTC), datetime.fromtimestamp(last_s, UTC)
 
 
 def _opened(spark: SparkSession, place: Place, found: Survey) -> DataFrame:

@@ -10,7 +10,7 @@ import contextlib
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tidegate.agreement.document import Agreement
 from tidegate.core.errors import TidegateError
 from tidegate.pipeline.job import Inputs, Job
-from tidegate.pipeline.lake import LakeEmpty, read_lake
+from tidegate.pipeline.lake import LakeEmpty, LakeFrames, read_lake
 from tidegate.pipeline.progress import Steps
 from tidegate.pipeline.schema import checked
 from tidegate.pipeline.session import SparkOptions, spark_session
@@ -72,14 +72,14 @@ def learn_with(
     run = knowledge.begin_run(assignment.until)
     try:
         records = [
-            _run_job(job, assignment, lake.frames, knowledge, run, steps) for job in assignment.jobs
+            _run_job(job, assignment, lake, knowledge, run, steps) for job in assignment.jobs
         ]
         finished = Run(
             schema=SCHEMA,
             run=run,
             learned_at=assignment.until,
-            since=assignment.since,
-            until=assignment.until,
+            since=lake.first,
+            until=lake.last,
             seconds=time.monotonic() - began_s,
             lake=assignment.lake.path,
             agreements=[agreement.name for agreement in assignment.agreements],
@@ -96,7 +96,7 @@ def learn_with(
 def _run_job(
     job: Job,
     assignment: Assignment,
-    frames: Mapping[str, DataFrame],
+    lake: LakeFrames,
     knowledge: Knowledge,
     run: str,
     steps: Steps,
@@ -104,10 +104,10 @@ def _run_job(
     began_s = time.monotonic()
     folder = knowledge.run_folder(run)
     inputs = Inputs(
-        {name: frames[name] for name in job.reads},
+        {name: lake.frames[name] for name in job.reads},
         assignment.agreements,
-        assignment.since,
-        assignment.until,
+        lake.first,
+        lake.last,
     )
     try:
         with steps.step(job.name):

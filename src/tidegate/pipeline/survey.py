@@ -8,6 +8,7 @@ time is left out and counted, and the others are still processed.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -75,6 +76,9 @@ class Survey:
     kind: Kind
     paths: list[str] = field(default_factory=list)
     rows: int = 0
+    # The times of the first and the last row, of files that say.
+    first_s: float = math.inf
+    last_s: float = -math.inf
     left_out: Counter[str] = field(default_factory=Counter)
 
 
@@ -135,6 +139,9 @@ def _survey_of(place: Place, kind: Kind, since: datetime, until: datetime) -> Su
         seen.add(footer.file_id)
         found.paths.append(place.for_spark(footer.path))
         found.rows += footer.rows
+        if footer.first_s is not None and footer.last_s is not None:
+            found.first_s = min(found.first_s, footer.first_s)
+            found.last_s = max(found.last_s, footer.last_s)
     return found
 
 

@@ -90,9 +90,9 @@ def draw_into(figure: Figure, chart: Chart, box_in: tuple[float, float, float, f
     axes = figure.add_axes(
         (
             (left + _LEFT_IN) / whole_width,
-            (bottom + _BOTTOM_IN) / whole_height,
+            (bottom + _BOTTOM_IN + chart.foot_in) / whole_height,
             (width - _LEFT_IN - chart.label_in) / whole_width,
-            (height - _TOP_IN - _BOTTOM_IN) / whole_height,
+            (height - _TOP_IN - _BOTTOM_IN - chart.foot_in) / whole_height,
         )
     )
     chart.draw(axes)

@@ -9,16 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
-from tidegate.agreement.evaluation import SEVERITY, Verdict
+from tidegate.agreement.document import Agreement
+from tidegate.agreement.evaluation import Verdict
+from tidegate.agreement.metrics import Metric, Unit, Worse
 from tidegate.report.chart import Card, Section, Standing
-from tidegate.report.figures import clock, count, duration, number, percent, rate, with_unit
-from tidegate.report.learned import Learned
-from tidegate.report.series import slices
+from tidegate.report.figures import (
+    clock,
+    count,
+    counted,
+    duration,
+    number,
+    percent,
+    rate,
+    with_unit,
+)
+from tidegate.report.learned import Learned, Row
+from tidegate.report.verdicts import Ribbon, Worst, ribbons, worst_promises
 
 CARDS_MAX = 60
-_SLICES_MAX = 120
+_COLUMNS = (
+    *("agreement", "window_s", "objective", "met", "warned", "breached", "no_data"),
+    *("budget_left", "burn_rate"),
+)
 _DECLARE = (
     "No agreement was declared, so nothing was promised. Write one into a file, such as "
     '`orders.toml` with `name = "orders"`, `queue = "orders.*"` and below `[metrics.wait_p99]` '
@@ -26,18 +39,10 @@ _DECLARE = (
     "learn` again."
 )
 _NOT_JUDGED = (
-    "Agreements were declared but not judged: the job `compliance` made no table. The last section "
+    "Agreements were declared but not judged: the job compliance made no table. The last section "
     "says why; then run `tidegate learn` again."
 )
-
-
-@dataclass(frozen=True)
-class Worst:
-    """The worst measurement of one promise."""
-
-    metric: str
-    value: str
-    at: datetime
+_ORDER = (Standing.BREACHED, Standing.WARNED, Standing.NO_DATA, Standing.MET)
 
 
 @dataclass(frozen=True)
@@ -52,9 +57,8 @@ class Kept:
     no_data: int
     budget_left: float | None
     burn_rate: float | None
+    ribbon: Ribbon | None
     worst: Worst | None
-    # The verdict on each window, oldest first.
-    verdicts: Sequence[tuple[datetime, Verdict]]
 
     @property
     def judged(self) -> int:
@@ -66,60 +70,137 @@ class Kept:
             return Standing.NO_DATA
         if self.budget_left is not None and self.budget_left < 0:
             return Standing.BREACHED
-        newest = self.verdicts[-1][1] if self.verdicts else Verdict.MET
-        burns = self.burn_rate is not None and self.burn_rate > 1
-        if burns or newest in (Verdict.WARNED, Verdict.BREACHED):
+        newest = self.ribbon.newest if self.ribbon else Verdict.MET
+        is_burning = self.burn_rate is not None and self.burn_rate > 1
+        if is_burning or newest in (Verdict.WARNED, Verdict.BREACHED):
             return Standing.WARNED
         return Standing.MET
+
+
+def glance_section(learned: Learned, agreements: Sequence[Agreement]) -> Section:
+    """A card for each agreement, the worst first; how to declare one if there are none."""
+    title = "At a glance"
+    rows = learned.rows("service_levels", _COLUMNS, order=("agreement",))
+    if not rows:
+        return Section("glance", title, missing=_NOT_JUDGED if learned.run.agreements else _DECLARE)
+    declared = {agreement.name: agreement for agreement in agreements}
+    drawn, worst = ribbons(learned), worst_promises(learned)
+    kept = [
+        _kept(row, declared.get(row["agreement"]), drawn, worst.get(row["agreement"]))
+        for row in rows
+    ]
+    kept.sort(key=lambda one: (_ORDER.index(one.standing), one.name))
+    left_out = len(kept) - CARDS_MAX
+    return Section(
+        "glance",
+        title,
+        _summary([one.standing for one in kept]),
+        cards=[card_of(one) for one in kept[:CARDS_MAX]],
+        notes=[
+            "Breached: the error budget is overdrawn. Warned: it is used up faster than it lasts "
+            "(a burn rate above 1), or the newest window is not met.",
+            *(
+                [f"{counted(left_out, 'agreement')} more, none worse than these."]
+                if left_out > 0
+                else []
+            ),
+        ],
+    )
+
+
+def _kept(
+    row: Row, agreement: Agreement | None, drawn: dict[str, Ribbon], worst: Worst | None
+) -> Kept:
+    return Kept(
+        name=row["agreement"],
+        says=_terms(row, agreement),
+        met=row["met"],
+        warned=row["warned"],
+        breached=row["breached"],
+        no_data=row["no_data"],
+        budget_left=row["budget_left"],
+        burn_rate=row["burn_rate"],
+        ribbon=drawn.get(row["agreement"]),
+        worst=worst,
+    )
+
+
+def _terms(row: Row, agreement: Agreement | None) -> str:
+    windows = f"{percent(row['objective'])} of windows of {duration(row['window_s'])}"
+    if agreement is None:
+        return windows
+    promised = ", ".join(promise(metric) for metric in agreement.metrics)
+    of = agreement.queue or agreement.http
+    return f"{of}: {promised} in {windows} over {duration(agreement.period_s)}"
+
+
+def promise(metric: Metric) -> str:
+    """What is promised of a metric: `wait p99 below 6 s`."""
+    side = "below" if metric.worse is Worse.LARGER else "at least"
+    return f"{metric.name.replace('_', ' ')} {side} {measured(metric.breach, metric.unit)}"
+
+
+def _summary(standings: Sequence[Standing]) -> str:
+    words = {
+        Standing.BREACHED: "breached",
+        Standing.WARNED: "warned",
+        Standing.MET: "met",
+        Standing.NO_DATA: "without data",
+    }
+    parts = [
+        f"{count(standings.count(standing))} {word}"
+        for standing, word in words.items()
+        if standing in standings
+    ]
+    return f"{counted(len(standings), 'agreement')}: {', '.join(parts)}."
 
 
 def card_of(kept: Kept) -> Card:
     """An agreement as a card."""
     facts = [
         ("Error budget left", percent(kept.budget_left)),
-        ("Burn rate", f"{number(kept.burn_rate)} ×"),
-        (
-            "Windows kept",
-            percent((kept.met + kept.warned) / kept.judged) if kept.judged else "–",
-        ),
+        ("Burn rate", number(kept.burn_rate)),
+        ("Windows kept", percent((kept.met + kept.warned) / kept.judged) if kept.judged else "–"),
         (
             "Met, warned, breached",
             f"{count(kept.met)}, {count(kept.warned)}, {count(kept.breached)}",
         ),
     ]
     if kept.no_data:
-        facts.append(("Without data", count(kept.no_data)))
+        facts.append(("Windows without data", count(kept.no_data)))
     if kept.worst:
-        facts.append((f"Worst {kept.worst.metric}", f"{kept.worst.value}, {clock(kept.worst.at)}"))
-    parts = slices(kept.verdicts, _SLICES_MAX)
-    ribbon = [Standing(max((verdict for _, verdict in part), key=SEVERITY.index)) for part in parts]
-    says = ""
-    if kept.verdicts:
-        says = (
-            f"{clock(kept.verdicts[0][0])} to {clock(kept.verdicts[-1][0])} UTC: tall is breached"
-        )
+        facts += [
+            (f"Worst {kept.worst.metric.replace('_', ' ')}", _measured_worst(kept.worst)),
+            ("in the window of", f"{clock(kept.worst.at)} UTC"),
+        ]
+    ribbon = kept.ribbon
     return Card(
         name=kept.name,
         says=kept.says,
         standing=kept.standing,
         facts=facts,
         budget_left=kept.budget_left,
-        ribbon=ribbon,
-        ribbon_says=says,
+        ribbon=[Standing(verdict.value) for verdict in ribbon.verdicts] if ribbon else (),
+        ribbon_says=f"{clock(ribbon.begins)} to {clock(ribbon.ends)} UTC; the taller, the worse"
+        if ribbon
+        else "",
     )
 
 
-def measured(value: float | None, unit: str) -> str:
+def _measured_worst(worst: Worst) -> str:
+    if worst.within is not None:
+        return f"{percent(worst.within)} within the limit"
+    return measured(worst.value, worst.unit)
+
+
+def measured(value: float | None, unit: Unit) -> str:
     """A measurement in the unit of its metric."""
-    if unit == "s":
-        return duration(value)
-    if unit == "per_s":
-        return rate(value)
-    if unit == "fraction":
-        return percent(value)
-    return with_unit(None if value is None else value / 2**20, "MiB")
-
-
-def glance_section(learned: Learned) -> Section:
-    """A card for each agreement; how to declare one if there are none."""
-    return Section("glance", "At a glance", missing=_DECLARE)
+    match unit:
+        case Unit.SECONDS:
+            return duration(value)
+        case Unit.PER_SECOND:
+            return rate(value)
+        case Unit.FRACTION:
+            return percent(value)
+        case Unit.BYTES:
+            return with_unit(None if value is None else value / 2**20, "MiB")

@@ -34,7 +34,7 @@ AMBER = Colour("amber", "#b06f14", "#e2a950")
 TEAL = Colour("teal", "#24796c", "#5fc0ae")
 BRICK = Colour("brick", "#ab3c3a", "#ef877f")
 VIOLET = Colour("violet", "#725e9c", "#b7a4e0")
-GREY = Colour("grey", "#86919b", "#87929c")
+GREY = Colour("grey", "#6e7983", "#8b96a0")
 PALE = Colour("pale", "#d3dae0", "#39434d")
 
 ALL = (INK, SOFT, AXIS, GRID, PAGE, PANEL, BLUE, AMBER, TEAL, BRICK, VIOLET, GREY, PALE)

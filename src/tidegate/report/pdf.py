@@ -30,7 +30,7 @@ _GAP_IN = PAGE_IN[0] - 2 * _MARGIN_IN - 2 * WIDTH_IN
 _POINT_IN = 1.0 / 72.0
 # The mean width of a letter, in parts of the font's size.
 _LETTER = 0.56
-_CARD_HEIGHT_IN = 2.1
+_CARD_HEIGHT_IN = 2.45
 _CELL_LINES_MAX = 6
 # So that two rows of charts with their sentences fill a page.
 _CHART_HEIGHT_IN_MAX = 2.42

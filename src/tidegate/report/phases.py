@@ -39,6 +39,7 @@ _IDLE_COLUMNS = ("node", "seconds", "idle", "idle_low", "idle_high")
 _ALL = "all"
 # Others are in the table.
 _VERBS_MAX = 7
+_KEY_COLUMNS = 3
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ def phases_section(learned: Learned) -> Section:
     return Section(
         "phases",
         title,
-        charts=[phase_chart(phases, verbs[:_VERBS_MAX])],
-        tables=[phase_table(phases, verbs), *([idle] if idle else [])],
+        charts=[phase_chart(phases, verbs)],
+        tables=[idle] if idle else [],
     )
 
 
@@ -117,12 +118,13 @@ def phase_chart(phases: Sequence[Phase], verbs: Sequence[str]) -> Chart:
     longest = max(
         (phase for phase in phases if phase.verb == verbs[0]), key=lambda phase: phase.share
     )
+    drawn = verbs[:_VERBS_MAX]
     of = "the time of all requests" if longest.verb == _ALL else f"a {longest.verb}"
 
     def draw(axes: Axes) -> None:
         axes.grid(visible=False)
         axes.spines["bottom"].set_visible(False)
-        for row, verb in enumerate(reversed(verbs)):
+        for row, verb in enumerate(reversed(drawn)):
             left = 0.0
             for phase in (one for one in phases if one.verb == verb):
                 colour = _COLOURS.get(phase.phase, VIOLET)
@@ -148,12 +150,13 @@ def phase_chart(phases: Sequence[Phase], verbs: Sequence[str]) -> Chart:
                         color=(INK if colour is PALE else PAGE).light,
                     )
                 left += phase.share
-        axes.set_yticks(range(len(verbs)), [harmless(verb) for verb in reversed(verbs)])
-        axes.set_ylim(-0.6, len(verbs) - 0.4)
+        axes.set_yticks(range(len(drawn)), [harmless(verb) for verb in reversed(drawn)])
+        axes.set_ylim(-0.6, len(drawn) - 0.4)
         axes.set_xlim(0.0, 1.0)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: percent(value)))
         axes.tick_params(axis="x", length=0)
         axes.tick_params(axis="y", labelcolor=SOFT.light)
+        _draw_key(axes, list(dict.fromkeys(phase.phase for phase in phases)))
 
     return Chart(
         title="Where the time of a request goes",
@@ -165,9 +168,32 @@ def phase_chart(phases: Sequence[Phase], verbs: Sequence[str]) -> Chart:
         measures="share of the time, by request",
         draw=draw,
         label_in=0.25,
-        height_in=0.8 + 0.42 * len(verbs),
+        foot_in=0.4,
+        height_in=1.2 + 0.4 * len(drawn),
         table=phase_table(phases, verbs),
     )
+
+
+def _draw_key(axes: Axes, phases: Sequence[str]) -> None:
+    """Which colour is which phase: squares with words, in rows below the bars."""
+    for row in range(0, len(phases), _KEY_COLUMNS):
+        for column, phase in enumerate(phases[row : row + _KEY_COLUMNS]):
+            x_points, y_points = 128.0 * column - 36.0, -30.0 - 13.0 * row / _KEY_COLUMNS
+            for words, offset_points, colour in (
+                ("■", x_points, _COLOURS.get(phase, VIOLET)),
+                (harmless(words_of(phase)), x_points + 11.0, SOFT),
+            ):
+                axes.annotate(
+                    words,
+                    (0.0, 0.0),
+                    xycoords="axes fraction",
+                    xytext=(offset_points, y_points),
+                    textcoords="offset points",
+                    va="center",
+                    fontsize=SMALL,
+                    color=colour.light,
+                    annotation_clip=False,
+                )
 
 
 def phase_table(phases: Sequence[Phase], verbs: Sequence[str]) -> Table:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.agreement.document import Agreement
 from tidegate.report.balance import balance_chart, balance_windows
 from tidegate.report.capacities import capacity_chart, fitted_from, operating_points
 from tidegate.report.chart import Chart, Section
@@ -18,13 +19,16 @@ from tidegate.report.figures import count, percent
 from tidegate.report.forecasts import forecast_charts
 from tidegate.report.learned import Learned
 from tidegate.report.series import window_s
-from tidegate.report.waits import wait_chart, wait_limits, wait_windows
+from tidegate.report.waits import wait_chart, wait_limit, wait_windows
 
 QUEUES_MAX = 8
 
 
 def queue_sections(
-    learned: Learned, traffic: Sequence[tuple[str, float]], queues_max: int = QUEUES_MAX
+    learned: Learned,
+    traffic: Sequence[tuple[str, float]],
+    queues_max: int = QUEUES_MAX,
+    agreements: Sequence[Agreement] = (),
 ) -> list[Section]:
     """A section for each of the busiest queues; one that says what is missing if there are none."""
     if not traffic:
@@ -38,7 +42,6 @@ def queue_sections(
         ]
     shown = [queue for queue, _ in traffic[:queues_max]]
     waits, balances = wait_windows(learned, shown), balance_windows(learned, shown)
-    limits = wait_limits(learned, shown)
     points, capacities = operating_points(learned, shown), learned.models("capacity")
     forecasts = forecast_charts(learned, shown)
     total = sum(messages for _, messages in traffic)
@@ -46,8 +49,7 @@ def queue_sections(
     for position, (queue, messages) in enumerate(traffic[:queues_max], start=1):
         charts: list[Chart] = []
         if windows := waits.get(queue):
-            length_s = window_s([window.begins for window in windows])
-            charts.append(wait_chart(windows, length_s, limits.get(queue)))
+            charts.append(wait_chart(windows, wait_limit(queue, agreements)))
         if balance := balances.get(queue):
             length_s = window_s([window.begins for window in balance])
             charts.append(balance_chart(balance, length_s))

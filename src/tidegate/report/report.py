@@ -6,9 +6,10 @@ spent? And where does all this come from?
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tidegate.agreement.document import Agreement
 from tidegate.report.chart import Document, Section
 from tidegate.report.consumers import consumers_section
 from tidegate.report.figures import count, moment
@@ -24,11 +25,16 @@ from tidegate.report.queues import QUEUES_MAX, queue_sections, traffic_by_queue
 TITLE = "Service level report"
 
 
-def document_of(learned: Learned, queues_max: int = QUEUES_MAX) -> Document:
-    """Everything that the newest run knows."""
+def document_of(
+    learned: Learned, queues_max: int = QUEUES_MAX, agreements: Sequence[Agreement] = ()
+) -> Document:
+    """Everything that the newest run knows; agreements add what exactly was promised."""
     run = learned.run
     traffic = traffic_by_queue(learned)
-    sections = [glance_section(learned), *queue_sections(learned, traffic, queues_max)]
+    sections = [
+        glance_section(learned, agreements),
+        *queue_sections(learned, traffic, queues_max, agreements),
+    ]
     others: tuple[Callable[[Learned], Section | None], ...] = (
         phases_section,
         consumers_section,
@@ -57,12 +63,11 @@ def document_of(learned: Learned, queues_max: int = QUEUES_MAX) -> Document:
     )
 
 
-def write_report(learned: Learned, html: Path, pdf: Path | None, queues_max: int) -> None:
+def write_report(document: Document, html: Path, pdf: Path | None = None) -> None:
     """Write the page, and the PDF if one is wanted; each is there whole or not at all."""
     from tidegate.report.page import html_of
     from tidegate.report.pdf import write_pdf
 
-    document = document_of(learned, queues_max)
     html.parent.mkdir(parents=True, exist_ok=True)
     partial = html.with_name(f".{html.name}.partial")
     partial.write_text(html_of(document), encoding="utf-8")

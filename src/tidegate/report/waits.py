@@ -8,14 +8,16 @@ from datetime import datetime
 
 from matplotlib.axes import Axes
 
+from tidegate.agreement.document import Agreement
 from tidegate.report.axes import days, duration_axis, limit_line, name_line_ends, time_axis
 from tidegate.report.chart import Chart, Table
 from tidegate.report.figures import clock, count, counted, duration
+from tidegate.report.glance import promise
 from tidegate.report.learned import Learned, grouped
 from tidegate.report.palette import AMBER, BLUE, BRICK, GREY
 from tidegate.report.series import POINTS_MAX, rows_behind, shortened
 
-_COLUMNS = ("queue", "window", "messages", "wait_s_p50", "wait_s_p95", "wait_s_p99")
+_COLUMNS = ("queue", "window", "window_s", "messages", "wait_s_p50", "wait_s_p95", "wait_s_p99")
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class WaitWindow:
     """The waits that ended within one window."""
 
     begins: datetime
+    length_s: float
     messages: int
     p50_s: float
     p95_s: float
@@ -44,6 +47,7 @@ def wait_windows(learned: Learned, queues: Collection[str]) -> dict[str, list[Wa
         queue: [
             WaitWindow(
                 begins=row["window"],
+                length_s=row["window_s"],
                 messages=row["messages"],
                 p50_s=row["wait_s_p50"],
                 p95_s=row["wait_s_p95"],
@@ -56,14 +60,25 @@ def wait_windows(learned: Learned, queues: Collection[str]) -> dict[str, list[Wa
     }
 
 
-def wait_limits(learned: Learned, queues: Collection[str]) -> dict[str, WaitLimit]:
-    """The strictest promise about waits of each queue."""
-    return {}
+def wait_limit(queue: str, agreements: Sequence[Agreement]) -> WaitLimit | None:
+    """The strictest promise about the wait of a queue."""
+    promised = [
+        (metric.breach, f"{agreement.name}: {promise(metric)}")
+        for agreement in agreements
+        if agreement.governs_queue(queue)
+        for metric in agreement.metrics
+        if metric.stem == "wait"
+    ]
+    if not promised:
+        return None
+    breach_s, words = min(promised)
+    return WaitLimit(words, breach_s)
 
 
 def _worst(windows: Sequence[WaitWindow]) -> WaitWindow:
     return WaitWindow(
         begins=windows[0].begins,
+        length_s=sum(window.length_s for window in windows),
         messages=sum(window.messages for window in windows),
         p50_s=max(window.p50_s for window in windows),
         p95_s=max(window.p95_s for window in windows),
@@ -71,10 +86,9 @@ def _worst(windows: Sequence[WaitWindow]) -> WaitWindow:
     )
 
 
-def wait_chart(
-    windows: Sequence[WaitWindow], window_s: float, limit: WaitLimit | None = None
-) -> Chart:
+def wait_chart(windows: Sequence[WaitWindow], limit: WaitLimit | None = None) -> Chart:
     """Percentiles of the wait; windows, oldest first, must not be none."""
+    window_s = windows[0].length_s
     points = shortened(windows, _worst, POINTS_MAX)
     worst = max(windows, key=lambda window: window.p99_s)
     # Each window's percentile weighs as many messages as it speaks of.
@@ -104,8 +118,8 @@ def wait_chart(
 
     each = len(windows) / max(len(points), 1)
     sentence = (
-        f"Half of the messages waited at most {duration(middle)}; the slowest window, at "
-        f"{clock(worst.begins)} UTC, had a p99 of {duration(worst.p99_s)}."
+        f"In a typical window half of the messages waited at most {duration(middle)}; the "
+        f"slowest, at {clock(worst.begins)} UTC, had a p99 of {duration(worst.p99_s)}."
     )
     if each > 1:
         sentence += (

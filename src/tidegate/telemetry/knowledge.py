@@ -98,6 +98,7 @@ class Run(msgspec.Struct, frozen=True):
     schema: int
     run: str
     learned_at: datetime
+    # When the first of the rows was recorded, and the last.
     since: datetime
     until: datetime
     seconds: float

@@ -1,9 +1,7 @@
-"""A Spark of two cores, and a node on an embedded PostgreSQL that runs beside the tests."""
+"""A node on an embedded PostgreSQL that runs beside the tests, as Spark and as we see it."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,25 +13,6 @@ from backing import PostgresBacking
 from tidegate.client.blocking import BlockingClient, LoopThread
 from tidegate.node.server import Node
 from tidegate.pipeline import connector
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """Tasks that fail are tried again, as on a cluster."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = (
-        SparkSession.builder.master("local[2,3]")
-        .config("spark.driver.memory", "1g")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.shuffle.partitions", "3")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
 
 
 @pytest.fixture(scope="session")

@@ -7,12 +7,12 @@ Prints `holding` in the middle of BATCH, with half or all of it written, and wai
 
 from __future__ import annotations
 
-import os
 import sys
 
 from pyspark.sql import DataFrame, SparkSession
 
 from tidegate.pipeline import connector
+from tidegate.pipeline.session import SparkOptions, spark_session
 
 PER_BATCH = 15_000
 
@@ -50,15 +50,6 @@ def stream_to_folders(
 
 
 if __name__ == "__main__":
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.driver.memory", "1g")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
-    connector.register(spark)
-    stream_to_folders(spark, *sys.argv[1:5], held=int(sys.argv[5]), how=sys.argv[6])
+    with spark_session(SparkOptions("local[2]", {"spark.driver.memory": "1g"})) as spark:
+        connector.register(spark)
+        stream_to_folders(spark, *sys.argv[1:5], held=int(sys.argv[5]), how=sys.argv[6])

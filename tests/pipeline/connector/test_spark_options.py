@@ -57,8 +57,8 @@ def test_what_is_wrong_comes_through_spark(queues: Queues) -> None:
         queues.read("orders", limit="all").collect()
     with pytest.raises(Exception, match="no queue named 'nowhere': create it first"):
         queues.read("nowhere").collect()
-    frame = queues.spark.createDataFrame([(b"1",)], "payload binary")
-    with pytest.raises(Exception, match="no queue named 'nowhere': create it first"):
+    frame = queues.spark.createDataFrame([(b"1",)], "payload binary").coalesce(1)
+    with pytest.raises(Exception, match=r"queue 'nowhere' at .*: no queue named 'nowhere'"):
         queues.write(frame, "nowhere")
     with pytest.raises(Exception, match="a queue is not overwritten"):
         frame.write.format("tidegate").mode("overwrite").option("queue", "orders").save()
@@ -109,20 +109,20 @@ def test_a_password_is_shown_in_no_plan_and_no_error(
         with pytest.raises(Exception, match="password is wrong") as failure:
             frame.collect()
         shown.append(str(failure.value))
-        writer = queues.spark.sql("select 'x' as payload").write.format("tidegate").mode("append")
-        with pytest.raises(Exception, match="password is wrong") as failure:
-            writer.options(url=url, queue="orders", **options).save()
-        shown.append(str(failure.value))
-        stream = queues.spark.readStream.format("tidegate")
-        query = (
-            stream.options(url=url, queue="orders", **options)
-            .load()
-            .writeStream.format("noop")
-            .option("checkpointLocation", str(tmp_path / str(len(shown))))
-            .start()
-        )
-        with pytest.raises(Exception, match="password is wrong") as failure:
-            query.awaitTermination()
-        shown += [str(failure.value), str(query.lastProgress), str(query.status)]
+    writer = queues.spark.sql("select 'x' as payload").write.format("tidegate").mode("append")
+    with pytest.raises(Exception, match="password is wrong") as failure:
+        writer.options(url=queues.url, queue="orders", **with_user).save()
+    shown.append(str(failure.value))
+    stream = queues.spark.readStream.format("tidegate")
+    query = (
+        stream.options(url=queues.url, queue="orders", **with_user)
+        .load()
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path))
+        .start()
+    )
+    with pytest.raises(Exception, match="password is wrong") as failure:
+        query.awaitTermination()
+    shown += [str(failure.value), str(query.lastProgress), str(query.status)]
     shown += capsys.readouterr()
     assert not [text for text in shown if CANARY in text]

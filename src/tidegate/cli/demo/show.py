@@ -48,9 +48,15 @@ def demo(
         float, typer.Option(min=2.0, max=3600.0, help="How long producers work.")
     ] = 20.0,
     nodes: Annotated[int, typer.Option(min=1, max=8, help="How many node processes.")] = 1,
+    learn: Annotated[
+        bool, typer.Option(help="Let Spark learn from it afterwards; needs tidegate[spark].")
+    ] = True,
+    report: Annotated[Path, typer.Option(help="The page that shows what was learned.")] = Path(
+        "tidegate-demo.html"
+    ),
     json: JsonOption = False,
 ) -> None:
-    """Start everything in a temporary folder, let producers and workers run, count it all."""
+    """Start everything in a temporary folder, let it work, count it all, learn from it."""
     output = Output(json)
     # In pipes lines are for people who wait; with --json stdout holds the JSON only.
     told = sys.stderr if json else sys.stdout
@@ -62,11 +68,34 @@ def demo(
             except TidegateError:
                 sys.stderr.write(log_path.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace"))
                 raise
-    from tidegate.cli.demo.summary import show
+        from tidegate.cli.demo.summary import show
 
-    show(summary, output)
+        if not json:
+            show(summary, output)
+        page = _teach(folder / "data", report.resolve(), output) if learn else None
+    if json:
+        output.json(summary.as_json() | {"report": page and str(page)})
     if not summary.good:
         raise typer.Exit(1)
+
+
+def _teach(data: Path, page: Path, output: Output) -> Path | None:
+    """Where what was learned can be read; whoever has no Spark has seen the rest."""
+    from tidegate.cli.demo.lessons import teach
+    from tidegate.cli.learning import SparkMissing, show_run, warn
+
+    if not output.as_json:
+        output.line("")
+        output.line("Spark learns from the telemetry of it …", style="dim")
+    try:
+        run = teach(data / "lake", data / "knowledge", page, output)
+    except SparkMissing as missing:
+        warn(f"nothing was learned from it: {missing}")
+        return None
+    if not output.as_json:
+        show_run(run, output)
+        output.line(f"The report: {page}", style="bold green")
+    return page
 
 
 def _perform(

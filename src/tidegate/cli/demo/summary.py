@@ -77,9 +77,6 @@ def summarize(
 
 def show(summary: Summary, output: Output) -> None:
     """Print it."""
-    if output.as_json:
-        output.json(summary.as_json())
-        return
     rows = [_row(queue, found) for queue, found in summary.by_queue.items()]
     rows.append(_row("all", summary.total))
     output.table(_COLUMNS, rows)

@@ -113,7 +113,7 @@ def run_recording(
                     f"{pair[1].messages_per_s:,.0f} not: {100 * cost:+.1f} %"
                 )
     assert messages is not None
-    return _report(runs, messages, processors.share_of_others())
+    return build_report(runs, messages, processors.share_of_others())
 
 
 @contextlib.contextmanager
@@ -159,7 +159,7 @@ def _messages_for(seconds: float, address: str) -> int:
     return max(int(_run(address, CALIBRATION_MESSAGES).messages_per_s * seconds), 1000)
 
 
-def _report(runs: list[tuple[Run, Run]], messages: int, others: float) -> RecordingReport:
+def build_report(runs: list[tuple[Run, Run]], messages: int, others: float) -> RecordingReport:
     cost = estimate([1 - with_.messages_per_s / without.messages_per_s for with_, without in runs])
     cpu_cost = estimate(
         [with_.cpu_us_per_message / without.cpu_us_per_message - 1 for with_, without in runs]

@@ -156,7 +156,13 @@ def joined_node(
     with output.open("wb") as stdout, log.open("wb") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-m", "tidegate", "node", "--port", str(port)],
-            env={**os.environ, "TIDEGATE_STORE__URL": store, **(environment or {})},
+            # Where it records unless told so is where we happen to be.
+            env={
+                **os.environ,
+                "TIDEGATE_STORE__URL": store,
+                "TIDEGATE_TELEMETRY__LAKE": str(folder / "lake"),
+                **(environment or {}),
+            },
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,

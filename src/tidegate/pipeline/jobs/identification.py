@@ -14,11 +14,11 @@ other, and a second between two that were fitted would be no test.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -32,10 +32,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from tidegate.laws.identification import Identified
 from tidegate.laws.least_squares import Sums
-from tidegate.pipeline.consumer_group import ConsumerGroup, consumer_groups
+from tidegate.laws.linear_range import Shape
+from tidegate.pipeline.consumer_group import ConsumerGroup, Levels, consumer_groups
 from tidegate.pipeline.job import Inputs, Job, Outcome
-from tidegate.pipeline.local_table import frame_of
+from tidegate.pipeline.local_table import Numbers, frame_of
 
 BLOCK_S = 30
 HELD_OUT = 0.25
@@ -114,11 +116,11 @@ def run(inputs: Inputs) -> Outcome:
     """The model of every group that the samples speak of."""
     samples = inputs.frames["consumer_samples"]
     session = samples.sparkSession
-    groups = consumer_groups(samples.transform(with_held_out).transform(by_level).toArrow())
+    groups, levels = consumer_groups(samples.transform(with_held_out).transform(by_level).toArrow())
     return Outcome(
         tables={
             "identification": frame_of(session, IDENTIFICATION, _identification(groups)),
-            "prefetch_levels": frame_of(session, PREFETCH_LEVELS, _prefetch_levels(groups)),
+            "prefetch_levels": frame_of(session, PREFETCH_LEVELS, _prefetch_levels(groups, levels)),
         },
         models=[group.model() for group in groups],
     )
@@ -152,18 +154,28 @@ def _at(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def _prefetch_levels(groups: Sequence[ConsumerGroup]) -> dict[str, list[Any]]:
-    levels = [(group, level) for group in groups for level in group.levels]
+def _prefetch_levels(groups: Sequence[ConsumerGroup], levels: Levels) -> dict[str, Any]:
+    def of_each(value: Callable[[Identified], float]) -> Numbers:
+        """What a level's group says, for each level."""
+        return np.array([value(group.found) for group in groups], dtype=np.float64)[levels.group]
+
+    a, b = of_each(lambda found: found.a), of_each(lambda found: found.b)
+    offset_per_s = of_each(lambda found: found.offset_per_s)
+    low = of_each(lambda found: found.linear_range.low)
+    high = of_each(lambda found: found.linear_range.high)
+    grows = of_each(lambda found: found.linear_range.shape in (Shape.LINEAR, Shape.KNEE)) > 0.0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # y = a·y + b·u + offset
+        settled_per_s = (b * levels.prefetch + offset_per_s) / (1.0 - a)
+    names = np.array([group.name for group in groups], dtype=object)
     return {
-        "group": [group.name for group, _ in levels],
-        "prefetch": [int(level.prefetch) for _, level in levels],
-        "rows": [int(level.n) for _, level in levels],
-        "arrival_per_s": [level.mean_per_s for _, level in levels],
-        "arrival_per_s_stddev": [math.sqrt(level.variance) for _, level in levels],
-        "settled_per_s": [group.settled_per_s(level.prefetch) for group, level in levels],
-        "in_linear_range": [
-            group.found.linear_range.contains(level.prefetch) for group, level in levels
-        ],
+        "group": names[levels.group],
+        "prefetch": levels.prefetch.astype(np.int32),
+        "rows": levels.n.astype(np.int64),
+        "arrival_per_s": levels.mean_per_s,
+        "arrival_per_s_stddev": np.sqrt(levels.variance),
+        "settled_per_s": np.where(np.abs(a) < 1.0, settled_per_s, np.nan),
+        "in_linear_range": grows & (levels.prefetch >= low) & (levels.prefetch <= high),
     }
 
 

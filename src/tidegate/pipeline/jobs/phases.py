@@ -92,11 +92,12 @@ def phase_row(sums: dict[str, Any]) -> dict[str, Any]:
         "requests": w,
         "sampled": sums["sampled"],
         "mean_us": mean,
-        "low_us": of_time.low,
+        # No time is less than none, however little is known.
+        "low_us": max(of_time.low, 0.0),
         "high_us": of_time.high,
         "share": share,
-        "share_low": of_share.low,
-        "share_high": of_share.high,
+        "share_low": max(of_share.low, 0.0),
+        "share_high": min(of_share.high, 1.0),
     }
 
 

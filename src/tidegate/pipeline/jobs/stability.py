@@ -33,8 +33,6 @@ from tidegate.laws.stability import (
 from tidegate.pipeline.job import Inputs, Job, Outcome
 from tidegate.pipeline.windows import window_start
 
-WINDOW_S = 60.0
-
 Transform = Callable[[DataFrame], DataFrame]
 
 SCHEMA = StructType(
@@ -109,7 +107,7 @@ def whole_queues(replicas: DataFrame) -> DataFrame:
     )
 
 
-def stability_by_window(width_s: float = WINDOW_S, band: Band = DEFAULT_BAND) -> Transform:
+def stability_by_window(width_s: float, band: Band = DEFAULT_BAND) -> Transform:
     """From samples to the table."""
 
     def transform(samples: DataFrame) -> DataFrame:
@@ -126,7 +124,8 @@ def stability_by_window(width_s: float = WINDOW_S, band: Band = DEFAULT_BAND) ->
 
 
 def run(inputs: Inputs) -> Outcome:
-    return Outcome({"stability": inputs.frames["queue_samples"].transform(stability_by_window())})
+    samples = inputs.frames["queue_samples"]
+    return Outcome({"stability": samples.transform(stability_by_window(inputs.window_s))})
 
 
 JOB = Job(

@@ -21,7 +21,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from tidegate.pipeline.survey import DUPLICATE, REPLACED, UNREADABLE, Place, read_footer
-from tidegate.telemetry.schemas import Kind
+from tidegate.telemetry.schemas import KINDS, Kind
 
 # No sane clock is further ahead of the lake's: one row from next year would make all others late.
 AHEAD_S_MAX = 600.0
@@ -40,6 +40,7 @@ class LakeFile:
     """A file to be read."""
 
     path: str
+    kind: str
     file_id: str
     rows: int
     first_s: float
@@ -74,7 +75,7 @@ def examined(place: Place, path: str, kind: Kind, now_s: float) -> LakeFile | Le
             first_s, last_s = _ends_s(at)
     except (pa.ArrowException, OSError):
         return LeftOut(path, UNREADABLE)
-    file = LakeFile(path, footer.file_id, footer.rows, first_s, last_s, footer.replaces)
+    file = LakeFile(path, kind.name, footer.file_id, footer.rows, first_s, last_s, footer.replaces)
     written_s = info.mtime_ns / 1e9 if info.mtime_ns else now_s
     until_s = written_s + AHEAD_S_MAX
     return file if last_s <= until_s else _without_ahead(place, file, until_s)
@@ -134,13 +135,13 @@ def between(batch: Any, from_s: float | None, until_s: float | None) -> Any:
     return batch
 
 
-def stand_in(place: Place, missing: LakeFile, kind: Kind, now_s: float) -> LakeFile | None:
+def stand_in(place: Place, missing: LakeFile, now_s: float) -> LakeFile | None:
     """The compacted file that took the place of one that is gone."""
     folder = missing.path.rsplit("/", 1)[0]
     selector = pa.fs.FileSelector(folder, allow_not_found=True)
     for info in place.files.get_file_info(selector):
         # One that is hidden, or no Parquet, is left out by its footer.
-        file = examined(place, info.path, kind, now_s)
+        file = examined(place, info.path, KINDS[missing.kind], now_s)
         if isinstance(file, LakeFile) and missing.file_id in file.replaces:
             return file
     return None

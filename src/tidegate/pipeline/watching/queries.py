@@ -1,25 +1,34 @@
-"""What is asked of the lake: a window's rows in, tables out.
+"""What is asked of the lake: the rows of whole windows in, tables out.
 
-compliance-10s    the agreements whose windows are ten seconds long; one query for each length
-rates             anomalies in what goes into and out of queues
-phases            anomalies in where the time of requests goes
+    compliance-10s              agreements whose windows are ten seconds long
+    compliance-10s-response     those among them that promise response times, which are sampled
+    rates                       anomalies in what goes into and out of queues
+    phases                      anomalies in where the time of requests goes
+
+Each is a stream of its own: what a stream gathers, and for how long, is fixed with its first batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from tidegate.agreement.document import Agreement
-from tidegate.pipeline.watching import anomalies
-from tidegate.telemetry.schemas import KINDS, QUEUE_SAMPLES, REQUESTS
+from tidegate.agreement.evaluation import Verdict
+from tidegate.core.quantities import format_duration
+from tidegate.pipeline.promises import judged, measured
+from tidegate.pipeline.watching import anomalies, service_level
+from tidegate.telemetry.schemas import LIFECYCLES, QUEUE_SAMPLES, REQUESTS
 
-# Rows of complete windows, and what the batch before carried over; tables, and what to carry on.
-Answer = Callable[[DataFrame, bytes | None], tuple[Mapping[str, pa.Table], bytes]]
+# Rows by kind, and what the batch before carried over.
+Frames = Mapping[str, DataFrame]
+# Tables, and what to carry on.
+Found = tuple[Mapping[str, pa.Table], bytes]
 
 
 @dataclass(frozen=True)
@@ -27,35 +36,70 @@ class Query:
     """One stream and what is made of it."""
 
     name: str
-    kind: str
+    kinds: tuple[str, ...]
     window_s: float
-    columns: tuple[str, ...]
-    answer: Answer
+    answer: Callable[[Frames, bytes | None], Found]
 
 
 def queries_of(agreements: Sequence[Agreement]) -> list[Query]:
     """All that is asked, for these agreements."""
     return [
-        _query("rates", QUEUE_SAMPLES.name, anomalies.WINDOW_S, _odd_rates),
-        _query("phases", REQUESTS.name, anomalies.WINDOW_S, _odd_phases),
+        *_compliance(agreements),
+        Query("rates", (QUEUE_SAMPLES.name,), anomalies.WINDOW_S, _odd_rates),
+        Query("phases", (REQUESTS.name,), anomalies.WINDOW_S, _odd_phases),
     ]
 
 
-def _query(name: str, kind: str, window_s: float, answer: Answer) -> Query:
-    return Query(name, kind, window_s, tuple(KINDS[kind].columns.names), answer)
+def _compliance(agreements: Sequence[Agreement]) -> list[Query]:
+    alike: dict[tuple[float, bool], list[Agreement]] = {}
+    for one in agreements:
+        if one.queue is not None:
+            responds = any(metric.stem == "response" for metric in one.metrics)
+            alike.setdefault((one.window_s, responds), []).append(one)
+    return [
+        Query(
+            f"compliance-{format_duration(window_s)}{'-response' if responds else ''}",
+            (QUEUE_SAMPLES.name, *([LIFECYCLES.name] if responds else [])),
+            window_s,
+            partial(_judged, judged_together),
+        )
+        for (window_s, responds), judged_together in sorted(
+            alike.items(), key=lambda group: group[0]
+        )
+    ]
 
 
-def _odd_rates(samples: DataFrame, carried: bytes | None) -> tuple[Mapping[str, pa.Table], bytes]:
-    return _odd(samples.transform(anomalies.rates_by_window), carried, anomalies.RATES)
+def _judged(agreements: Sequence[Agreement], frames: Frames, carried: bytes | None) -> Found:
+    windows = (
+        frames[QUEUE_SAMPLES.name]
+        .transform(measured(agreements, frames.get(LIFECYCLES.name)))
+        .transform(judged(agreements))
+        .select("agreement", "window", "verdict")
+    )
+    verdicts = [
+        (row["agreement"], row["window"], Verdict(row["verdict"]))
+        for row in windows.toArrow().to_pylist()
+    ]
+    before = (
+        service_level.Carried()
+        if carried is None
+        else msgspec.json.decode(carried, type=service_level.Carried)
+    )
+    found, after = service_level.slide(before, verdicts, agreements)
+    return {"compliance": found}, msgspec.json.encode(after)
 
 
-def _odd_phases(requests: DataFrame, carried: bytes | None) -> tuple[Mapping[str, pa.Table], bytes]:
-    return _odd(requests.transform(anomalies.phases_by_window), carried, anomalies.PHASES)
+def _odd_rates(frames: Frames, carried: bytes | None) -> Found:
+    windows = frames[QUEUE_SAMPLES.name].transform(anomalies.rates_by_window)
+    return _odd(windows, carried, anomalies.RATES)
 
 
-def _odd(
-    windows: DataFrame, carried: bytes | None, figures: Sequence[anomalies.Figure]
-) -> tuple[Mapping[str, pa.Table], bytes]:
+def _odd_phases(frames: Frames, carried: bytes | None) -> Found:
+    windows = frames[REQUESTS.name].transform(anomalies.phases_by_window)
+    return _odd(windows, carried, anomalies.PHASES)
+
+
+def _odd(windows: DataFrame, carried: bytes | None, figures: Sequence[anomalies.Figure]) -> Found:
     before = (
         anomalies.Carried()
         if carried is None

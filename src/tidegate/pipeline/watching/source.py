@@ -1,10 +1,11 @@
-"""The lake as a stream of Spark, one kind of rows at a time.
+"""The lake as a stream of Spark: rows of one kind, or of several that are judged together.
 
     spark.dataSource.register(LakeSource)
     spark.readStream.format("tidegate_lake").options(**StreamOptions(…).as_options()).load()
 
 Planning happens in a process beside the driver, which lists the lake and writes the log of files;
-reading happens in Spark's workers, Arrow to Arrow. Everything after it is Spark's own.
+reading happens in Spark's workers, Arrow to Arrow. Everything after it is Spark's own. A row is its
+time, its kind, its key, and of the columns named like the kinds the one of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxFiles,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from tidegate.pipeline.schema import spark_schema
 from tidegate.pipeline.survey import Place, ended_before, list_files
@@ -44,10 +45,12 @@ from tidegate.pipeline.watching.admission import (
     without_late,
 )
 from tidegate.pipeline.watching.file_log import Entry, FileLog
-from tidegate.telemetry.schemas import KINDS
+from tidegate.telemetry.schemas import KINDS, Kind
 
 FORMAT = "tidegate_lake"
 _BATCH_ROWS = 16_384
+# By what Spark spreads rows over its tasks.
+_KEYS = {"queue_samples": "queue", "lifecycles": "queue", "requests": "node"}
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,7 @@ class StreamOptions:
     """Which rows, and where it is written down which files they came from."""
 
     lake: str
-    kind: str
-    columns: tuple[str, ...]
+    kinds: tuple[str, ...]
     log: str
     files_max: int = 200
     # How late a row may be; see admission.
@@ -92,9 +94,15 @@ class LakeSource(DataSource):
 
 
 def streamed_schema(stream: StreamOptions) -> StructType:
-    """The columns of a stream, in the order in which they were asked for."""
-    columns = {field.name: field for field in spark_schema(KINDS[stream.kind])}
-    return StructType([columns[name] for name in stream.columns])
+    """The columns of a stream."""
+    return StructType(
+        [
+            StructField("at", TimestampType()),
+            StructField("kind", StringType()),
+            StructField("key", StringType()),
+            *(StructField(kind, spark_schema(KINDS[kind])) for kind in stream.kinds),
+        ]
+    )
 
 
 class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -102,7 +110,6 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, stream: StreamOptions) -> None:
         self._stream = stream
-        self._kind = KINDS[stream.kind]
         # Of the planning process alone: it is the only one that lists.
         self._log: FileLog | None = None
         self._examined: dict[str, LakeFile | LeftOut] = {}
@@ -152,21 +159,28 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, _Part)
         place = Place.of(self._stream.lake)
         schema = to_arrow_schema(streamed_schema(self._stream), timezone="UTC")
-        names = list(self._stream.columns)
         for file in partition.files:
+            # Texts come packed as dictionaries, which Spark does not read.
+            own = pa.schema(list(schema.field(file.kind).type))
             with place.files.open_input_file(file.path) as opened:
-                for batch in pq.ParquetFile(opened).iter_batches(_BATCH_ROWS, columns=names):
-                    # Texts come packed as dictionaries, which Spark does not read.
-                    yield between(batch.select(names).cast(schema), file.from_s, file.until_s)
+                for batch in pq.ParquetFile(opened).iter_batches(_BATCH_ROWS, columns=own.names):
+                    rows = between(batch.select(own.names).cast(own), file.from_s, file.until_s)
+                    yield _enveloped(rows, file.kind, schema)
 
     def _opened_log(self) -> FileLog:
         if self._log is None:
             self._log = FileLog(Path(self._stream.log))
         return self._log
 
-    def _listed(self) -> list[str]:
-        paths = list_files(Place.of(self._stream.lake), self._kind)
-        return [path for path in paths if not ended_before(path, self._stream.since_s)]
+    def _listed(self) -> dict[str, Kind]:
+        """The files that there are, each with its kind."""
+        place = Place.of(self._stream.lake)
+        return {
+            path: KINDS[kind]
+            for kind in self._stream.kinds
+            for path in list_files(place, KINDS[kind])
+            if not ended_before(path, self._stream.since_s)
+        }
 
     def _next_entry(self, log: FileLog, files_max: int) -> Entry | None:
         place = Place.of(self._stream.lake)
@@ -178,7 +192,7 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             new = [path for path in new if path in self._allowed]
         # A footer is read once, however many batches pass until it is the file's turn.
         self._examined = {
-            path: self._examined.get(path) or examined(place, path, self._kind, now_s)
+            path: self._examined.get(path) or examined(place, path, found[path], now_s)
             for path in new
         }
         results = list(self._examined.values())
@@ -222,7 +236,7 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if info.type != pa.fs.FileType.NotFound:
                 found.append(file)
                 continue
-            other = stand_in(place, file, self._kind, time.time())
+            other = stand_in(place, file, time.time())
             if other is None:
                 vanished.append(LeftOut(file.path, VANISHED))
             else:
@@ -230,6 +244,20 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if found != entry.files:
             log.rewrite(number, Entry(files=found, left_out=[*entry.left_out, *vanished]))
         return list({file.path: file for file in found}.values())
+
+
+def _enveloped(rows: pa.RecordBatch, kind: str, schema: pa.Schema) -> pa.RecordBatch:
+    """Rows of one kind as rows of the stream."""
+    arrays = {
+        "at": rows["at"],
+        "kind": pa.repeat(kind, len(rows)),
+        "key": rows[_KEYS[kind]],
+        kind: pa.StructArray.from_arrays(rows.columns, fields=list(schema.field(kind).type)),
+    }
+    return pa.RecordBatch.from_arrays(
+        [arrays.get(field.name, pa.nulls(len(rows), field.type)) for field in schema],
+        schema=schema,
+    )
 
 
 def _spread(files: list[LakeFile], parts: int) -> list[list[LakeFile]]:

@@ -16,11 +16,10 @@ from tidegate.telemetry.schemas import REQUESTS
 # What makes a row itself: the same again is a copy.
 _IDENTITY: dict[str, tuple[str, ...]] = {
     "queue_samples": ("node", "queue", "replica", "at"),
+    "lifecycles": ("node", "queue", "message_id", "at"),
     # They have no name: two are the same if nothing tells them apart.
     "requests": tuple(REQUESTS.columns.names),
 }
-# By what Spark spreads rows over its tasks.
-_SPREAD_BY = {"queue_samples": "queue", "requests": "node"}
 # Windows are gathered in pieces of at most so long: a piece that is done is not touched again.
 _PIECE = "minute"
 
@@ -38,13 +37,19 @@ def whole_windows(rows: DataFrame, stream: StreamOptions, window_s: float) -> Da
         .groupBy(
             F.window("at", f"{round(window_s * 1000)} milliseconds").alias("gathered"),
             F.date_trunc(_PIECE, "at").alias("piece"),
-            F.col(_SPREAD_BY[stream.kind]).alias("spread_by"),
+            "key",
         )
-        .agg(F.collect_list(F.struct(*stream.columns)).alias("rows"))
+        .agg(F.collect_list(F.struct("kind", *stream.kinds)).alias("rows"))
     )
 
 
 def rows_of(windows: DataFrame, kind: str) -> DataFrame:
-    """The rows of one batch of whole windows, each once."""
-    # In one task: a batch holds a few windows, and each shuffle would cost more than all the rest.
-    return windows.coalesce(1).select(F.inline("rows")).dropDuplicates(list(_IDENTITY[kind]))
+    """Of one batch of whole windows the rows of a kind, each once."""
+    return (
+        # In one task: a batch is a few windows, and each shuffle would cost more than all the rest.
+        windows.coalesce(1)
+        .select(F.inline("rows"))
+        .filter(F.col("kind") == kind)
+        .select(f"{kind}.*")
+        .dropDuplicates(list(_IDENTITY[kind]))
+    )

@@ -14,6 +14,7 @@ import fcntl
 import os
 import re
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -42,6 +43,7 @@ FORMAT = 1
 COPIES = "a copy of another row"
 # How Python and Java begin the line that names an error.
 _RAISED = re.compile(r"(?!py4j)[A-Za-z_][\w.]*(Error|Exception|[a-z]Failed|Invalid): ")
+_POLL_S = 0.1
 _FAULTS = (MISSING, NOT_A_NUMBER, NEGATIVE)
 
 # Told of every batch that found something: the query's name, and its tables.
@@ -111,24 +113,27 @@ class Watch:
         self._queries = queries
         self._running: list[StreamingQuery] = []
 
-    def run_once(self) -> None:
-        """Take what is there, to the end."""
+    def run_once(self, stop: threading.Event | None = None) -> None:
+        """Take what is there, to the end, unless told to stop."""
+        stop = stop or threading.Event()
         # One after the other: they would share the cores anyhow.
         for query in self._queries:
-            self._start(query, {"availableNow": True})
-            self._wait(self._running[-1], None)
+            running = self._start(query, {"availableNow": True})
+            # Not Spark's own waiting, which signals tear up.
+            while running.isActive and not stop.wait(_POLL_S):
+                pass
+            _raise_failure(running)
 
     def start(self) -> None:
         """Begin to watch."""
         for query in self._queries:
             self._start(query, {"processingTime": f"{self._options.every_s} seconds"})
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait a while; raises if a query has ended."""
-        self._wait(self._running[0], timeout_s)
+    def check(self) -> None:
+        """Raises if a query has ended."""
         for running in self._running:
             if not running.isActive:
-                self._wait(running, 0.0)
+                _raise_failure(running)
                 raise WatchFailed(f"the query {running.name} ended by itself: start it again")
 
     def stop(self) -> None:
@@ -140,12 +145,11 @@ class Watch:
         """What was read and left out so far, by query."""
         return {query.name: reading(self._options.folder, query.name) for query in self._queries}
 
-    def _start(self, query: Query, trigger: Mapping[str, bool | str]) -> None:
+    def _start(self, query: Query, trigger: Mapping[str, bool | str]) -> StreamingQuery:
         folder = self._options.folder
         stream = StreamOptions(
             lake=self._options.lake,
-            kind=query.kind,
-            columns=query.columns,
+            kinds=query.kinds,
             log=str(_log_folder(folder, query.name)),
             files_max=self._options.files_max,
             delay_s=self._options.delay_s,
@@ -154,13 +158,15 @@ class Watch:
         )
         windows = whole_windows(lake_rows(self._spark, stream), stream, query.window_s)
         batches = Batches(folder / query.name)
-        self._running.append(
+        running = (
             windows.writeStream.queryName(query.name)
             .option("checkpointLocation", str(folder / "checkpoints" / query.name / "spark"))
             .foreachBatch(lambda batch, number: self._take(query, batches, batch, number))
             .trigger(**trigger)  # type: ignore[arg-type]
             .start()
         )
+        self._running.append(running)
+        return running
 
     def _take(self, query: Query, batches: Batches, windows: DataFrame, number: int) -> None:
         if batches.has(number):
@@ -169,43 +175,56 @@ class Watch:
             return
         before = batches.carried_before(number)
         carried = _Carried() if before is None else msgspec.json.decode(before, type=_Carried)
-        gathered, vetted = Observation(), Observation()
-        rows = rows_of(
-            windows.observe(gathered, F.sum(F.size("rows")).alias("rows")), query.kind
-        ).withColumn("fault", figure_fault(KINDS[query.kind]))
-        rows = rows.observe(
-            vetted,
-            F.count(F.lit(1)).alias("rows"),
-            *(F.count_if(F.col("fault") == reason).alias(reason) for reason in _FAULTS),
-        )
-        good = rows.filter(F.col("fault").isNull()).drop("fault")
-        tables, own = query.answer(good, bytes(carried.own) or None)
-        in_all, once = gathered.get["rows"] or 0, vetted.get
-        if not in_all:
-            return
+        # Kept while it is looked at, more than once: gathering is not repeated.
+        windows.persist()
+        try:
+            gathered = windows.agg(F.sum(F.size("rows"))).first()
+            in_all = (gathered[0] if gathered else None) or 0
+            if not in_all:
+                return
+            rows = {
+                kind: rows_of(windows, kind).withColumn("fault", figure_fault(KINDS[kind]))
+                for kind in query.kinds
+            }
+            counts = [_counted(each) for each in rows.values()]
+            good = {
+                k: each.filter(F.col("fault").isNull()).drop("fault") for k, each in rows.items()
+            }
+            tables, own = query.answer(good, bytes(carried.own) or None)
+        finally:
+            windows.unpersist()
         left_out = Counter(carried.rows_left_out)
-        left_out.update({reason: once[reason] for reason in _FAULTS if once[reason]})
-        if in_all > once["rows"]:
-            left_out[COPIES] += in_all - once["rows"]
+        for count in counts:
+            left_out.update({reason: count[reason] for reason in _FAULTS if count[reason]})
+        once = sum(count["rows"] for count in counts)
+        if in_all > once:
+            left_out[COPIES] += in_all - once
         carried = _Carried(
-            rows=carried.rows + once["rows"] - sum(once[reason] for reason in _FAULTS),
+            rows=carried.rows + once - sum(count[r] for count in counts for r in _FAULTS),
             rows_left_out=dict(left_out),
             own=msgspec.Raw(own),
         )
         batches.store(number, tables, msgspec.json.encode(carried))
         self._on_found(query.name, tables)
 
-    def _wait(self, running: StreamingQuery, timeout_s: float | None) -> None:
-        try:
-            if timeout_s is None:
-                running.awaitTermination()
-            else:
-                running.awaitTermination(timeout_s)  # type: ignore[arg-type]
-        except Exception as error:
-            raise WatchFailed(
-                f"the query {running.name} failed: {_why(error)}; what it had found is "
-                "kept, start it again to go on"
-            ) from error
+
+def _counted(rows: DataFrame) -> dict[str, int]:
+    """How many rows there are, and how many of them with which fault."""
+    found = rows.agg(
+        F.count(F.lit(1)).alias("rows"),
+        *(F.count_if(F.col("fault") == reason).alias(reason) for reason in _FAULTS),
+    ).first()
+    assert found is not None, "an aggregate has one row"
+    return found.asDict()
+
+
+def _raise_failure(running: StreamingQuery) -> None:
+    failure = running.exception()
+    if failure is not None:
+        raise WatchFailed(
+            f"the query {running.name} failed: {_why(failure)}; what it had found is kept, start "
+            "it again to go on"
+        ) from failure
 
 
 @contextmanager
