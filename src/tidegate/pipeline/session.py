@@ -101,6 +101,8 @@ def defaults(options: SparkOptions, folder: Path) -> dict[str, str]:
         # Lakes hold many files, whose names we hand over: no Spark job to list them.
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
         "spark.sql.parquet.compression.codec": "zstd",
+        # Groups by the million are the rule here; Spark's fast table holds 2¹⁶ unless told.
+        "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "20",
         # With their zone, so that a time read elsewhere is the same time.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
