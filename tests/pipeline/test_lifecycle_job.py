@@ -77,7 +77,7 @@ def test_windows_are_as_short_as_is_sensible() -> None:
     assert width_s(Extent(span_s=3600, rows=36_000, queues=20)) == 900
     # Too little for anything but one window.
     assert width_s(Extent(span_s=3600, rows=30, queues=20)) == 3600
-    assert width_s(Extent(span_s=0, rows=1, queues=1)) == 60
+    assert width_s(Extent(span_s=0, rows=1, queues=1)) == 2
 
 
 def test_what_there_is_is_seen(spark: SparkSession) -> None:

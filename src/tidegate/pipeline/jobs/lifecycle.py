@@ -26,7 +26,7 @@ from pyspark.sql.types import (
 )
 
 from tidegate.pipeline.job import Inputs, Job, Outcome
-from tidegate.pipeline.windows import window_start
+from tidegate.pipeline.windows import WIDTHS_S, window_start
 
 DURATIONS = ("wait", "service", "response")
 FRACTIONS = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
@@ -35,7 +35,6 @@ BUCKETS_PER_DOUBLING = 4
 WINDOWS_MAX = 48
 # With fewer in a window its slowest hundredth is two messages, and most buckets hold one or none.
 SAMPLED_MIN = 200
-WIDTHS_S = (60, 300, 900, 3600, 4 * 3600, 24 * 3600)
 
 Transform = Callable[[DataFrame], DataFrame]
 
@@ -82,13 +81,13 @@ def extent(lifecycles: DataFrame) -> Extent:
 def width_s(seen: Extent) -> float:
     """Windows as short as may be, but with enough in each."""
 
-    def fits(width: int) -> bool:
+    def fits(width: float) -> bool:
         windows = max(seen.span_s / width, 1.0)
         return windows <= WINDOWS_MAX and seen.rows >= SAMPLED_MIN * windows * seen.queues
 
     # A single window is as good as it gets where there is little.
     wide_enough = (width for width in WIDTHS_S if fits(width) or width >= seen.span_s)
-    return float(next(wide_enough, WIDTHS_S[-1]))
+    return next(wide_enough, WIDTHS_S[-1])
 
 
 def bucket(duration_us: Column) -> Column:
