@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from tidegate.core.budget import Budget
 from tidegate.core.errors import NotOwner, QueueNotExisting, TidegateError
+from tidegate.core.id_ranges import joined
 from tidegate.core.model import DeathReason, Overflow, QueueInfo, QueuePolicy
 from tidegate.core.ports import Clock, Settlement, Store
 from tidegate.core.segment import Segment
@@ -33,8 +34,12 @@ from tidegate.telemetry.meters import QueueMeters
 from tidegate.telemetry.numbers import ConsumerNumbers, QueueNumbers, durations
 
 _DRAIN_POLL_S = 0.002
-# In which waiting ids are listed; whoever asks gets the others next time.
+# Of how many pieces, and in how many ranges, waiting ids are listed at a time: some hundredths of a
+# second. Whoever asks gets the others next time.
+WAITING_SPANS_MAX = 20_000
 WAITING_RANGES_MAX = 10_000
+# In which ids are acknowledged before others have their turn.
+ID_RANGES_PER_TURN = 200
 
 
 class Replica:
@@ -280,6 +285,8 @@ class Replica:
         """Messages that wait and have these ids, in order; from where on there may be more."""
         queue = self._holding.queue
         segments, through = await self.dispatch.tail.look(first_id, last_id)
+        if self._holding.fenced:
+            raise self._holding.taken_over()
         # Only now: while the store was read, messages may have come back from it.
         spans = queue.browse(limit, first_id, through)
         for segment in segments:
@@ -305,44 +312,58 @@ class Replica:
         if holding.policy.paused:
             return []
         queue = holding.queue
-        while not (
-            spans := queue.browse(limit, 0, min(last_id, queue.tail_begins - 1), for_anyone=True)
-        ):
+        while not (spans := self._waiting(limit, min(last_id, queue.tail_begins - 1))):
             if queue.tail_begins > last_id:
                 break
             if not await self.dispatch.tail.more():
                 # Memory is short: better out of order than nothing.
-                spans = queue.browse(limit, 0, last_id, for_anyone=True)
+                spans = self._waiting(limit, last_id)
                 break
-        ranges: list[tuple[int, int]] = []
-        for span in spans:
-            first, last = span.first_id, span.first_id + len(span) - 1
-            if ranges and ranges[-1][1] + 1 == first:
-                ranges[-1] = (ranges[-1][0], last)
-            elif len(ranges) == WAITING_RANGES_MAX:
-                break
-            else:
-                ranges.append((first, last))
-        return ranges
+        if holding.fenced or not holding.may_deliver():
+            # Another owner may have given them to somebody.
+            raise holding.taken_over()
+        ids = joined((span.first_id, span.first_id + len(span) - 1) for span in spans)
+        return ids[:WAITING_RANGES_MAX]
+
+    def _waiting(self, limit: int, last_id: int) -> list[Span]:
+        return self._holding.queue.browse(
+            limit, 0, last_id, for_anyone=True, spans_max=WAITING_SPANS_MAX
+        )
 
     async def acknowledge_ids(self, ranges: list[tuple[int, int]]) -> int:
         """Messages for anyone that wait are done, and that is on disk; how many there were."""
         holding = self._holding
+        apart = joined(ranges)
         count = 0
-        for first_id, last_id in ranges:
-            while first_id <= last_id and not holding.fenced:
-                through = await self.dispatch.tail.pull_between(first_id, last_id)
-                if not holding.fenced:
-                    count += self._settling.settle_waiting(
-                        holding.queue.take_between(first_id, through)
-                    )
-                first_id = through + 1
-        if not holding.fenced:
-            # Groups have gone on, heads are short, limits have room.
-            self.dispatch.dispatch()
-            await self._on_disk()
+        try:
+            for at in range(0, len(apart), ID_RANGES_PER_TURN):
+                for some in apart[at : at + ID_RANGES_PER_TURN]:
+                    count += await self._acknowledge_tail(*some)
+                if holding.fenced:
+                    break
+                taken = holding.queue.take_between(apart[at : at + ID_RANGES_PER_TURN])
+                count += self._settling.settle_waiting(taken)
+                await asyncio.sleep(0)
+        finally:
+            if not holding.fenced:
+                # Groups have gone on, heads are short, limits have room.
+                self.dispatch.dispatch()
+        await self._on_disk()
         if holding.fenced:
             raise holding.taken_over()
+        return count
+
+    async def _acknowledge_tail(self, first_id: int, last_id: int) -> int:
+        """Of a range, while only the store holds some of it: so many at a time come and go."""
+        holding = self._holding
+        queue = holding.queue
+        count = 0
+        while first_id <= last_id and queue.has_tail_between(first_id, last_id, for_anyone=True):
+            through = await self.dispatch.tail.pull_between(first_id, last_id)
+            if holding.fenced:
+                break
+            count += self._settling.settle_waiting(queue.take_between([(first_id, through)]))
+            first_id = through + 1
         return count
 
     async def _on_disk(self) -> None:

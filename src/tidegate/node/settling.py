@@ -83,6 +83,7 @@ class Settling:
     def settle_waiting(self, spans: list[Span]) -> int:
         """Acknowledge messages that nobody held, just taken out of the queue; how many."""
         meters = self._holding.meters
+        self._holding.note_ended(spans, ACKED)
         for span in spans:
             # Whoever acknowledges them has read them.
             meters.delivered.add(len(span))

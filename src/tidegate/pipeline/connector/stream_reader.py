@@ -27,12 +27,13 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from tidegate.client.blocking import BlockingClient
+from tidegate.core.id_ranges import Range
 from tidegate.pipeline.connector.columns import check_schema, record_batch
 from tidegate.pipeline.connector.offset import ONLY_REPLICA, Offset
 from tidegate.pipeline.connector.options import Options
 from tidegate.pipeline.connector.pace import Pace
 from tidegate.pipeline.connector.pages import planned
-from tidegate.pipeline.connector.ranges import Range, count
+from tidegate.pipeline.connector.ranges import count
 
 # In one batch, when nobody says how many: what an offset names is held in memory while planned.
 BATCH_COUNT_MAX = 10_000_000
