@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from tidegate.core.budget import Budget
 from tidegate.core.errors import NotOwner, QueueNotExisting, TidegateError
-from tidegate.core.id_ranges import joined
+from tidegate.core.id_ranges import Range, joined
 from tidegate.core.model import DeathReason, Overflow, QueueInfo, QueuePolicy
 from tidegate.core.ports import Clock, Settlement, Store
 from tidegate.core.segment import Segment
@@ -34,10 +34,10 @@ from tidegate.telemetry.meters import QueueMeters
 from tidegate.telemetry.numbers import ConsumerNumbers, QueueNumbers, durations
 
 _DRAIN_POLL_S = 0.002
-# Of how many pieces, and in how many ranges, waiting ids are listed at a time: some hundredths of a
-# second. Whoever asks gets the others next time.
-WAITING_SPANS_MAX = 20_000
+# In which waiting ids are listed; whoever asks gets the others next time.
 WAITING_RANGES_MAX = 10_000
+# That are looked at before others have their turn: some milliseconds.
+WAITING_SPANS_PER_TURN = 5000
 # In which ids are acknowledged before others have their turn.
 ID_RANGES_PER_TURN = 200
 
@@ -312,22 +312,30 @@ class Replica:
         if holding.policy.paused:
             return []
         queue = holding.queue
-        while not (spans := self._waiting(limit, min(last_id, queue.tail_begins - 1))):
+        through = min(last_id, queue.tail_begins - 1)
+        while not (spans := self._waiting(limit, 0, through)):
             if queue.tail_begins > last_id:
                 break
-            if not await self.dispatch.tail.more():
-                # Memory is short: better out of order than nothing.
-                spans = self._waiting(limit, last_id)
+            # Memory is short if no more comes: better out of order than nothing.
+            is_short = not await self.dispatch.tail.more()
+            through = last_id if is_short else min(last_id, queue.tail_begins - 1)
+            if is_short:
+                spans = self._waiting(limit, 0, through)
                 break
+        ids = joined(map(_ids_of, spans))
+        while len(spans) == WAITING_SPANS_PER_TURN and len(ids) < WAITING_RANGES_MAX:
+            limit -= sum(map(len, spans))
+            await asyncio.sleep(0)
+            spans = self._waiting(limit, ids[-1][1] + 1, through)
+            ids = joined([*ids, *map(_ids_of, spans)])
         if holding.fenced or not holding.may_deliver():
             # Another owner may have given them to somebody.
             raise holding.taken_over()
-        ids = joined((span.first_id, span.first_id + len(span) - 1) for span in spans)
         return ids[:WAITING_RANGES_MAX]
 
-    def _waiting(self, limit: int, last_id: int) -> list[Span]:
+    def _waiting(self, limit: int, first_id: int, last_id: int) -> list[Span]:
         return self._holding.queue.browse(
-            limit, 0, last_id, for_anyone=True, spans_max=WAITING_SPANS_MAX
+            limit, first_id, last_id, for_anyone=True, spans_max=WAITING_SPANS_PER_TURN
         )
 
     async def acknowledge_ids(self, ranges: list[tuple[int, int]]) -> int:
@@ -448,6 +456,10 @@ class Replica:
             deduplicated=meters.deduplicated.total,
             paused=holding.policy.paused,
         )
+
+
+def _ids_of(span: Span) -> Range:
+    return span.first_id, span.first_id + len(span) - 1
 
 
 def ready_for_s(segment: Segment, now: float) -> float:

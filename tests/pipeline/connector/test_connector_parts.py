@@ -24,6 +24,7 @@ def test_ranges_are_sets_of_ids(ids: set[int], taken: set[int]) -> None:
     ranges = joined((each, each) for each in ids)
     assert r.read(r.written(ranges)) == ranges
     assert r.count(ranges) == len(ids)
+    assert r.overlap(ranges, joined((each, each) for each in taken)) is bool(ids & taken)
     assert {each for each in range(1, 61) if holds(ranges, each)} == ids
     left = r.without(ranges, sorted(taken))
     assert {each for first, last in left for each in range(first, last + 1)} == ids - taken

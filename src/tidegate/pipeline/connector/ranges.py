@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate.core.id_ranges import Range
+from tidegate.core.id_ranges import Range, joined
 
 
 def written(ranges: list[Range]) -> str:
@@ -20,6 +20,11 @@ def read(text: str) -> list[Range]:
 
 def count(ranges: list[Range]) -> int:
     return sum(last - first + 1 for first, last in ranges)
+
+
+def overlap(ranges: list[Range], others: list[Range]) -> bool:
+    """Whether some id lies in both."""
+    return count(joined([*ranges, *others])) < count(ranges) + count(others)
 
 
 def without(ranges: list[Range], ids: list[int]) -> list[Range]:
