@@ -16,17 +16,16 @@ from collections.abc import Callable
 
 from tidegate.core.budget import Budget
 from tidegate.core.errors import NotOwner, QueueNotExisting, TidegateError
-from tidegate.core.id_ranges import Range, joined
 from tidegate.core.model import DeathReason, Overflow, QueueInfo, QueuePolicy
 from tidegate.core.ports import Clock, Settlement, Store
 from tidegate.core.segment import Segment
+from tidegate.node.by_id import ById
 from tidegate.node.dispatch import Dispatch
 from tidegate.node.holding import Holding
 from tidegate.node.intake import Intake
 from tidegate.node.lifecycle_watch import DROPPED
 from tidegate.node.limits import Limits
 from tidegate.node.settling import Settling
-from tidegate.queueing.lane import NO_ID
 from tidegate.queueing.lifecycle import Event
 from tidegate.queueing.span import Span
 from tidegate.storage.writer import Settler, Writer
@@ -34,12 +33,6 @@ from tidegate.telemetry.meters import QueueMeters
 from tidegate.telemetry.numbers import ConsumerNumbers, QueueNumbers, durations
 
 _DRAIN_POLL_S = 0.002
-# In which waiting ids are listed; whoever asks gets the others next time.
-WAITING_RANGES_MAX = 10_000
-# That are looked at before others have their turn: some milliseconds.
-WAITING_SPANS_PER_TURN = 5000
-# In which ids are acknowledged before others have their turn.
-ID_RANGES_PER_TURN = 200
 
 
 class Replica:
@@ -78,6 +71,7 @@ class Replica:
         )
         self.intake = Intake(self._holding, writer, self._admit)
         self._holding.made_room = self.intake.made_room
+        self.by_id = ById(self._holding, self.dispatch, self._settling)
 
     @property
     def holding(self) -> Holding:
@@ -272,113 +266,10 @@ class Replica:
                 self.fence(holding.taken_over())
                 raise holding.taken_over()
         # Of segments that somebody still holds a part of, the rest is acknowledged.
-        await self._on_disk()
+        await self._settling.on_disk()
         if holding.fenced:
             raise holding.taken_over()
         return count
-
-    # By id
-
-    async def browse(
-        self, limit: int, first_id: int = 0, last_id: int = NO_ID
-    ) -> tuple[list[Span], int | None]:
-        """Messages that wait and have these ids, in order; from where on there may be more."""
-        queue = self._holding.queue
-        segments, through = await self.dispatch.tail.look(first_id, last_id)
-        if self._holding.fenced:
-            raise self._holding.taken_over()
-        # Only now: while the store was read, messages may have come back from it.
-        spans = queue.browse(limit, first_id, through)
-        for segment in segments:
-            spans += queue.tail_pieces(segment, first_id, through)
-        spans.sort(key=lambda span: span.first_id)
-        shown: list[Span] = []
-        for span in spans:
-            if len(span) > limit:
-                span = span.split(limit)
-            shown.append(span)
-            limit -= len(span)
-            if limit <= 0:
-                through = span.first_id + len(span) - 1
-                break
-        return shown, through + 1 if through < last_id else None
-
-    async def waiting_ids(self, limit: int, last_id: int) -> list[tuple[int, int]]:
-        """Which messages for anyone are in memory, the lowest ids first, in ranges.
-
-        Nothing only if nothing waits: what the store holds comes to memory before its turn.
-        """
-        holding = self._holding
-        if holding.policy.paused:
-            return []
-        queue = holding.queue
-        through = min(last_id, queue.tail_begins - 1)
-        while not (spans := self._waiting(limit, 0, through)):
-            if queue.tail_begins > last_id:
-                break
-            # Memory is short if no more comes: better out of order than nothing.
-            is_short = not await self.dispatch.tail.more()
-            through = last_id if is_short else min(last_id, queue.tail_begins - 1)
-            if is_short:
-                spans = self._waiting(limit, 0, through)
-                break
-        ids = joined(map(_ids_of, spans))
-        while len(spans) == WAITING_SPANS_PER_TURN and len(ids) < WAITING_RANGES_MAX:
-            limit -= sum(map(len, spans))
-            await asyncio.sleep(0)
-            spans = self._waiting(limit, ids[-1][1] + 1, through)
-            ids = joined([*ids, *map(_ids_of, spans)])
-        if holding.fenced or not holding.may_deliver():
-            # Another owner may have given them to somebody.
-            raise holding.taken_over()
-        return ids[:WAITING_RANGES_MAX]
-
-    def _waiting(self, limit: int, first_id: int, last_id: int) -> list[Span]:
-        return self._holding.queue.browse(
-            limit, first_id, last_id, for_anyone=True, spans_max=WAITING_SPANS_PER_TURN
-        )
-
-    async def acknowledge_ids(self, ranges: list[tuple[int, int]]) -> int:
-        """Messages for anyone that wait are done, and that is on disk; how many there were."""
-        holding = self._holding
-        apart = joined(ranges)
-        count = 0
-        try:
-            for at in range(0, len(apart), ID_RANGES_PER_TURN):
-                for some in apart[at : at + ID_RANGES_PER_TURN]:
-                    count += await self._acknowledge_tail(*some)
-                if holding.fenced:
-                    break
-                taken = holding.queue.take_between(apart[at : at + ID_RANGES_PER_TURN])
-                count += self._settling.settle_waiting(taken)
-                await asyncio.sleep(0)
-        finally:
-            if not holding.fenced:
-                # Groups have gone on, heads are short, limits have room.
-                self.dispatch.dispatch()
-        await self._on_disk()
-        if holding.fenced:
-            raise holding.taken_over()
-        return count
-
-    async def _acknowledge_tail(self, first_id: int, last_id: int) -> int:
-        """Of a range, while only the store holds some of it: so many at a time come and go."""
-        holding = self._holding
-        queue = holding.queue
-        count = 0
-        while first_id <= last_id and queue.has_tail_between(first_id, last_id, for_anyone=True):
-            through = await self.dispatch.tail.pull_between(first_id, last_id)
-            if holding.fenced:
-                break
-            count += self._settling.settle_waiting(queue.take_between([(first_id, through)]))
-            first_id = through + 1
-        return count
-
-    async def _on_disk(self) -> None:
-        """Wait until everything that is done so far is so on disk."""
-        on_disk: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._settling.when_on_disk(lambda: None if on_disk.done() else on_disk.set_result(None))
-        await on_disk
 
     @property
     def is_empty(self) -> bool:
@@ -456,10 +347,6 @@ class Replica:
             deduplicated=meters.deduplicated.total,
             paused=holding.policy.paused,
         )
-
-
-def _ids_of(span: Span) -> Range:
-    return span.first_id, span.first_id + len(span) - 1
 
 
 def ready_for_s(segment: Segment, now: float) -> float:

@@ -6,6 +6,7 @@ which are then deleted; of others the done offsets are noted.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from tidegate.core.ports import Attempt, Settlement
@@ -100,6 +101,12 @@ class Settling:
             self._waiters_under_way.append(tell)
         else:
             tell()
+
+    async def on_disk(self) -> None:
+        """Wait until everything that is done so far is so on disk."""
+        on_disk: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.when_on_disk(lambda: None if on_disk.done() else on_disk.set_result(None))
+        await on_disk
 
     def hurry(self) -> None:
         if self._settlement is not None:
