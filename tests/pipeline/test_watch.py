@@ -264,9 +264,16 @@ def test_merged_batches_show_each_row_once(tmp_path: Path) -> None:
         assert table is not None
         assert table["number"].to_pylist() == list(range(0, number + 1, 2))
 
+    # Whoever only looks disturbs no batch that is being written.
+    unfinished = tmp_path / "query" / ".batch=000000300"
+    unfinished.mkdir()
+    Batches(tmp_path / "query")
+    assert unfinished.exists()
+    batches.clear_unfinished()
     assert len(list((tmp_path / "query").iterdir())) < 64
     assert batches.has(0)
     assert batches.has(298)
     assert not batches.has(299)
+    assert not unfinished.exists()
     assert batches.carried_before(298) == b"296"
     assert batches.carried_before(0) is None

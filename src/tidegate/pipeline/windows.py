@@ -6,14 +6,14 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 # Widths that people count in, in seconds.
-_WIDTHS_S = (2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0)
+WIDTHS_S = (2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0)
 _WINDOWS_MAX = 180
 
 
 def width_for(span_s: float) -> float:
     """The width that cuts a span of time into windows enough to see something, and not too many."""
-    fitting = (width_s for width_s in _WIDTHS_S if span_s <= _WINDOWS_MAX * width_s)
-    return next(fitting, _WIDTHS_S[-1])
+    fitting = (width_s for width_s in WIDTHS_S if span_s <= _WINDOWS_MAX * width_s)
+    return next(fitting, WIDTHS_S[-1])
 
 
 def window_start(width_s: float, at: str = "at") -> Column:

@@ -8,6 +8,7 @@ from tidegate.pipeline.jobs import (
     compliance,
     forecast,
     identification,
+    lifecycle,
     phases,
     provisioning,
     stability,
@@ -15,6 +16,7 @@ from tidegate.pipeline.jobs import (
 
 JOBS: tuple[Job, ...] = (
     compliance.JOB,
+    lifecycle.JOB,
     stability.JOB,
     phases.JOB,
     capacity.JOB,

@@ -38,7 +38,10 @@ class Batches:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        for leftover in folder.glob(".*"):
+
+    def clear_unfinished(self) -> None:
+        """Remove what a killed writer left behind; for the one that writes now."""
+        for leftover in self.folder.glob(".*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
     def has(self, number: int) -> bool:

@@ -158,6 +158,7 @@ class Watch:
         )
         windows = whole_windows(lake_rows(self._spark, stream), stream, query.window_s)
         batches = Batches(folder / query.name)
+        batches.clear_unfinished()
         running = (
             windows.writeStream.queryName(query.name)
             .option("checkpointLocation", str(folder / "checkpoints" / query.name / "spark"))
