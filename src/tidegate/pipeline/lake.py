@@ -6,8 +6,7 @@ reading.frames["queue_samples"].transform(…)
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -15,8 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tidegate.core.errors import Notice
 from tidegate.pipeline.schema import spark_schema
+from tidegate.pipeline.small_vetting import ROWS_MAX, tally_small
 from tidegate.pipeline.survey import Place, Survey, survey
-from tidegate.pipeline.vetting import OUT_OF_RANGE, fault, in_range, tally
+from tidegate.pipeline.vetting import OUT_OF_RANGE, Tally, fault, in_range, tally
 from tidegate.telemetry.knowledge import Reading
 from tidegate.telemetry.schemas import Kind
 
@@ -49,40 +49,41 @@ def read_lake(
     """The rows of each kind between two times."""
     surveys = survey(place, kinds, since, until)
     raw = {found.kind: _opened(spark, place, found) for found in surveys.values() if found.paths}
-    counts = tally(raw, since, until, now)
+    if sum(found.rows for found in surveys.values()) <= ROWS_MAX:
+        counts = tally_small(place, surveys.values(), since, until, now)
+    else:
+        counts = tally(raw, since, until, now)
     frames: dict[str, DataFrame] = {}
     reading: dict[str, Reading] = {}
     for name, found in surveys.items():
         counted = counts.get(name, {})
         left_out = {
-            reason: count for reason, count in counted.items() if reason not in (None, OUT_OF_RANGE)
+            str(reason): seen.rows
+            for reason, seen in counted.items()
+            if reason not in (None, OUT_OF_RANGE)
         }
         reading[name] = Reading(
             files=len(found.paths),
-            rows=counted.get(None, 0),
+            rows=counted.get(None, Tally()).rows,
             files_left_out=dict(found.left_out),
-            rows_left_out={str(reason): count for reason, count in left_out.items()},
+            rows_left_out=left_out,
         )
         schema = spark_schema(found.kind)
         if not reading[name].rows:
             frames[name] = spark.createDataFrame([], schema)
             continue
         frame = raw[found.kind]
-        good = fault(found.kind, since, until, now).isNull() if left_out else in_range(since, until)
-        frames[name] = frame.filter(good).select(*schema.names)
-    return LakeFrames(frames, reading, *_range(surveys.values(), since, until))
-
-
-def _range(
-    surveys: Collection[Survey], since: datetime, until: datetime
-) -> tuple[datetime, datetime]:
-    """From the first row to the last, of those between two times."""
-    first_s = min((found.first_s for found in surveys), default=math.inf)
-    last_s = max((found.last_s for found in surveys), default=-math.inf)
-    first_s, last_s = max(first_s, since.timestamp()), min(last_s, until.timestamp())
-    if not first_s <= last_s:
-        return since, until
-    return datetime.fromtimestamp(first_s, UTC), datetime.fromtimestamp(last_s, UTC)
+        usable = (
+            fault(found.kind, since, until, now).isNull() if left_out else in_range(since, until)
+        )
+        frames[name] = frame.filter(usable).select(*schema.names)
+    good = [counted[None] for counted in counts.values() if None in counted]
+    if not good:
+        return LakeFrames(frames, reading, since, until)
+    first_s, last_s = min(seen.first_s for seen in good), max(seen.last_s for seen in good)
+    return LakeFrames(
+        frames, reading, datetime.fromtimestamp(first_s, UTC), datetime.fromtimestamp(last_s, UTC)
+    )
 
 
 def _opened(spark: SparkSession, place: Place, found: Survey) -> DataFrame:
@@ -92,5 +93,5 @@ def _opened(spark: SparkSession, place: Place, found: Survey) -> DataFrame:
         .option("basePath", place.for_spark(f"{place.path}/{found.kind.name}"))
         # They are names and not patterns, whatever is in them.
         .option("__globPaths__", "false")
-        .parquet(*found.paths)
+        .parquet(*(place.for_spark(path) for path in found.paths))
     )

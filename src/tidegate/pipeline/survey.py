@@ -8,7 +8,6 @@ time is left out and counted, and the others are still processed.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -76,9 +75,6 @@ class Survey:
     kind: Kind
     paths: list[str] = field(default_factory=list)
     rows: int = 0
-    # The times of the first and the last row, of files that say.
-    first_s: float = math.inf
-    last_s: float = -math.inf
     left_out: Counter[str] = field(default_factory=Counter)
 
 
@@ -118,7 +114,7 @@ def _survey_of(place: Place, kind: Kind, since: datetime, until: datetime) -> Su
     found = Survey(kind)
     paths = []
     for path in list_files(place, kind):
-        hour = _hour_of(path)
+        hour = hour_of(path)
         if hour is None:
             found.left_out[NOT_PARTITIONED] += 1
         elif not ended_before(path, since.timestamp()) and hour <= until + LATE:
@@ -137,11 +133,8 @@ def _survey_of(place: Place, kind: Kind, since: datetime, until: datetime) -> Su
             found.left_out[fault] += 1
             continue
         seen.add(footer.file_id)
-        found.paths.append(place.for_spark(footer.path))
+        found.paths.append(footer.path)
         found.rows += footer.rows
-        if footer.first_s is not None and footer.last_s is not None:
-            found.first_s = min(found.first_s, footer.first_s)
-            found.last_s = max(found.last_s, footer.last_s)
     return found
 
 
@@ -161,17 +154,22 @@ def list_files(place: Place, kind: Kind) -> Sequence[str]:
 
 def ended_before(path: str, since_s: float | None) -> bool:
     """Whether the hour of a file's folder, and what may be late in it, were over by a time."""
-    hour = _hour_of(path)
+    hour = hour_of(path)
     if hour is None or since_s is None:
         return False
     return (hour + _AN_HOUR + LATE).timestamp() <= since_s
 
 
-def _hour_of(path: str) -> datetime | None:
+def hour_of(path: str) -> datetime | None:
+    """The hour whose folder a file is in."""
     match = _PARTITION.search(path)
     if match is None:
         return None
-    return datetime.fromisoformat(f"{match[1]}T{match[2]}:00").replace(tzinfo=UTC)
+    try:
+        return datetime.fromisoformat(f"{match[1]}T{match[2]}:00").replace(tzinfo=UTC)
+    except ValueError:
+        # Digits that are no day or no hour.
+        return None
 
 
 def read_footer(place: Place, kind: Kind, path: str) -> Footer:
@@ -180,8 +178,8 @@ def read_footer(place: Place, kind: Kind, path: str) -> Footer:
         metadata = pq.read_metadata(path, filesystem=place.files)
         columns = metadata.schema.to_arrow_schema()
         says = metadata.metadata or {}
-        replaces = tuple(json.loads(says.get(REPLACES_KEY, b"[]")))
-    except (pa.ArrowException, OSError, ValueError):
+        replaces = tuple(str(file_id) for file_id in json.loads(says.get(REPLACES_KEY, b"[]")))
+    except (pa.ArrowException, OSError, ValueError, TypeError):
         return Footer(path, 0, "", (), fault=UNREADABLE)
     fault = ""
     if says.get(KIND_KEY) != kind.name.encode():
@@ -203,8 +201,10 @@ def _range_s(metadata: Any) -> tuple[float | None, float | None]:
     statistics = [group.column(names.index("at")).statistics for group in groups]
     if not statistics or not all(each and each.has_min_max for each in statistics):
         return None, None
-    first, last = min(each.min for each in statistics), max(each.max for each in statistics)
-    return first.replace(tzinfo=UTC).timestamp(), last.replace(tzinfo=UTC).timestamp()
+    # Whole microseconds: a clock far off gives times that Python's own have no year for.
+    first_us = min(each.min_raw for each in statistics)
+    last_us = max(each.max_raw for each in statistics)
+    return first_us / 1e6, last_us / 1e6
 
 
 def _has_columns(found: pa.Schema, wanted: pa.Schema) -> bool:

@@ -1,15 +1,18 @@
 """Rows that cannot be true, and why.
 
-A figure that is missing, infinite, not a number or negative; a time far from the hour in whose
-folder it lies, or in the future. Rows are looked at once, all kinds in one Spark job, and counted
-by reason. A kind that has no such row, which is the rule, is then read without looking again, and
-columns that no job needs are not touched.
+A figure that is missing, infinite, not a number or negative; a sample of no time; a time far from
+the hour in whose folder it lies, or in the future. Rows are looked at once, all kinds in one Spark
+job, and counted by reason (small lakes without Spark: `pipeline.small_vetting`). A kind that has no
+such row, which is the rule, is then read without looking again, and columns that no job needs are
+not touched.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import reduce
 
@@ -29,9 +32,13 @@ AFTER_ITS_HOUR_S = 2 * 3600
 MISSING = "a figure is missing"
 NOT_A_NUMBER = "not a number"
 NEGATIVE = "negative"
+NO_TIME = "of no time"
 FUTURE = "in the future"
 CLOCK_JUMP = "far from its hour"
 OUT_OF_RANGE = "out of range"
+
+# What can be wrong with a row by itself.
+FIGURE_FAULTS = (MISSING, NOT_A_NUMBER, NEGATIVE, NO_TIME)
 
 # An event's value may be anything.
 _MAY_BE_NEGATIVE = {"value"}
@@ -39,8 +46,9 @@ _MAY_BE_NEGATIVE = {"value"}
 
 def fault(kind: Kind, since: datetime, until: datetime, now: datetime) -> Column:
     """Why a row is left out; null when it is not. Needs the partition's columns date and hour."""
-    hour_s = F.unix_timestamp(F.col("date").cast("timestamp")) + F.col("hour") * 3600
-    at_s = F.unix_timestamp("at")
+    # Folders are in UTC, whatever time zone the session was told to have.
+    hour_s = F.unix_date(F.col("date").cast("date")).cast("bigint") * 86_400 + F.col("hour") * 3600
+    at_s = F.unix_seconds("at")
     far = (at_s < hour_s - BEFORE_ITS_HOUR_S) | (at_s > hour_s + AFTER_ITS_HOUR_S)
     return (
         figure_fault(kind)
@@ -52,11 +60,14 @@ def fault(kind: Kind, since: datetime, until: datetime, now: datetime) -> Column
 
 def figure_fault(kind: Kind) -> Column:
     """Which of a row's figures cannot be true; null when all can."""
-    reason = F.when(_any(F.col(name).isNull() for name in _required(kind)), MISSING)
-    if floats := _floats(kind):
+    reason = F.when(_any(F.col(name).isNull() for name in required_of(kind)), MISSING)
+    if floats := floats_of(kind):
         reason = reason.when(_any(_not_finite(F.col(name)) for name in floats), NOT_A_NUMBER)
-    if figures := _figures(kind):
+    if figures := figures_of(kind):
         reason = reason.when(_any(F.col(name) < 0 for name in figures), NEGATIVE)
+    if "interval_s" in kind.columns.names:
+        # Its rates would be divisions by zero.
+        reason = reason.when(F.col("interval_s") == 0, NO_TIME)
     return reason
 
 
@@ -65,31 +76,59 @@ def in_range(since: datetime, until: datetime) -> Column:
     return (F.col("at") >= F.lit(since)) & (F.col("at") < F.lit(until))
 
 
+@dataclass(frozen=True)
+class Tally:
+    """How many rows there are, and the times of the first and the last of them."""
+
+    rows: int = 0
+    first_s: float = math.inf
+    last_s: float = -math.inf
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.rows + other.rows,
+            min(self.first_s, other.first_s),
+            max(self.last_s, other.last_s),
+        )
+
+
 def tally(
     frames: Mapping[Kind, DataFrame], since: datetime, until: datetime, now: datetime
-) -> dict[str, dict[str | None, int]]:
+) -> dict[str, dict[str | None, Tally]]:
     """How many rows of each kind are left out for which reason; None: they are not."""
-    counted: dict[str, dict[str | None, int]] = {kind.name: {} for kind in frames}
+    counted: dict[str, dict[str | None, Tally]] = {kind.name: {} for kind in frames}
     looked_at = [
-        frame.select(F.lit(kind.name).alias("kind"), fault(kind, since, until, now).alias("fault"))
+        frame.select(
+            F.lit(kind.name).alias("kind"),
+            fault(kind, since, until, now).alias("fault"),
+            F.unix_micros("at").alias("at_us"),
+        )
         for kind, frame in frames.items()
     ]
     if looked_at:
         every = reduce(DataFrame.unionAll, looked_at)
-        for row in every.groupBy("kind", "fault").count().collect():
-            counted[row["kind"]][row["fault"]] = row["count"]
+        sums = (F.count("*"), F.min("at_us"), F.max("at_us"))
+        for kind, reason, rows, first_us, last_us in (
+            every.groupBy("kind", "fault").agg(*sums).collect()
+        ):
+            # Of rows whose time is what is missing, none is first or last.
+            times = () if first_us is None else (first_us / 1e6, last_us / 1e6)
+            counted[kind][reason] = Tally(rows, *times)
     return counted
 
 
-def _required(kind: Kind) -> list[str]:
+def required_of(kind: Kind) -> list[str]:
+    """Columns that every row has."""
     return [field.name for field in kind.columns if not field.nullable]
 
 
-def _floats(kind: Kind) -> list[str]:
+def floats_of(kind: Kind) -> list[str]:
+    """Columns that could hold something that is no number."""
     return [f.name for f in spark_schema(kind) if isinstance(f.dataType, DoubleType | FloatType)]
 
 
-def _figures(kind: Kind) -> list[str]:
+def figures_of(kind: Kind) -> list[str]:
+    """Columns that are never negative."""
     return [
         field.name
         for field in spark_schema(kind)

@@ -169,7 +169,9 @@ def _times(place: Place, path: str) -> Any:
 def _ends_s(at: Any) -> tuple[float, float]:
     if not len(at):
         return 0.0, 0.0
-    return pc.min(at).as_py().timestamp(), pc.max(at).as_py().timestamp()
+    # Whole microseconds: a clock far off gives times that Python's own have no year for.
+    at_us = at.cast(pa.int64())
+    return pc.min(at_us).as_py() / 1e6, pc.max(at_us).as_py() / 1e6
 
 
 def _scalar(at_s: float) -> Any:

@@ -29,7 +29,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from tidegate.agreement.document import Agreement
 from tidegate.core.errors import TidegateError
-from tidegate.pipeline.vetting import MISSING, NEGATIVE, NOT_A_NUMBER, figure_fault
+from tidegate.pipeline.vetting import FIGURE_FAULTS, figure_fault
 from tidegate.pipeline.watching.batches import Batches
 from tidegate.pipeline.watching.file_log import FileLog
 from tidegate.pipeline.watching.queries import Query, queries_of
@@ -44,7 +44,6 @@ COPIES = "a copy of another row"
 # How Python and Java begin the line that names an error.
 _RAISED = re.compile(r"(?!py4j)[A-Za-z_][\w.]*(Error|Exception|[a-z]Failed|Invalid): ")
 _POLL_S = 0.1
-_FAULTS = (MISSING, NOT_A_NUMBER, NEGATIVE)
 
 # Told of every batch that found something: the query's name, and its tables.
 OnFound = Callable[[str, Mapping[str, pa.Table]], None]
@@ -196,12 +195,12 @@ class Watch:
             windows.unpersist()
         left_out = Counter(carried.rows_left_out)
         for count in counts:
-            left_out.update({reason: count[reason] for reason in _FAULTS if count[reason]})
+            left_out.update({reason: count[reason] for reason in FIGURE_FAULTS if count[reason]})
         once = sum(count["rows"] for count in counts)
         if in_all > once:
             left_out[COPIES] += in_all - once
         carried = _Carried(
-            rows=carried.rows + once - sum(count[r] for count in counts for r in _FAULTS),
+            rows=carried.rows + once - sum(count[r] for count in counts for r in FIGURE_FAULTS),
             rows_left_out=dict(left_out),
             own=msgspec.Raw(own),
         )
@@ -213,7 +212,7 @@ def _counted(rows: DataFrame) -> dict[str, int]:
     """How many rows there are, and how many of them with which fault."""
     found = rows.agg(
         F.count(F.lit(1)).alias("rows"),
-        *(F.count_if(F.col("fault") == reason).alias(reason) for reason in _FAULTS),
+        *(F.count_if(F.col("fault") == reason).alias(reason) for reason in FIGURE_FAULTS),
     ).first()
     assert found is not None, "an aggregate has one row"
     return found.asDict()
