@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tidegate.core.errors import Notice
 from tidegate.pipeline.schema import spark_schema
+from tidegate.pipeline.small_vetting import ROWS_MAX, tally_small
 from tidegate.pipeline.survey import Place, Survey, survey
 from tidegate.pipeline.vetting import OUT_OF_RANGE, Tally, fault, in_range, tally
 from tidegate.telemetry.knowledge import Reading
@@ -48,7 +49,10 @@ def read_lake(
     """The rows of each kind between two times."""
     surveys = survey(place, kinds, since, until)
     raw = {found.kind: _opened(spark, place, found) for found in surveys.values() if found.paths}
-    counts = tally(raw, since, until, now)
+    if sum(found.rows for found in surveys.values()) <= ROWS_MAX:
+        counts = tally_small(place, surveys.values(), since, until, now)
+    else:
+        counts = tally(raw, since, until, now)
     frames: dict[str, DataFrame] = {}
     reading: dict[str, Reading] = {}
     for name, found in surveys.items():
@@ -89,5 +93,5 @@ def _opened(spark: SparkSession, place: Place, found: Survey) -> DataFrame:
         .option("basePath", place.for_spark(f"{place.path}/{found.kind.name}"))
         # They are names and not patterns, whatever is in them.
         .option("__globPaths__", "false")
-        .parquet(*found.paths)
+        .parquet(*(place.for_spark(path) for path in found.paths))
     )

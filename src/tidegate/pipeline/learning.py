@@ -1,4 +1,4 @@
-"""`learn`: reads the lake once, runs the jobs one after the other, and writes down what they found.
+"""`learn`: reads the lake, runs the jobs, and writes down what they found.
 
 A job that fails leaves the others alone; its reason is part of the run. What a job returns is
 checked against what it promised before any of it is stored.
@@ -10,8 +10,9 @@ import contextlib
 import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -25,9 +26,12 @@ from tidegate.pipeline.lake import LakeEmpty, LakeFrames, read_lake
 from tidegate.pipeline.progress import Steps
 from tidegate.pipeline.schema import checked
 from tidegate.pipeline.session import SparkOptions, spark_session
+from tidegate.pipeline.small_vetting import ROWS_MAX
 from tidegate.pipeline.survey import Place, check_there
-from tidegate.telemetry.knowledge import SCHEMA, JobRecord, Knowledge, Run
+from tidegate.telemetry.knowledge import SCHEMA, JobRecord, Knowledge, Model, Run
 from tidegate.telemetry.schemas import KINDS
+
+_SMALL_JOBS_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,8 @@ def learn_with(
     run = knowledge.begin_run(assignment.until)
     try:
         records = [
-            _run_job(job, assignment, lake, knowledge, run, steps) for job in assignment.jobs
+            _recorded(done, knowledge, run, assignment.until)
+            for done in _run_jobs(spark, assignment, lake, knowledge.run_folder(run), steps)
         ]
         finished = Run(
             schema=SCHEMA,
@@ -93,16 +98,43 @@ def learn_with(
     return finished
 
 
+@dataclass(frozen=True)
+class _Done:
+    """A job that has run: its tables are stored, or it failed."""
+
+    job: Job
+    seconds: float
+    tables: Mapping[str, int] = field(default_factory=dict)
+    models: Sequence[Model] = ()
+    failure: str | None = None
+
+
+def _run_jobs(
+    spark: SparkSession, assignment: Assignment, lake: LakeFrames, folder: Path, steps: Steps
+) -> Iterator[_Done]:
+    """What became of each job, in order."""
+    rows = sum(reading.rows for reading in lake.reading.values())
+    # On little data the time goes into preparing, which uses one core; on much each job uses all
+    # cores, and memory that it would have to share.
+    at_once = _SMALL_JOBS_AT_ONCE if rows <= ROWS_MAX else 1
+    with ThreadPoolExecutor(at_once, "jobs") as threads:
+        running = [
+            threads.submit(_run_job, job, assignment, lake, folder, steps)
+            for job in assignment.jobs
+        ]
+        try:
+            for done in running:
+                yield done.result()
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            spark.sparkContext.cancelAllJobs()
+            raise
+
+
 def _run_job(
-    job: Job,
-    assignment: Assignment,
-    lake: LakeFrames,
-    knowledge: Knowledge,
-    run: str,
-    steps: Steps,
-) -> JobRecord:
+    job: Job, assignment: Assignment, lake: LakeFrames, folder: Path, steps: Steps
+) -> _Done:
     began_s = time.monotonic()
-    folder = knowledge.run_folder(run)
     inputs = Inputs(
         {name: lake.frames[name] for name in job.reads},
         assignment.agreements,
@@ -115,29 +147,33 @@ def _run_job(
             for table, schema in job.writes.items():
                 checked(outcome.tables[table], schema, f"the table {table} of the job {job.name}")
             tables = {table: _stored(outcome.tables[table], folder / table) for table in job.writes}
-            if outcome.models:
-                knowledge.add_models(job.models or job.name, run, assignment.until, outcome.models)
     except Exception as error:
         # Half of its tables are none.
         for table in job.writes:
             shutil.rmtree(folder / table, ignore_errors=True)
-        return JobRecord(job.name, time.monotonic() - began_s, failure=_reason(error))
-    accepted = [model for model in outcome.models if model.accepted]
-    refused = Counter(model.reason for model in outcome.models if not model.accepted)
+        return _Done(job, time.monotonic() - began_s, failure=_reason(error))
+    return _Done(job, time.monotonic() - began_s, tables, outcome.models)
+
+
+def _recorded(done: _Done, knowledge: Knowledge, run: str, learned_at: datetime) -> JobRecord:
+    """What is said of a job; its models are kept."""
+    if done.models:
+        knowledge.add_models(done.job.models or done.job.name, run, learned_at, done.models)
     return JobRecord(
-        job=job.name,
-        seconds=time.monotonic() - began_s,
-        tables=tables,
-        models_accepted=len(accepted),
-        models_refused=dict(refused),
+        job=done.job.name,
+        seconds=done.seconds,
+        tables=dict(done.tables),
+        models_accepted=sum(model.accepted for model in done.models),
+        models_refused=dict(Counter(m.reason for m in done.models if not m.accepted)),
+        failure=done.failure,
     )
 
 
 def _stored(frame: DataFrame, folder: Path) -> int:
     """Write a table; how many rows it has."""
-    # What jobs make is small beside what they read: one file, not one for each partition.
+    # Adaptive execution joins what is small; coalesce(1) would put the last stage on one core.
     # A path and no URI: Hadoop takes %20 for three letters.
-    frame.coalesce(1).write.mode("overwrite").parquet(f"file://{folder.absolute()}")
+    frame.write.mode("overwrite").parquet(f"file://{folder.absolute()}")
     return sum(pq.read_metadata(file).num_rows for file in folder.glob("*.parquet"))
 
 
