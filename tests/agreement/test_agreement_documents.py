@@ -99,7 +99,8 @@ def test_the_example_in_the_docs_is_an_agreement() -> None:
         ("orders", ["orders"], ["orders.eu", "my.orders"]),
         ("orders.*", ["orders.eu", "orders."], ["orders", "xorders.eu", "ordersXeu"]),
         ("order?", ["orders"], ["order", "orderss"]),
-        ("*", ["anything"], []),
+        ("*", ["anything", "any\nthing", "any\n"], []),
+        ("orders", ["orders"], ["orders\n"]),
         ("a+(b)", ["a+(b)"], ["aab"]),
     ],
 )

@@ -24,6 +24,11 @@ def test_the_bar_is_on_the_upper_end_of_the_interval() -> None:
     noisy = [(Run(100_000.0 * (1 + c), 1.0), without) for c in (-0.2, 0.2) * 5]
     assert not build_report(noisy, 1000, 0.0).met
 
+    # However cheap, a few pairs show nothing.
+    few = build_report([(without, without)] * 9, 1000, 0.0)
+    assert few.bars[0].figure is None
+    assert not few.met
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)

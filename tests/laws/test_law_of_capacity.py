@@ -110,6 +110,8 @@ def test_without_a_stable_mix_nothing_is_recommended() -> None:
 def test_the_papers_numbers_need_two_warm_machines() -> None:
     assert warm_machines(4.0, 96.9, 200.0) == 2
     assert warm_machines(0.5, 96.9, 200.0) == 1
+    # Just one machine's worth, but for rounding.
+    assert warm_machines(1.1, 100.0, 110.0) == 1
     assert warm_machines(0.0, 96.9, 200.0) == 0
     assert warm_machines(-3.0, 96.9, 200.0) == 0
     with pytest.raises(ValueError, match="capacity"):

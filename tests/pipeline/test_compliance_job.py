@@ -179,6 +179,57 @@ def test_an_agreement_whose_queues_were_not_seen_has_no_data_and_its_whole_budge
     assert found["compliance"].count() == 1
 
 
+def test_a_budget_is_spent_by_the_windows_of_its_period_however_far_back_one_looks(
+    spark: SparkSession,
+) -> None:
+    breached, met = waits(ms2000=1), waits(ms100=1)
+    # A period of ten windows; the eleventh from the end is out of it.
+    samples: list[dict[str, object]] = [
+        {"at": NOON + timedelta(seconds=at_s), "queue": "orders.eu", "wait": wait}
+        for at_s, wait in ((-900, breached), (1, breached), (11, breached), (21, met), (101, met))
+    ]
+
+    found = tables(spark, [parse_agreement(ORDERS, "test")], samples)
+
+    (level,) = found["service_levels"].collect()
+    assert (level.met, level.breached, level.no_data) == (2, 1, 7)
+    assert level.budget_left == pytest.approx(1 - 1 / 5)
+    assert level.burn_rate == pytest.approx((1 / 3) / 0.5)
+    assert (level.to - level["from"]).total_seconds() == 100
+    assert found["compliance"].count() == 5
+
+
+def test_just_enough_is_enough(spark: SparkSession) -> None:
+    # Of a thousand messages exactly so many are short; 0.55 · 1000 is a little more than 550.
+    short = {"55": 550, "56": 560, "90": 900, "99": 990, "999": 999}
+    agreements = [
+        parse_agreement(
+            f'name = "p{p}"\nqueue = "p{p}"\n[metrics.wait_p{p}]\nbreach = "1s"', "test"
+        )
+        for p in short
+    ]
+    samples: list[dict[str, object]] = [
+        {"queue": f"p{p}", "wait": waits(ms100=below, ms9000=1000 - below)}
+        for p, below in short.items()
+    ]
+
+    found = tables(spark, agreements, samples)
+
+    assert [row.verdict for row in found["compliance"].collect()] == ["met"] * len(short)
+
+
+def test_agreements_about_http_are_there_without_data(spark: SparkSession) -> None:
+    shop = NOBODY.replace("queue =", "http =").replace("oldest_age", "response_p99")
+
+    for others in ([], [ORDERS.replace("100s", "28d")]):
+        agreements = [parse_agreement(text, "test") for text in (shop, *others)]
+        found = tables(spark, agreements, [{"queue": "orders.eu", "wait": waits(ms100=1)}])
+
+        levels = {row.agreement: row for row in found["service_levels"].collect()}
+        assert set(levels) == {agreement.name for agreement in agreements}
+        assert levels["nobody"].met + levels["nobody"].breached + levels["nobody"].no_data == 0
+
+
 def test_without_agreements_there_are_tables_without_rows(spark: SparkSession) -> None:
     found = tables(spark, [], [{"queue": "orders.eu"}])
 

@@ -51,6 +51,16 @@ def test_counts_of_the_last_hour_and_the_budget() -> None:
     assert {row["verdict"] for row in rows} == {"breached", "no_data", "met"}
 
 
+def test_a_budget_of_an_hour_is_that_of_the_last_hour_and_not_of_the_clocks() -> None:
+    hourly = replace(ORDERS, period_s=3600.0)
+    # From half past noon: a breach, and as the clock strikes, half an hour of met windows.
+    rows, _ = slid(Carried(), minutes(Verdict.BREACHED, *[Verdict.MET] * 60), hourly)
+
+    # An hour of minutes allows six.
+    assert [row["budget_left"] for row in rows[:60]] == [pytest.approx(1 - 1 / 6)] * 60
+    assert rows[60]["budget_left"] == 1.0
+
+
 def test_the_worst_of_several_queues_decides() -> None:
     windows = [*minutes(Verdict.MET), *minutes(Verdict.WARNED), *minutes(Verdict.NO_DATA)]
 

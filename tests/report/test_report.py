@@ -21,6 +21,7 @@ from tidegate.report.learned import Learned, NothingLearned
 from tidegate.report.page import html_of
 from tidegate.report.pdf import write_pdf
 from tidegate.report.report import document_of, write_report
+from tidegate.report.waits import WaitWindow, wait_chart
 
 
 class Parsed(HTMLParser):
@@ -154,6 +155,29 @@ def test_numbers_in_sentences_are_those_of_the_tables(
     assert "half of the messages waited at most 4 ms" in parsed.text
     assert "14 Mar 15:30:00 UTC, had a p99 of 1.23 s" in parsed.text
     assert f"Rows read {count(21_600)}" in parsed.text
+
+
+def test_close_to_all_is_not_all_and_next_to_nothing_is_not_nothing() -> None:
+    shown = [percent(part) for part in (1.0, 0.99999, 0.9999, 0.5, 0.0001, 0.00001, 0.0)]
+    assert shown == ["100 %", "over 99.99 %", "99.99 %", "50 %", "0.01 %", "under 0.01 %", "0 %"]
+
+
+def test_a_typical_window_is_one_and_a_crowd_that_waited_longer_is_told() -> None:
+    def window(minute: int, messages: int, wait_s: float) -> WaitWindow:
+        begins = NOON + timedelta(minutes=minute)
+        return WaitWindow(begins, 60.0, messages, wait_s, 2 * wait_s, 3 * wait_s)
+
+    quiet = [window(minute, 10, 50e-6) for minute in range(9)]
+
+    assert wait_chart(quiet).sentence == (
+        "In a typical window half of the messages waited at most 50.0 µs; the slowest, at "
+        "14 Mar 12:00:00 UTC, had a p99 of 150 µs."
+    )
+    assert wait_chart([*quiet, window(9, 10_000, 0.825)]).sentence == (
+        "In a typical window half of the messages waited at most 50.0 µs; the slowest, at "
+        "14 Mar 12:09:00 UTC, had a p99 of 2.47 s. Most messages came in crowded windows, whose "
+        "median was 825 ms or longer."
+    )
 
 
 def test_each_agreement_has_a_card_with_its_standing_in_words_the_worst_first(

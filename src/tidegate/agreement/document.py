@@ -48,7 +48,8 @@ OBJECTIVE = 0.99
 PERIOD_S = 28 * 86400.0
 
 _KEYS = ("name", "queue", "http", "window", "objective", "period", "warning", "metrics")
-_WILD = {"*": ".*", "?": "."}
+# Of names, the end of a line is a letter as any other.
+_WILD = {"*": "(?s:.*)", "?": "(?s:.)"}
 
 
 @dataclass(frozen=True)
@@ -71,16 +72,12 @@ class Agreement:
         """How many windows share the error budget."""
         return self.period_s / self.window_s
 
-    @property
-    def queue_regex(self) -> str | None:
-        """The pattern as a regular expression, anchored, that Java reads alike."""
-        if self.queue is None:
-            return None
-        return f"^{''.join(_WILD.get(letter, re.escape(letter)) for letter in self.queue)}$"
-
     def governs_queue(self, queue: str) -> bool:
         """Whether it is about the queue of that name."""
-        return self.queue_regex is not None and bool(re.fullmatch(self.queue_regex, queue))
+        if self.queue is None:
+            return False
+        pattern = "".join(_WILD.get(letter, re.escape(letter)) for letter in self.queue)
+        return re.fullmatch(pattern, queue) is not None
 
 
 class AgreementInvalid(TidegateError):

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from tidegate.agreement.document import AgreementInvalid
 from tidegate.cli import (
     benching,
     configuration,
@@ -69,9 +70,9 @@ def _options(
 
 
 def _told(error: TidegateError) -> str:
-    # Complaints about settings are one a line, and a measurement may tell a long story;
-    # anything else is one line, whoever worded it.
-    if isinstance(error, SettingsInvalid | MeasurementFailed):
+    # Complaints about settings and agreements are one a line, and a measurement may tell a long
+    # story; anything else is one line, whoever worded it.
+    if isinstance(error, SettingsInvalid | AgreementInvalid | MeasurementFailed):
         return str(error)
     return _LINE_END.sub(" ", str(error))
 

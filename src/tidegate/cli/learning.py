@@ -151,7 +151,7 @@ def show_run(run: Run, output: Output) -> None:
             Column("left out", style="yellow"),
         ],
         [
-            (kind, reading.files, reading.rows, _left_out(reading) or None)
+            (kind, reading.files, reading.rows, left_out(reading) or None)
             for kind, reading in run.reading.items()
         ],
         title="Read",
@@ -180,7 +180,8 @@ def show_run(run: Run, output: Output) -> None:
     output.line("")
 
 
-def _left_out(reading: Reading) -> str:
+def left_out(reading: Reading) -> str:
+    """How many files and rows were not used, and why, in words."""
     files = [f"{count:,} files {why}" for why, count in reading.files_left_out.items()]
     rows = [f"{count:,} rows {why}" for why, count in reading.rows_left_out.items()]
     return "; ".join(files + rows)

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from tidegate.cli.learning import left_out
 from tidegate.cli.output import Cell, Column, terminal_table
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Standing:
         ]
         odd: list[Sequence[Cell]] = [(_clock(at), said) for at, said in self._anomalies]
         read: list[Sequence[Cell]] = [
-            (query, reading.files, reading.rows, _left_out(reading) or None)
+            (query, reading.files, reading.rows, left_out(reading) or None)
             for query, reading in readings.items()
         ]
         found: Tables = [("Anomalies", _ANOMALIES, odd), ("Read", _READ, read)]
@@ -147,9 +148,3 @@ def _told(row: Mapping[str, Any]) -> str:
         f"{row['met']} met, {row['warned']} warned, {row['breached']} breached; budget left "
         f"{_percent(row['budget_left'])})"
     )
-
-
-def _left_out(reading: Reading) -> str:
-    files = [f"{count:,} files {why}" for why, count in reading.files_left_out.items()]
-    rows = [f"{count:,} rows {why}" for why, count in reading.rows_left_out.items()]
-    return "; ".join(files + rows)

@@ -44,7 +44,9 @@ def warm_machines(sla_delta: float, boot_s: float, machine_capacity_per_s: float
     if not (math.isfinite(sla_delta) and math.isfinite(boot_s) and boot_s >= 0.0):
         raise ValueError(f"growth {sla_delta} and boot time {boot_s} must be known numbers")
     # A load that only ever falls needs no machine to be ready.
-    return max(math.ceil(sla_delta * boot_s / machine_capacity_per_s), 0)
+    machines = sla_delta * boot_s / machine_capacity_per_s
+    # 1.1 · 100 / 110 is one machine, and 1.0000000000000002 to a computer.
+    return max(math.ceil(machines * (1.0 - ROUNDING)), 0)
 
 
 def boot_time_s(boots_s: Sequence[float]) -> BootTime:

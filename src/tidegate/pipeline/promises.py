@@ -26,6 +26,7 @@ Transform = Callable[[DataFrame], DataFrame]
 
 _HISTOGRAMS = ("wait", "service")
 _RESPONSE = "response"
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,8 @@ def _promises(one: Agreement, known: set[str]) -> list[Column]:
 
 def _percentile_promise(metric: Metric, percentile: float, slot: Slot) -> Column:
     count = F.col(f"{slot.stem}_total")
-    needed = count * percentile
+    # Just enough is enough: 55 % of 100 are 55, and 55.00000000000001 to a computer.
+    needed = count * (percentile - _ROUNDING)
     verdict = (
         F.when(count.isNull() | (count <= 0), Verdict.NO_DATA.value)
         .when(F.col(slot.breach) < needed, Verdict.BREACHED.value)

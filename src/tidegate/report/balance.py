@@ -69,7 +69,8 @@ def _merged(windows: Sequence[BalanceWindow]) -> BalanceWindow:
 def balance_chart(windows: Sequence[BalanceWindow], window_s: float) -> Chart:
     """Rates in and out with the stability of each window; windows, oldest first, not none."""
     points = shortened(windows, _merged, POINTS_MAX)
-    step_s = window_s * -(-len(windows) // POINTS_MAX)
+    each = -(-len(windows) // POINTS_MAX)
+    step_s = window_s * each
 
     def draw(axes: Axes) -> None:
         at = days([point.begins for point in points])
@@ -96,12 +97,14 @@ def balance_chart(windows: Sequence[BalanceWindow], window_s: float) -> Chart:
     }
     fullest = max(windows, key=lambda window: window.waiting)
     behind = rows_behind(windows, lambda window: window.waiting)
+    drawn = f" Each point is the mean of {each} windows of {duration(window_s)}."
     return Chart(
         title="Stability",
         sentence=(
             f"Stable in {percent(shares['stable'])} of the windows, flooded in "
             f"{percent(shares['flooded'])}, draining in {percent(shares['draining'])}. Most "
             f"messages waited at {clock(fullest.begins)} UTC: {count(fullest.waiting)}."
+            + (drawn if each > 1 else "")
         ),
         measures="msg/s, and the state of each window above",
         draw=draw,

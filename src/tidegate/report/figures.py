@@ -55,7 +55,11 @@ def percent(fraction: float | None) -> str:
     if fraction is None or not math.isfinite(fraction):
         return NOTHING
     size = abs(100 * fraction)
-    # Close to all is not all.
+    # Close to all is not all, and next to nothing is not nothing.
+    if 99.995 <= size < 100 and fraction > 0:
+        return "over 99.99 %"
+    if 0 < size < 0.005 and fraction > 0:
+        return "under 0.01 %"
     decimals = 2 if 99 < size < 100 or 0 < size < 1 else 1
     text = f"{size:,.{decimals}f}"
     if "." in text:

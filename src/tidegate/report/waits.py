@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from statistics import median_low
 
 from matplotlib.axes import Axes
 
@@ -17,6 +18,7 @@ from tidegate.report.learned import Learned, grouped
 from tidegate.report.palette import AMBER, BLUE, BRICK, GREY
 from tidegate.report.series import POINTS_MAX, rows_behind, shortened
 
+_MUCH_LONGER = 2.0
 _COLUMNS = ("queue", "window", "window_s", "messages", "wait_s_p50", "wait_s_p95", "wait_s_p99")
 
 
@@ -91,9 +93,6 @@ def wait_chart(windows: Sequence[WaitWindow], limit: WaitLimit | None = None) ->
     window_s = windows[0].length_s
     points = shortened(windows, _worst, POINTS_MAX)
     worst = max(windows, key=lambda window: window.p99_s)
-    # Each window's percentile weighs as many messages as it speaks of.
-    typical = sorted(windows, key=lambda window: window.p50_s)
-    middle = _weighted_middle(typical)
 
     def draw(axes: Axes) -> None:
         at = days([point.begins for point in points])
@@ -118,8 +117,8 @@ def wait_chart(windows: Sequence[WaitWindow], limit: WaitLimit | None = None) ->
 
     each = len(windows) / max(len(points), 1)
     sentence = (
-        f"In a typical window half of the messages waited at most {duration(middle)}; the "
-        f"slowest, at {clock(worst.begins)} UTC, had a p99 of {duration(worst.p99_s)}."
+        f"{_typical(windows)}; the slowest, at {clock(worst.begins)} UTC, had a p99 of "
+        f"{duration(worst.p99_s)}.{_crowded(windows)}"
     )
     if each > 1:
         sentence += (
@@ -150,11 +149,22 @@ def wait_chart(windows: Sequence[WaitWindow], limit: WaitLimit | None = None) ->
     )
 
 
-def _weighted_middle(ascending: Sequence[WaitWindow]) -> float:
-    half = sum(window.messages for window in ascending) / 2
+def _typical(windows: Sequence[WaitWindow]) -> str:
+    middle_s = median_low(window.p50_s for window in windows)
+    return f"In a typical window half of the messages waited at most {duration(middle_s)}"
+
+
+def _crowded(windows: Sequence[WaitWindow]) -> str:
+    """Where most messages waited much longer than in a typical window: that they did."""
+    middle_s = median_low(window.p50_s for window in windows)
+    half = sum(window.messages for window in windows) / 2
     seen = 0
-    for window in ascending:
+    for window in sorted(windows, key=lambda window: window.p50_s):
         seen += window.messages
+        # Windows before this one hold less than half of the messages.
         if seen >= half:
-            return window.p50_s
-    return ascending[-1].p50_s
+            if window.p50_s < _MUCH_LONGER * middle_s:
+                return ""
+            slow = duration(window.p50_s)
+            return f" Most messages came in crowded windows, whose median was {slow} or longer."
+    return ""

@@ -1,10 +1,11 @@
-"""Whether agreements were kept: in every window, and over the time looked at.
+"""Whether agreements were kept: in every window, and over the newest period of each.
 
     samples.transform(measured(agreements)).transform(judged(agreements))
 
 `compliance` has a row for each agreement and window, `promises` one for each of its metrics, and
-`service_levels` what that leaves of the error budget. The verdicts are `pipeline.promises`', which
-watching uses as well; the budget is `agreement.evaluation`'s.
+`service_levels` what that leaves of the error budget. A budget is that of a period, so windows
+count that lie within one before the last of them, however far back `learn` looks. The verdicts are
+`pipeline.promises`', which watching uses as well; the budget is `agreement.evaluation`'s.
 """
 
 from __future__ import annotations
@@ -74,15 +75,23 @@ def service_levels(agreements: Sequence[Agreement]) -> Transform:
     """What the windows come to, of every agreement, also of one that nothing is known of."""
 
     def transform(windows: DataFrame) -> DataFrame:
-        counts = windows.groupBy("agreement").agg(
-            F.min("window").alias("from"),
-            F.max("window").alias("last"),
-            F.count("*").alias("windows"),
-            *(F.count_if(F.col("verdict") == v.value).alias(v.value) for v in Verdict),
-        )
         declared = windows.sparkSession.createDataFrame(
-            [(one.name, one.window_s, one.objective, one.windows_in_period) for one in agreements],
-            "agreement string, window_s double, objective double, windows_in_period double",
+            [
+                (one.name, one.window_s, one.objective, one.period_s, one.windows_in_period)
+                for one in agreements
+            ],
+            "agreement string, window_s double, objective double, period_s double, "
+            "windows_in_period double",
+        )
+        counts = (
+            windows.transform(_newest_period(declared))
+            .groupBy("agreement")
+            .agg(
+                F.min("window").alias("from"),
+                F.max("window").alias("last"),
+                F.count("*").alias("windows"),
+                *(F.count_if(F.col("verdict") == v.value).alias(v.value) for v in Verdict),
+            )
         )
         # Windows of which nobody recorded anything are missing between the first and the last.
         missing = F.round(
@@ -113,11 +122,28 @@ def service_levels(agreements: Sequence[Agreement]) -> Transform:
     return transform
 
 
+def _newest_period(declared: DataFrame) -> Transform:
+    """The windows of each agreement that end less than its period before its last one ends."""
+
+    def transform(windows: DataFrame) -> DataFrame:
+        newest = windows.groupBy("agreement").agg(F.max("window").alias("newest"))
+        periods = declared.select("agreement", "period_s").join(newest, "agreement")
+        age_s = (F.unix_micros("newest") - F.unix_micros("window")) / 1e6
+        return windows.join(F.broadcast(periods), "agreement").where(age_s < F.col("period_s"))
+
+    return transform
+
+
 def run(inputs: Inputs) -> Outcome:
     samples = inputs.frames["queue_samples"]
+    if not inputs.agreements:
+        return _nothing(samples.sparkSession)
     agreements = [one for one in inputs.agreements if one.queue is not None]
     if not agreements:
-        return _nothing(samples.sparkSession)
+        # What those about http did is not recorded: they are there, without data.
+        nothing = samples.sparkSession.createDataFrame([], COMPLIANCE)
+        levels = nothing.transform(service_levels(inputs.agreements))
+        return Outcome({**_nothing(samples.sparkSession).tables, "service_levels": levels})
     windows = (
         samples.transform(measured(agreements, inputs.frames["lifecycles"]))
         .transform(judged(agreements))
@@ -128,7 +154,7 @@ def run(inputs: Inputs) -> Outcome:
         {
             "compliance": windows.select(*COMPLIANCE.names),
             "promises": windows.transform(each_promise),
-            "service_levels": windows.transform(service_levels(agreements)),
+            "service_levels": windows.transform(service_levels(inputs.agreements)),
         }
     )
 

@@ -7,12 +7,14 @@ once, judges itself on held-out hours of each queue's own past, and says whether
 seasonal-naive baseline. Where it did not, the table offers the baseline with the baseline's error
 bars, and says so.
 
-The driver holds a matrix of queues × minutes, so the busiest thousand queues are forecast.
+The driver holds a matrix of queues × minutes, so the busiest thousand queues are forecast, from
+no more history than the seasons look back on.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +40,8 @@ STEPS_AHEAD = 60
 # A day and a week, in steps.
 SEASONS = (1_440, 10_080)
 SERIES_MAX = 1_000
+# Four weeks that make a profile, and one to choose and to judge on.
+HISTORY_MAX = timedelta(weeks=5)
 # What the history table keeps, for drawing.
 HISTORY_SERIES_MAX = 100
 HISTORY_STEPS = 1_440
@@ -136,7 +140,7 @@ class History:
 
 def run(inputs: Inputs) -> Outcome:
     """The forecast of every queue, its history for drawing, and how good it is."""
-    samples = inputs.frames["queue_samples"]
+    samples = inputs.frames["queue_samples"].where(F.col("at") >= inputs.until - HISTORY_MAX)
     history = History.of(samples.transform(by_minute).transform(as_series).toArrow())
     session = samples.sparkSession
     if not history.queues:

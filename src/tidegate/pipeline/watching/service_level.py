@@ -119,7 +119,12 @@ def _row(
         )
 
     last_hour = lately(SLIDING_S)
-    period = _sum(history.hours, hour - agreement.period_s / _HOUR_S)
+    # By the minute as long as those are remembered: hours are too coarse for a short period.
+    period = (
+        lately(agreement.period_s)
+        if agreement.period_s <= _FINE_S
+        else _sum(history.hours, hour - agreement.period_s / _HOUR_S)
+    )
     return {
         "agreement": agreement.name,
         "window": window.astimezone(UTC),
