@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -26,9 +26,9 @@ from tidegate.pipeline.lake import LakeEmpty, LakeFrames, read_lake
 from tidegate.pipeline.progress import Steps
 from tidegate.pipeline.schema import checked
 from tidegate.pipeline.session import SparkOptions, spark_session
-from tidegate.pipeline.small_vetting import ROWS_MAX
-from tidegate.pipeline.survey import Place, check_there
-from tidegate.telemetry.knowledge import SCHEMA, JobRecord, Knowledge, Model, Run
+from tidegate.pipeline.small_vetting import is_small
+from tidegate.pipeline.survey import Place, Survey, survey
+from tidegate.telemetry.knowledge import SCHEMA, JobRecord, Knowledge, Model, Reading, Run
 from tidegate.telemetry.schemas import KINDS
 
 _SMALL_JOBS_AT_ONCE = 2
@@ -48,36 +48,58 @@ class Assignment:
 def learn(assignment: Assignment, knowledge: Knowledge, options: SparkOptions, steps: Steps) -> Run:
     """Learn in a Spark of its own."""
     # Before Spark is started, which takes its time.
-    check_there(assignment.lake)
+    surveys = surveyed(assignment, steps)
+    options = replace(options, brief=is_small(surveys.values()))
     with contextlib.ExitStack() as ending:
         with steps.step("starting Spark"):
             spark = ending.enter_context(spark_session(options))
         steps.watch(spark)
-        return learn_with(spark, assignment, knowledge, steps)
+        return learn_with(spark, assignment, knowledge, steps, surveys)
+
+
+def surveyed(assignment: Assignment, steps: Steps) -> Mapping[str, Survey]:
+    """The files that there are to learn from; none is a sentence of its own."""
+    kinds = dict.fromkeys(name for job in assignment.jobs for name in job.reads)
+    with steps.step("looking at the lake"):
+        surveys = survey(
+            assignment.lake, [KINDS[name] for name in kinds], assignment.since, assignment.until
+        )
+    if not any(found.rows for found in surveys.values()):
+        raise LakeEmpty(_nothing_there(assignment, surveys))
+    return surveys
 
 
 def learn_with(
-    spark: SparkSession, assignment: Assignment, knowledge: Knowledge, steps: Steps
+    spark: SparkSession,
+    assignment: Assignment,
+    knowledge: Knowledge,
+    steps: Steps,
+    surveys: Mapping[str, Survey] | None = None,
 ) -> Run:
     """Run every job, store what it found, and mark the run as the newest."""
     began_s = time.monotonic()
-    names = dict.fromkeys(name for job in assignment.jobs for name in job.reads)
+    surveys = surveys or surveyed(assignment, steps)
     with steps.step("reading the lake"):
         lake = read_lake(
             spark,
             assignment.lake,
-            [KINDS[name] for name in names],
+            surveys,
             assignment.since,
             assignment.until,
             now=assignment.until,
         )
     if not any(reading.rows for reading in lake.reading.values()):
-        raise LakeEmpty(_nothing_there(assignment))
+        raise LakeEmpty(_nothing_there(assignment, surveys, lake.reading))
+    # On little data the time goes into preparing, which uses one core; on much each job uses all
+    # cores, and memory that it would have to share.
+    at_once = _SMALL_JOBS_AT_ONCE if is_small(surveys.values()) else 1
     run = knowledge.begin_run(assignment.until)
     try:
         records = [
             _recorded(done, knowledge, run, assignment.until)
-            for done in _run_jobs(spark, assignment, lake, knowledge.run_folder(run), steps)
+            for done in _run_jobs(
+                spark, assignment, lake, knowledge.run_folder(run), steps, at_once
+            )
         ]
         finished = Run(
             schema=SCHEMA,
@@ -110,13 +132,14 @@ class _Done:
 
 
 def _run_jobs(
-    spark: SparkSession, assignment: Assignment, lake: LakeFrames, folder: Path, steps: Steps
+    spark: SparkSession,
+    assignment: Assignment,
+    lake: LakeFrames,
+    folder: Path,
+    steps: Steps,
+    at_once: int,
 ) -> Iterator[_Done]:
     """What became of each job, in order."""
-    rows = sum(reading.rows for reading in lake.reading.values())
-    # On little data the time goes into preparing, which uses one core; on much each job uses all
-    # cores, and memory that it would have to share.
-    at_once = _SMALL_JOBS_AT_ONCE if rows <= ROWS_MAX else 1
     with ThreadPoolExecutor(at_once, "jobs") as threads:
         running = [
             threads.submit(_run_job, job, assignment, lake, folder, steps)
@@ -185,8 +208,18 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}"
 
 
-def _nothing_there(assignment: Assignment) -> str:
+def _nothing_there(
+    assignment: Assignment,
+    surveys: Mapping[str, Survey],
+    reading: Mapping[str, Reading] | None = None,
+) -> str:
+    left_out: Counter[str] = Counter()
+    for found in surveys.values():
+        left_out += Counter({f"files {why}": count for why, count in found.left_out.items()})
+    for read in (reading or {}).values():
+        left_out += Counter({f"rows {why}": count for why, count in read.rows_left_out.items()})
+    but = "; left out: " + ", ".join(f"{n:,} {why}" for why, n in left_out.items())
     return (
         f"the lake at {assignment.lake.path} has no rows from {assignment.since:%Y-%m-%d %H:%M} to "
-        f"{assignment.until:%Y-%m-%d %H:%M} UTC that can be used"
+        f"{assignment.until:%Y-%m-%d %H:%M} UTC that can be used{but if left_out else ''}"
     )

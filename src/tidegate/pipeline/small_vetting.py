@@ -35,12 +35,17 @@ from tidegate.pipeline.vetting import (
 )
 from tidegate.telemetry.schemas import Kind
 
-ROWS_MAX = 2_000_000
+_ROWS_MAX = 2_000_000
 _THREADS = 2
 _S = 1_000_000  # microseconds
 _INTERVAL = {"interval_s"}
 
 _Mask = NDArray[np.bool_]
+
+
+def is_small(surveys: Iterable[Survey]) -> bool:
+    """Whether the files hold so little that getting ready takes longer than the work."""
+    return sum(found.rows for found in surveys) <= _ROWS_MAX
 
 
 def tally_small(
