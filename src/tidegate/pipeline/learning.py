@@ -26,7 +26,7 @@ from tidegate.pipeline.progress import Steps
 from tidegate.pipeline.schema import checked
 from tidegate.pipeline.session import SparkOptions, spark_session
 from tidegate.pipeline.survey import Place, check_there
-from tidegate.telemetry.knowledge import SCHEMA, JobRecord, Knowledge, Run
+from tidegate.telemetry.knowledge import SCHEMA, JobRecord, Knowledge, Model, Run
 from tidegate.telemetry.schemas import KINDS
 
 
@@ -45,6 +45,7 @@ def learn(assignment: Assignment, knowledge: Knowledge, options: SparkOptions, s
     """Learn in a Spark of its own."""
     # Before Spark is started, which takes its time.
     check_there(assignment.lake)
+    knowledge.check_writable()
     with contextlib.ExitStack() as ending:
         with steps.step("starting Spark"):
             spark = ending.enter_context(spark_session(options))
@@ -71,9 +72,11 @@ def learn_with(
         raise LakeEmpty(_nothing_there(assignment))
     run = knowledge.begin_run(assignment.until)
     try:
-        records = [
-            _run_job(job, assignment, lake, knowledge, run, steps) for job in assignment.jobs
-        ]
+        records, models = [], []
+        for job in assignment.jobs:
+            record, found = _run_job(job, assignment, lake, knowledge.run_folder(run), steps)
+            records.append(record)
+            models.append((job.models or job.name, found))
         finished = Run(
             schema=SCHEMA,
             run=run,
@@ -86,6 +89,10 @@ def learn_with(
             reading=dict(lake.reading),
             jobs=records,
         )
+        # Last: who interrupts a run leaves no models of it.
+        for kind, found in models:
+            if found:
+                knowledge.add_models(kind, run, assignment.until, found)
         knowledge.finish_run(finished)
     except BaseException:
         knowledge.abandon_run(run)
@@ -97,12 +104,11 @@ def _run_job(
     job: Job,
     assignment: Assignment,
     lake: LakeFrames,
-    knowledge: Knowledge,
-    run: str,
+    folder: Path,
     steps: Steps,
-) -> JobRecord:
+) -> tuple[JobRecord, Sequence[Model]]:
+    """Store the tables of a job; what became of it, and its models."""
     began_s = time.monotonic()
-    folder = knowledge.run_folder(run)
     inputs = Inputs(
         {name: lake.frames[name] for name in job.reads},
         assignment.agreements,
@@ -115,22 +121,21 @@ def _run_job(
             for table, schema in job.writes.items():
                 checked(outcome.tables[table], schema, f"the table {table} of the job {job.name}")
             tables = {table: _stored(outcome.tables[table], folder / table) for table in job.writes}
-            if outcome.models:
-                knowledge.add_models(job.models or job.name, run, assignment.until, outcome.models)
     except Exception as error:
         # Half of its tables are none.
         for table in job.writes:
             shutil.rmtree(folder / table, ignore_errors=True)
-        return JobRecord(job.name, time.monotonic() - began_s, failure=_reason(error))
+        return JobRecord(job.name, time.monotonic() - began_s, failure=_reason(error)), ()
     accepted = [model for model in outcome.models if model.accepted]
     refused = Counter(model.reason for model in outcome.models if not model.accepted)
-    return JobRecord(
+    record = JobRecord(
         job=job.name,
         seconds=time.monotonic() - began_s,
         tables=tables,
         models_accepted=len(accepted),
         models_refused=dict(refused),
     )
+    return record, outcome.models
 
 
 def _stored(frame: DataFrame, folder: Path) -> int:
