@@ -10,6 +10,7 @@ when it does not start. Nothing is left behind: not on errors, not on Ctrl-C.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -26,6 +27,7 @@ from typing import Any
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from tidegate.core.errors import TidegateError
@@ -33,6 +35,8 @@ from tidegate.pipeline.java import find_java, launchable_home
 
 _ENDING_S_MAX = 10.0
 _LOG_LINES_SHOWN = 5
+# Places in Spark's code, and what it says at every start.
+_NOISE = re.compile(r"^\tat |^WARNING: | WARN |^Using Spark's default")
 _LOCAL_MASTER = re.compile(r"local(\[.*\])?$")
 
 _LOGGING = """\
@@ -74,20 +78,21 @@ def spark_session(options: SparkOptions) -> Iterator[SparkSession]:
     folder = Path(tempfile.mkdtemp(prefix="tidegate-spark-"))
     with contextlib.ExitStack() as ending:
         ending.callback(shutil.rmtree, folder, ignore_errors=True)
-        ending.enter_context(_own_signal_handlers())
+        ending.enter_context(_quiet())
         conf = _configured(options, folder)
         gateway = _launched(conf, options, folder)
         ending.callback(_end, gateway)
         try:
-            with _environment(_own_python(options)):
+            with _environment(_own_python(options)), _own_signal_handlers():
                 context = SparkContext(conf=conf, gateway=gateway)
+            ending.callback(_stop, context)
+            session = SparkSession.builder.config(conf=conf).getOrCreate()
         except Exception as error:
-            raise SparkDidNotStart(
-                f"Spark did not start on {options.master}: {_first_line(error)}"
-            ) from error
-        # The log says what went wrong in more words than anyone wants on a terminal.
-        session = SparkSession.builder.config(conf=conf).getOrCreate()
-        ending.callback(context.stop)
+            why = _first_line(error)
+            if not options.is_local and "stopped SparkContext" in why:
+                # It has tried for a minute, and stopped by itself.
+                why = "nobody answers there"
+            raise SparkDidNotStart(f"Spark did not start on {options.master}: {why}") from None
         ending.callback(session.stop)
         yield session
 
@@ -113,7 +118,7 @@ def defaults(options: SparkOptions, folder: Path) -> dict[str, str]:
     }
     if options.is_local:
         cores = os.cpu_count() or 2
-        logging = (folder / "log4j2.properties").as_uri()
+        log_settings = (folder / "log4j2.properties").as_uri()
         java = "-XX:+UseParallelGC"
         if options.brief:
             # A run of `learn` over an hour's samples needs 18 s of processor time instead of 28.
@@ -122,7 +127,7 @@ def defaults(options: SparkOptions, folder: Path) -> dict[str, str]:
             "spark.driver.memory": "2g",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.extraJavaOptions": f"{java} -Dlog4j2.configurationFile={logging}",
+            "spark.driver.extraJavaOptions": f"{java} -Dlog4j2.configurationFile={log_settings}",
             # Adaptive execution joins those that turn out small.
             "spark.sql.shuffle.partitions": str(2 * cores),
             "spark.local.dir": str(folder / "scratch"),
@@ -159,6 +164,12 @@ def _own_python(options: SparkOptions) -> dict[str, str]:
     return {"PYSPARK_PYTHON": sys.executable}
 
 
+def _stop(context: SparkContext) -> None:
+    """One that has stopped by itself is stopped."""
+    with contextlib.suppress(Exception):
+        context.stop()
+
+
 def _end(gateway: Any) -> None:
     """No process stays, and another session may be started."""
     SparkContext._gateway = None
@@ -172,6 +183,23 @@ def _end(gateway: Any) -> None:
     except subprocess.TimeoutExpired:
         gateway.proc.kill()
         gateway.proc.wait()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Python's part of Spark logs errors that it raises, and Ctrl-C, with all of their stack."""
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
+
+    def is_not_py4j(record: logging.LogRecord) -> bool:
+        return Path(record.pathname).parent.name != "py4j"
+
+    # It logs under no name of its own.
+    logging.getLogger().addFilter(is_not_py4j)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeFilter(is_not_py4j)
 
 
 @contextlib.contextmanager
@@ -190,7 +218,10 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """Spark puts a handler of its own in the place of ours; it goes when Spark does."""
+    """Spark puts a handler of its own in the place of ours; it goes at once.
+
+    It calls Java amid whichever call to Java Ctrl-C came in, which neither of them survives.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -202,9 +233,17 @@ def _own_signal_handlers() -> Iterator[None]:
 
 
 def _end_of(log: Path) -> str:
+    """The last that Spark said, without where in its code it stood."""
     lines = log.read_text(errors="replace").strip().splitlines()
-    return " ".join(lines[-_LOG_LINES_SHOWN:]) or "it said nothing"
+    said = [line.strip() for line in lines if not _NOISE.search(line)]
+    return " ".join(said[-_LOG_LINES_SHOWN:]) or "it said nothing"
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    # What Java raised, in Java's own words; Python's ask Java for more, which may be gone.
+    raised = getattr(error, "java_exception", None)
+    try:
+        words = str(raised.getMessage() if raised is not None else error)
+    except Exception:
+        words = ""
+    return (words.strip() or type(error).__name__).splitlines()[0]
