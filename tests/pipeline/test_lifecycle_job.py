@@ -73,8 +73,8 @@ def test_windows_are_as_short_as_is_sensible() -> None:
     assert width_s(Extent(span_s=86_400, rows=plenty, queues=3)) == 3600
     assert width_s(Extent(span_s=7 * 86_400, rows=plenty, queues=3)) == 4 * 3600
     assert width_s(Extent(span_s=400 * 86_400, rows=plenty, queues=3)) == 86_400
-    # An hour of ten messages a second for twenty queues: 300 in ten minutes, 100 in five.
-    assert width_s(Extent(span_s=3600, rows=36_000, queues=20)) == 900
+    # An hour of fifty messages a second for twenty queues: of each 750 in five minutes.
+    assert width_s(Extent(span_s=3600, rows=180_000, queues=20)) == 900
     # Too little for anything but one window.
     assert width_s(Extent(span_s=3600, rows=30, queues=20)) == 3600
     assert width_s(Extent(span_s=0, rows=1, queues=1)) == 2

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 
 import psutil
 
 LOOK_EVERY_S = 0.1
+SETTLED_S = 1.0
 
 
 class MemoryPeak:
@@ -39,10 +41,12 @@ class MemoryPeak:
 
     def _look(self) -> int:
         total = 0
+        # A process that has just been forked, to run a command, looks as large as its parent.
+        settled_s = time.time() - SETTLED_S
         me = psutil.Process()
         for process in [me, *me.children(recursive=True)]:
             # One that has just ended uses none.
             with contextlib.suppress(psutil.Error):
-                if process.pid not in self._without:
+                if process.pid not in self._without and process.create_time() < settled_s:
                     total += process.memory_info().rss
         return total

@@ -2,16 +2,17 @@
 
     lifecycles.transform(durations_by_window(900))
 
-Percentiles come from buckets: one walk adds up weights by queue, window and bucket, of all three
-durations at once; what remains is small, and a percentile is the mean of the bucket in which it
-lies. Buckets grow by the fourth root of two, so it is off by some percent at most, and not at all
-where all durations are equal. A sampled message counts as many times as it stands for.
+Percentiles come from buckets: a walk for each duration adds up weights by queue, window and bucket;
+what remains is small, and a percentile is the mean of the bucket in which it lies. Buckets
+grow by the fourth root of two, so it is off by some percent at most, and not at all where all
+durations are equal. A sampled message counts as many times as it stands for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
@@ -33,8 +34,8 @@ FRACTIONS = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 BUCKETS_PER_DOUBLING = 4
 # A queue's line over time needs no more points.
 WINDOWS_MAX = 48
-# With fewer in a window its slowest hundredth is two messages, and most buckets hold one or none.
-SAMPLED_MIN = 200
+# With fewer in a window its slowest hundredth is less than ten messages, and many buckets hold one.
+SAMPLED_MIN = 1_000
 
 Transform = Callable[[DataFrame], DataFrame]
 
@@ -68,12 +69,16 @@ class Extent:
 
 def extent(lifecycles: DataFrame) -> Extent:
     """What windows are chosen by; reads two columns."""
-    row = lifecycles.agg(
+    # By queue first, exactly: sketching how many there are costs more.
+    by_queue = lifecycles.groupBy("queue").agg(
+        F.min("at").alias("first"), F.max("at").alias("last"), F.count("*").alias("rows")
+    )
+    row = by_queue.agg(
         F.coalesce(
-            (F.unix_micros(F.max("at")) - F.unix_micros(F.min("at"))) / 1e6, F.lit(0.0)
+            (F.unix_micros(F.max("last")) - F.unix_micros(F.min("first"))) / 1e6, F.lit(0.0)
         ).alias("span_s"),
-        F.count("*").alias("rows"),
-        F.approx_count_distinct("queue").alias("queues"),
+        F.coalesce(F.sum("rows"), F.lit(0)).alias("rows"),
+        F.count("*").alias("queues"),
     ).collect()[0]
     return Extent(row["span_s"], row["rows"], row["queues"])
 
@@ -98,53 +103,37 @@ def bucket(duration_us: Column) -> Column:
 
 
 def by_bucket(width_s: float) -> Transform:
-    """Weights and sums by queue, window, and the bucket of one duration after the other."""
+    """Weights and sums by queue, window, duration and its bucket."""
 
     def transform(lifecycles: DataFrame) -> DataFrame:
-        rows = lifecycles.select(
-            "queue",
-            window_start(width_s).alias("window"),
-            "weight",
-            *(F.col(f"{what}_us").alias(f"{what}_us") for what in DURATIONS),
-            *(bucket(F.col(f"{what}_us")).alias(what) for what in DURATIONS),
-        )
-        sets = [["queue", "window", what] for what in DURATIONS]
-        return rows.groupingSets(sets, "queue", "window", *DURATIONS).agg(
-            F.grouping_id().alias("grouped_by"),
-            F.count("*").alias("sampled"),
-            F.sum("weight").alias("weight"),
-            *(
-                F.sum(F.col(f"{what}_us") * F.col("weight")).alias(f"{what}_us")
-                for what in DURATIONS
-            ),
-            *(F.max(f"{what}_us").alias(f"{what}_us_max") for what in DURATIONS),
+        # A walk for each duration, over its own column: three small tables of groups were measured
+        # to be a third faster than one large one that each row enters three times.
+        return reduce(
+            DataFrame.unionAll, (lifecycles.transform(_buckets_of(d, width_s)) for d in DURATIONS)
         )
 
     return transform
 
 
-def one_duration_each(buckets: DataFrame) -> DataFrame:
-    """Of each row the duration that it is grouped by: which, its bucket and its sums."""
-    chosen = {
-        # The bits of the columns that a row is not grouped by are set.
-        what: F.col("grouped_by") == (0b111 ^ (0b100 >> number))
-        for number, what in enumerate(DURATIONS)
-    }
+def _buckets_of(duration: str, width_s: float) -> Transform:
+    def transform(lifecycles: DataFrame) -> DataFrame:
+        took_us = F.col(f"{duration}_us")
+        return (
+            # Messages that ended without a delivery have no wait.
+            lifecycles.filter(took_us.isNotNull())
+            .groupBy(
+                "queue", window_start(width_s).alias("window"), bucket(took_us).alias("bucket")
+            )
+            .agg(
+                F.count("*").alias("sampled"),
+                F.sum("weight").alias("weight"),
+                F.sum(took_us * F.col("weight")).alias("sum_us"),
+                F.max(took_us).alias("max_us"),
+            )
+            .withColumn("duration", F.lit(duration))
+        )
 
-    def of_it(column: Callable[[str], Column]) -> Column:
-        return F.coalesce(*(F.when(is_it, column(what)) for what, is_it in chosen.items()))
-
-    return buckets.select(
-        "queue",
-        "window",
-        of_it(F.lit).alias("duration"),
-        of_it(F.col).alias("bucket"),
-        "sampled",
-        "weight",
-        of_it(lambda what: F.col(f"{what}_us")).alias("sum_us"),
-        of_it(lambda what: F.col(f"{what}_us_max")).alias("max_us"),
-        # Messages that ended without a delivery have no wait.
-    ).filter(F.col("bucket").isNotNull())
+    return transform
 
 
 def with_weights_so_far(buckets: DataFrame) -> DataFrame:
@@ -193,7 +182,6 @@ def durations_by_window(width_s: float) -> Transform:
             # What stands for nothing would divide by it.
             lifecycles.filter(F.col("weight") > 0)
             .transform(by_bucket(width_s))
-            .transform(one_duration_each)
             .transform(with_weights_so_far)
             .transform(with_percentiles)
             .withColumn("window_s", F.lit(float(width_s)))
