@@ -37,8 +37,7 @@ NEEDS: dict[type[w.Request], tuple[str, Make]] = {
     w.GetQueueName: (SEE, lambda queue, _: w.GetQueueName(queue)),
     w.GetMessages: (READ, lambda queue, _: w.GetMessages(queue)),
     w.GetWaitingIds: (READ, lambda queue, _: w.GetWaitingIds(queue, 1)),
-    # An id that is nobody's: what the queue holds is looked at when all verbs were asked.
-    w.AcknowledgeIds: (READ, lambda queue, _: w.AcknowledgeIds(queue, [(1 << 40, 1 << 40)])),
+    w.AcknowledgeIds: (READ, lambda queue, _: w.AcknowledgeIds(queue, [(1, 1 << 40)])),
     w.PurgeQueue: (CONFIGURE, lambda queue, _: w.PurgeQueue(queue)),
     w.PutMessages: (WRITE, lambda queue, _: w.PutMessages(queue, 5, 1, [1], [5])),
     w.PutToQueues: (WRITE, lambda queue, _: w.PutToQueues([queue], 6, 1, 5)),

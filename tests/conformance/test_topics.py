@@ -406,7 +406,7 @@ async def test_memory_holds_a_payload_once(node: Node, orders: Client) -> None:
     await orders.publish("orders", b"x" * 1000, headers={"region": "eu"})
     held = []
     for replica in node.replicas.values():
-        held += [id(span.segment.payload) for span in (await replica.browse(10))[0]]
+        held += [id(span.segment.payload) for span in (await replica.by_id.browse(10))[0]]
     assert len(held) == 2
     assert len(set(held)) == 1
 

@@ -57,6 +57,51 @@ async def test_a_transaction_has_the_same_tags(start_node: StartNode, connect: C
         await link.ask(w.Transact(1, 1, [], [w.Acknowledged(queue.queue_id, 0, [EVERY_TAG])]))
 
 
+@pytest.mark.parametrize(
+    ("first_id", "last_id"), [(50, 20), (99, 2), (2**63 - 1, 0), (0, -(2**63)), (-1, -2)]
+)
+async def test_no_messages_lie_between_ids_that_are_the_wrong_way_round(
+    first_id: int, last_id: int, start_node: StartNode, connect: Connect
+) -> None:
+    node = await start_node()
+    mq = await connect(node)
+    queue = await mq.create_queue("orders")
+    await mq.put_many("orders", [b"x"] * 100)
+    answer = await (await mq.connected()).ask(
+        w.GetMessages(queue.queue_id, 10, first_id=first_id, last_id=last_id)
+    )
+    assert answer.packet == w.GetMessagesResponse([], None)
+    assert len(answer.body) == 0
+
+
+async def test_ids_in_many_ranges_are_acknowledged_at_nobody_elses_cost(
+    start_node: StartNode, connect: Connect
+) -> None:
+    node = await start_node()
+    mq = await connect(node)
+    await mq.create_queue("orders")
+    ids = await mq.put_many("orders", [b"x"] * 20_000)
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    counting = asyncio.create_task(count_turns())
+    # Twice the same, and not in order: each counts once. Range by range this took minutes.
+    ranges = [(each, each) for each in ids[::2]]
+    async with asyncio.timeout(10):
+        assert await mq.ack_ids("orders", [*ranges, *reversed(ranges)]) == 10_000
+    counting.cancel()
+
+    # Others had their turn all the time.
+    assert turns >= 50
+    left = await mq.waiting_ids("orders", limit=20_000)
+    assert left.ranges == [(each, each) for each in ids[1::2]]
+
+
 async def test_a_lease_is_not_lengthened_beyond_what_one_may_ask_for(
     start_node: StartNode, connect: Connect
 ) -> None:

@@ -258,6 +258,9 @@ async def test_lifecycles_end_in_many_ways(node: Node, mq: Client, clock: Turned
     await mq.create_queue("purged")
     await mq.put_many("purged", [b"", b""])
     await mq.purge("purged")
+    await mq.create_queue("by-id")
+    by_id = await mq.put_many("by-id", [b"", b""])
+    await mq.ack_ids("by-id", [(by_id[0], by_id[1])])
     await mq.create_queue("automatic")
     async with mq.subscribe("automatic", prefetch=10, ack="automatic") as subscription:
         await mq.put("automatic", b"")
@@ -276,6 +279,8 @@ async def test_lifecycles_end_in_many_ways(node: Node, mq: Client, clock: Turned
         ("nowhere", "dropped", 1),
         ("short", "expired", 0),
         ("purged", "purged", 0),
+        # Nobody can say when who read it did.
+        ("by-id", "acked", 0),
         ("automatic", "acked", 1),
     }
     assert total(rows, "weight", queue="purged") == 2

@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     # Tasks that fail are tried again, as on a cluster.
-    options = SparkOptions("local[2,3]", {"spark.driver.memory": "1g"})
+    options = SparkOptions("local[2,3]", {"spark.driver.memory": "1g"}, brief=True)
     with spark_session(options) as session:
         yield session
 

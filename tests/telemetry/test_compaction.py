@@ -114,12 +114,32 @@ def test_two_who_compact_the_same_orphans_make_the_same_file(tmp_path: Path, lak
 
 
 def test_hours_beyond_the_retention_go(tmp_path: Path, lake: Lake) -> None:
-    write_events(lake, ["kept"], hour=HOUR + 3)
+    for hour in (HOUR + 3, HOUR + 4):
+        write_events(lake, ["kept"], hour=hour)
 
     done = run_round(plan(tmp_path, retention_s=2 * 3600.0))
 
     assert done.hours_expired == 1
-    assert events_of(lake) == ["kept"]
+    assert events_of(lake) == ["kept", "kept"]
+
+
+def test_a_clock_that_jumps_ahead_deletes_no_history(tmp_path: Path, lake: Lake) -> None:
+    for hour in range(HOUR + 1, HOUR + 30):
+        write_events(lake, ["history"], hour=hour)
+    years_ahead = HOUR + 70 * 365 * 24
+    retention_s = 30 * 86400.0
+    for hour in range(years_ahead, years_ahead + 23):
+        write_events(lake, ["ahead"], hour=hour)
+
+        done = run_round(
+            plan(tmp_path, retention_s=retention_s, now_s=hour * 3600.0 + 60, grace_s=1e12)
+        )
+
+        assert done.hours_expired == 0
+    # A day was recorded by that time: it is the time.
+    write_events(lake, ["ahead"], hour=years_ahead + 23)
+    now_s = (years_ahead + 24) * 3600.0
+    assert run_round(plan(tmp_path, retention_s=retention_s, now_s=now_s)).hours_expired == 30
 
 
 def test_leftovers_of_an_earlier_life_go_and_those_of_others_stay(

@@ -1,115 +1,120 @@
-"""The knowledge folder: several writers, broken files, newer ones, and places that are none."""
+"""The knowledge folder: what readers find, whatever happened to its files."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from tidegate.telemetry.knowledge import (
-    RUNS_KEPT,
-    SCHEMA,
-    JobRecord,
-    Knowledge,
-    KnowledgeRefused,
-    Model,
-    Run,
-)
+from tidegate.telemetry.knowledge import SCHEMA, JobRecord, Knowledge, Model, Run
 
-NOON = datetime(2026, 3, 14, 12, tzinfo=UTC)
-WRITERS, RUNS_EACH = 4, 10
+NOW = datetime(2026, 3, 14, 12, 0, tzinfo=UTC)
 
 
-def model(subject: str, *, accepted: bool = True) -> Model:
-    return Model(subject, accepted, "because", {"a": 0.5}, {}, rows=3, from_s=1.0, to_s=2.0)
+@pytest.fixture
+def complaints() -> list[str]:
+    return []
 
 
-def learn(
-    knowledge: Knowledge,
-    *subjects: str,
-    kind: str = "prefetch",
-    table: str = "t",
-    now: datetime = NOON,
-) -> str:
-    """What a run of `learn` writes down."""
-    run = knowledge.begin_run(now)
-    (knowledge.run_folder(run) / table).mkdir()
-    knowledge.add_models(kind, run, NOON, [model(subject) for subject in subjects])
-    job = JobRecord("a job", 1.0, tables={table: 1})
-    knowledge.finish_run(Run(SCHEMA, run, NOON, NOON, NOON, 1.0, "lake", [], {}, [job]))
-    return run
+@pytest.fixture
+def knowledge(tmp_path: Path, complaints: list[str]) -> Knowledge:
+    return Knowledge(tmp_path / "knowledge", complaints.append)
 
 
-def learn_often(folder: Path, name: str) -> None:
-    for number in range(RUNS_EACH):
-        learn(Knowledge(folder), f"{name}-{number}", table=f"table-{name}")
+def model(subject: str, *, accepted: bool = True, **parameters: float) -> Model:
+    return Model(subject, accepted, "says why", parameters, {"r2": 0.9}, 10, 5.0, 9.0)
 
 
-def test_several_writers_at_a_time_forget_nothing_of_each_other(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    names = [f"writer-{number}" for number in range(WRITERS)]
-    writers = [context.Process(target=learn_often, args=(tmp_path, name)) for name in names]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-
-    assert [writer.exitcode for writer in writers] == [0] * WRITERS
-    knowledge = Knowledge(tmp_path)
-    assert knowledge.newest_version("prefetch") == WRITERS * RUNS_EACH
-    wanted = {f"{name}-{number}" for name in names for number in range(RUNS_EACH)}
-    assert set(knowledge.accepted("prefetch")) == wanted
-    assert all(knowledge.table_folder(f"table-{name}") for name in names)
-    assert len(list((tmp_path / "runs").iterdir())) <= RUNS_KEPT + WRITERS
+def finish(knowledge: Knowledge, at: datetime, *tables: str) -> str:
+    name = knowledge.begin_run(at)
+    for table in tables:
+        (knowledge.run_folder(name) / table).mkdir()
+    record = JobRecord("job", 1.0, tables=dict.fromkeys(tables, 1))
+    knowledge.finish_run(Run(SCHEMA, name, at, at, at, 1.0, "lake", [], {}, [record]))
+    return name
 
 
-def test_old_runs_go_and_one_that_is_under_way_stays(tmp_path: Path) -> None:
-    knowledge = Knowledge(tmp_path)
-    killed, under_way = knowledge.begin_run(NOON), knowledge.begin_run(NOON)
-    os.utime(knowledge.run_folder(killed), (1e9, 1e9))
-
-    later = [NOON + timedelta(minutes=minute) for minute in range(1, 2 * RUNS_KEPT)]
-    runs = [learn(knowledge, "one", now=now) for now in later]
-
-    left = sorted(folder.name for folder in (tmp_path / "runs").iterdir())
-    assert left == [under_way, *runs[-RUNS_KEPT:]]
-
-
-def test_marks_that_are_broken_follow_from_the_models(tmp_path: Path) -> None:
-    complaints: list[str] = []
-    knowledge = Knowledge(tmp_path, complaints.append)
-    learn(knowledge, "one", "two")
-    learn(knowledge, "queue", kind="capacity")
-    marks = tmp_path / "models" / "accepted.json"
-    marks.write_bytes(marks.read_bytes()[:20])
-
-    learn(knowledge, "two")
-
-    assert complaints[0].startswith(f"{marks} cannot be read")
-    assert set(knowledge.accepted("prefetch")) == {"one", "two"}
-    assert set(knowledge.accepted("capacity")) == {"queue"}
-
-
-def test_a_newer_folder_is_neither_misread_nor_written_to(tmp_path: Path) -> None:
-    complaints: list[str] = []
-    knowledge = Knowledge(tmp_path, complaints.append)
-    learn(knowledge, "one")
-    latest = tmp_path / "latest.json"
-    newer = latest.read_bytes().replace(b'"schema": 1', b'"schema": 2')
-    latest.write_bytes(newer)
-
+def test_before_the_first_run_there_is_nothing(knowledge: Knowledge, complaints: list[str]) -> None:
     assert knowledge.latest() is None
-    assert "newer Tidegate" in complaints[0]
-    with pytest.raises(KnowledgeRefused, match="upgrade this one, or name another folder"):
-        knowledge.begin_run(NOON)
-    assert latest.read_bytes() == newer
+    assert knowledge.run() is None
+    assert knowledge.table_folder("stability") is None
+    assert knowledge.accepted("identification") == {}
+    assert complaints == []
 
 
-def test_a_place_that_cannot_be_a_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("no folder")
+def test_the_newest_accepted_model_of_each_subject_counts(knowledge: Knowledge) -> None:
+    knowledge.add_models("plant", "run 1", NOW, [model("a", gain=1.0), model("b", gain=1.0)])
+    # Poorer data the next time: b is refused, and its old model stays.
+    poor = model("b", accepted=False, gain=2.0)
+    knowledge.add_models("plant", "run 2", NOW, [model("a", gain=2.0), poor])
+    knowledge.add_models("plant", "run 3", NOW, [])
 
-    with pytest.raises(KnowledgeRefused, match="cannot be written: "):
-        Knowledge(tmp_path / "file" / "knowledge").check_writable()
+    accepted = knowledge.accepted("plant")
+
+    assert {name: one.parameters["gain"] for name, one in accepted.items()} == {"a": 2.0, "b": 1.0}
+    assert knowledge.newest_version("plant") == 3
+    marked = json.loads((knowledge.folder / "models" / "accepted.json").read_text())
+    assert marked == {"plant": {"a": 2, "b": 1}}
+    written = json.loads((knowledge.folder / "models" / "plant" / "000002.json").read_text())
+    assert written["data"] == {"from": 5.0, "to": 9.0, "rows": 20}
+    assert written["models"][1] == {
+        "subject": "b",
+        "accepted": False,
+        "reason": "says why",
+        "rows": 10,
+        "parameters": {"gain": 2.0},
+        "quality": {"r2": 0.9},
+        "from": 5.0,
+        "to": 9.0,
+    }
+
+
+def test_a_table_is_found_in_the_newest_run_that_has_it(knowledge: Knowledge) -> None:
+    first = finish(knowledge, NOW, "stability", "phases")
+    second = finish(knowledge, NOW + timedelta(minutes=1), "phases")
+
+    assert knowledge.table_folder("stability") == knowledge.run_folder(first) / "stability"
+    assert knowledge.table_folder("phases") == knowledge.run_folder(second) / "phases"
+    newest = knowledge.run()
+    assert newest is not None
+    assert newest.run == second
+
+
+def test_runs_in_the_same_second_have_names_of_their_own(knowledge: Knowledge) -> None:
+    assert knowledge.begin_run(NOW) == "20260314T120000Z"
+    assert knowledge.begin_run(NOW) == "20260314T120000Z-002"
+
+
+def test_old_runs_go_but_not_those_that_a_table_is_in(knowledge: Knowledge) -> None:
+    kept = finish(knowledge, NOW, "rare")
+    runs = [finish(knowledge, NOW + timedelta(minutes=n), "often") for n in range(1, 15)]
+
+    left = sorted(folder.name for folder in (knowledge.folder / "runs").iterdir())
+
+    assert left == [kept, *runs[-10:]]
+    assert knowledge.table_folder("rare") is not None
+
+
+def test_a_broken_file_is_passed_over_with_a_sentence(
+    knowledge: Knowledge, complaints: list[str]
+) -> None:
+    knowledge.add_models("plant", "run 1", NOW, [model("a")])
+    knowledge.add_models("plant", "run 2", NOW, [model("b")])
+    (knowledge.folder / "models" / "plant" / "000002.json").write_text('{"schema": 1')
+
+    assert set(knowledge.accepted("plant")) == {"a"}
+    assert len(complaints) == 1
+    assert "000002.json cannot be read and was passed over" in complaints[0]
+    # And what comes next has a number of its own.
+    assert knowledge.add_models("plant", "run 3", NOW, [model("b")]).version == 3
+    assert set(knowledge.accepted("plant")) == {"a", "b"}
+
+
+def test_nothing_half_written_is_left(knowledge: Knowledge) -> None:
+    finish(knowledge, NOW, "stability")
+    knowledge.add_models("plant", "run", NOW, [model("a")])
+
+    hidden = [file.name for file in knowledge.folder.rglob(".*") if file.is_file()]
+    assert hidden == [".lock"]

@@ -229,7 +229,7 @@ async def browse(session: Session, replica: Replica, packet: w.GetMessages, fram
     room = FRAME_BYTES_MAX // 2
     limit = min(packet.limit, BROWSE_COUNT_MAX)
     first_id = min(max(packet.first_id, 0), NO_ID)
-    spans, more_from = await replica.browse(limit, first_id, last_id)
+    spans, more_from = await replica.by_id.browse(limit, first_id, last_id)
     for span in spans:
         body = span.segment.body(span.low, span.high)
         room -= len(body)
@@ -253,7 +253,7 @@ async def waiting_ids(
     last_id = _checked_last_id(packet.limit, packet.last_id)
     # Before what waits is looked at: what comes meanwhile may be on the list or not.
     below_id = replica.intake.ids_given_below
-    ranges = await replica.waiting_ids(packet.limit, last_id)
+    ranges = await replica.by_id.waiting_ids(packet.limit, last_id)
     session.answer(w.GetWaitingIdsResponse(ranges, below_id), frame.packet_id)
 
 
@@ -261,7 +261,7 @@ async def acknowledge_ids(
     session: Session, replica: Replica, packet: w.AcknowledgeIds, frame: Frame
 ) -> None:
     check_id_ranges(packet.ranges)
-    count = await replica.acknowledge_ids(packet.ranges)
+    count = await replica.by_id.acknowledge(packet.ranges)
     session.answer(w.AcknowledgeIdsResponse(count), frame.packet_id)
 
 

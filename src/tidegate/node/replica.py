@@ -19,13 +19,13 @@ from tidegate.core.errors import NotOwner, QueueNotExisting, TidegateError
 from tidegate.core.model import DeathReason, Overflow, QueueInfo, QueuePolicy
 from tidegate.core.ports import Clock, Settlement, Store
 from tidegate.core.segment import Segment
+from tidegate.node.by_id import ById
 from tidegate.node.dispatch import Dispatch
 from tidegate.node.holding import Holding
 from tidegate.node.intake import Intake
 from tidegate.node.lifecycle_watch import DROPPED
 from tidegate.node.limits import Limits
 from tidegate.node.settling import Settling
-from tidegate.queueing.lane import NO_ID
 from tidegate.queueing.lifecycle import Event
 from tidegate.queueing.span import Span
 from tidegate.storage.writer import Settler, Writer
@@ -33,8 +33,6 @@ from tidegate.telemetry.meters import QueueMeters
 from tidegate.telemetry.numbers import ConsumerNumbers, QueueNumbers, durations
 
 _DRAIN_POLL_S = 0.002
-# In which waiting ids are listed; whoever asks gets the others next time.
-WAITING_RANGES_MAX = 10_000
 
 
 class Replica:
@@ -73,6 +71,7 @@ class Replica:
         )
         self.intake = Intake(self._holding, writer, self._admit)
         self._holding.made_room = self.intake.made_room
+        self.by_id = ById(self._holding, self.dispatch, self._settling)
 
     @property
     def holding(self) -> Holding:
@@ -267,89 +266,10 @@ class Replica:
                 self.fence(holding.taken_over())
                 raise holding.taken_over()
         # Of segments that somebody still holds a part of, the rest is acknowledged.
-        await self._on_disk()
+        await self._settling.on_disk()
         if holding.fenced:
             raise holding.taken_over()
         return count
-
-    # By id
-
-    async def browse(
-        self, limit: int, first_id: int = 0, last_id: int = NO_ID
-    ) -> tuple[list[Span], int | None]:
-        """Messages that wait and have these ids, in order; from where on there may be more."""
-        queue = self._holding.queue
-        segments, through = await self.dispatch.tail.look(first_id, last_id)
-        # Only now: while the store was read, messages may have come back from it.
-        spans = queue.browse(limit, first_id, through)
-        for segment in segments:
-            spans += queue.tail_pieces(segment, first_id, through)
-        spans.sort(key=lambda span: span.first_id)
-        shown: list[Span] = []
-        for span in spans:
-            if len(span) > limit:
-                span = span.split(limit)
-            shown.append(span)
-            limit -= len(span)
-            if limit <= 0:
-                through = span.first_id + len(span) - 1
-                break
-        return shown, through + 1 if through < last_id else None
-
-    async def waiting_ids(self, limit: int, last_id: int) -> list[tuple[int, int]]:
-        """Which messages for anyone are in memory, the lowest ids first, in ranges.
-
-        Nothing only if nothing waits: what the store holds comes to memory before its turn.
-        """
-        holding = self._holding
-        if holding.policy.paused:
-            return []
-        queue = holding.queue
-        while not (
-            spans := queue.browse(limit, 0, min(last_id, queue.tail_begins - 1), for_anyone=True)
-        ):
-            if queue.tail_begins > last_id:
-                break
-            if not await self.dispatch.tail.more():
-                # Memory is short: better out of order than nothing.
-                spans = queue.browse(limit, 0, last_id, for_anyone=True)
-                break
-        ranges: list[tuple[int, int]] = []
-        for span in spans:
-            first, last = span.first_id, span.first_id + len(span) - 1
-            if ranges and ranges[-1][1] + 1 == first:
-                ranges[-1] = (ranges[-1][0], last)
-            elif len(ranges) == WAITING_RANGES_MAX:
-                break
-            else:
-                ranges.append((first, last))
-        return ranges
-
-    async def acknowledge_ids(self, ranges: list[tuple[int, int]]) -> int:
-        """Messages for anyone that wait are done, and that is on disk; how many there were."""
-        holding = self._holding
-        count = 0
-        for first_id, last_id in ranges:
-            while first_id <= last_id and not holding.fenced:
-                through = await self.dispatch.tail.pull_between(first_id, last_id)
-                if not holding.fenced:
-                    count += self._settling.settle_waiting(
-                        holding.queue.take_between(first_id, through)
-                    )
-                first_id = through + 1
-        if not holding.fenced:
-            # Groups have gone on, heads are short, limits have room.
-            self.dispatch.dispatch()
-            await self._on_disk()
-        if holding.fenced:
-            raise holding.taken_over()
-        return count
-
-    async def _on_disk(self) -> None:
-        """Wait until everything that is done so far is so on disk."""
-        on_disk: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._settling.when_on_disk(lambda: None if on_disk.done() else on_disk.set_result(None))
-        await on_disk
 
     @property
     def is_empty(self) -> bool:

@@ -163,33 +163,16 @@ class QueueSampler:
             self.producers, holding.producers = holding.producers, set()
         else:
             self.producers = _NOBODY
+        brought = (at_us, interval_s, *self._names, *since, wait_s, service_s, wait, service)
         if holding.fenced:
             # Another node says how things stand there.
             self.consumers = self.readers = 0
-            gone = (0, 0, 0, 0, 0.0, 0, 0, len(self.producers), 0, 0)
-            return (
-                at_us,
-                interval_s,
-                *self._names,
-                *since,
-                wait_s,
-                service_s,
-                wait,
-                service,
-                *gone,
-            )
+            return (*brought, 0, 0, 0, 0, 0.0, 0, 0, len(self.producers), 0, 0)
         oldest = queue.oldest() if len(queue) else None
         consumers = dispatch.consumers
         self.consumers, self.readers = len(consumers), dispatch.readers_waiting
         return (
-            at_us,
-            interval_s,
-            *self._names,
-            *since,
-            wait_s,
-            service_s,
-            wait,
-            service,
+            *brought,
             len(queue),
             queue.tail_count,
             queue.later_count,

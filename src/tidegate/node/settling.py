@@ -6,6 +6,7 @@ which are then deleted; of others the done offsets are noted.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from tidegate.core.ports import Attempt, Settlement
@@ -83,6 +84,7 @@ class Settling:
     def settle_waiting(self, spans: list[Span]) -> int:
         """Acknowledge messages that nobody held, just taken out of the queue; how many."""
         meters = self._holding.meters
+        self._holding.note_ended(spans, ACKED)
         for span in spans:
             # Whoever acknowledges them has read them.
             meters.delivered.add(len(span))
@@ -99,6 +101,12 @@ class Settling:
             self._waiters_under_way.append(tell)
         else:
             tell()
+
+    async def on_disk(self) -> None:
+        """Wait until everything that is done so far is so on disk."""
+        on_disk: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.when_on_disk(lambda: None if on_disk.done() else on_disk.set_result(None))
+        await on_disk
 
     def hurry(self) -> None:
         if self._settlement is not None:

@@ -1,12 +1,13 @@
 """The lake as Spark frames: the files that can be read, of them the rows that can be true.
 
-reading = read_lake(spark, Place.of("data/lake"), kinds, since, until, now)
-reading.frames["queue_samples"].transform(…)
+surveys = survey(place, kinds, since, until)
+lake = read_lake(spark, place, surveys, since, until, now)
+lake.frames["queue_samples"].transform(…)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -14,10 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tidegate.core.errors import Notice
 from tidegate.pipeline.schema import spark_schema
-from tidegate.pipeline.survey import Place, Survey, survey
+from tidegate.pipeline.small_vetting import is_small, tally_small
+from tidegate.pipeline.survey import Place, Survey
 from tidegate.pipeline.vetting import OUT_OF_RANGE, Tally, fault, in_range, tally
 from tidegate.telemetry.knowledge import Reading
-from tidegate.telemetry.schemas import Kind
 
 
 class LakeEmpty(Notice):
@@ -40,15 +41,17 @@ class LakeFrames:
 def read_lake(
     spark: SparkSession,
     place: Place,
-    kinds: Iterable[Kind],
+    surveys: Mapping[str, Survey],
     since: datetime,
     until: datetime,
     now: datetime,
 ) -> LakeFrames:
-    """The rows of each kind between two times."""
-    surveys = survey(place, kinds, since, until)
+    """The rows of the files that a survey found, between two times."""
     raw = {found.kind: _opened(spark, place, found) for found in surveys.values() if found.paths}
-    counts = tally(raw, since, until, now)
+    if is_small(surveys.values()):
+        counts = tally_small(place, surveys.values(), since, until, now)
+    else:
+        counts = tally(raw, since, until, now)
     frames: dict[str, DataFrame] = {}
     reading: dict[str, Reading] = {}
     for name, found in surveys.items():
@@ -89,5 +92,5 @@ def _opened(spark: SparkSession, place: Place, found: Survey) -> DataFrame:
         .option("basePath", place.for_spark(f"{place.path}/{found.kind.name}"))
         # They are names and not patterns, whatever is in them.
         .option("__globPaths__", "false")
-        .parquet(*found.paths)
+        .parquet(*(place.for_spark(path) for path in found.paths))
     )

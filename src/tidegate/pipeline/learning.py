@@ -1,4 +1,4 @@
-"""`learn`: reads the lake once, runs the jobs one after the other, and writes down what they found.
+"""`learn`: reads the lake, runs the jobs, and writes down what they found.
 
 A job that fails leaves the others alone; its reason is part of the run. What a job returns is
 checked against what it promised before any of it is stored.
@@ -10,8 +10,9 @@ import contextlib
 import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -25,9 +26,12 @@ from tidegate.pipeline.lake import LakeEmpty, LakeFrames, read_lake
 from tidegate.pipeline.progress import Steps
 from tidegate.pipeline.schema import checked
 from tidegate.pipeline.session import SparkOptions, spark_session
-from tidegate.pipeline.survey import Place, check_there
-from tidegate.telemetry.knowledge import SCHEMA, JobRecord, Knowledge, Model, Run
+from tidegate.pipeline.small_vetting import is_small
+from tidegate.pipeline.survey import Place, Survey, survey
+from tidegate.telemetry.knowledge import SCHEMA, JobRecord, Knowledge, Model, Reading, Run
 from tidegate.telemetry.schemas import KINDS
+
+_SMALL_JOBS_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
@@ -44,39 +48,56 @@ class Assignment:
 def learn(assignment: Assignment, knowledge: Knowledge, options: SparkOptions, steps: Steps) -> Run:
     """Learn in a Spark of its own."""
     # Before Spark is started, which takes its time.
-    check_there(assignment.lake)
+    surveys = surveyed(assignment, steps)
     knowledge.check_writable()
+    options = replace(options, brief=is_small(surveys.values()))
     with contextlib.ExitStack() as ending:
         with steps.step("starting Spark"):
             spark = ending.enter_context(spark_session(options))
         steps.watch(spark)
-        return learn_with(spark, assignment, knowledge, steps)
+        return learn_with(spark, assignment, knowledge, steps, surveys)
+
+
+def surveyed(assignment: Assignment, steps: Steps) -> Mapping[str, Survey]:
+    """The files that there are to learn from; none is a sentence of its own."""
+    kinds = dict.fromkeys(name for job in assignment.jobs for name in job.reads)
+    with steps.step("looking at the lake"):
+        surveys = survey(
+            assignment.lake, [KINDS[name] for name in kinds], assignment.since, assignment.until
+        )
+    if not any(found.rows for found in surveys.values()):
+        raise LakeEmpty(_nothing_there(assignment, surveys))
+    return surveys
 
 
 def learn_with(
-    spark: SparkSession, assignment: Assignment, knowledge: Knowledge, steps: Steps
+    spark: SparkSession,
+    assignment: Assignment,
+    knowledge: Knowledge,
+    steps: Steps,
+    surveys: Mapping[str, Survey] | None = None,
 ) -> Run:
     """Run every job, store what it found, and mark the run as the newest."""
     began_s = time.monotonic()
-    names = dict.fromkeys(name for job in assignment.jobs for name in job.reads)
+    surveys = surveys or surveyed(assignment, steps)
     with steps.step("reading the lake"):
         lake = read_lake(
             spark,
             assignment.lake,
-            [KINDS[name] for name in names],
+            surveys,
             assignment.since,
             assignment.until,
             now=assignment.until,
         )
     if not any(reading.rows for reading in lake.reading.values()):
-        raise LakeEmpty(_nothing_there(assignment))
+        raise LakeEmpty(_nothing_there(assignment, surveys, lake.reading))
+    # On little data the time goes into preparing, which uses one core; on much each job uses all
+    # cores, and memory that it would have to share.
+    at_once = _SMALL_JOBS_AT_ONCE if is_small(surveys.values()) else 1
     run = knowledge.begin_run(assignment.until)
     try:
-        records, models = [], []
-        for job in assignment.jobs:
-            record, found = _run_job(job, assignment, lake, knowledge.run_folder(run), steps)
-            records.append(record)
-            models.append((job.models or job.name, found))
+        folder = knowledge.run_folder(run)
+        jobs = list(_run_jobs(spark, assignment, lake, folder, steps, at_once))
         finished = Run(
             schema=SCHEMA,
             run=run,
@@ -87,12 +108,13 @@ def learn_with(
             lake=assignment.lake.path,
             agreements=[agreement.name for agreement in assignment.agreements],
             reading=dict(lake.reading),
-            jobs=records,
+            jobs=[_record(done) for done in jobs],
         )
         # Last: who interrupts a run leaves no models of it.
-        for kind, found in models:
-            if found:
-                knowledge.add_models(kind, run, assignment.until, found)
+        for done in jobs:
+            if done.models:
+                kind = done.job.models or done.job.name
+                knowledge.add_models(kind, run, assignment.until, done.models)
         knowledge.finish_run(finished)
     except BaseException:
         knowledge.abandon_run(run)
@@ -100,14 +122,43 @@ def learn_with(
     return finished
 
 
-def _run_job(
-    job: Job,
+@dataclass(frozen=True)
+class _Done:
+    """A job that has run: its tables are stored, or it failed."""
+
+    job: Job
+    seconds: float
+    tables: Mapping[str, int] = field(default_factory=dict)
+    models: Sequence[Model] = ()
+    failure: str | None = None
+
+
+def _run_jobs(
+    spark: SparkSession,
     assignment: Assignment,
     lake: LakeFrames,
     folder: Path,
     steps: Steps,
-) -> tuple[JobRecord, Sequence[Model]]:
-    """Store the tables of a job; what became of it, and its models."""
+    at_once: int,
+) -> Iterator[_Done]:
+    """What became of each job, in order."""
+    with ThreadPoolExecutor(at_once, "jobs") as threads:
+        running = [
+            threads.submit(_run_job, job, assignment, lake, folder, steps)
+            for job in assignment.jobs
+        ]
+        try:
+            for done in running:
+                yield done.result()
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            spark.sparkContext.cancelAllJobs()
+            raise
+
+
+def _run_job(
+    job: Job, assignment: Assignment, lake: LakeFrames, folder: Path, steps: Steps
+) -> _Done:
     began_s = time.monotonic()
     inputs = Inputs(
         {name: lake.frames[name] for name in job.reads},
@@ -125,25 +176,28 @@ def _run_job(
         # Half of its tables are none.
         for table in job.writes:
             shutil.rmtree(folder / table, ignore_errors=True)
-        return JobRecord(job.name, time.monotonic() - began_s, failure=_reason(error)), ()
-    accepted = [model for model in outcome.models if model.accepted]
-    refused = Counter(model.reason for model in outcome.models if not model.accepted)
-    record = JobRecord(
-        job=job.name,
-        seconds=time.monotonic() - began_s,
-        tables=tables,
-        models_accepted=len(accepted),
-        models_refused=dict(refused),
+        return _Done(job, time.monotonic() - began_s, failure=_reason(error))
+    return _Done(job, time.monotonic() - began_s, tables, outcome.models)
+
+
+def _record(done: _Done) -> JobRecord:
+    """What is said of a job."""
+    return JobRecord(
+        job=done.job.name,
+        seconds=done.seconds,
+        tables=dict(done.tables),
+        models_accepted=sum(model.accepted for model in done.models),
+        models_refused=dict(Counter(m.reason for m in done.models if not m.accepted)),
+        failure=done.failure,
     )
-    return record, outcome.models
 
 
 def _stored(frame: DataFrame, folder: Path) -> int:
     """Write a table; how many rows it has."""
     if SparkOptions(frame.sparkSession.sparkContext.master or "").is_local:
-        # What jobs make is small beside what they read: one file, not one for each partition. A
-        # path and no URI: Hadoop takes %20 for three letters.
-        frame.coalesce(1).write.mode("overwrite").parquet(f"file://{folder.absolute()}")
+        # Adaptive execution joins what is small; coalesce(1) would put the last stage on one core.
+        # A path and no URI: Hadoop takes %20 for three letters.
+        frame.write.mode("overwrite").parquet(f"file://{folder.absolute()}")
     else:
         store_here(frame, folder)
     return sum(pq.read_metadata(file).num_rows for file in folder.glob("*.parquet"))
@@ -163,8 +217,18 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}"
 
 
-def _nothing_there(assignment: Assignment) -> str:
+def _nothing_there(
+    assignment: Assignment,
+    surveys: Mapping[str, Survey],
+    reading: Mapping[str, Reading] | None = None,
+) -> str:
+    left_out: Counter[str] = Counter()
+    for found in surveys.values():
+        left_out += Counter({f"files {why}": count for why, count in found.left_out.items()})
+    for read in (reading or {}).values():
+        left_out += Counter({f"rows {why}": count for why, count in read.rows_left_out.items()})
+    but = "; left out: " + ", ".join(f"{n:,} {why}" for why, n in left_out.items())
     return (
         f"the lake at {assignment.lake.path} has no rows from {assignment.since:%Y-%m-%d %H:%M} to "
-        f"{assignment.until:%Y-%m-%d %H:%M} UTC that can be used"
+        f"{assignment.until:%Y-%m-%d %H:%M} UTC that can be used{but if left_out else ''}"
     )

@@ -114,7 +114,7 @@ def _survey_of(place: Place, kind: Kind, since: datetime, until: datetime) -> Su
     found = Survey(kind)
     paths = []
     for path in list_files(place, kind):
-        hour = _hour_of(path)
+        hour = hour_of(path)
         if hour is None:
             found.left_out[NOT_PARTITIONED] += 1
         elif not ended_before(path, since.timestamp()) and hour <= until + LATE:
@@ -133,7 +133,7 @@ def _survey_of(place: Place, kind: Kind, since: datetime, until: datetime) -> Su
             found.left_out[fault] += 1
             continue
         seen.add(footer.file_id)
-        found.paths.append(place.for_spark(footer.path))
+        found.paths.append(footer.path)
         found.rows += footer.rows
     return found
 
@@ -154,13 +154,14 @@ def list_files(place: Place, kind: Kind) -> Sequence[str]:
 
 def ended_before(path: str, since_s: float | None) -> bool:
     """Whether the hour of a file's folder, and what may be late in it, were over by a time."""
-    hour = _hour_of(path)
+    hour = hour_of(path)
     if hour is None or since_s is None:
         return False
     return (hour + _AN_HOUR + LATE).timestamp() <= since_s
 
 
-def _hour_of(path: str) -> datetime | None:
+def hour_of(path: str) -> datetime | None:
+    """The hour whose folder a file is in."""
     match = _PARTITION.search(path)
     if match is None:
         return None

@@ -2,8 +2,9 @@
 
 A figure that is missing, infinite, not a number or negative; a sample of no time; a time far from
 the hour in whose folder it lies, or in the future. Rows are looked at once, all kinds in one Spark
-job, and counted by reason. A kind that has no such row, which is the rule, is then read without
-looking again, and columns that no job needs are not touched.
+job, and counted by reason (small lakes without Spark: `pipeline.small_vetting`). A kind that has no
+such row, which is the rule, is then read without looking again, and columns that no job needs are
+not touched.
 """
 
 from __future__ import annotations
@@ -59,10 +60,10 @@ def fault(kind: Kind, since: datetime, until: datetime, now: datetime) -> Column
 
 def figure_fault(kind: Kind) -> Column:
     """Which of a row's figures cannot be true; null when all can."""
-    reason = F.when(_any(F.col(name).isNull() for name in _required(kind)), MISSING)
-    if floats := _floats(kind):
+    reason = F.when(_any(F.col(name).isNull() for name in required_of(kind)), MISSING)
+    if floats := floats_of(kind):
         reason = reason.when(_any(_not_finite(F.col(name)) for name in floats), NOT_A_NUMBER)
-    if figures := _figures(kind):
+    if figures := figures_of(kind):
         reason = reason.when(_any(F.col(name) < 0 for name in figures), NEGATIVE)
     if "interval_s" in kind.columns.names:
         # Its rates would be divisions by zero.
@@ -82,6 +83,13 @@ class Tally:
     rows: int = 0
     first_s: float = math.inf
     last_s: float = -math.inf
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.rows + other.rows,
+            min(self.first_s, other.first_s),
+            max(self.last_s, other.last_s),
+        )
 
 
 def tally(
@@ -109,15 +117,18 @@ def tally(
     return counted
 
 
-def _required(kind: Kind) -> list[str]:
+def required_of(kind: Kind) -> list[str]:
+    """Columns that every row has."""
     return [field.name for field in kind.columns if not field.nullable]
 
 
-def _floats(kind: Kind) -> list[str]:
+def floats_of(kind: Kind) -> list[str]:
+    """Columns that could hold something that is no number."""
     return [f.name for f in spark_schema(kind) if isinstance(f.dataType, DoubleType | FloatType)]
 
 
-def _figures(kind: Kind) -> list[str]:
+def figures_of(kind: Kind) -> list[str]:
+    """Columns that are never negative."""
     return [
         field.name
         for field in spark_schema(kind)

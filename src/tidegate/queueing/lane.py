@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
+from tidegate.core.id_ranges import Range
 from tidegate.core.segment import Segment
 from tidegate.queueing import row
 from tidegate.queueing.groups import has_groups
@@ -139,6 +140,14 @@ class Lane:
             return self._without(row.cut_out(self.ready, span, low, high))
         return self._without(self.tenants.cut_out(span, low, high))
 
+    def take_between(self, ranges: list[Range]) -> list[Span]:
+        """Take the messages out that have these ids; the ranges are in order and apart."""
+        if self.tenants is None:
+            taken = row.take_between(self.ready, ranges)
+        else:
+            taken = self.tenants.take_between(ranges)
+        return [self._without(span) for span in taken]
+
     def find(self, span: Span) -> Span | None:
         """The ready span in which a span's first message lies, if it is here."""
         ready = self.ready if self.tenants is None else self.tenants.row_of(span)
@@ -155,6 +164,10 @@ class Lane:
     def spans(self) -> Iterator[Span]:
         """The head in order of ids."""
         return iter(self.ready if self.tenants is None else self.tenants)
+
+    def rows(self) -> list[Row]:
+        """The head in parts, each in order of ids."""
+        return [self.ready] if self.tenants is None else self.tenants.rows()
 
     @property
     def oldest(self) -> Span:

@@ -20,14 +20,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import islice
 
 from tidegate.core.budget import Budget
+from tidegate.core.id_ranges import Range, holds
 from tidegate.core.model import Order
 from tidegate.core.segment import Segment
 from tidegate.queueing.groups import Groups, group_of, has_groups
 from tidegate.queueing.lane import NO_ID, Lane
 from tidegate.queueing.lifecycle import Event, State
+from tidegate.queueing.row import between, span_first_id
 from tidegate.queueing.schedule import NEVER, Schedule
 from tidegate.queueing.span import Span
 
@@ -819,30 +821,45 @@ class Queue:
         return min(heads, key=lambda span: span.first_id).segment if heads else None
 
     def browse(
-        self, limit: int, first_id: int = 0, last_id: int = NO_ID, *, for_anyone: bool = False
+        self,
+        limit: int,
+        first_id: int = 0,
+        last_id: int = NO_ID,
+        *,
+        for_anyone: bool = False,
+        spans_max: int | None = None,
     ) -> list[Span]:
         """Up to `limit` ready messages in memory with these ids, in order, left where they are."""
-        receivers = [ANYONE] if for_anyone else list(self._lanes)
-        rows = [lane.spans() for each in receivers for lane in self._lanes[each].values()]
-        held = [groups for each, groups in self._groups.items() if each in receivers]
-        spans = heapq.nsmallest(
-            limit,
-            (
-                span
-                for span in chain(*rows, *held)
-                if span.first_id <= last_id and span.first_id + len(span) > first_id
-            ),
-            key=lambda span: span.first_id,
-        )
         seen: list[Span] = []
-        for span in spans:
+        if first_id > last_id:
+            return seen
+        # As many are looked at as are wanted, whatever waits besides.
+        for span in islice(self._between(first_id, last_id, for_anyone), spans_max):
             if limit <= 0:
                 break
-            low, high = _offsets(span, first_id, last_id)
+            low, high = span.offsets_between(first_id, last_id)
             high = min(high, low + limit)
             seen.append(Span(span.segment, low, high, span.state))
             limit -= high - low
         return seen
+
+    def _between(self, first_id: int, last_id: int, for_anyone: bool) -> Iterator[Span]:
+        """The spans in memory that hold these ids, in order."""
+        receivers = [ANYONE] if for_anyone else list(self._lanes)
+        rows: list[Iterable[Span]] = [
+            between(row, first_id, last_id)
+            for each in receivers
+            for lane in self._lanes[each].values()
+            for row in lane.rows()
+        ]
+        rows += [
+            sorted(
+                (span for span in groups if first_id <= span.first_id <= last_id), key=span_first_id
+            )
+            for each, groups in self._groups.items()
+            if each in receivers
+        ]
+        return heapq.merge(*rows, key=span_first_id)
 
     def tail_pieces(self, segment: Segment, first_id: int, last_id: int) -> list[Span]:
         """What of a segment that was read from the store only the store holds, with these ids."""
@@ -850,7 +867,7 @@ class Queue:
         if not tail.holds(segment):
             return []
         pieces = (Span(segment, low, high, State.READY) for low, high in segment.open_ranges())
-        cut = [_offsets(piece, first_id, last_id) for piece in pieces]
+        cut = [piece.offsets_between(first_id, last_id) for piece in pieces]
         return [Span(segment, low, high, State.READY) for low, high in cut if low < high]
 
     @property
@@ -867,26 +884,24 @@ class Queue:
             for tail in tails
         )
 
-    def take_between(self, first_id: int, last_id: int) -> list[Span]:
-        """The messages for anyone in memory with these ids, which thereby are nobody's."""
+    def take_between(self, ranges: list[Range]) -> list[Span]:
+        """The messages for anyone in memory with these ids, which thereby are nobody's.
+
+        The ranges are in order and apart.
+        """
+        if not ranges:
+            return []
         taken: list[Span] = []
         groups = self._groups.get(ANYONE)
         if groups is not None:
-            for span in [span for span in groups if first_id <= span.first_id <= last_id]:
+            for span in [span for span in groups if holds(ranges, span.first_id)]:
                 groups.remove(span)
                 self._hold(ANYONE, span, -1)
                 taken.append(span)
         for lane in self._lanes[ANYONE].values():
-            found = []
-            for span in lane.spans():
-                if span.first_id > last_id:
-                    break
-                if span.first_id + len(span) > first_id:
-                    found.append(span)
-            for span in found:
-                low, high = _offsets(span, first_id, last_id)
-                self.head_count -= high - low
-                taken.append(lane.remove(span, low, high))
+            for span in lane.take_between(ranges):
+                self.head_count -= len(span)
+                taken.append(span)
         return taken
 
     def tail_wanted(self, head_bytes_low: int) -> list[tuple[Lane, bool]]:
@@ -909,9 +924,3 @@ class Queue:
         """The store holds nothing of a tail before an id."""
         lane.tail_from = max(lane.tail_from, to_id)
         self._reach_groups()
-
-
-def _offsets(span: Span, first_id: int, last_id: int) -> tuple[int, int]:
-    """Where in its segment a span's messages with these ids lie."""
-    starts = span.segment.first_id
-    return max(span.low, first_id - starts), min(span.high, last_id + 1 - starts)

@@ -45,6 +45,11 @@ class Span:
         self.low += count
         return front
 
+    def offsets_between(self, first_id: int, last_id: int) -> tuple[int, int]:
+        """Where in the segment its messages with these ids lie: from, and up to but without."""
+        starts = self.segment.first_id
+        return max(self.low, first_id - starts), min(self.high, last_id + 1 - starts)
+
     def cut_out(self, low: int, high: int) -> tuple[Span | None, Span, Span | None]:
         """What lies before, inside and behind offsets `low` to `high - 1`."""
         before = Span(self.segment, self.low, low, self.state) if low > self.low else None

@@ -17,6 +17,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterator
 
+from tidegate.core.id_ranges import Range
 from tidegate.core.segment import Segment
 from tidegate.queueing import row
 from tidegate.queueing.row import Row
@@ -152,11 +153,24 @@ class Tenants:
         tenant = self._tenants.get(tenant_of(span))
         return deque() if tenant is None else tenant.row
 
+    def rows(self) -> list[Row]:
+        """Each tenant's messages in order of their ids."""
+        return [tenant.row for tenant in self._tenants.values()]
+
     def cut_out(self, span: Span, low: int, high: int) -> Span:
         """Take messages out of their turn; they count as their tenant's share all the same."""
         tenant = self._tenants[tenant_of(span)]
         tenant.start += high - low
         return row.cut_out(tenant.row, span, low, high)
+
+    def take_between(self, ranges: list[Range]) -> list[Span]:
+        """The same for all that have these ids."""
+        taken: list[Span] = []
+        for tenant in self._tenants.values():
+            spans = row.take_between(tenant.row, ranges)
+            tenant.start += sum(map(len, spans))
+            taken += spans
+        return taken
 
     def __iter__(self) -> Iterator[Span]:
         """All spans, in order of their ids."""

@@ -29,13 +29,13 @@ from tidegate.core.crash import crash_point
 from tidegate.core.errors import InvalidValue
 from tidegate.telemetry.housekeeping import Plan, Round
 from tidegate.telemetry.lake import (
-    HOUR_S,
     Identity,
     Lake,
     LakeFile,
     counting,
     safe_name,
 )
+from tidegate.telemetry.retention import HOUR_S, expired_hours
 from tidegate.telemetry.schemas import KINDS, Kind
 
 # What one row group holds at least, if there is so much.
@@ -47,23 +47,21 @@ def run_round(plan: Plan, lake: Lake | None = None) -> Round:
     """Compact what is due, finish what was begun, delete what is too old."""
     lake = lake or Lake(plan.lake)
     done = Round()
+    listed = {kind.name: lake.files(kind.name) for kind in KINDS.values()}
+    recorded = {file.hour for files in listed.values() for file in files}
+    expired = expired_hours(recorded, plan.retention_s, plan.now_s)
     for kind in KINDS.values():
         _delete_leftovers(lake, kind, plan, done)
         hours: dict[tuple[int, str], list[LakeFile]] = {}
-        for file in lake.files(kind.name):
+        for file in listed[kind.name]:
             hours.setdefault((file.hour, file.writer), []).append(file)
-        expired = {hour for hour, _ in hours if plan.retention_s and _is_expired(hour, plan)}
-        for hour in sorted(expired):
+        for hour in sorted(expired & {hour for hour, _ in hours}):
             lake.delete_hour(kind.name, hour)
             done.hours_expired += 1
         for (hour, writer), files in sorted(hours.items()):
             if hour not in expired and len(files) > 1 and _is_due(hour, writer, files, plan):
                 _compact(lake, kind, files, plan, done)
     return done
-
-
-def _is_expired(hour: int, plan: Plan) -> bool:
-    return (hour + 1) * HOUR_S + plan.retention_s < plan.now_s
 
 
 def _is_due(hour: int, writer: str, files: Sequence[LakeFile], plan: Plan) -> bool:

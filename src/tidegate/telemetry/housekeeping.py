@@ -7,6 +7,7 @@ that is killed in the middle is finished by the next (compaction.py).
 from __future__ import annotations
 
 import logging
+import random
 import subprocess
 import sys
 import time
@@ -62,7 +63,8 @@ class Housekeeping:
         self._writer = writer
         self._run = run
         self._retention_s = retention_s
-        self._due_at = time.monotonic() + FIRST_S
+        # Nodes start together; their rounds, a hundred megabytes each, had better not.
+        self._due_at = time.monotonic() + random.uniform(FIRST_S, EVERY_S)
         self._process: subprocess.Popen[bytes] | None = None
 
     def look_after(self) -> None:

@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 
 from tidegate.core.crash import crash_point
 from tidegate.core.errors import InvalidValue
+from tidegate.telemetry.retention import HOUR_S
 from tidegate.telemetry.schemas import (
     FILE_KEY,
     KIND_KEY,
@@ -35,7 +36,6 @@ from tidegate.telemetry.schemas import (
     Kind,
 )
 
-HOUR_S = 3600
 _SUFFIX = ".parquet"
 _HIDDEN = ("_", ".")
 _WHOLE = "all"

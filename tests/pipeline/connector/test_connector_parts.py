@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.core.errors import InvalidValue
+from tidegate.core.id_ranges import holds, joined
 from tidegate.pipeline.connector import ranges as r
 from tidegate.pipeline.connector import tally
 from tidegate.pipeline.connector.identity import Identities
@@ -18,22 +19,13 @@ from tidegate.pipeline.connector.pace import Pace
 from tidegate.pipeline.connector.tally import Tally, Written, still_to_put
 
 
-def ranges_of(ids: set[int]) -> list[r.Range]:
-    ranges: list[r.Range] = []
-    for each in sorted(ids):
-        if ranges and ranges[-1][1] + 1 == each:
-            ranges[-1] = (ranges[-1][0], each)
-        else:
-            ranges.append((each, each))
-    return ranges
-
-
 @given(st.sets(st.integers(1, 60)), st.sets(st.integers(1, 60)))
 def test_ranges_are_sets_of_ids(ids: set[int], taken: set[int]) -> None:
-    ranges = ranges_of(ids)
+    ranges = joined((each, each) for each in ids)
     assert r.read(r.written(ranges)) == ranges
     assert r.count(ranges) == len(ids)
-    assert {each for each in range(1, 61) if r.holds(ranges, each)} == ids
+    assert r.overlap(ranges, joined((each, each) for each in taken)) is bool(ids & taken)
+    assert {each for each in range(1, 61) if holds(ranges, each)} == ids
     left = r.without(ranges, sorted(taken))
     assert {each for first, last in left for each in range(first, last + 1)} == ids - taken
     assert all(first <= last for first, last in left)

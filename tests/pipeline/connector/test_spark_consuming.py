@@ -149,6 +149,23 @@ def test_what_somebody_else_has_taken_is_not_passed_over_in_silence(
     careless.reader.stop()
 
 
+def test_what_was_with_somebody_when_its_batch_ended_does_not_stop_the_stream(
+    mq: BlockingClient, stream: Stream
+) -> None:
+    mq.put("orders", b"1")
+    end = stream.reader.latestOffset(stream.reader.initialOffset(), ReadMaxRows(1))
+    assert stream.payloads(stream.reader.initialOffset(), end) == [1]
+    # Given a consumer that takes it while the batch is under way, and gives it back afterwards
+    message = mq.get("orders", lease=60)
+    stream.reader.commit(end)
+    message.release()
+    mq.put("orders", b"2")
+
+    # Then it is done, and the next batch is another one
+    following = stream.reader.latestOffset(end, ReadMaxRows(1))
+    assert stream.payloads(end, following) == [2]
+
+
 def test_a_queue_that_was_made_anew_is_another_one(mq: BlockingClient, stream: Stream) -> None:
     put(mq, 1, 2)
     start = stream.reader.latestOffset(stream.reader.initialOffset(), ALL)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidegate.core.errors import InvalidValue
-from tidegate.pipeline.connector.ranges import Range, read, written
+from tidegate.core.id_ranges import Range
+from tidegate.pipeline.connector.ranges import read, written
 
 # A queue has one replica today.
 ONLY_REPLICA = "0"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from tidegate.client.blocking import BlockingClient, BlockingMessage
 from tidegate.core.errors import TidegateError
+from tidegate.core.id_ranges import Range, holds
 from tidegate.pipeline.connector import ranges as r
 from tidegate.pipeline.connector.options import Options
 
@@ -37,7 +38,7 @@ def pages(
 
 
 def planned(
-    mq: BlockingClient, options: Options, queue_id: int, ranges: list[r.Range]
+    mq: BlockingClient, options: Options, queue_id: int, ranges: list[Range]
 ) -> Iterator[list[BlockingMessage]]:
     """Exactly the messages of a batch; MessagesMissing: they are not all there."""
     gives_up_at = time.monotonic() + MISSING_S
@@ -46,7 +47,7 @@ def planned(
         found: list[int] = []
         for page in pages(mq, queue_id, missing[0][0], missing[-1][1]):
             # Others lie between them: addressed to somebody, or come since.
-            ours = [message for message in page if r.holds(missing, message.message_id)]
+            ours = [message for message in page if holds(missing, message.message_id)]
             if ours:
                 found += [message.message_id for message in ours]
                 yield ours

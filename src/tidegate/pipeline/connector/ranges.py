@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-
-# Of a first and a last id.
-Range = tuple[int, int]
+from tidegate.core.id_ranges import Range, joined
 
 
 def written(ranges: list[Range]) -> str:
@@ -25,10 +22,9 @@ def count(ranges: list[Range]) -> int:
     return sum(last - first + 1 for first, last in ranges)
 
 
-def holds(ranges: list[Range], message_id: int) -> bool:
-    """Whether an id lies in one of them."""
-    at = bisect_right(ranges, (message_id, 1 << 63)) - 1
-    return at >= 0 and message_id <= ranges[at][1]
+def overlap(ranges: list[Range], others: list[Range]) -> bool:
+    """Whether some id lies in both."""
+    return count(joined([*ranges, *others])) < count(ranges) + count(others)
 
 
 def without(ranges: list[Range], ids: list[int]) -> list[Range]:

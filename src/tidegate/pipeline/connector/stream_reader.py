@@ -27,12 +27,13 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from tidegate.client.blocking import BlockingClient
+from tidegate.core.id_ranges import Range
 from tidegate.pipeline.connector.columns import check_schema, record_batch
 from tidegate.pipeline.connector.offset import ONLY_REPLICA, Offset
 from tidegate.pipeline.connector.options import Options
 from tidegate.pipeline.connector.pace import Pace
 from tidegate.pipeline.connector.pages import planned
-from tidegate.pipeline.connector.ranges import Range, count
+from tidegate.pipeline.connector.ranges import count, overlap
 
 # In one batch, when nobody says how many: what an offset names is held in memory while planned.
 BATCH_COUNT_MAX = 10_000_000
@@ -85,15 +86,25 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_id = mq.waiting_ids(self._queue_id, limit=1).below_id - 1
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        self._acknowledge(self._offset(start))
+        done = self._offset(start)
+        self._acknowledge(done)
         wanted = limit.max_rows if isinstance(limit, ReadMaxRows) else BATCH_COUNT_MAX
-        waiting = self._connected().waiting_ids(
-            self._queue_id, limit=self._pace.allowance(wanted), last_id=self._last_id
-        )
-        if not waiting.ranges:
+        allowed = self._pace.allowance(wanted)
+        ranges = self._waiting(allowed)
+        if any(overlap(ranges, before) for before in done.batch.values()):
+            # A consumer that should not be there held some when they were acknowledged, and gave
+            # them back. As a batch of the same ids they would be none to Spark, for ever.
+            self._acknowledged = None
+            self._acknowledge(done)
+            ranges = self._waiting(allowed)
+        if not ranges:
             return start
-        self._pace.spend(count(waiting.ranges))
-        return Offset(self._queue_id, {ONLY_REPLICA: waiting.ranges}).to_json()
+        self._pace.spend(count(ranges))
+        return Offset(self._queue_id, {ONLY_REPLICA: ranges}).to_json()
+
+    def _waiting(self, limit: int) -> list[Range]:
+        mq = self._connected()
+        return mq.waiting_ids(self._queue_id, limit=limit, last_id=self._last_id).ranges
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Share]:
         self._acknowledge(self._offset(start))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     DataType,
@@ -123,66 +123,65 @@ def by_bucket(width_s: float) -> Transform:
     return transform
 
 
-def by_window(buckets: DataFrame) -> DataFrame:
-    """The buckets of each queue and window, in order, as one list for each duration."""
-    lists, sums = [], []
-    for number, what in enumerate(DURATIONS):
+def one_duration_each(buckets: DataFrame) -> DataFrame:
+    """Of each row the duration that it is grouped by: which, its bucket and its sums."""
+    chosen = {
         # The bits of the columns that a row is not grouped by are set.
-        this = F.col("grouped_by") == (0b111 ^ (0b100 >> number))
-        there = this & F.col(what).isNotNull()
-        entry = F.struct(F.col(what).alias("bucket"), "weight", F.col(f"{what}_us").alias("sum_us"))
-        lists.append(F.array_sort(F.collect_list(F.when(there, entry))).alias(what))
-        sums += [
-            F.sum(F.when(there, F.col("weight"))).alias(f"{what}_weight"),
-            F.sum(F.when(there, F.col(f"{what}_us"))).alias(f"{what}_us"),
-            F.max(F.when(there, F.col(f"{what}_us_max"))).alias(f"{what}_us_max"),
-        ]
-    # Every message ends, so every message has a response time.
-    every = F.col("grouped_by") == 0b110
-    return buckets.groupBy("queue", "window").agg(
-        F.sum(F.when(every, F.col("weight"))).alias("messages"),
-        F.sum(F.when(every, F.col("sampled"))).alias("sampled"),
-        *lists,
-        *sums,
+        what: F.col("grouped_by") == (0b111 ^ (0b100 >> number))
+        for number, what in enumerate(DURATIONS)
+    }
+
+    def of_it(column: Callable[[str], Column]) -> Column:
+        return F.coalesce(*(F.when(is_it, column(what)) for what, is_it in chosen.items()))
+
+    return buckets.select(
+        "queue",
+        "window",
+        of_it(F.lit).alias("duration"),
+        of_it(F.col).alias("bucket"),
+        "sampled",
+        "weight",
+        of_it(lambda what: F.col(f"{what}_us")).alias("sum_us"),
+        of_it(lambda what: F.col(f"{what}_us_max")).alias("max_us"),
+        # Messages that ended without a delivery have no wait.
+    ).filter(F.col("bucket").isNotNull())
+
+
+def with_weights_so_far(buckets: DataFrame) -> DataFrame:
+    """The weight of each bucket and all shorter ones, and of all there are."""
+    together = Window.partitionBy("queue", "window", "duration")
+    until_here = together.orderBy("bucket").rowsBetween(Window.unboundedPreceding, 0)
+    # Everything of a queue's window in one place: what follows needs no other shuffle.
+    return buckets.repartition("queue", "window").withColumns(
+        {
+            "weight_so_far": F.sum("weight").over(until_here),
+            "weight_in_all": F.sum("weight").over(together),
+        }
     )
 
 
-def percentile_us(buckets: Column, weight: Column, fraction: float) -> Column:
-    """The mean of the bucket in which a fraction of the weight is reached."""
-    needed = weight * fraction
-
-    def add(found: Column, each: Column) -> Column:
-        seen = found["seen"] + each["weight"]
-        here = found["at_us"].isNull() & (seen >= needed)
-        return F.struct(
-            seen.alias("seen"),
-            F.when(here, each["sum_us"] / each["weight"]).otherwise(found["at_us"]).alias("at_us"),
-        )
-
-    nothing = F.struct(F.lit(0.0).alias("seen"), F.lit(None).cast("double").alias("at_us"))
-    return F.aggregate(buckets, nothing, add, lambda found: found["at_us"])
-
-
-def with_percentiles(windows: DataFrame) -> DataFrame:
+def with_percentiles(buckets: DataFrame) -> DataFrame:
     """Means, percentiles and the longest of each duration, in seconds."""
+    weight, mean_us = F.col("weight"), F.col("sum_us") / F.col("weight")
     figures = []
     for what in DURATIONS:
-        weight = F.col(f"{what}_weight")
-        values = {
-            "mean": F.col(f"{what}_us") / weight,
-            **{
-                name: percentile_us(F.col(what), weight, fraction)
-                for name, fraction in FRACTIONS.items()
-            },
-            "max": F.col(f"{what}_us_max"),
-        }
-        figures += [(value / 1e6).alias(f"{what}_s_{name}") for name, value in values.items()]
-    return windows.select(
-        "queue",
-        "window",
-        F.round("messages").cast("bigint").alias("messages"),
-        "sampled",
-        *figures,
+        this = F.col("duration") == what
+
+        def of_this(value: Column, this: Column = this) -> Column:
+            return F.when(this, value)
+
+        figures.append((F.sum(of_this(F.col("sum_us"))) / F.sum(of_this(weight)), what, "mean"))
+        for name, fraction in FRACTIONS.items():
+            reached = F.col("weight_so_far") >= F.col("weight_in_all") * fraction
+            # Longer buckets have longer means, so the first one is the least.
+            figures.append((F.min(F.when(this & reached, mean_us)), what, name))
+        figures.append((F.max(of_this(F.col("max_us"))), what, "max"))
+    # Every message ends, so every message has a response time.
+    ended = F.col("duration") == "response"
+    return buckets.groupBy("queue", "window").agg(
+        F.round(F.sum(F.when(ended, weight))).cast("bigint").alias("messages"),
+        F.sum(F.when(ended, F.col("sampled"))).alias("sampled"),
+        *((value / 1e6).alias(f"{what}_s_{name}") for value, what, name in figures),
     )
 
 
@@ -194,7 +193,8 @@ def durations_by_window(width_s: float) -> Transform:
             # What stands for nothing would divide by it.
             lifecycles.filter(F.col("weight") > 0)
             .transform(by_bucket(width_s))
-            .transform(by_window)
+            .transform(one_duration_each)
+            .transform(with_weights_so_far)
             .transform(with_percentiles)
             .withColumn("window_s", F.lit(float(width_s)))
             .select(*SCHEMA.names)
