@@ -132,6 +132,18 @@ def test_files_that_lie_about_themselves_are_left_out(lake: LakeOf, learn: Learn
     assert run.reading["queue_samples"].files_left_out == {NOT_PARTITIONED: 1, UNREADABLE: 1}
 
 
+def test_a_file_that_is_spoiled_within_is_left_out(lake: LakeOf, learn: Learn) -> None:
+    spoiled = lake.write(QUEUE_SAMPLES, [{"put": number} for number in range(500)])
+    content = bytearray(spoiled.read_bytes())
+    content[40:400] = b"\xff" * 360
+    spoiled.write_bytes(content)
+
+    run = learn(lake.folder, "stability")
+
+    assert run.reading["queue_samples"].files_left_out == {UNREADABLE: 1}
+    assert run.reading["queue_samples"].rows == 3 * SECONDS
+
+
 def test_the_time_zone_of_a_session_moves_no_row(
     spark: SparkSession, lake: LakeOf, learn: Learn
 ) -> None:
