@@ -60,8 +60,14 @@ def test_the_newest_accepted_model_of_each_subject_counts(knowledge: Knowledge) 
     written = json.loads((knowledge.folder / "models" / "plant" / "000002.json").read_text())
     assert written["data"] == {"from": 5.0, "to": 9.0, "rows": 20}
     assert written["models"][1] == {
-        "subject": "b", "accepted": False, "reason": "says why", "rows": 10,
-        "parameters": {"gain": 2.0}, "quality": {"r2": 0.9}, "from": 5.0, "to": 9.0,
+        "subject": "b",
+        "accepted": False,
+        "reason": "says why",
+        "rows": 10,
+        "parameters": {"gain": 2.0},
+        "quality": {"r2": 0.9},
+        "from": 5.0,
+        "to": 9.0,
     }
 
 

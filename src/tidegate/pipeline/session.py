@@ -32,7 +32,8 @@ from tidegate.core.errors import TidegateError
 from tidegate.pipeline.java import find_java, launchable_home
 
 _ENDING_S_MAX = 10.0
-_LOG_LINES_SHOWN = 5
+_LOG_LINES_SHOWN = 2
+_WRONG = re.compile(r"Exception|ERROR|Error|Invalid|[Uu]nrecognized")
 _LOCAL_MASTER = re.compile(r"local(\[.*\])?$")
 
 _LOGGING = """\
@@ -76,19 +77,19 @@ def spark_session(options: SparkOptions) -> Iterator[SparkSession]:
         ending.callback(shutil.rmtree, folder, ignore_errors=True)
         ending.enter_context(_own_signal_handlers())
         conf = _configured(options, folder)
-        gateway = _launched(conf, options, folder)
+        log = folder / "spark.log"
+        gateway = _launched(conf, options, folder, log)
         ending.callback(_end, gateway)
         try:
             with _environment(_own_python(options)):
                 context = SparkContext(conf=conf, gateway=gateway)
+                ending.callback(_stop, context)
+            session = SparkSession.builder.config(conf=conf).getOrCreate()
         except Exception as error:
             raise SparkDidNotStart(
-                f"Spark did not start on {options.master}: {_first_line(error)}"
+                f"Spark did not start on {options.master}: {_words(error) or _end_of(log)}"
             ) from error
-        # The log says what went wrong in more words than anyone wants on a terminal.
-        session = SparkSession.builder.config(conf=conf).getOrCreate()
-        ending.callback(context.stop)
-        ending.callback(session.stop)
+        ending.callback(_stop, session)
         yield session
 
 
@@ -140,16 +141,17 @@ def _configured(options: SparkOptions, folder: Path) -> SparkConf:
     return conf
 
 
-def _launched(conf: SparkConf, options: SparkOptions, folder: Path) -> Any:
+def _launched(conf: SparkConf, options: SparkOptions, folder: Path, log: Path) -> Any:
     """The process that Spark lives in, its output in a log."""
     java_home = launchable_home(find_java(os.environ), folder)
     environment = {"JAVA_HOME": str(java_home), **_own_python(options)}
-    log = folder / "spark.log"
     with log.open("wb") as sink, _environment(environment):
         try:
             return launch_gateway(conf, {"stdout": sink, "stderr": sink})  # type: ignore[no-untyped-call]
         except PySparkException as error:
-            raise SparkDidNotStart(f"Spark did not start: {_end_of(log)}") from error
+            raise SparkDidNotStart(
+                f"Spark did not start on {options.master}: {_end_of(log)}"
+            ) from error
 
 
 def _own_python(options: SparkOptions) -> dict[str, str]:
@@ -201,10 +203,29 @@ def _own_signal_handlers() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+def _stop(what: SparkContext | SparkSession) -> None:
+    # One that has lost its cluster, or its process, cannot be told.
+    with contextlib.suppress(Exception):
+        what.stop()
+
+
 def _end_of(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return " ".join(lines[-_LOG_LINES_SHOWN:]) or "it said nothing"
+    """What Spark said first of what went wrong; if it did not say so, what it said last."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    # Where in its code is not for people.
+    told = [line for line in lines if line and not line.startswith("at ")]
+    wrong = [line for line in told if _WRONG.search(line)]
+    shown = wrong[:_LOG_LINES_SHOWN] or told[-_LOG_LINES_SHOWN:]
+    return " ".join(shown) or "it said nothing"
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _words(error: Exception) -> str:
+    """What an error says, in a line; nothing if it is about what came of another one."""
+    try:
+        lines = [line.strip(": ") for line in str(error).splitlines() if line.strip(": ")]
+    except Exception:
+        # Those of a Java that is gone have no words.
+        return ""
+    # Which of its methods was called is not for people.
+    told = [line for line in lines if not line.startswith("An error occurred while calling")]
+    return told[0] if told and "stopped SparkContext" not in told[0] else ""
