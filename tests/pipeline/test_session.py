@@ -120,9 +120,10 @@ def test_a_spark_that_does_not_start_says_so_in_a_sentence(tmp_path: Path) -> No
     said, complaints = process.communicate(timeout=110)
 
     first, second = said.splitlines()
-    assert first.startswith("Spark did not start on local[1]: ")
+    assert first.startswith("Spark did not start")
     assert "-Xmxmuch" in first
-    assert second.startswith("Spark did not start on nonsense://nowhere: ")
+    assert second.startswith("Spark did not start")
+    assert "Master must" in second
     assert "\tat " not in said
     assert complaints == ""
     assert list(tmp_path.iterdir()) == []

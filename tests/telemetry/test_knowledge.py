@@ -84,7 +84,7 @@ def test_a_table_is_found_in_the_newest_run_that_has_it(knowledge: Knowledge) ->
 
 def test_runs_in_the_same_second_have_names_of_their_own(knowledge: Knowledge) -> None:
     assert knowledge.begin_run(NOW) == "20260314T120000Z"
-    assert knowledge.begin_run(NOW) == "20260314T120000Z-2"
+    assert knowledge.begin_run(NOW) == "20260314T120000Z-002"
 
 
 def test_old_runs_go_but_not_those_that_a_table_is_in(knowledge: Knowledge) -> None:
@@ -116,4 +116,5 @@ def test_nothing_half_written_is_left(knowledge: Knowledge) -> None:
     finish(knowledge, NOW, "stability")
     knowledge.add_models("plant", "run", NOW, [model("a")])
 
-    assert not [file for file in knowledge.folder.rglob(".*") if file.is_file()]
+    hidden = [file.name for file in knowledge.folder.rglob(".*") if file.is_file()]
+    assert hidden == [".lock"]

@@ -59,13 +59,16 @@ def learn(
     json: JsonOption = False,
 ) -> None:
     """Learn from what nodes recorded: service levels, stability, models. Needs tidegate[spark]."""
+    now = datetime.now(UTC)
     try:
-        since_s = parse_duration_s(since)
+        begin = now - timedelta(seconds=parse_duration_s(since))
     except InvalidValue as wrong:
         raise typer.BadParameter(str(wrong), param_hint="--since") from None
+    except OverflowError:
+        wrong_since = f"{since!r} is before the year 1"
+        raise typer.BadParameter(wrong_since, param_hint="--since") from None
     output = Output(json)
     settings = load_settings(config, os.environ)
-    now = datetime.now(UTC)
     with with_spark():
         from tidegate.agreement.document import read_agreements
         from tidegate.pipeline.jobs import JOBS
@@ -83,7 +86,7 @@ def learn(
             lake=Place.of(lake or settings.lake),
             jobs=[job for job in JOBS if not only or job.name in only],
             agreements=read_agreements(places) if places else [],
-            since=now - timedelta(seconds=since_s),
+            since=begin,
             until=now,
         )
         store = Knowledge(knowledge or settings.knowledge_folder, warn)
@@ -111,8 +114,9 @@ def with_spark() -> Iterator[None]:
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.startswith("tidegate"):
             raise
+        package = missing.name.partition(".")[0]
         raise SparkMissing(
-            f"this needs the package {missing.name}: pip install 'tidegate[spark]'"
+            f"this needs the package {package}: pip install 'tidegate[spark]'"
         ) from None
 
 

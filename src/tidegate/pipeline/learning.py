@@ -49,6 +49,7 @@ def learn(assignment: Assignment, knowledge: Knowledge, options: SparkOptions, s
     """Learn in a Spark of its own."""
     # Before Spark is started, which takes its time.
     surveys = surveyed(assignment, steps)
+    knowledge.check_writable()
     options = replace(options, brief=is_small(surveys.values()))
     with contextlib.ExitStack() as ending:
         with steps.step("starting Spark"):
@@ -95,12 +96,8 @@ def learn_with(
     at_once = _SMALL_JOBS_AT_ONCE if is_small(surveys.values()) else 1
     run = knowledge.begin_run(assignment.until)
     try:
-        records = [
-            _recorded(done, knowledge, run, assignment.until)
-            for done in _run_jobs(
-                spark, assignment, lake, knowledge.run_folder(run), steps, at_once
-            )
-        ]
+        folder = knowledge.run_folder(run)
+        jobs = list(_run_jobs(spark, assignment, lake, folder, steps, at_once))
         finished = Run(
             schema=SCHEMA,
             run=run,
@@ -111,8 +108,13 @@ def learn_with(
             lake=assignment.lake.path,
             agreements=[agreement.name for agreement in assignment.agreements],
             reading=dict(lake.reading),
-            jobs=records,
+            jobs=[_record(done) for done in jobs],
         )
+        # Last: who interrupts a run leaves no models of it.
+        for done in jobs:
+            if done.models:
+                kind = done.job.models or done.job.name
+                knowledge.add_models(kind, run, assignment.until, done.models)
         knowledge.finish_run(finished)
     except BaseException:
         knowledge.abandon_run(run)
@@ -178,10 +180,8 @@ def _run_job(
     return _Done(job, time.monotonic() - began_s, tables, outcome.models)
 
 
-def _recorded(done: _Done, knowledge: Knowledge, run: str, learned_at: datetime) -> JobRecord:
-    """What is said of a job; its models are kept."""
-    if done.models:
-        knowledge.add_models(done.job.models or done.job.name, run, learned_at, done.models)
+def _record(done: _Done) -> JobRecord:
+    """What is said of a job."""
     return JobRecord(
         job=done.job.name,
         seconds=done.seconds,

@@ -10,6 +10,7 @@ when it does not start. Nothing is left behind: not on errors, not on Ctrl-C.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -26,14 +27,16 @@ from typing import Any
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from tidegate.core.errors import TidegateError
 from tidegate.pipeline.java import find_java, launchable_home
 
 _ENDING_S_MAX = 10.0
-_LOG_LINES_SHOWN = 2
-_WRONG = re.compile(r"Exception|ERROR|Error|Invalid|[Uu]nrecognized")
+_LOG_LINES_SHOWN = 5
+# Places in Spark's code, and what it says at every start.
+_NOISE = re.compile(r"^\tat |^WARNING: | WARN |^Using Spark's default")
 _LOCAL_MASTER = re.compile(r"local(\[.*\])?$")
 
 _LOGGING = """\
@@ -75,21 +78,22 @@ def spark_session(options: SparkOptions) -> Iterator[SparkSession]:
     folder = Path(tempfile.mkdtemp(prefix="tidegate-spark-"))
     with contextlib.ExitStack() as ending:
         ending.callback(shutil.rmtree, folder, ignore_errors=True)
-        ending.enter_context(_own_signal_handlers())
+        ending.enter_context(_quiet())
         conf = _configured(options, folder)
-        log = folder / "spark.log"
-        gateway = _launched(conf, options, folder, log)
+        gateway = _launched(conf, options, folder)
         ending.callback(_end, gateway)
         try:
-            with _environment(_own_python(options)):
+            with _environment(_own_python(options)), _own_signal_handlers():
                 context = SparkContext(conf=conf, gateway=gateway)
-                ending.callback(_stop, context)
+            ending.callback(_stop, context)
             session = SparkSession.builder.config(conf=conf).getOrCreate()
         except Exception as error:
-            raise SparkDidNotStart(
-                f"Spark did not start on {options.master}: {_words(error) or _end_of(log)}"
-            ) from error
-        ending.callback(_stop, session)
+            why = _first_line(error)
+            if not options.is_local and "stopped SparkContext" in why:
+                # It has tried for a minute, and stopped by itself.
+                why = "nobody answers there"
+            raise SparkDidNotStart(f"Spark did not start on {options.master}: {why}") from None
+        ending.callback(session.stop)
         yield session
 
 
@@ -114,7 +118,7 @@ def defaults(options: SparkOptions, folder: Path) -> dict[str, str]:
     }
     if options.is_local:
         cores = os.cpu_count() or 2
-        logging = (folder / "log4j2.properties").as_uri()
+        log_settings = (folder / "log4j2.properties").as_uri()
         java = "-XX:+UseParallelGC"
         if options.brief:
             # A run of `learn` over an hour's samples needs 18 s of processor time instead of 28.
@@ -123,7 +127,7 @@ def defaults(options: SparkOptions, folder: Path) -> dict[str, str]:
             "spark.driver.memory": "2g",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.extraJavaOptions": f"{java} -Dlog4j2.configurationFile={logging}",
+            "spark.driver.extraJavaOptions": f"{java} -Dlog4j2.configurationFile={log_settings}",
             # Adaptive execution joins those that turn out small.
             "spark.sql.shuffle.partitions": str(2 * cores),
             "spark.local.dir": str(folder / "scratch"),
@@ -141,17 +145,16 @@ def _configured(options: SparkOptions, folder: Path) -> SparkConf:
     return conf
 
 
-def _launched(conf: SparkConf, options: SparkOptions, folder: Path, log: Path) -> Any:
+def _launched(conf: SparkConf, options: SparkOptions, folder: Path) -> Any:
     """The process that Spark lives in, its output in a log."""
     java_home = launchable_home(find_java(os.environ), folder)
     environment = {"JAVA_HOME": str(java_home), **_own_python(options)}
+    log = folder / "spark.log"
     with log.open("wb") as sink, _environment(environment):
         try:
             return launch_gateway(conf, {"stdout": sink, "stderr": sink})  # type: ignore[no-untyped-call]
         except PySparkException as error:
-            raise SparkDidNotStart(
-                f"Spark did not start on {options.master}: {_end_of(log)}"
-            ) from error
+            raise SparkDidNotStart(f"Spark did not start: {_end_of(log)}") from error
 
 
 def _own_python(options: SparkOptions) -> dict[str, str]:
@@ -159,6 +162,12 @@ def _own_python(options: SparkOptions) -> dict[str, str]:
     if not options.is_local or "PYSPARK_PYTHON" in os.environ:
         return {}
     return {"PYSPARK_PYTHON": sys.executable}
+
+
+def _stop(context: SparkContext) -> None:
+    """One that has stopped by itself is stopped."""
+    with contextlib.suppress(Exception):
+        context.stop()
 
 
 def _end(gateway: Any) -> None:
@@ -177,6 +186,23 @@ def _end(gateway: Any) -> None:
 
 
 @contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Python's part of Spark logs errors that it raises, and Ctrl-C, with all of their stack."""
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
+
+    def is_not_py4j(record: logging.LogRecord) -> bool:
+        return Path(record.pathname).parent.name != "py4j"
+
+    # It logs under no name of its own.
+    logging.getLogger().addFilter(is_not_py4j)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeFilter(is_not_py4j)
+
+
+@contextlib.contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
@@ -192,7 +218,10 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """Spark puts a handler of its own in the place of ours; it goes when Spark does."""
+    """Spark puts a handler of its own in the place of ours; it goes at once.
+
+    It calls Java amid whichever call to Java Ctrl-C came in, which neither of them survives.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -203,29 +232,18 @@ def _own_signal_handlers() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _stop(what: SparkContext | SparkSession) -> None:
-    # One that has lost its cluster, or its process, cannot be told.
-    with contextlib.suppress(Exception):
-        what.stop()
-
-
 def _end_of(log: Path) -> str:
-    """What Spark said first of what went wrong; if it did not say so, what it said last."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    # Where in its code is not for people.
-    told = [line for line in lines if line and not line.startswith("at ")]
-    wrong = [line for line in told if _WRONG.search(line)]
-    shown = wrong[:_LOG_LINES_SHOWN] or told[-_LOG_LINES_SHOWN:]
-    return " ".join(shown) or "it said nothing"
+    """The last that Spark said, without where in its code it stood."""
+    lines = log.read_text(errors="replace").strip().splitlines()
+    said = [line.strip() for line in lines if not _NOISE.search(line)]
+    return " ".join(said[-_LOG_LINES_SHOWN:]) or "it said nothing"
 
 
-def _words(error: Exception) -> str:
-    """What an error says, in a line; nothing if it is about what came of another one."""
+def _first_line(error: Exception) -> str:
+    # What Java raised, in Java's own words; Python's ask Java for more, which may be gone.
+    raised = getattr(error, "java_exception", None)
     try:
-        lines = [line.strip(": ") for line in str(error).splitlines() if line.strip(": ")]
+        words = str(raised.getMessage() if raised is not None else error)
     except Exception:
-        # Those of a Java that is gone have no words.
-        return ""
-    # Which of its methods was called is not for people.
-    told = [line for line in lines if not line.startswith("An error occurred while calling")]
-    return told[0] if told and "stopped SparkContext" not in told[0] else ""
+        words = ""
+    return (words.strip() or type(error).__name__).splitlines()[0]

@@ -8,29 +8,41 @@
 
 Written by the pipeline, read by loops, reports and consoles, which need no Spark for it. Files are
 written whole and renamed into place, and those that point last, so a reader sees one run or the
-next. A file that cannot be read counts as one that is not there, with a sentence about it.
+next. Writers take turns by a lock, so that two runs at a time neither share a version nor forget
+each other's. A file that cannot be read counts as one that is not there, with a sentence about it,
+and so does one of a newer schema; nobody writes into a folder of such.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from tidegate.core.errors import TidegateError
+
 SCHEMA = 1
 RUNS_KEPT = 10
+GIVEN_UP_AFTER_S = 86_400.0
 _MODEL_FILE = re.compile(r"(\d{6})\.json")
 
 Complain = Callable[[str], None]
 AnyStruct = TypeVar("AnyStruct")
+
+
+class KnowledgeRefused(TidegateError):
+    """A folder that cannot be written to; the sentence says why."""
+
+    name = "KNOWLEDGE_REFUSED"
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -117,6 +129,12 @@ class Latest(msgspec.Struct, frozen=True):
     tables: dict[str, str]
 
 
+class _Stamp(msgspec.Struct, frozen=True):
+    """All that a file of a newer schema is sure to say."""
+
+    schema: int = SCHEMA
+
+
 class Knowledge:
     """One knowledge folder."""
 
@@ -168,15 +186,28 @@ class Knowledge:
 
     # ---- writing
 
+    def check_writable(self) -> None:
+        """Raises unless a run may be written down here."""
+        with self._alone():
+            latest = self.folder / "latest.json"
+            if latest.exists() and _schema_of(latest.read_bytes()) > SCHEMA:
+                raise KnowledgeRefused(
+                    f"{self.folder} was written by a newer Tidegate: upgrade this one, or name "
+                    "another folder with --knowledge"
+                )
+
     def begin_run(self, now: datetime) -> str:
         """A folder for the tables of a new run; its name."""
+        self.check_writable()
         stem = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
-        for number in range(1, 1000):
-            name = stem if number == 1 else f"{stem}-{number}"
-            with contextlib.suppress(FileExistsError):
-                self.run_folder(name).mkdir(parents=True)
-                return name
-        raise FileExistsError(f"too many runs called {stem}")
+        with self._alone():
+            (self.folder / "runs").mkdir(exist_ok=True)
+            for number in range(1, 1000):
+                name = stem if number == 1 else f"{stem}-{number:03}"
+                with contextlib.suppress(FileExistsError):
+                    self.run_folder(name).mkdir()
+                    return name
+            raise FileExistsError(f"too many runs called {stem}")
 
     def run_folder(self, run: str) -> Path:
         return self.folder / "runs" / run
@@ -185,6 +216,12 @@ class Knowledge:
         self, kind: str, run: str, learned_at: datetime, models: Sequence[Model]
     ) -> ModelFile:
         """Write down what a run learned of a kind, and mark what was accepted."""
+        with self._alone():
+            return self._add_models(kind, run, learned_at, models)
+
+    def _add_models(
+        self, kind: str, run: str, learned_at: datetime, models: Sequence[Model]
+    ) -> ModelFile:
         file = ModelFile(
             schema=SCHEMA,
             kind=kind,
@@ -207,13 +244,14 @@ class Knowledge:
 
     def finish_run(self, run: Run) -> None:
         """The run is whole: readers find it from now on, and the oldest runs go."""
-        _write(self.run_folder(run.run) / "run.json", run)
-        before = self.latest()
-        tables = dict(before.tables) if before else {}
-        for job in run.jobs:
-            tables |= dict.fromkeys(job.tables, run.run)
-        _write(self.folder / "latest.json", Latest(SCHEMA, run.run, tables))
-        self._prune(keep={run.run, *tables.values()})
+        with self._alone():
+            _write(self.run_folder(run.run) / "run.json", run)
+            before = self.latest()
+            tables = dict(before.tables) if before else {}
+            for job in run.jobs:
+                tables |= dict.fromkeys(job.tables, run.run)
+            _write(self.folder / "latest.json", Latest(SCHEMA, run.run, tables))
+            self._prune(keep={run.run, *tables.values()})
 
     def abandon_run(self, run: str) -> None:
         """Nothing came of it."""
@@ -228,23 +266,68 @@ class Knowledge:
     def _model_path(self, kind: str, version: int) -> Path:
         return self._models / kind / f"{version:06}.json"
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While no other process writes; the system lets go of the lock of one that was killed."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / ".lock").open("wb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+        except OSError as error:
+            raise KnowledgeRefused(
+                f"{error.filename or self.folder} cannot be written: {error.strerror or error}"
+            ) from error
+
     def _accepted_versions(self) -> dict[str, dict[str, int]]:
-        return self._read(self._models / "accepted.json", dict[str, dict[str, int]]) or {}
+        file = self._models / "accepted.json"
+        found = self._read(file, dict[str, dict[str, int]])
+        # One that is broken follows from the models themselves.
+        return found if found is not None else self._marked_anew() if file.exists() else {}
+
+    def _marked_anew(self) -> dict[str, dict[str, int]]:
+        marked: dict[str, dict[str, int]] = {}
+        for path in sorted(self._models.glob("*/*.json")):
+            file = self._read(path, ModelFile) if _MODEL_FILE.fullmatch(path.name) else None
+            for model in file.models if file else []:
+                if file is not None and model.accepted:
+                    marked.setdefault(path.parent.name, {})[model.subject] = file.version
+        return marked
 
     def _prune(self, keep: set[str]) -> None:
-        runs = sorted(folder.name for folder in (self.folder / "runs").iterdir())
-        for run in runs[:-RUNS_KEPT]:
-            if run not in keep:
-                shutil.rmtree(self.run_folder(run), ignore_errors=True)
+        runs = sorted((self.folder / "runs").iterdir())
+        finished = [folder for folder in runs if (folder / "run.json").exists()]
+        newest_s = max(folder.stat().st_mtime for folder in finished)
+        # A run without its record may be under way still, or was killed.
+        given_up = [
+            folder
+            for folder in runs
+            if folder not in finished and folder.stat().st_mtime < newest_s - GIVEN_UP_AFTER_S
+        ]
+        for folder in [*finished[:-RUNS_KEPT], *given_up]:
+            if folder.name not in keep:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _read(self, file: Path, kind: type[AnyStruct]) -> AnyStruct | None:
         try:
-            return msgspec.json.decode(file.read_bytes(), type=kind)
+            content = file.read_bytes()
+            if _schema_of(content) > SCHEMA:
+                self._complain(f"{file} is of a newer Tidegate and was passed over: upgrade")
+                return None
+            return msgspec.json.decode(content, type=kind)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError) as error:
             self._complain(f"{file} cannot be read and was passed over: {error}")
             return None
+
+
+def _schema_of(content: bytes) -> int:
+    """The schema that a file says it is of; ours if it says nothing that can be read."""
+    try:
+        return msgspec.json.decode(content, type=_Stamp).schema
+    except msgspec.DecodeError:
+        return SCHEMA
 
 
 def _without_gaps(model: Model) -> Model:
