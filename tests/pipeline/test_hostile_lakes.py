@@ -13,7 +13,7 @@ from lake_of import NOON, LakeOf
 from pyspark.sql import SparkSession
 
 from tidegate.pipeline.jobs import JOBS
-from tidegate.pipeline.learning import Assignment, learn_with
+from tidegate.pipeline.learning import Assignment, learn_with, store_here
 from tidegate.pipeline.progress import SilentSteps
 from tidegate.pipeline.survey import NOT_PARTITIONED, UNREADABLE, Place
 from tidegate.pipeline.vetting import CLOCK_JUMP, FUTURE, NO_TIME
@@ -77,6 +77,22 @@ def test_folders_may_be_called_anything(lake: LakeOf, learn: Learn, tmp_path: Pa
     rows = pq.read_table(folder).to_pylist()
     # Rates of replicas add up, and a name is a name.
     assert {row["queue"]: row["produced_per_s"] for row in rows} == {"orders": 20.0, ODD_NAME: 10.0}
+
+
+def test_a_table_of_a_cluster_is_stored_here_as_one_of_this_machine(
+    spark: SparkSession, lake: LakeOf, learn: Learn, tmp_path: Path
+) -> None:
+    learn(lake.folder, "stability")
+    folder = Knowledge(tmp_path / "k").table_folder("stability")
+    assert folder is not None
+
+    store_here(spark.read.parquet(str(folder)), tmp_path / "here")
+
+    order = [("queue", "ascending"), ("window", "ascending")]
+    here, spark_s = (
+        pq.read_table(place).sort_by(order).to_pylist() for place in (tmp_path / "here", folder)
+    )
+    assert here == spark_s
 
 
 def test_a_sample_of_no_time_is_left_out_and_no_job_divides_by_it(
