@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.cli.settings import Settings, SettingsInvalid, load_settings
+from tidegate.cli.settings import Settings, SettingsInvalid, as_document, load_settings
 
 
 @pytest.fixture
@@ -184,3 +184,34 @@ def test_a_password_is_not_repeated_in_a_complaint(file: Path) -> None:
     (complaint,) = complaints(file, '[store]\nurl = ["postgresql://me:hunter2@there/x"]')
     assert "hunter2" not in complaint
     assert "there/x" in complaint
+
+
+def test_properties_of_spark_are_whatever_spark_knows(file: Path) -> None:
+    file.write_text(
+        "[spark]\n"
+        'master = "spark://cluster:7077"\n'
+        '"spark.executor.memory" = "4g"\n'
+        "spark.sql.shuffle.partitions = 64\n"
+        "spark.ui.enabled = true\n"
+        'spark.hadoop.fs.s3a.secret.key = "hush"\n'
+    )
+
+    settings = load_settings(file, {})
+
+    assert settings.spark.master == "spark://cluster:7077"
+    assert settings.spark.properties == {
+        "spark.executor.memory": "4g",
+        "spark.sql.shuffle.partitions": "64",
+        "spark.ui.enabled": "true",
+        "spark.hadoop.fs.s3a.secret.key": "hush",
+    }
+    shown = as_document(settings)["spark"]
+    assert shown["spark.executor.memory"] == "4g"
+    assert "hush" not in str(shown)
+
+
+def test_what_is_no_property_of_spark_is_refused(file: Path) -> None:
+    (complaint,) = complaints(file, "[spark]\nmastr = 'local'")
+    assert "did you mean master?" in complaint
+    (complaint,) = complaints(file, "[spark]\nspark.jars = ['a.jar']")
+    assert "spark.spark.jars = ['a.jar']: must be a text, a number, true or false" in complaint

@@ -13,7 +13,7 @@ from lake_of import NOON, LakeOf
 from pyspark.sql import SparkSession
 
 from tidegate.pipeline.jobs import JOBS
-from tidegate.pipeline.learning import Assignment, learn_with
+from tidegate.pipeline.learning import Assignment, learn_with, store_here
 from tidegate.pipeline.progress import SilentSteps
 from tidegate.pipeline.survey import NOT_PARTITIONED, UNREADABLE, Place
 from tidegate.pipeline.vetting import CLOCK_JUMP, FUTURE, NO_TIME
@@ -79,6 +79,22 @@ def test_folders_may_be_called_anything(lake: LakeOf, learn: Learn, tmp_path: Pa
     assert {row["queue"]: row["produced_per_s"] for row in rows} == {"orders": 20.0, ODD_NAME: 10.0}
 
 
+def test_a_table_of_a_cluster_is_stored_here_as_one_of_this_machine(
+    spark: SparkSession, lake: LakeOf, learn: Learn, tmp_path: Path
+) -> None:
+    learn(lake.folder, "stability")
+    folder = Knowledge(tmp_path / "k").table_folder("stability")
+    assert folder is not None
+
+    store_here(spark.read.parquet(str(folder)), tmp_path / "here")
+
+    order = [("queue", "ascending"), ("window", "ascending")]
+    here, spark_s = (
+        pq.read_table(place).sort_by(order).to_pylist() for place in (tmp_path / "here", folder)
+    )
+    assert here == spark_s
+
+
 def test_a_sample_of_no_time_is_left_out_and_no_job_divides_by_it(
     lake: LakeOf, learn: Learn
 ) -> None:
@@ -114,6 +130,18 @@ def test_files_that_lie_about_themselves_are_left_out(lake: LakeOf, learn: Learn
     run = learn(lake.folder, "stability")
 
     assert run.reading["queue_samples"].files_left_out == {NOT_PARTITIONED: 1, UNREADABLE: 1}
+
+
+def test_a_file_that_is_spoiled_within_is_left_out(lake: LakeOf, learn: Learn) -> None:
+    spoiled = lake.write(QUEUE_SAMPLES, [{"put": number} for number in range(500)])
+    content = bytearray(spoiled.read_bytes())
+    content[40:400] = b"\xff" * 360
+    spoiled.write_bytes(content)
+
+    run = learn(lake.folder, "stability")
+
+    assert run.reading["queue_samples"].files_left_out == {UNREADABLE: 1}
+    assert run.reading["queue_samples"].rows == 3 * SECONDS
 
 
 def test_the_time_zone_of_a_session_moves_no_row(

@@ -144,7 +144,7 @@ def test_numbers_in_sentences_are_those_of_the_tables(
     assert f"UTC: {count(98765)}." in parsed.text
     assert f"17 clients reach 95 % of the plateau of {count(1234.5)} msg/s" in parsed.text
     assert "6 producers and 11 consumers" in parsed.text
-    assert "y(k+1) = 0.263 y(k) + 59.7 u(k)" in parsed.text
+    assert "y(k+1) = 0.263 y(k) + 59.7 u(k) + 3:" in parsed.text
     assert "explains 93.1 %, off by 61.3 msg/s (RMSE)" in parsed.text
     assert "432 msg/s expected on average" in parsed.text
     assert "erred 23.4 % less than the baseline, and 91.2 %" in parsed.text

@@ -47,10 +47,11 @@ def read_lake(
     now: datetime,
 ) -> LakeFrames:
     """The rows of the files that a survey found, between two times."""
+    is_looked_through = is_small(surveys.values())
+    counts = tally_small(place, surveys.values(), since, until, now) if is_looked_through else {}
+    # Only now: a file that turned out to be spoiled is in no survey any more.
     raw = {found.kind: _opened(spark, place, found) for found in surveys.values() if found.paths}
-    if is_small(surveys.values()):
-        counts = tally_small(place, surveys.values(), since, until, now)
-    else:
+    if not is_looked_through:
         counts = tally(raw, since, until, now)
     frames: dict[str, DataFrame] = {}
     reading: dict[str, Reading] = {}

@@ -194,10 +194,19 @@ def _record(done: _Done) -> JobRecord:
 
 def _stored(frame: DataFrame, folder: Path) -> int:
     """Write a table; how many rows it has."""
-    # Adaptive execution joins what is small; coalesce(1) would put the last stage on one core.
-    # A path and no URI: Hadoop takes %20 for three letters.
-    frame.write.mode("overwrite").parquet(f"file://{folder.absolute()}")
+    if SparkOptions(frame.sparkSession.sparkContext.master or "").is_local:
+        # Adaptive execution joins what is small; coalesce(1) would put the last stage on one core.
+        # A path and no URI: Hadoop takes %20 for three letters.
+        frame.write.mode("overwrite").parquet(f"file://{folder.absolute()}")
+    else:
+        store_here(frame, folder)
     return sum(pq.read_metadata(file).num_rows for file in folder.glob("*.parquet"))
+
+
+def store_here(frame: DataFrame, folder: Path) -> None:
+    """Write a table on this machine, where the folder is: a cluster's would write on theirs."""
+    folder.mkdir(parents=True)
+    pq.write_table(frame.toArrow(), folder / "part-0.parquet", compression="zstd")
 
 
 def _reason(error: Exception) -> str:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from tidegate.pipeline.survey import Place, Survey, hour_of
+from tidegate.pipeline.survey import UNREADABLE, Place, Survey, hour_of
 from tidegate.pipeline.vetting import (
     AFTER_ITS_HOUR_S,
     AHEAD,
@@ -51,25 +51,40 @@ def is_small(surveys: Iterable[Survey]) -> bool:
 def tally_small(
     place: Place, surveys: Iterable[Survey], since: datetime, until: datetime, now: datetime
 ) -> dict[str, dict[str | None, Tally]]:
-    """How many rows of each kind are left out for which reason; None: they are not."""
+    """How many rows of each kind are left out for which reason; None: they are not.
+
+    A file whose rows cannot be read, though its footer can, leaves its survey.
+    """
     counted: dict[str, dict[str | None, Tally]] = {}
     with ThreadPoolExecutor(_THREADS, "vetting") as threads:
         for found in surveys:
             kind, of_kind = found.kind, counted.setdefault(found.kind.name, {})
             files = [(place, path, kind, since, until, now) for path in found.paths]
-            for of_file in threads.map(lambda file: _tally_file(*file), files):
-                for reason, tally in of_file.items():
+            tallies = list(threads.map(lambda file: _tally_file(*file), files))
+            found.paths = [
+                path
+                for path, of_file in zip(found.paths, tallies, strict=True)
+                if of_file is not None
+            ]
+            if spoiled := len(files) - len(found.paths):
+                found.left_out[UNREADABLE] += spoiled
+            for of_file in tallies:
+                for reason, tally in (of_file or {}).items():
                     of_kind[reason] = of_kind.get(reason, Tally()) + tally
     return counted
 
 
 def _tally_file(
     place: Place, path: str, kind: Kind, since: datetime, until: datetime, now: datetime
-) -> dict[str | None, Tally]:
+) -> dict[str | None, Tally] | None:
+    """The rows of one file by reason; None if they cannot be read."""
     required, floats, figures = required_of(kind), floats_of(kind), figures_of(kind)
-    with place.files.open_input_file(path) as file:
-        names = list(dict.fromkeys([*required, *floats, *figures]))
-        table = pq.ParquetFile(file).read(columns=names)
+    names = list(dict.fromkeys([*required, *floats, *figures]))
+    try:
+        with place.files.open_input_file(path) as file:
+            table = pq.ParquetFile(file).read(columns=names)
+    except (pa.ArrowException, OSError):
+        return None
     hour = hour_of(path)
     assert hour is not None, "files of a survey are in folders of date and hour"
     at_us = table["at"].cast(pa.int64()).fill_null(0).to_numpy()

@@ -28,7 +28,7 @@ _LEVELS_MAX = 60
 GROUPS_MAX = 6
 
 _MODEL_COLUMNS = (
-    *("group", "accepted", "reason", "a", "b", "prefetch_low", "prefetch_high"),
+    *("group", "accepted", "reason", "a", "b", "offset_per_s", "prefetch_low", "prefetch_high"),
     *("r2_test", "rmse_test_per_s", "rows_train", "rows_test"),
 )
 _LEVEL_COLUMNS = (
@@ -59,6 +59,8 @@ class ConsumerModel:
     reason: str
     a: float
     b: float
+    # What the operating point amounts to: the model is one of deviations from it.
+    offset_per_s: float
     high: float
     r2_test: float
     rmse_test_per_s: float
@@ -67,7 +69,11 @@ class ConsumerModel:
     @property
     def formula(self) -> str:
         """The model with its numbers."""
-        return f"y(k+1) = {number(self.a)} y(k) + {number(self.b)} u(k)"
+        formula = f"y(k+1) = {number(self.a)} y(k) + {number(self.b)} u(k)"
+        if not self.offset_per_s or not math.isfinite(self.offset_per_s):
+            return formula
+        sign = "+" if self.offset_per_s > 0 else "−"
+        return f"{formula} {sign} {number(abs(self.offset_per_s))}"
 
 
 def consumers_section(learned: Learned) -> Section:
@@ -116,6 +122,7 @@ def _model(row: Row) -> ConsumerModel:
         reason=row["reason"],
         a=_or_nan(row["a"]),
         b=_or_nan(row["b"]),
+        offset_per_s=_or_nan(row["offset_per_s"]),
         high=_or_nan(row["prefetch_high"]),
         r2_test=_or_nan(row["r2_test"]),
         rmse_test_per_s=_or_nan(row["rmse_test_per_s"]),

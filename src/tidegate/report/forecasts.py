@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from matplotlib.axes import Axes
 
@@ -133,7 +133,10 @@ def _sentence(ahead: Sequence[Ahead], model: Model | None) -> str:
     lows = [step.low_per_s for step in ahead if step.low_per_s is not None]
     highs = [step.high_per_s for step in ahead if step.high_per_s is not None]
     between = f", from {number(min(lows))} to {rate(max(highs))}" if lows and highs else ""
-    said = f"{rate(mean)} expected on average until {clock(ahead[-1].at)} UTC{between}."
+    # Steps are named by when they begin.
+    step = ahead[1].at - ahead[0].at if len(ahead) > 1 else timedelta(0)
+    until = clock(ahead[-1].at + step)
+    said = f"{rate(mean)} expected on average until {until} UTC{between}."
     if model is None:
         return said
     if not model.accepted:

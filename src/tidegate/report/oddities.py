@@ -23,7 +23,7 @@ def oddities_section(learned: Learned) -> Section | None:
         table = read_table(folder, "anomalies")
     except (pa.ArrowException, OSError) as error:
         learned.complaints.append(f"the anomalies in {folder} cannot be read: {error}")
-        table = None
+        return Section("anomalies", title, missing="They cannot be read; below it says why.")
     if table is None or not table.num_rows:
         return Section("anomalies", title, "`tidegate watch` found none.".replace("`", ""))
     order = [("at", "descending"), ("subject", "ascending"), ("what", "ascending")]

@@ -59,7 +59,8 @@ def by_phase(requests: DataFrame) -> DataFrame:
                 *(F.struct(F.lit(p).alias("phase"), F.col(f"{p}_us").alias("x")) for p in PHASES)
             )
         ),
-    ).where(F.col("w") > 0)
+        # A phase that was not measured has no time, rather than none.
+    ).where((F.col("w") > 0) & F.col("x").isNotNull())
 
 
 def sums_of_phases(phases: DataFrame) -> DataFrame:
