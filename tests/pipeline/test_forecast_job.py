@@ -17,7 +17,7 @@ from tidegate.pipeline.jobs import forecast
 from tidegate.pipeline.schema import checked
 from tidegate.telemetry.schemas import QUEUE_SAMPLES
 
-SINCE, UNTIL = datetime(2026, 1, 1, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC)
+SINCE, UNTIL = datetime(2026, 1, 1, tzinfo=UTC), NOON + timedelta(minutes=1)
 
 
 def each_minute(
