@@ -237,7 +237,7 @@ def test_who_was_searched_for_is_not_forgotten_when_more_for_it_stays_in_the_sto
 
 
 def test_a_group_goes_on_when_two_older_ones_come_late() -> None:
-    """They wait for one that was with somebody and came back: it had begun, so it stays the first."""
+    """They wait for one that somebody had and gave back: it had begun, so it stays the first."""
     queue = new_queue()
     queue.add(segment(30, "a"), keep=True)
     (newest,) = take(queue)
