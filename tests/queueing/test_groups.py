@@ -237,8 +237,7 @@ def test_who_was_searched_for_is_not_forgotten_when_more_for_it_stays_in_the_sto
 
 
 def test_a_group_goes_on_when_two_older_ones_come_late() -> None:
-    """The first waited for one that was with somebody; for the second that one stood back, and then
-    none of the group was out any more."""
+    """They wait for one that somebody had and gave back: it had begun, so it stays the first."""
     queue = new_queue()
     queue.add(segment(30, "a"), keep=True)
     (newest,) = take(queue)
@@ -251,5 +250,5 @@ def test_a_group_goes_on_when_two_older_ones_come_late() -> None:
         order += ids(out)
         for span in out:
             queue.done(span)
-    assert order == [10, 20, 30]
+    assert order == [30, 10, 20]
     assert len(queue) == 0

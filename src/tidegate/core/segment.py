@@ -151,6 +151,10 @@ class Segment:
         for offset in range(low, high):
             attempts[offset] = attempts.get(offset, 0) + 1
 
+    def was_attempted(self, offset: int) -> bool:
+        """Whether a message was delivered and came back, as far as is known."""
+        return self.attempts is not None and offset in self.attempts
+
     def expiry(self, offset: int) -> float | None:
         """When a message expires by what it says, else when its queue lets it."""
         attributes = None if self.attributes is None else self.attributes[offset]

@@ -308,9 +308,11 @@ class Queue:
         if groups is None:
             groups = self._groups[receiver] = Groups()
         newer = groups.newer_out(group, span.first_id)
-        # An older one was stored late: if nobody has the newer one yet, that stands back.
-        stands_back = newer is not None and self.lane(receiver, newer.segment.priority).withdraw(
-            newer
+        # An older one came late: if nobody has had the newer one yet, that stands back.
+        stands_back = (
+            newer is not None
+            and not newer.segment.was_attempted(newer.low)
+            and self.lane(receiver, newer.segment.priority).withdraw(newer)
         )
         if stands_back:
             self.head_count -= 1
