@@ -1,8 +1,9 @@
 """The service level at a glance: how each agreement stands, and what is left of its budget.
 
-An agreement is breached when more windows were than its objective allows: the error budget is
-overdrawn. It is warned when the budget is used up faster than it lasts, or when the newest window
-is not met. Otherwise it is met.
+An agreement is breached when its newest window with data is, as `tidegate watch` would call it, or
+when more windows were than its objective allows: the error budget is overdrawn. It is warned when
+that window is, or when the budget is used up faster than it lasts. Otherwise it is met. A budget for
+weeks hardly notices that the first minutes were all breached, so it alone is no headline.
 """
 
 from __future__ import annotations
@@ -68,11 +69,12 @@ class Kept:
     def standing(self) -> Standing:
         if not self.judged:
             return Standing.NO_DATA
-        if self.budget_left is not None and self.budget_left < 0:
+        newest = self.ribbon.newest if self.ribbon else Verdict.NO_DATA
+        is_overdrawn = self.budget_left is not None and self.budget_left < 0
+        if is_overdrawn or newest is Verdict.BREACHED:
             return Standing.BREACHED
-        newest = self.ribbon.newest if self.ribbon else Verdict.MET
         is_burning = self.burn_rate is not None and self.burn_rate > 1
-        if is_burning or newest in (Verdict.WARNED, Verdict.BREACHED):
+        if is_burning or newest is Verdict.WARNED:
             return Standing.WARNED
         return Standing.MET
 
@@ -97,8 +99,8 @@ def glance_section(learned: Learned, agreements: Sequence[Agreement]) -> Section
         _summary([one.standing for one in kept]),
         cards=[card_of(one) for one in kept[:CARDS_MAX]],
         notes=[
-            "Breached: the error budget is overdrawn. Warned: it is used up faster than it lasts "
-            "(a burn rate above 1), or the newest window is not met.",
+            "Breached: the newest window with data is, or the error budget is overdrawn. Warned: "
+            "that window is, or the budget is used up faster than it lasts (a burn rate above 1).",
             *(
                 [f"{counted(left_out, 'agreement')} more, none worse than these."]
                 if left_out > 0
