@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from knowledge_of import NOON, KnowledgeOf
 
+from tidegate.agreement.document import parse_agreement
 from tidegate.report.chart import Card
 from tidegate.report.glance import glance_section
 from tidegate.report.learned import Learned
@@ -68,3 +69,37 @@ def test_budget_and_burn_rate_stay_as_figures_below_the_headline(
     facts = dict(card(knowledge_of, ["breached"] * 20, 0.953, 100.0).facts)
     assert facts["Error budget left"] == "95.3 %"
     assert facts["Burn rate"] == "100"
+
+
+@pytest.mark.parametrize(
+    ("metric", "breach", "within", "value", "told"),
+    [
+        ("wait_p99", '"500ms"', 0.0, None, "0 % of waits below 500 ms"),
+        ("response_p50", '"2s"', 0.25, None, "25 % of response times below 2 s"),
+        ("throughput", "100", None, 12.0, "throughput 12 msg/s"),
+    ],
+)
+def test_the_worst_window_is_told_in_the_words_of_the_promise(
+    knowledge_of: KnowledgeOf,
+    metric: str,
+    breach: str,
+    within: float | None,
+    value: float | None,
+    told: str,
+) -> None:
+    promise = {
+        "agreement": "orders",
+        "window": NOON,
+        "metric": metric,
+        "value": value,
+        "within": within,
+        "verdict": "breached",
+    }
+    knowledge_of.add("promises", [promise])
+    card(knowledge_of, ["breached"], 0.9, 100.0)
+    agreement = parse_agreement(
+        f'name = "orders"\nqueue = "orders"\n[metrics.{metric}]\nbreach = {breach}', "orders.toml"
+    )
+    (found,) = glance_section(Learned(knowledge_of.folder), [agreement]).cards
+    assert ("Worst window", told) in found.facts
+    assert ("which began", "14 Mar 12:00:00 UTC") in found.facts
