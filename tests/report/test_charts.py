@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import matplotlib as mpl
 import pytest
 from knowledge_of import NOON
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from tidegate.report.axes import days, time_axis
 from tidegate.report.balance import BalanceWindow, balance_chart
 from tidegate.report.chart import Chart
-from tidegate.report.drawing import draw_into
+from tidegate.report.drawing import STYLE, WIDTH_IN, draw_into
+from tidegate.report.phases import Phase, phase_chart
 from tidegate.report.waits import WaitWindow, wait_chart
 
 WAIT = wait_chart([WaitWindow(NOON, 60.0, 10, 0.1, 0.2, 0.3)])
@@ -20,7 +23,10 @@ BALANCE = balance_chart([BalanceWindow(NOON, 10.0, 8.0, 120.0, "flooded")], 60.0
 
 
 def drawn(chart: Chart) -> Axes:
-    return draw_into(Figure(), chart, (0.0, 0.0, 4.85, chart.height_in))
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_IN, chart.height_in))
+        FigureCanvasAgg(figure)
+        return draw_into(figure, chart, (0.0, 0.0, WIDTH_IN, chart.height_in))
 
 
 @pytest.mark.parametrize("chart", [WAIT, BALANCE], ids=lambda chart: chart.title)
@@ -46,3 +52,20 @@ def test_years_have_as_few_ticks_as_hours() -> None:
     axes.plot(days([NOON, NOON + timedelta(days=3000)]), [1.0, 2.0])
     time_axis(axes)
     assert 3 <= len(axes.get_xticks()) <= 6
+
+
+def test_names_of_requests_have_room_and_the_rarest_are_left_to_the_table() -> None:
+    verbs = ["all", "ConsumerPrefetch", "Put", "Get", "Peek", "AnswerOf" * 9, "Status", "Move", "x"]
+    phases = [Phase(verb, "store", 10.0, 5.0, None, None, 1.0) for verb in verbs]
+    chart = phase_chart(phases, verbs)
+    axes = drawn(chart)
+    labels = axes.get_yticklabels()
+    named = [label.get_text() for label in reversed(labels)]
+    assert named[:2] == ["all", "ConsumerPrefetch"]
+    assert named[-1] == "Status"
+    assert len(named) == 7
+    assert all(label.get_window_extent().x0 >= 0 for label in labels)
+    # The bars keep most of the room.
+    assert axes.get_position().width > 0.5
+    assert chart.sentence.endswith("2 rarer requests are in the numbers below.")
+    assert {row[0] for row in chart.table.rows} == set(verbs)
