@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 
 import matplotlib as mpl
 import pytest
-from knowledge_of import NOON
+from knowledge_of import EVENING, NOON, KnowledgeOf
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -15,7 +16,10 @@ from tidegate.report.axes import days, time_axis
 from tidegate.report.balance import BalanceWindow, balance_chart
 from tidegate.report.chart import Chart
 from tidegate.report.drawing import STYLE, WIDTH_IN, draw_into
+from tidegate.report.forecasts import forecasts
+from tidegate.report.learned import Learned
 from tidegate.report.phases import Phase, phase_chart
+from tidegate.report.queues import queue_sections
 from tidegate.report.waits import WaitWindow, wait_chart
 
 WAIT = wait_chart([WaitWindow(NOON, 60.0, 10, 0.1, 0.2, 0.3)])
@@ -69,3 +73,38 @@ def test_names_of_requests_have_room_and_the_rarest_are_left_to_the_table() -> N
     assert axes.get_position().width > 0.5
     assert chart.sentence.endswith("2 rarer requests are in the numbers below.")
     assert {row[0] for row in chart.table.rows} == set(verbs)
+
+
+def test_a_forecast_refused_for_want_of_history_is_a_sentence_and_no_chart(
+    knowledge_of: KnowledgeOf,
+) -> None:
+    why = "5m of history is too little: the last value is repeated"
+    # A walk could be judged, and has the baseline's bounds; of the young nothing is known.
+    bounds = {"walk": 3.0, "young": math.nan}
+    knowledge_of.add(
+        "forecast",
+        [
+            {
+                "queue": queue,
+                "at": EVENING + timedelta(minutes=minute),
+                "expected_per_s": 5.0,
+                "low_per_s": 5.0 - around,
+                "high_per_s": 5.0 + around,
+                "baseline_per_s": 5.0,
+                "accepted": False,
+            }
+            for queue, around in bounds.items()
+            for minute in range(60)
+        ],
+    )
+    knowledge_of.add_model("forecast", "walk", accepted=False, reason="not better")
+    knowledge_of.add_model("forecast", "young", accepted=False, reason=why)
+    knowledge_of.write()
+
+    charts, refused = forecasts(Learned(knowledge_of.folder), list(bounds))
+
+    assert list(charts) == ["walk"]
+    assert refused == {"young": f"No forecast yet: {why}."}
+    (section,) = queue_sections(Learned(knowledge_of.folder), [("young", 10.0)])
+    assert not section.charts
+    assert section.notes == [f"No forecast yet: {why}."]

@@ -44,20 +44,29 @@ class Ahead:
     baseline_per_s: float
 
 
-def forecast_charts(learned: Learned, queues: Collection[str]) -> dict[str, Chart]:
-    """A chart for each of some queues that has a forecast."""
+def forecasts(learned: Learned, queues: Collection[str]) -> tuple[dict[str, Chart], dict[str, str]]:
+    """By queue a chart of its forecast, or a sentence that says why there is none yet."""
     only = ("queue", queues)
     ahead = grouped(learned.rows("forecast", _COLUMNS, only, ("queue", "at")), "queue")
     past = grouped(learned.rows("forecast_history", _PAST_COLUMNS, only, ("queue", "at")), "queue")
     models = learned.models("forecast")
-    return {
-        queue: forecast_chart(
-            [Past(row["at"], row["arrived_per_s"]) for row in past.get(queue, [])],
-            [_ahead(row) for row in rows],
-            models.get(queue),
-        )
-        for queue, rows in ahead.items()
-    }
+    charts, refusals = dict[str, Chart](), dict[str, str]()
+    for queue, rows in ahead.items():
+        steps, model = [_ahead(row) for row in rows], models.get(queue)
+        if model is not None and is_unknown(steps, model):
+            refusals[queue] = ended(f"No forecast yet: {model.reason}")
+            continue
+        arrived = [Past(row["at"], row["arrived_per_s"]) for row in past.get(queue, [])]
+        charts[queue] = forecast_chart(arrived, steps, model)
+    return charts, refusals
+
+
+def is_unknown(ahead: Sequence[Ahead], model: Model) -> bool:
+    """Whether all that is said of the future is the last value, repeated.
+
+    Where a refused forecast could be judged, the baseline stands in for it with its own bounds.
+    """
+    return not model.accepted and all(step.high_per_s is None for step in ahead)
 
 
 def _ahead(row: Row) -> Ahead:

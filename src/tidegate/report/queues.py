@@ -16,7 +16,7 @@ from tidegate.report.balance import balance_chart, balance_windows
 from tidegate.report.capacities import capacity_chart, fitted_from, operating_points
 from tidegate.report.chart import Chart, Section
 from tidegate.report.figures import count, counted, percent
-from tidegate.report.forecasts import forecast_charts
+from tidegate.report.forecasts import forecasts
 from tidegate.report.learned import Learned
 from tidegate.report.series import window_s
 from tidegate.report.waits import wait_chart, wait_limit, wait_windows
@@ -43,7 +43,7 @@ def queue_sections(
     shown = [queue for queue, _ in traffic[:queues_max]]
     waits, balances = wait_windows(learned, shown), balance_windows(learned, shown)
     points, capacities = operating_points(learned, shown), learned.models("capacity")
-    forecasts = forecast_charts(learned, shown)
+    ahead, refused = forecasts(learned, shown)
     total = sum(messages for _, messages in traffic)
     sections = []
     for position, (queue, messages) in enumerate(traffic[:queues_max], start=1):
@@ -55,15 +55,18 @@ def queue_sections(
             charts.append(balance_chart(balance, length_s))
         if seen := points.get(queue):
             charts.append(capacity_chart(seen, fitted_from(capacities.get(queue))))
-        if queue in forecasts:
-            charts.append(forecasts[queue])
+        if queue in ahead:
+            charts.append(ahead[queue])
         sections.append(
             Section(
                 f"queue-{position}",
                 queue,
                 _sentence(position, len(traffic), messages, total),
                 charts=charts,
-                notes=_left_out(position, shown, traffic),
+                notes=[
+                    *([refused[queue]] if queue in refused else []),
+                    *_left_out(position, shown, traffic),
+                ],
             )
         )
     return sections
