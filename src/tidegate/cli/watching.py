@@ -73,18 +73,22 @@ def watch(
         from tidegate.agreement.document import read_agreements
         from tidegate.pipeline.session import spark_session
         from tidegate.pipeline.survey import Place, check_there
-        from tidegate.pipeline.watching.watch import WatchOptions, start_afresh, watching
+        from tidegate.pipeline.watching.watch import WatchOptions, held, start_afresh, started
+        from tidegate.telemetry.knowledge import Knowledge
 
         places = agreement or settings.pipeline.agreement_places
+        store = Knowledge(knowledge or settings.knowledge_folder)
         options = WatchOptions(
             lake=lake or settings.lake,
-            folder=(knowledge or settings.knowledge_folder) / "watch",
+            folder=store.folder / "watch",
             agreements=read_agreements(places) if places else [],
             since_s=time.time() - since,
             delay_s=delay,
             every_s=every,
         )
+        # All that may be refused is, before Spark is started, which takes its time.
         check_there(Place.of(options.lake))
+        store.check_writable()
         if not places:
             warn("no agreement is named (--agreement, or [pipeline] agreements): anomalies only")
         if afresh:
@@ -92,9 +96,10 @@ def watch(
         standing = Standing.of(options.folder)
         teller = _Teller(output, standing)
         with (
+            held(options) as continued,
             spark_session(spark_options(settings)) as spark,
             _told_to_stop() as stop,
-            watching(spark, options, teller.found) as watched,
+            started(spark, continued, teller.found) as watched,
         ):
             if once:
                 watched.run_once(stop)
