@@ -14,7 +14,7 @@ from tidegate.cli.learning import without_data
 
 def agreement(name: str, governs: str) -> Agreement:
     return parse_agreement(
-        f'name = "{name}"\n{governs}\n[metrics.wait_p99]\nbreach = "6s"\n', f"{name}.toml"
+        f'name = "{name}"\n{governs}\n[metrics.throughput]\nbreach = 100\n', f"{name}.toml"
     )
 
 
