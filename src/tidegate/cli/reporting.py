@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli.learning import AgreementOption, KnowledgeOption, warn, with_spark
+from tidegate.cli.learning import AgreementOption, warn, with_spark
 from tidegate.cli.output import EXIT_NOTHING_THERE, JsonOption, Output
 from tidegate.cli.serving import ConfigOption
 from tidegate.cli.settings import load_settings
@@ -31,7 +31,10 @@ def report(
     queues: Annotated[
         int, typer.Option(min=1, max=1000, help="Queues to draw, the busiest first.")
     ] = 8,
-    knowledge: KnowledgeOption = None,
+    knowledge: Annotated[
+        Path | None,
+        typer.Option("--knowledge", help="What was learned. [default: from the settings]"),
+    ] = None,
     agreement: AgreementOption = None,
     show: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
     config: ConfigOption = None,
