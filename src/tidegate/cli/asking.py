@@ -80,5 +80,13 @@ def duration_s(text: str | float) -> float:
         raise typer.BadParameter(str(wrong)) from None
 
 
+def some_duration_s(text: str | float) -> float:
+    """The same, of one that must take some time."""
+    duration = duration_s(text)
+    if duration <= 0.0:
+        raise typer.BadParameter(f"{str(text)!r} is no time at all: give one such as 5s")
+    return duration
+
+
 def _is_number(text: str) -> bool:
     return text.replace(".", "", 1).isdigit()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +20,7 @@ from tidegate.core.errors import InvalidValue, Notice, TidegateError
 from tidegate.core.quantities import parse_duration_s
 
 if TYPE_CHECKING:
+    from tidegate.agreement.document import Agreement
     from tidegate.pipeline.progress import Steps
     from tidegate.pipeline.session import SparkOptions
     from tidegate.telemetry.knowledge import JobRecord, Reading, Run
@@ -96,6 +97,8 @@ def learn(
         except Notice as nothing:
             warn(str(nothing))
             raise typer.Exit(EXIT_NOTHING_THERE) from None
+        for sentence in without_data(store.run_folder(run.run), assignment.agreements):
+            warn(sentence)
     if json:
         output.json(run)
     else:
@@ -143,6 +146,25 @@ def warn(sentence: str) -> None:
     Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(
         f"tidegate: {sentence}"
     )
+
+
+def without_data(run_folder: Path, agreements: Sequence[Agreement]) -> Iterator[str]:
+    """A sentence for each agreement that nothing was recorded for, if that was looked at."""
+    import pyarrow.parquet as pq
+
+    levels = run_folder / "service_levels"
+    if not agreements or not levels.is_dir():
+        return
+    rows = pq.read_table(levels, columns=["agreement", "from"]).to_pylist()
+    seen = {row["agreement"] for row in rows if row["from"] is not None}
+    for agreement in agreements:
+        if agreement.name not in seen:
+            governed = (
+                f"queue = {agreement.queue!r}: check the name"
+                if agreement.queue is not None
+                else f"http = {agreement.http!r}: only queues are recorded"
+            )
+            yield f"the agreement {agreement.name} governs no queue that was recorded ({governed})"
 
 
 def show_run(run: Run, output: Output) -> None:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from tidegate.cli.learning import AgreementOption, KnowledgeOption, warn, with_spark
+from tidegate.cli.learning import AgreementOption, warn, with_spark
 from tidegate.cli.output import EXIT_NOTHING_THERE, JsonOption, Output
 from tidegate.cli.serving import ConfigOption
 from tidegate.cli.settings import load_settings
 from tidegate.core.errors import TidegateError
-
-if TYPE_CHECKING:
-    from tidegate.agreement.document import Agreement
 
 
 class ReportNotWritten(TidegateError):
@@ -35,7 +31,10 @@ def report(
     queues: Annotated[
         int, typer.Option(min=1, max=1000, help="Queues to draw, the busiest first.")
     ] = 8,
-    knowledge: KnowledgeOption = None,
+    knowledge: Annotated[
+        Path | None,
+        typer.Option("--knowledge", help="What was learned. [default: from the settings]"),
+    ] = None,
     agreement: AgreementOption = None,
     show: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
     config: ConfigOption = None,
@@ -46,21 +45,27 @@ def report(
     settings = load_settings(config, os.environ)
     folder = knowledge or settings.knowledge_folder
     places = agreement or settings.pipeline.agreement_places
-    pdf_file = out.with_suffix(".pdf") if pdf else None
+    pdf_file = _beside(out) if pdf else None
+    for file in (out, pdf_file):
+        if file is not None and file.is_dir():
+            raise ReportNotWritten(
+                f"{file} is a folder: name a file, such as {file / 'report.html'}"
+            )
     with with_spark():
+        from tidegate.agreement.document import read_agreements
         from tidegate.report.learned import Learned, NothingLearned
         from tidegate.report.report import document_of, write_report
 
         try:
             learned = Learned(folder)
-            document = document_of(learned, queues, _agreements(places, learned.complaints))
+            document = document_of(learned, queues, read_agreements(places))
             write_report(document, out, pdf_file)
         except NothingLearned as nothing:
             warn(str(nothing))
             raise typer.Exit(EXIT_NOTHING_THERE) from None
         except OSError as error:
             raise ReportNotWritten(
-                f"{error.filename or out} cannot be written: {error.strerror or error}"
+                f"{_asked_for(error, out)} cannot be written: {error.strerror or error}"
             ) from None
     for complaint in learned.complaints:
         warn(complaint)
@@ -74,12 +79,24 @@ def report(
         typer.launch(out.absolute().as_uri())
 
 
-def _agreements(places: Sequence[Path], complaints: list[str]) -> list[Agreement]:
-    """What was promised, to be drawn beside what was kept; the report does without if it must."""
-    from tidegate.agreement.document import AgreementInvalid, read_agreements
+def _beside(page: Path) -> Path:
+    """Where the PDF of a page goes."""
+    if page.is_dir():
+        return page
+    if page.suffix.lower() == ".pdf":
+        raise typer.BadParameter(
+            f"{page} would be both the page and its PDF: name the page, such as "
+            f"{page.with_suffix('.html')}, and the PDF comes beside it",
+            param_hint="--out",
+        )
+    return page.with_suffix(".pdf")
 
-    try:
-        return read_agreements(places)
-    except AgreementInvalid as wrong:
-        complaints += wrong.complaints
-        return []
+
+def _asked_for(error: OSError, out: Path) -> str:
+    """The path that failed; of a file that is still being written, the one it is to become."""
+    if error.filename is None:
+        return str(out)
+    failed = Path(error.filename)
+    if failed.name.startswith(".") and failed.suffix == ".partial":
+        return str(failed.with_name(failed.stem.removeprefix(".")))
+    return str(failed)

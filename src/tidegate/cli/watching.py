@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidegate.cli.asking import duration_s
+from tidegate.cli.asking import duration_s, some_duration_s
 from tidegate.cli.learning import (
     AgreementOption,
     KnowledgeOption,
@@ -43,7 +43,10 @@ def watch(
     since: Annotated[
         float,
         typer.Option(
-            parser=duration_s, metavar="DURATION", help="How far back the first start begins."
+            parser=duration_s,
+            metavar="DURATION",
+            show_default=False,
+            help="How far back the first start begins. [default: 1h]",
         ),
     ] = 3600.0,
     delay: Annotated[
@@ -51,11 +54,18 @@ def watch(
         typer.Option(
             parser=duration_s,
             metavar="DURATION",
-            help="How much older than the newest a row may be and still count.",
+            show_default=False,
+            help="How much older than the newest a row may be and still count. [default: 60s]",
         ),
     ] = 60.0,
     every: Annotated[
-        float, typer.Option(parser=duration_s, metavar="DURATION", help="How often to look.")
+        float,
+        typer.Option(
+            parser=some_duration_s,
+            metavar="DURATION",
+            show_default=False,
+            help="How often to look. [default: 5s]",
+        ),
     ] = 5.0,
     afresh: Annotated[
         bool, typer.Option("--afresh", help="Forget what was watched before, and begin anew.")
@@ -73,18 +83,22 @@ def watch(
         from tidegate.agreement.document import read_agreements
         from tidegate.pipeline.session import spark_session
         from tidegate.pipeline.survey import Place, check_there
-        from tidegate.pipeline.watching.watch import WatchOptions, start_afresh, watching
+        from tidegate.pipeline.watching.watch import WatchOptions, held, start_afresh, started
+        from tidegate.telemetry.knowledge import Knowledge
 
         places = agreement or settings.pipeline.agreement_places
+        store = Knowledge(knowledge or settings.knowledge_folder)
         options = WatchOptions(
             lake=lake or settings.lake,
-            folder=(knowledge or settings.knowledge_folder) / "watch",
+            folder=store.folder / "watch",
             agreements=read_agreements(places) if places else [],
             since_s=time.time() - since,
             delay_s=delay,
             every_s=every,
         )
+        # All that may be refused is, before Spark is started, which takes its time.
         check_there(Place.of(options.lake))
+        store.check_writable()
         if not places:
             warn("no agreement is named (--agreement, or [pipeline] agreements): anomalies only")
         if afresh:
@@ -92,9 +106,10 @@ def watch(
         standing = Standing.of(options.folder)
         teller = _Teller(output, standing)
         with (
+            held(options) as continued,
             spark_session(spark_options(settings)) as spark,
             _told_to_stop() as stop,
-            watching(spark, options, teller.found) as watched,
+            started(spark, continued, teller.found) as watched,
         ):
             if once:
                 watched.run_once(stop)

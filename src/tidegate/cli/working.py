@@ -50,7 +50,8 @@ def worker(
         typer.Option(
             parser=duration_s,
             metavar="DURATION",
-            help="How long SIGTERM lets what runs finish, such as 30s.",
+            show_default=False,
+            help="How long SIGTERM lets what runs finish. [default: 30s]",
         ),
     ] = 30.0,
     reload: Annotated[

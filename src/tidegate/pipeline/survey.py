@@ -22,6 +22,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from tidegate.core.errors import TidegateError
+from tidegate.core.secrecy import without_secrets
 from tidegate.telemetry.schemas import FILE_KEY, KIND_KEY, REPLACES_KEY, VERSION_KEY, Kind
 
 _THREADS = 8
@@ -45,6 +46,12 @@ class LakeMissing(TidegateError):
     name = "LAKE_MISSING"
 
 
+class LakeUnreachable(TidegateError):
+    """Whether there is a lake could not be found out."""
+
+    name = "LAKE_UNREACHABLE"
+
+
 @dataclass(frozen=True)
 class Place:
     """A folder on any file system that pyarrow knows."""
@@ -60,9 +67,23 @@ class Place:
             files, path = pa.fs.LocalFileSystem(), str(Path(location).expanduser().absolute())
             return Place(files, path, "file://")
         scheme = location.partition("://")[0]
-        files, path = pa.fs.FileSystem.from_uri(location)
+        try:
+            files, path = pa.fs.FileSystem.from_uri(location)
+        except pa.ArrowInvalid as error:
+            raise LakeUnreachable(
+                f"{without_secrets(location)} is not a place that can be read "
+                f"({without_secrets(_first_line(error))}): name a folder, or an address such as "
+                "s3://bucket/lake, with --lake"
+            ) from error
+        except OSError as error:
+            raise _unreachable(location, error) from error
         # Hadoop's name for the same thing.
         return Place(files, path.rstrip("/"), "s3a://" if scheme == "s3" else f"{scheme}://")
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.for_spark(self.path).replace("s3a://", "s3://", 1)
 
     def for_spark(self, path: str) -> str:
         return self.prefix + path
@@ -103,11 +124,28 @@ def survey(
 
 def check_there(place: Place) -> None:
     """Raises when there is no lake."""
-    if place.files.get_file_info(place.path).type != pa.fs.FileType.Directory:
+    try:
+        found = place.files.get_file_info(place.path).type
+    except (pa.ArrowException, OSError) as error:
+        raise _unreachable(place.name, error) from error
+    if found != pa.fs.FileType.Directory:
         raise LakeMissing(
             f"there is no lake at {place.path}: nodes write one while telemetry is enabled; "
             "name another with --lake"
         )
+
+
+def _unreachable(location: str, error: Exception) -> LakeUnreachable:
+    return LakeUnreachable(
+        f"the lake at {without_secrets(location)} cannot be reached "
+        f"({without_secrets(_first_line(error))}): check its name, its credentials and the "
+        "network, or name another with --lake"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    """What Arrow says first; the rest is its own affair."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _survey_of(place: Place, kind: Kind, since: datetime, until: datetime) -> Survey:

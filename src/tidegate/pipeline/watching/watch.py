@@ -235,13 +235,31 @@ def watching(
     queries: Sequence[Query] | None = None,
 ) -> Iterator[Watch]:
     """A watch that alone writes to its folder, and ends with the block."""
+    with held(options) as continued, started(spark, continued, on_found, queries) as watch:
+        yield watch
+
+
+@contextmanager
+def held(options: WatchOptions) -> Iterator[WatchOptions]:
+    """The folder is this watcher's alone; the options as they go on there. Needs no Spark."""
     with _alone(options.folder):
-        chosen = queries_of(options.agreements) if queries is None else queries
-        watch = Watch(spark, _continued(options), on_found, chosen)
-        try:
-            yield watch
-        finally:
-            watch.stop()
+        yield _continued(options)
+
+
+@contextmanager
+def started(
+    spark: SparkSession,
+    options: WatchOptions,
+    on_found: OnFound = lambda *_: None,
+    queries: Sequence[Query] | None = None,
+) -> Iterator[Watch]:
+    """A watch in a folder that is held; it ends with the block."""
+    chosen = queries_of(options.agreements) if queries is None else queries
+    watch = Watch(spark, options, on_found, chosen)
+    try:
+        yield watch
+    finally:
+        watch.stop()
 
 
 def start_afresh(folder: Path) -> None:
@@ -269,8 +287,14 @@ def reading(folder: Path, query: str) -> Reading:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+") as lock:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("a+")
+    except OSError as error:
+        raise WatchRefused(
+            f"{error.filename or folder} cannot be written: {error.strerror or error}"
+        ) from error
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

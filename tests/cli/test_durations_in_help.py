@@ -1,0 +1,62 @@
+"""Durations are shown as people write them, and those of nothing are refused where they mean it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from tidegate.cli.app import app
+
+
+@pytest.mark.parametrize(
+    ("command", "defaults", "numbers"),
+    [("watch", ("1h", "60s", "5s"), ("3600.0", "60.0", "5.0")), ("worker", ("30s",), ("30.0",))],
+)
+def test_defaults_have_their_unit(
+    command: str, defaults: tuple[str, ...], numbers: tuple[str, ...]
+) -> None:
+    shown = " ".join(CliRunner().invoke(app, [command, "--help"]).output.split())
+    for default in defaults:
+        assert f"[default: {default}]" in shown
+    for number in numbers:
+        assert number not in shown
+
+
+@pytest.mark.parametrize("every", ["0s", "0"])
+def test_looking_all_the_time_is_refused(every: str) -> None:
+    refused = CliRunner().invoke(app, ["watch", "--every", every])
+    assert refused.exit_code == 2
+    assert "no time at all" in refused.output
+
+
+def test_a_report_says_that_it_reads_what_was_learned() -> None:
+    shown = CliRunner().invoke(app, ["report", "--help"]).output
+    assert "What was learned." in shown
+    assert "Where results go" not in shown
+
+
+def test_on_a_terminal_nothing_in_brackets_is_lost() -> None:
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tidegate", "watch", "--help"],
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        env=os.environ | {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"},
+    )
+    os.close(follower)
+    said = b""
+    # A terminal that nobody writes to any more is an error to who reads it.
+    with contextlib.suppress(OSError):
+        while part := os.read(leader, 65536):
+            said += part
+    os.close(leader)
+    assert process.wait() == 0
+    assert "[default: 5s]" in said.decode()
+    assert "tidegate[spark]" in said.decode()
