@@ -73,8 +73,8 @@ def report(
     if json:
         output.json({"files": files, "run": learned.run.run, "complaints": learned.complaints})
     else:
-        for file in files:
-            output.line(file)
+        for written in files:
+            output.line(written)
     if show:
         typer.launch(out.absolute().as_uri())
 
