@@ -66,11 +66,19 @@ def test_what_still_grows_has_no_capacity_yet() -> None:
 
 
 def test_too_little_data_is_a_reason_and_not_a_number() -> None:
-    for operations in ([], [Operation(1, 2, 100.0, 100.0, 60.0)] * 9):
+    for operations, words in (
+        ([], "no number of clients was"),
+        ([Operation(1, 2, 100.0, 100.0, 60.0)] * 9, "only one number of clients was"),
+        (
+            [Operation(1, n, 100.0, 100.0, 60.0) for n in (2, 3)],
+            "only 2 different numbers of clients were",
+        ),
+    ):
         found = capacity(operations)
         assert not found.accepted
         assert found.clients == 0
-        assert "a curve needs 4" in found.reason
+        assert found.reason.startswith(f"{words} at work for")
+        assert "a curve needs 4 different ones" in found.reason
     assert not capacity([Operation(1, n, 0.0, 0.0, 60.0) for n in range(1, 20)]).accepted
     # Seen for a moment, without consumers, or not a number: not seen.
     found = capacity(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tidegate.laws.backtest import bands, origins
+from tidegate.laws.backtest import bands, length_min, origins
 from tidegate.laws.extrapolation import profile
 from tidegate.laws.forecasting import forecast, seasonal_naive
 from tidegate.laws.intervals import mean_interval, mean_interval_of
@@ -53,11 +53,23 @@ def test_what_cannot_be_forecast_is_said_not_to_be() -> None:
     assert any("use the baseline" in reason for reason in found.reason)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 7, HOUR, 60])
+def test_how_much_history_it_takes_is_said_in_hours_and_is_just_enough(steps: int) -> None:
+    enough = length_min(steps, steps)
+    short = forecast(np.ones((1, enough - 1)), steps, step_s=300.0)
+    assert "too little" in short.reason[0]
+    assert "too little" not in forecast(np.ones((1, enough)), steps).reason[0]
+    assert (
+        "5m of history is too little to choose and judge a forecast by, which takes 7.5h"
+        in (forecast(np.ones((1, 5)), 60, step_s=60.0).reason[0])
+    )
+
+
 def test_a_short_history_repeats_the_last_value_and_promises_nothing() -> None:
     found = forecast(np.array([[1.0, 2.0, np.nan], [np.nan, np.nan, np.nan]]), HOUR)
 
     assert not found.accepted.any()
-    assert "too few" in found.reason[0]
+    assert found.reason[0].startswith("3m of history is too little")
     assert found.expected_per_s[0].tolist() == [2.0] * HOUR
     assert np.isnan(found.expected_per_s[1]).all()
     assert np.isnan(found.low_per_s).all()

@@ -115,7 +115,7 @@ def test_too_short_a_history_says_so(spark: SparkSession) -> None:
 
     (model,) = outcome.models
     assert not model.accepted
-    assert "too few" in model.reason
+    assert "30m of history is too little" in model.reason
     row = outcome.tables["forecast"].first()
     assert row is not None
     assert row["expected_per_s"] == 1.0

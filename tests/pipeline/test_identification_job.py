@@ -37,6 +37,8 @@ def samples_of(spark: SparkSession, *rows: tuple[float, int, float]) -> DataFram
                 "arrival_before_per_s": y,
                 "prefetch_before": u,
                 "arrival_per_s": y_next,
+                "prefetch": u,
+                "unacknowledged": u,
             }
             for second, (y, u, y_next) in enumerate(rows)
         ],
@@ -46,23 +48,28 @@ def samples_of(spark: SparkSession, *rows: tuple[float, int, float]) -> DataFram
 def test_sums_of_a_dozen_rows_by_hand(spark: SparkSession) -> None:
     rows = [(10.0, 1, 20.0), (20.0, 1, 30.0), (30.0, 2, 40.0)] * 4
     samples = samples_of(spark, *rows)
-    unknown = frame_of(
+    plain = {
+        "group": "orders/billing",
+        "arrival_per_s": 7.0,
+        "arrival_before_per_s": 7.0,
+        "prefetch_before": 7,
+        "prefetch": 7,
+        "unacknowledged": 7,
+    }
+    silent = frame_of(
         spark,
         CONSUMER_SAMPLES,
         [
-            {"group": "orders/billing", "arrival_per_s": 7.0},
-            {
-                "group": "orders/billing",
-                "automatic": True,
-                "arrival_per_s": 7.0,
-                "arrival_before_per_s": 7.0,
-                "prefetch_before": 7,
-            },
+            plain | {"arrival_before_per_s": None, "prefetch_before": None},
+            plain | {"automatic": True},
+            # Its prefetch changed on the way; it had nothing to do.
+            plain | {"prefetch": 8},
+            plain | {"unacknowledged": 0},
         ],
     )
 
     found = (
-        samples.union(unknown)
+        samples.union(silent)
         .transform(identification.with_held_out)
         .transform(identification.by_level)
         .collect()
@@ -171,6 +178,8 @@ def test_samples_of_two_intervals_are_no_model(spark: SparkSession) -> None:
             "interval_s": 1.0 if second % 2 else 10.0,
             "arrival_before_per_s": float(second % 13),
             "prefetch_before": 1 + second % 5,
+            "prefetch": 1 + second % 5,
+            "unacknowledged": 1,
             "arrival_per_s": float(second % 5),
         }
         for second in range(300)

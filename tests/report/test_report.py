@@ -191,7 +191,7 @@ def test_each_agreement_has_a_card_with_its_standing_in_words_the_worst_first(
     assert "overdrawn &lt;script&gt;" in told[0]
     assert "−25 %" in told[0]
     assert f"{count(320)}, {count(0)}, {count(40)}" in told[0]
-    assert "87.7 % within the limit" in told[0]
+    assert "87.7 % of waits below the limit of p99" in told[0]
     assert "14 Mar 12:03:00 UTC" in told[0]
     # A shape, beside word and colour: a square, a triangle, a ring, a disc.
     assert [("<circle" in card, "<path" in card) for card in cards] == [

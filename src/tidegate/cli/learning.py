@@ -180,7 +180,7 @@ def show_run(run: Run, output: Output) -> None:
     """What was read, and what became of it."""
     output.table(
         [
-            Column("rows"),
+            Column("kind"),
             Column("files", right=True),
             Column("read", "{:,}".format, right=True),
             Column("left out", style="yellow"),
@@ -217,8 +217,14 @@ def show_run(run: Run, output: Output) -> None:
 
 def left_out(reading: Reading) -> str:
     """How many files and rows were not used, and why, in words."""
-    files = [f"{count:,} files {why}" for why, count in reading.files_left_out.items()]
-    rows = [f"{count:,} rows {why}" for why, count in reading.rows_left_out.items()]
+    files = [
+        f"{count:,} {'file' if count == 1 else 'files'} {why}"
+        for why, count in reading.files_left_out.items()
+    ]
+    rows = [
+        f"{count:,} {'row' if count == 1 else 'rows'} {why}"
+        for why, count in reading.rows_left_out.items()
+    ]
     return "; ".join(files + rows)
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import secrets
 import socket
 import ssl
+import sys
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 from tidegate.client.credentials import Credentials
@@ -144,7 +147,7 @@ class Lifeline:
                     raise
                 # A client without a name of its own went with its connection.
         if self._name is None:
-            name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+            name = nameless_name()
             return _client_of(await link.ask(w.RegisterClient(name, self._mode, True)))
         try:
             return _client_of(await link.ask(w.RegisterClient(self._name, self._mode)))
@@ -263,3 +266,15 @@ def _client_of(answered: Answered) -> ClientInfo:
     packet = answered.packet
     assert isinstance(packet, w.RegisterClientResponse | w.IdentifyClientResponse)
     return packet.client
+
+
+def nameless_name() -> str:
+    """What a client that was given no name is called.
+
+    Before the @ stands the program, so that telemetry knows who does the same as before a restart.
+    """
+    path = Path(sys.argv[0] if sys.argv else "")
+    program = path.parent.name if path.stem == "__main__" else path.stem
+    # What ends it in names, and what is too long for one.
+    program = re.sub(r"[#@\s]", "-", program)[:64] or "python"
+    return f"{program}@{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"

@@ -54,6 +54,11 @@ def origins(first: int, length: int, steps: int) -> Origins | None:
     return Origins(tuple(choose), tuple(chosen[-judges:]))
 
 
+def length_min(first: int, steps: int) -> int:
+    """The fewest columns with room for enough origins after `first` of them."""
+    return first + steps + (ORIGINS_MIN - 1) * max(steps // 2, 1)
+
+
 def truth(history: Matrix, at: tuple[int, ...], steps: int) -> Cube:
     """What really came after each origin."""
     return np.stack([history[:, origin : origin + steps] for origin in at])

@@ -79,6 +79,12 @@ class Capacity:
     curve: Curve | None = None
 
 
+def _numbers_of_clients(count: int) -> str:
+    if count < 2:
+        return f"{'only one' if count else 'no'} number of clients was"
+    return f"only {count} different numbers of clients were"
+
+
 def capacity(operations: Sequence[Operation], band: Band = DEFAULT_BAND) -> Capacity:
     """The capacity of one queue; too little data is a reason and not a number."""
     known = _merged(operations)
@@ -87,8 +93,8 @@ def capacity(operations: Sequence[Operation], band: Band = DEFAULT_BAND) -> Capa
     if len(best) < CLIENT_COUNTS_MIN:
         return Capacity(
             accepted=False,
-            reason=f"{len(best)} different numbers of clients were at work for {SECONDS_MIN:g} s "
-            f"or longer; a curve needs {CLIENT_COUNTS_MIN}",
+            reason=f"{_numbers_of_clients(len(best))} at work for {SECONDS_MIN:g} s or longer; a "
+            f"curve needs {CLIENT_COUNTS_MIN} different ones",
             operations=len(known),
             seconds=seconds,
         )

@@ -21,7 +21,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tidegate.laws.backtest import ORIGINS_MIN, Origins, bands, mean_error, origins, truth
+from tidegate.core.quantities import format_duration
+from tidegate.laws.backtest import Origins, bands, length_min, mean_error, origins, truth
 from tidegate.laws.extrapolation import Profile, Way, last_known, profile, season_ago
 
 Matrix = NDArray[np.float64]
@@ -61,13 +62,20 @@ def seasonal_naive(history_per_s: Matrix, steps: int, season: int) -> Matrix:
 
 
 def forecast(
-    history_per_s: Matrix, steps: int, seasons: Sequence[int] = (), confidence: float = 0.9
+    history_per_s: Matrix,
+    steps: int,
+    seasons: Sequence[int] = (),
+    confidence: float = 0.9,
+    step_s: float = 60.0,
 ) -> Forecast:
-    """The next steps of every series; `seasons` are the periods to try, in steps."""
+    """The next steps of every series; `seasons` are the periods to try, in steps.
+
+    How long a step is matters to the words of `reason` only.
+    """
     history = np.asarray(history_per_s, dtype=np.float64)
     history = np.where(np.isfinite(history), history, np.nan)
     parts = [
-        _forecast(history[first : first + CHUNK], steps, seasons, confidence)
+        _forecast(history[first : first + CHUNK], steps, seasons, confidence, step_s)
         for first in range(0, max(len(history), 1), CHUNK)
     ]
     return Forecast(
@@ -75,12 +83,14 @@ def forecast(
     )
 
 
-def _forecast(history: Matrix, steps: int, seasons: Sequence[int], confidence: float) -> Forecast:
+def _forecast(
+    history: Matrix, steps: int, seasons: Sequence[int], confidence: float, step_s: float
+) -> Forecast:
     length = history.shape[1]
     first, profiles = _usable(history, steps, seasons)
     tried = origins(first, length, steps)
     if tried is None or not len(history):
-        return _unknown(history, steps)
+        return _unknown(history, steps, step_s)
     ways = _ways(steps, profiles)
     real = truth(history, tried.choose, steps)
     # Of the ways, and of the baselines, each series takes its own best on the earlier windows.
@@ -216,15 +226,16 @@ def _picked(chosen: NDArray[np.int64], of_ways: Sequence[Matrix]) -> Matrix:
     return np.asarray(stacked[chosen, :, np.arange(len(chosen))].transpose(1, 0, 2))
 
 
-def _unknown(history: Matrix, steps: int) -> Forecast:
+def _unknown(history: Matrix, steps: int, step_s: float) -> Forecast:
     series, length = history.shape
     last = np.repeat(
         last_known(history)[:, None] if length else np.full((series, 1), np.nan), steps, 1
     )
     nothing = np.full(series, np.nan)
     reason = (
-        f"{length} steps of history are too few for {ORIGINS_MIN} windows of {steps} to choose "
-        "and judge a forecast by: the last value is repeated"
+        f"{format_duration(length * step_s)} of history is too little to choose and judge a "
+        f"forecast by, which takes {format_duration(length_min(steps, steps) * step_s)}: the last "
+        "value is repeated"
     )
     return Forecast(
         expected_per_s=last,

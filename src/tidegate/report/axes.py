@@ -36,12 +36,27 @@ def days(moments: Sequence[datetime]) -> list[float]:
     return [moment.timestamp() / _DAY_S for moment in moments]
 
 
-def time_axis(axes: Axes) -> None:
-    """The horizontal axis is time, in UTC, from the first moment drawn to the last."""
+def mark_of(points: Sequence[object]) -> str:
+    """The mark at each point of a line: one of a single point would not be seen otherwise."""
+    return "o" if len(points) == 1 else ""
+
+
+def time_axis(axes: Axes, window_s: float = 60.0) -> None:
+    """The horizontal axis is time, in UTC, from the first moment drawn to the last.
+
+    A single moment stands in the middle, with two windows on either side.
+    """
     axes.margins(x=0.0)
     axes.autoscale_view()
+    first_day, last_day = (float(day) for day in axes.dataLim.intervalx)
+    # Left alone, a single moment gets years on either side.
+    if first_day == last_day:
+        around_d = 2 * window_s / _DAY_S
+        axes.set_xlim(first_day - around_d, first_day + around_d)
     begins_s, ends_s = (float(day) * _DAY_S for day in axes.get_xlim())
-    step_s = next((step for step in _TIME_STEPS_S if (ends_s - begins_s) / step <= 5), _MONTH_S)
+    months = max(math.ceil((ends_s - begins_s) / _MONTH_S / 5), 1)
+    fitting = (step for step in _TIME_STEPS_S if (ends_s - begins_s) / step <= 5)
+    step_s = next(fitting, months * _MONTH_S)
     first = math.ceil(begins_s / step_s)
     ticks_s = [step_s * number for number in range(first, math.floor(ends_s / step_s) + 1)]
     axes.xaxis.set_major_locator(FixedLocator([tick / _DAY_S for tick in ticks_s]))

@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from tidegate.report.axes import days, name_line_ends, number_axis, say, time_axis
+from tidegate.report.axes import days, mark_of, name_line_ends, number_axis, say, time_axis
 from tidegate.report.chart import Chart, Table
 from tidegate.report.figures import clock, count, duration, percent, rate
 from tidegate.report.learned import Learned, grouped
@@ -81,9 +81,10 @@ def balance_chart(windows: Sequence[BalanceWindow], window_s: float) -> Chart:
         filled: dict[str, Any] = {"linewidth": 0, "interpolate": True, "alpha": 0.3}
         axes.fill_between(at, produced, consumed, where=more, color=BRICK.light, **filled)
         axes.fill_between(at, produced, consumed, where=less, color=BLUE.light, **filled)
-        axes.plot(at, consumed, color=CONSUMED.light, linewidth=1.4)
-        axes.plot(at, produced, color=PRODUCED.light, linewidth=1.4)
-        time_axis(axes)
+        mark = mark_of(points)
+        axes.plot(at, consumed, marker=mark, color=CONSUMED.light, linewidth=1.4)
+        axes.plot(at, produced, marker=mark, color=PRODUCED.light, linewidth=1.4)
+        time_axis(axes, step_s)
         # Above the lines is room for the ribbon.
         number_axis(axes, max(*produced, *consumed) * 1.3)
         _draw_ribbon(axes, points, step_s)
@@ -141,7 +142,7 @@ def _draw_ribbon(axes: Axes, points: Sequence[BalanceWindow], step_s: float) -> 
         right = max(right, left + 0.006 * (begins[-1] - begins[0]))
         foot, height = _RIBBON.get(state, _RIBBON["stable"])
         axes.fill_between(
-            [left, min(right, begins[-1])],
+            [left, min(right, float(axes.get_xlim()[1]))],
             [foot] * 2,
             [foot + height] * 2,
             transform=axes.get_xaxis_transform(),

@@ -38,6 +38,8 @@ class Chart:
     table: Table
     # Room to the right of the axes for labels at the lines' ends.
     label_in: float = 0.2
+    # Room to the left of the axes, for the words at its ticks.
+    ticks_in: float = 0.66
     # Room below the axes' own ticks, for a key.
     foot_in: float = 0.0
     height_in: float = 2.75

@@ -22,7 +22,7 @@ from tidegate.report import palette
 from tidegate.report.chart import Chart
 
 WIDTH_IN = 4.85
-_LEFT_IN, _TOP_IN, _BOTTOM_IN = 0.66, 0.34, 0.34
+_TOP_IN, _BOTTOM_IN = 0.34, 0.34
 
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
@@ -89,9 +89,9 @@ def draw_into(figure: Figure, chart: Chart, box_in: tuple[float, float, float, f
     whole_width, whole_height = figure.get_size_inches()
     axes = figure.add_axes(
         (
-            (left + _LEFT_IN) / whole_width,
+            (left + chart.ticks_in) / whole_width,
             (bottom + _BOTTOM_IN + chart.foot_in) / whole_height,
-            (width - _LEFT_IN - chart.label_in) / whole_width,
+            (width - chart.ticks_in - chart.label_in) / whole_width,
             (height - _TOP_IN - _BOTTOM_IN - chart.foot_in) / whole_height,
         )
     )

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from matplotlib.axes import Axes
 
-from tidegate.report.axes import days, name_line_ends, number_axis, time_axis
+from tidegate.report.axes import days, mark_of, name_line_ends, number_axis, time_axis
 from tidegate.report.chart import Chart, Table
 from tidegate.report.figures import clock, number, percent, rate
 from tidegate.report.figures import sentence as ended
@@ -92,7 +92,7 @@ def forecast_chart(past: Sequence[Past], ahead: Sequence[Ahead], model: Model | 
         highs = [step.high_per_s for step in ahead if step.high_per_s is not None]
         if len(lows) == len(highs) == len(ahead):
             axes.fill_between(at, lows, highs, color=VIOLET.light, alpha=0.22, linewidth=0)
-        axes.plot(before, arrived, color=BLUE.light, linewidth=1.3)
+        axes.plot(before, arrived, marker=mark_of(before), color=BLUE.light, linewidth=1.3)
         ends = [(expected[-1], "expected", VIOLET)]
         if accepted:
             baseline = [step.baseline_per_s for step in ahead]

@@ -1,8 +1,9 @@
 """The service level at a glance: how each agreement stands, and what is left of its budget.
 
-An agreement is breached when more windows were than its objective allows: the error budget is
-overdrawn. It is warned when the budget is used up faster than it lasts, or when the newest window
-is not met. Otherwise it is met.
+An agreement is breached when its newest window with data is, as `tidegate watch` would call it, or
+when more windows were than its objective allows: the error budget is overdrawn. It is warned when
+that window is, or when the budget is used up faster than it lasts. Otherwise it is met. A budget
+for weeks hardly notices that the first minutes were all breached, so it alone is no headline.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ _NOT_JUDGED = (
     "Agreements were declared but not judged: the job compliance made no table. The last section "
     "says why; then run `tidegate learn` again."
 )
+_TIMES = {"wait": "waits", "service": "service times", "response": "response times"}
 _ORDER = (Standing.BREACHED, Standing.WARNED, Standing.NO_DATA, Standing.MET)
 
 
@@ -59,6 +61,8 @@ class Kept:
     burn_rate: float | None
     ribbon: Ribbon | None
     worst: Worst | None
+    # What the promise that was kept worst says, where the document is at hand.
+    worst_promise: Metric | None
 
     @property
     def judged(self) -> int:
@@ -68,11 +72,12 @@ class Kept:
     def standing(self) -> Standing:
         if not self.judged:
             return Standing.NO_DATA
-        if self.budget_left is not None and self.budget_left < 0:
+        newest = self.ribbon.newest if self.ribbon else Verdict.NO_DATA
+        is_overdrawn = self.budget_left is not None and self.budget_left < 0
+        if is_overdrawn or newest is Verdict.BREACHED:
             return Standing.BREACHED
-        newest = self.ribbon.newest if self.ribbon else Verdict.MET
         is_burning = self.burn_rate is not None and self.burn_rate > 1
-        if is_burning or newest in (Verdict.WARNED, Verdict.BREACHED):
+        if is_burning or newest is Verdict.WARNED:
             return Standing.WARNED
         return Standing.MET
 
@@ -97,8 +102,8 @@ def glance_section(learned: Learned, agreements: Sequence[Agreement]) -> Section
         _summary([one.standing for one in kept]),
         cards=[card_of(one) for one in kept[:CARDS_MAX]],
         notes=[
-            "Breached: the error budget is overdrawn. Warned: it is used up faster than it lasts "
-            "(a burn rate above 1), or the newest window is not met.",
+            "Breached: the newest window with data is, or the error budget is overdrawn. Warned: "
+            "that window is, or the budget is used up faster than it lasts (a burn rate above 1).",
             *(
                 [f"{counted(left_out, 'agreement')} more, none worse than these."]
                 if left_out > 0
@@ -111,6 +116,7 @@ def glance_section(learned: Learned, agreements: Sequence[Agreement]) -> Section
 def _kept(
     row: Row, agreement: Agreement | None, drawn: dict[str, Ribbon], worst: Worst | None
 ) -> Kept:
+    promised = agreement.metrics if agreement else ()
     return Kept(
         name=row["agreement"],
         says=_terms(row, agreement),
@@ -122,6 +128,7 @@ def _kept(
         burn_rate=row["burn_rate"],
         ribbon=drawn.get(row["agreement"]),
         worst=worst,
+        worst_promise=next((one for one in promised if worst and one.name == worst.metric), None),
     )
 
 
@@ -170,8 +177,8 @@ def card_of(kept: Kept) -> Card:
         facts.append(("Windows without data", count(kept.no_data)))
     if kept.worst:
         facts += [
-            (f"Worst {kept.worst.metric.replace('_', ' ')}", _measured_worst(kept.worst)),
-            ("in the window of", f"{clock(kept.worst.at)} UTC"),
+            ("Worst window", _measured_worst(kept.worst, kept.worst_promise)),
+            ("which began", f"{clock(kept.worst.at)} UTC"),
         ]
     ribbon = kept.ribbon
     return Card(
@@ -187,10 +194,15 @@ def card_of(kept: Kept) -> Card:
     )
 
 
-def _measured_worst(worst: Worst) -> str:
-    if worst.within is not None:
-        return f"{percent(worst.within)} within the limit"
-    return measured(worst.value, worst.unit)
+def _measured_worst(worst: Worst, promised: Metric | None) -> str:
+    """How the worst window was: `0 % of waits below 500 ms`, `throughput 12 msg/s`."""
+    if worst.within is None:
+        return f"{worst.metric.replace('_', ' ')} {measured(worst.value, worst.unit)}"
+    stem, _, percentile = worst.metric.partition("_")
+    times = f"{percent(worst.within)} of {_TIMES.get(stem, stem)} below"
+    if promised is None:
+        return f"{times} the limit of {percentile}"
+    return f"{times} {measured(promised.breach, promised.unit)}"
 
 
 def measured(value: float | None, unit: Unit) -> str:

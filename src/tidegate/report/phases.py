@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter
 from tidegate.core.harmless import harmless
 from tidegate.report.axes import SMALL
 from tidegate.report.chart import Chart, Section, Table
-from tidegate.report.figures import count, duration, percent
+from tidegate.report.figures import count, counted, duration, percent
 from tidegate.report.learned import Learned
 from tidegate.report.palette import AMBER, BLUE, BRICK, GREY, INK, PAGE, PALE, SOFT, VIOLET, Colour
 
@@ -37,8 +37,10 @@ _COLUMNS = ("verb", "phase", "requests", "mean_us", "low_us", "high_us", "share"
 _IDLE_COLUMNS = ("node", "seconds", "idle", "idle_low", "idle_high")
 # The name of all verbs together.
 _ALL = "all"
-# Others are in the table.
-_VERBS_MAX = 7
+# Drawn beside all of them together; others are in the table.
+_VERBS_MAX = 6
+_NAME_MAX = 22
+_INCHES_PER_LETTER = 0.08
 _KEY_COLUMNS = 3
 
 
@@ -118,7 +120,10 @@ def phase_chart(phases: Sequence[Phase], verbs: Sequence[str]) -> Chart:
     longest = max(
         (phase for phase in phases if phase.verb == verbs[0]), key=lambda phase: phase.share
     )
-    drawn = verbs[:_VERBS_MAX]
+    drawn = verbs[: _VERBS_MAX + (verbs[0] == _ALL)]
+    names = [_short(harmless(verb)) for verb in drawn]
+    ticks_in = max(0.66, 0.14 + _INCHES_PER_LETTER * max(map(len, names)))
+    left_out = len(verbs) - len(drawn)
     of = "the time of all requests" if longest.verb == _ALL else f"a {longest.verb}"
 
     def draw(axes: Axes) -> None:
@@ -150,13 +155,13 @@ def phase_chart(phases: Sequence[Phase], verbs: Sequence[str]) -> Chart:
                         color=(INK if colour is PALE else PAGE).light,
                     )
                 left += phase.share
-        axes.set_yticks(range(len(drawn)), [harmless(verb) for verb in reversed(drawn)])
+        axes.set_yticks(range(len(drawn)), names[::-1])
         axes.set_ylim(-0.6, len(drawn) - 0.4)
         axes.set_xlim(0.0, 1.0)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: percent(value)))
         axes.tick_params(axis="x", length=0)
         axes.tick_params(axis="y", labelcolor=SOFT.light)
-        _draw_key(axes, list(dict.fromkeys(phase.phase for phase in phases)))
+        _draw_key(axes, list(dict.fromkeys(phase.phase for phase in phases)), ticks_in)
 
     return Chart(
         title="Where the time of a request goes",
@@ -164,21 +169,34 @@ def phase_chart(phases: Sequence[Phase], verbs: Sequence[str]) -> Chart:
             f"{percent(longest.share)} of {of} is {words_of(longest.phase)}: "
             f"{duration(longest.mean_us / 1e6)} of "
             f"{duration(longest.mean_us / longest.share / 1e6)} on average."
+            + (f" {_not_drawn(left_out)} in the numbers below." if left_out else "")
         ),
         measures="share of the time, by request",
         draw=draw,
         label_in=0.25,
+        ticks_in=ticks_in,
         foot_in=0.4,
         height_in=1.2 + 0.4 * len(drawn),
         table=phase_table(phases, verbs),
     )
 
 
-def _draw_key(axes: Axes, phases: Sequence[str]) -> None:
+def _short(name: str) -> str:
+    return name if len(name) <= _NAME_MAX else f"{name[: _NAME_MAX - 1]}…"
+
+
+def _not_drawn(left_out: int) -> str:
+    return f"{counted(left_out, 'rarer request')} {'is' if left_out == 1 else 'are'}"
+
+
+def _draw_key(axes: Axes, phases: Sequence[str], ticks_in: float) -> None:
     """Which colour is which phase: squares with words, in rows below the bars."""
     for row in range(0, len(phases), _KEY_COLUMNS):
         for column, phase in enumerate(phases[row : row + _KEY_COLUMNS]):
-            x_points, y_points = 128.0 * column - 36.0, -30.0 - 13.0 * row / _KEY_COLUMNS
+            x_points, y_points = (
+                128.0 * column - (72.0 * ticks_in - 11.0),
+                -30.0 - 13.0 * row / _KEY_COLUMNS,
+            )
             for words, offset_points, colour in (
                 ("■", x_points, _COLOURS.get(phase, VIOLET)),
                 (harmless(words_of(phase)), x_points + 11.0, SOFT),

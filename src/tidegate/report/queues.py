@@ -15,7 +15,7 @@ from tidegate.agreement.document import Agreement
 from tidegate.report.balance import balance_chart, balance_windows
 from tidegate.report.capacities import capacity_chart, fitted_from, operating_points
 from tidegate.report.chart import Chart, Section
-from tidegate.report.figures import count, percent
+from tidegate.report.figures import count, counted, percent
 from tidegate.report.forecasts import forecast_charts
 from tidegate.report.learned import Learned
 from tidegate.report.series import window_s
@@ -101,6 +101,7 @@ def _left_out(
     total = sum(messages for _, messages in traffic)
     share = f", {percent(sum(rest) / total)} of all" if total > 0 else ""
     return [
-        f"{count(len(rest))} more queues are not drawn: {count(sum(rest))} messages came in to "
-        f"them{share}. `tidegate report --queues {len(traffic)}` draws all."
+        f"{counted(len(rest), 'more queue')} {'is' if len(rest) == 1 else 'are'} not drawn: "
+        f"{count(sum(rest))} messages came in there{share}. "
+        f"`tidegate report --queues {len(traffic)}` draws all."
     ]

@@ -25,6 +25,7 @@ class Ribbon:
     begins: datetime
     ends: datetime
     verdicts: list[Verdict]
+    # Of the newest window with data.
     newest: Verdict
 
 
@@ -62,11 +63,12 @@ def _ribbon(windows: pa.Table) -> Ribbon:
     worst = np.zeros(slices, dtype=np.int64)
     place = np.minimum(((begins_s - begins_s[0]) / whole_s * slices).astype(np.int64), slices - 1)
     np.maximum.at(worst, place, severity)
+    judged = severity[severity > SEVERITY.index(Verdict.NO_DATA)]
     return Ribbon(
         begins=from_seconds(float(begins_s[0])),
         ends=from_seconds(float(begins_s[-1] + width_s)),
         verdicts=[SEVERITY[one] for one in worst.tolist()],
-        newest=SEVERITY[int(severity[-1])],
+        newest=SEVERITY[int(judged[-1])] if len(judged) else Verdict.NO_DATA,
     )
 
 

@@ -10,7 +10,7 @@ from statistics import median_low
 from matplotlib.axes import Axes
 
 from tidegate.agreement.document import Agreement
-from tidegate.report.axes import days, duration_axis, limit_line, name_line_ends, time_axis
+from tidegate.report.axes import days, duration_axis, limit_line, mark_of, name_line_ends, time_axis
 from tidegate.report.chart import Chart, Table
 from tidegate.report.figures import clock, count, counted, duration
 from tidegate.report.glance import promise
@@ -99,10 +99,11 @@ def wait_chart(windows: Sequence[WaitWindow], limit: WaitLimit | None = None) ->
         p50, p95, p99 = ([getattr(p, name) for p in points] for name in ("p50_s", "p95_s", "p99_s"))
         axes.fill_between(at, p50, p95, color=BLUE.light, alpha=0.22, linewidth=0)
         axes.fill_between(at, p95, p99, color=AMBER.light, alpha=0.22, linewidth=0)
-        axes.plot(at, p99, color=AMBER.light)
-        axes.plot(at, p95, color=GREY.light, linewidth=1.0)
-        axes.plot(at, p50, color=BLUE.light)
-        time_axis(axes)
+        mark = mark_of(points)
+        axes.plot(at, p99, marker=mark, color=AMBER.light)
+        axes.plot(at, p95, marker=mark, color=GREY.light, linewidth=1.0)
+        axes.plot(at, p50, marker=mark, color=BLUE.light)
+        time_axis(axes, window_s)
         lowest = min((value for value in p50 if value > 0), default=0.0)
         highest = max(p99)
         # A limit far above would press the waits flat.

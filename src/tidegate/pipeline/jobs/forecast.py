@@ -151,7 +151,7 @@ def run(inputs: Inputs) -> Outcome:
                 "forecast_history": frame_of(session, HISTORY, nothing),
             }
         )
-    found = forecast(history.arrived_per_s, STEPS_AHEAD, SEASONS, CONFIDENCE)
+    found = forecast(history.arrived_per_s, STEPS_AHEAD, SEASONS, CONFIDENCE, STEP_S)
     return Outcome(
         tables={
             "forecast": frame_of(session, FORECAST, _forecast_columns(history, found)),

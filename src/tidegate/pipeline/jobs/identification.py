@@ -83,11 +83,16 @@ PREFETCH_LEVELS = StructType(
 
 
 def with_held_out(samples: DataFrame) -> DataFrame:
-    """Samples that say what was before them, and whether they are for fitting or for judging."""
+    """Samples that say something of prefetch, and whether they are for fitting or for judging."""
     block = F.floor(F.unix_seconds("at") / F.lit(BLOCK_S))
     known = F.col("arrival_before_per_s").isNotNull() & F.col("prefetch_before").isNotNull()
+    # A prefetch that changed within the interval was neither the one nor the other.
+    is_steady = F.col("prefetch") == F.col("prefetch_before")
+    # A consumer with nothing in its hands waits for messages: its rate is the producers'.
+    is_busy = F.col("unacknowledged") > 0
     # Without acknowledgements there is no prefetch to speak of.
-    return samples.where(known & ~F.col("automatic")).withColumn(
+    speaking = known & ~F.col("automatic") & is_steady & is_busy
+    return samples.where(speaking).withColumn(
         "held_out", (block * F.lit(GOLDEN)) % F.lit(1.0) < F.lit(HELD_OUT)
     )
 

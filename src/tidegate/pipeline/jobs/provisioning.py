@@ -159,6 +159,8 @@ def growth(begins_s: Numbers, produced_per_s: Numbers) -> Ingredient:
         found = sla_delta(rates, STEP_S)
     if math.isnan(found):
         says = "no minute of production was recorded without a gap"
+    elif found <= 0:
+        says = "production never grew for a whole minute"
     else:
         says = f"production never grew faster than {found:.4g} msg/s² over a minute"
     return Ingredient(name, found, unit, len(begins_s), says)
@@ -169,7 +171,7 @@ def boot_time(boots_s: list[float]) -> Ingredient:
     if not boots_s:
         return Ingredient("boot_s", math.nan, "s", 0, "no boot of a machine was recorded")
     found = boot_time_s(boots_s)
-    says = f"{found.kind} of {found.n} boots"
+    says = f"{found.kind} of {found.n} {'boot' if found.n == 1 else 'boots'}"
     return Ingredient("boot_s", found.boot_s, "s", found.n, says)
 
 
@@ -182,7 +184,8 @@ def machine_capacity(capacities_per_s: list[float]) -> Ingredient:
         )
         return Ingredient(name, math.nan, unit, 0, says)
     found = statistics.median(capacities_per_s)
-    says = f"median of {len(capacities_per_s)} nodes under load"
+    nodes = len(capacities_per_s)
+    says = "one node under load" if nodes == 1 else f"median of {nodes} nodes under load"
     return Ingredient(name, found, unit, len(capacities_per_s), says)
 
 
