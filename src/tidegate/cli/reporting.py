@@ -47,10 +47,10 @@ def report(
     folder = knowledge or settings.knowledge_folder
     places = agreement or settings.pipeline.agreement_places
     pdf_file = _beside(out) if pdf else None
-    for file in (out, pdf_file):
-        if file is not None and file.is_dir():
+    for place in (out, pdf_file):
+        if place is not None and place.is_dir():
             raise ReportNotWritten(
-                f"{file} is a folder: name a file, such as {file / 'report.html'}"
+                f"{place} is a folder: name a file, such as {place / 'report.html'}"
             )
     with with_spark():
         from tidegate.agreement.document import read_agreements
