@@ -1,4 +1,4 @@
-"""What `tidegate watch` refuses, it refuses at once: before Spark is started."""
+"""What `tidegate watch` and `learn` refuse, they refuse at once: before Spark is started."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PROGRAM = (
 )
 
 
-def watch(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def tidegate(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM, "watch", *map(str, arguments)],
+        [sys.executable, "-c", PROGRAM, *map(str, arguments)],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -36,7 +36,7 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(
     (tmp_path / "file").write_text("not a folder")
     (tmp_path / "knowledge").mkdir()
     (tmp_path / "knowledge" / "watch").write_text("not a folder")
-    done = watch(tmp_path, "--lake", lake_of.folder, "--knowledge", place)
+    done = tidegate(tmp_path, "watch", "--lake", lake_of.folder, "--knowledge", place)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert f"{place}" in done.stderr
@@ -46,8 +46,23 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(
 def test_a_second_watcher_is_refused_by_name(lake_of: LakeOf, tmp_path: Path) -> None:
     options = WatchOptions(str(lake_of.folder), tmp_path / "knowledge" / "watch", [])
     with held(options):
-        done = watch(tmp_path, "--lake", lake_of.folder, "--knowledge", "knowledge")
+        done = tidegate(tmp_path, "watch", "--lake", lake_of.folder, "--knowledge", "knowledge")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "another tidegate watch" in done.stderr
     assert "end it first" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["learn", "watch"])
+def test_the_lake_is_looked_for_in_the_data_folder_that_is_named(
+    tmp_path: Path, command: str
+) -> None:
+    done = tidegate(tmp_path, command, "--data", "elsewhere")
+    assert done.returncode == 1
+    assert f"there is no lake at {tmp_path / 'elsewhere' / 'lake'}" in done.stderr
+
+
+def test_a_lake_that_the_settings_name_stays_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "tidegate.toml").write_text("[telemetry]\nlake = 'mine'\n")
+    done = tidegate(tmp_path, "learn", "--data", "elsewhere")
+    assert f"there is no lake at {tmp_path / 'mine'}" in done.stderr

@@ -42,6 +42,15 @@ def test_it_finds_the_knowledge_beside_the_store(knowledge_of: KnowledgeOf, tmp_
     assert json.loads(done.stdout)["files"] == ["report.html"]
 
 
+def test_it_finds_the_knowledge_of_a_data_folder_that_is_named(
+    knowledge_of: KnowledgeOf, tmp_path: Path
+) -> None:
+    knowledge_of.folder = tmp_path / "elsewhere" / "knowledge"
+    knowledge_of.write()
+    done = report(tmp_path, "--data", "elsewhere")
+    assert (done.returncode, done.stdout) == (0, "report.html\n")
+
+
 def test_before_anything_was_learned_it_says_what_to_run(tmp_path: Path) -> None:
     done = report(tmp_path, "--knowledge", str(tmp_path / "nothing"))
     assert done.returncode == 3

@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from tidegate.pipeline.session import SparkOptions
     from tidegate.telemetry.knowledge import JobRecord, Reading, Run
 
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        help="Data folder, as of tidegate up --data, with lake and knowledge in it. "
+        "[default: tidegate-data]",
+    ),
+]
 LakeOption = Annotated[
     str | None, typer.Option("--lake", help="Where nodes record. [default: from the settings]")
 ]
@@ -50,6 +58,7 @@ def register(app: typer.Typer) -> None:
 
 def learn(
     since: Annotated[str, typer.Option(help="How far back, such as 12h or 7d.")] = "7d",
+    data: DataOption = None,
     lake: LakeOption = None,
     knowledge: KnowledgeOption = None,
     only: Annotated[
@@ -69,7 +78,7 @@ def learn(
         wrong_since = f"{since!r} is before the year 1"
         raise typer.BadParameter(wrong_since, param_hint="--since") from None
     output = Output(json)
-    settings = load_settings(config, os.environ)
+    settings = load_settings(config, os.environ).with_data(data)
     with with_spark():
         from tidegate.agreement.document import read_agreements
         from tidegate.pipeline.jobs import JOBS

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli.learning import AgreementOption, warn, with_spark
+from tidegate.cli.learning import AgreementOption, DataOption, warn, with_spark
 from tidegate.cli.output import EXIT_NOTHING_THERE, JsonOption, Output
 from tidegate.cli.serving import ConfigOption
 from tidegate.cli.settings import load_settings
@@ -31,6 +31,7 @@ def report(
     queues: Annotated[
         int, typer.Option(min=1, max=1000, help="Queues to draw, the busiest first.")
     ] = 8,
+    data: DataOption = None,
     knowledge: Annotated[
         Path | None,
         typer.Option("--knowledge", help="What was learned. [default: from the settings]"),
@@ -42,14 +43,14 @@ def report(
 ) -> None:
     """Make a page of what was learned: service levels, waits, stability, models, forecast."""
     output = Output(json)
-    settings = load_settings(config, os.environ)
+    settings = load_settings(config, os.environ).with_data(data)
     folder = knowledge or settings.knowledge_folder
     places = agreement or settings.pipeline.agreement_places
     pdf_file = _beside(out) if pdf else None
-    for file in (out, pdf_file):
-        if file is not None and file.is_dir():
+    for place in (out, pdf_file):
+        if place is not None and place.is_dir():
             raise ReportNotWritten(
-                f"{file} is a folder: name a file, such as {file / 'report.html'}"
+                f"{place} is a folder: name a file, such as {place / 'report.html'}"
             )
     with with_spark():
         from tidegate.agreement.document import read_agreements

@@ -225,6 +225,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Where telemetry is recorded."""
         return self.telemetry.lake or str(self.store.data_folder / "lake")
 
+    def with_data(self, folder: Path | None) -> Settings:
+        """The same over another data folder, as `up --data` has it; None changes nothing."""
+        if folder is None:
+            return self
+        store = msgspec.structs.replace(self.store, data=str(folder))
+        return msgspec.structs.replace(self, store=store)
+
 
 class SettingsInvalid(TidegateError):
     """Settings that cannot be used; each line says where, which key, and what is allowed."""

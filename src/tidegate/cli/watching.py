@@ -15,6 +15,7 @@ import typer
 from tidegate.cli.asking import duration_s, some_duration_s
 from tidegate.cli.learning import (
     AgreementOption,
+    DataOption,
     KnowledgeOption,
     LakeOption,
     spark_options,
@@ -70,6 +71,7 @@ def watch(
     afresh: Annotated[
         bool, typer.Option("--afresh", help="Forget what was watched before, and begin anew.")
     ] = False,
+    data: DataOption = None,
     lake: LakeOption = None,
     knowledge: KnowledgeOption = None,
     agreement: AgreementOption = None,
@@ -78,7 +80,7 @@ def watch(
 ) -> None:
     """Watch agreements and anomalies as nodes record them, until Ctrl-C. Needs tidegate[spark]."""
     output = Output(json)
-    settings = load_settings(config, os.environ)
+    settings = load_settings(config, os.environ).with_data(data)
     with with_spark():
         from tidegate.agreement.document import read_agreements
         from tidegate.pipeline.session import spark_session
