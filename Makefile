@@ -20,7 +20,7 @@ test: $(VENV)/installed-all lint ## all tests, on real peers where they can be h
 	@$(BIN)/python -m pytest
 
 check: $(VENV)/installed-all lint ## linters, types, import contracts and fast tests, under a minute
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not peers and not slow and not faults and not spark"
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --ignore tests/pipeline -m "not peers and not slow and not faults and not spark"
 
 lint: $(VENV)/installed-all
 	@$(BIN)/ruff check .

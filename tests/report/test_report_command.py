@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from knowledge_of import KnowledgeOf
 
+# Each is a process of its own that draws.
+pytestmark = pytest.mark.slow
+
 
 def report(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

@@ -175,6 +175,7 @@ def test_a_broken_file_is_left_alone_and_holds_nobody_up(tmp_path: Path, lake: L
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "point", [*LAKE_POINTS, "before-replaced-deleted:2", "before-replaced-deleted:3"]
 )
