@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from lake_of import NOON, frame_of
@@ -15,7 +16,9 @@ from tidegate.pipeline.schema import checked
 from tidegate.telemetry.schemas import NODE_SAMPLES, REQUESTS
 
 
-def request(verb: str, parse_us: float, store_us: float, respond_us: float, **more: float) -> dict:  # type: ignore[type-arg]
+def request(
+    verb: str, parse_us: float, store_us: float, respond_us: float, **more: float
+) -> dict[str, Any]:
     return {
         "at": NOON,
         "verb": verb,
@@ -27,7 +30,10 @@ def request(verb: str, parse_us: float, store_us: float, respond_us: float, **mo
     } | more
 
 
-def tables(spark: SparkSession, requests: list, samples: list) -> dict[str, list]:  # type: ignore[type-arg]
+Rows = list[dict[str, Any]]
+
+
+def tables(spark: SparkSession, requests: Rows, samples: Rows) -> dict[str, Rows]:
     frames = {
         "requests": frame_of(spark, REQUESTS, requests),
         "node_samples": frame_of(spark, NODE_SAMPLES, samples),

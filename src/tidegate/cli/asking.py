@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -86,6 +86,11 @@ def some_duration_s(text: str | float) -> float:
     if duration <= 0.0:
         raise typer.BadParameter(f"{str(text)!r} is no time at all: give one such as 5s")
     return duration
+
+
+def duration_option(says: str, parser: Callable[[str], float] = duration_s) -> Any:
+    """An option that takes a duration; its help says the default as people write it."""
+    return typer.Option(parser=parser, metavar="DURATION", show_default=False, help=says)
 
 
 def _is_number(text: str) -> bool:

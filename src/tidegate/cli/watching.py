@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidegate.cli.asking import duration_s, some_duration_s
+from tidegate.cli.asking import duration_option, some_duration_s
 from tidegate.cli.learning import (
     AgreementOption,
     DataOption,
@@ -43,30 +43,17 @@ def watch(
     ] = False,
     since: Annotated[
         float,
-        typer.Option(
-            parser=duration_s,
-            metavar="DURATION",
-            show_default=False,
-            help="How far back the first start begins. [default: 1h]",
-        ),
+        duration_option("How far back the first start begins. [default: 1h]"),
     ] = 3600.0,
     delay: Annotated[
         float,
-        typer.Option(
-            parser=duration_s,
-            metavar="DURATION",
-            show_default=False,
-            help="How much older than the newest a row may be and still count. [default: 60s]",
+        duration_option(
+            "How much older than the newest a row may be and still count. [default: 60s]"
         ),
     ] = 60.0,
     every: Annotated[
         float,
-        typer.Option(
-            parser=some_duration_s,
-            metavar="DURATION",
-            show_default=False,
-            help="How often to look. [default: 5s]",
-        ),
+        duration_option("How often to look. [default: 5s]", some_duration_s),
     ] = 5.0,
     afresh: Annotated[
         bool, typer.Option("--afresh", help="Forget what was watched before, and begin anew.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidegate.cli.asking import duration_s, without_password
+from tidegate.cli.asking import duration_option, without_password
 from tidegate.cli.logs import set_up_logs
 from tidegate.cli.reloading import end_with_parent, run_again_on_change
 from tidegate.cli.serving import ConfigOption
@@ -47,12 +47,7 @@ def worker(
     ] = None,
     drain: Annotated[
         float,
-        typer.Option(
-            parser=duration_s,
-            metavar="DURATION",
-            show_default=False,
-            help="How long SIGTERM lets what runs finish. [default: 30s]",
-        ),
+        duration_option("How long SIGTERM lets what runs finish. [default: 30s]"),
     ] = 30.0,
     reload: Annotated[
         bool, typer.Option("--reload", help="Start again when a Python file here changes.")

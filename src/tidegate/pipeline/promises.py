@@ -21,8 +21,7 @@ from tidegate.agreement.document import Agreement
 from tidegate.agreement.evaluation import SEVERITY, Verdict, is_breached, is_warned
 from tidegate.agreement.metrics import Metric
 from tidegate.pipeline.buckets import first_bucket_from
-
-Transform = Callable[[DataFrame], DataFrame]
+from tidegate.pipeline.transform import Transform
 
 _HISTOGRAMS = ("wait", "service")
 _RESPONSE = "response"

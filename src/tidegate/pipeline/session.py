@@ -121,7 +121,7 @@ def defaults(options: SparkOptions, folder: Path) -> dict[str, str]:
         log_settings = (folder / "log4j2.properties").as_uri()
         java = "-XX:+UseParallelGC"
         if options.brief:
-            # A run of `learn` over an hour's samples needs 18 s of processor time instead of 28.
+            # So short a run ends before Java's better code would pay for its making.
             java += " -XX:TieredStopAtLevel=1"
         chosen |= {
             "spark.driver.memory": "2g",

@@ -8,13 +8,11 @@ time is left out and counted, and the others are still processed.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,10 +21,12 @@ import pyarrow.parquet as pq
 
 from tidegate.core.errors import TidegateError
 from tidegate.core.secrecy import without_secrets
+from tidegate.telemetry import lake
+from tidegate.telemetry.lake import Standing, located, standings
+from tidegate.telemetry.retention import HOUR_S
 from tidegate.telemetry.schemas import FILE_KEY, KIND_KEY, REPLACES_KEY, VERSION_KEY, Kind
 
 _THREADS = 8
-_PARTITION = re.compile(r"/date=(\d{4}-\d\d-\d\d)/hour=(\d\d)/[^/]+\.parquet$")
 # Rows are written some time after they were measured, in whichever hour that is.
 LATE = timedelta(hours=1)
 _AN_HOUR = timedelta(hours=1)
@@ -38,6 +38,7 @@ OTHER_VERSION = "of another version"
 OTHER_COLUMNS = "with other columns"
 DUPLICATE = "a copy of another"
 REPLACED = "compacted into another"
+_LEFT_OUT = {Standing.COPY: DUPLICATE, Standing.REPLACED: REPLACED}
 
 
 class LakeMissing(TidegateError):
@@ -63,12 +64,9 @@ class Place:
 
     @staticmethod
     def of(location: str) -> Place:
-        if "://" not in location:
-            files, path = pa.fs.LocalFileSystem(), str(Path(location).expanduser().absolute())
-            return Place(files, path, "file://")
-        scheme = location.partition("://")[0]
+        scheme = location.partition("://")[0] if "://" in location else "file"
         try:
-            files, path = pa.fs.FileSystem.from_uri(location)
+            files, path = located(location)
         except pa.ArrowInvalid as error:
             raise LakeUnreachable(
                 f"{without_secrets(location)} is not a place that can be read "
@@ -106,7 +104,7 @@ class Footer:
     path: str
     rows: int
     file_id: str
-    replaces: tuple[str, ...]
+    replaces: frozenset[str]
     # The times of its first and its last row, if it says.
     first_s: float | None = None
     last_s: float | None = None
@@ -159,20 +157,15 @@ def _survey_of(place: Place, kind: Kind, since: datetime, until: datetime) -> Su
             paths.append(path)
     with ThreadPoolExecutor(_THREADS, "footers") as threads:
         footers = list(threads.map(lambda path: read_footer(place, kind, path), paths))
-    replaced = {file_id for footer in footers if not footer.fault for file_id in footer.replaces}
-    seen: set[str] = set()
-    for footer in footers:
-        fault = footer.fault
-        if not fault and footer.file_id in replaced:
-            fault = REPLACED
-        elif not fault and footer.file_id in seen:
-            fault = DUPLICATE
-        if fault:
-            found.left_out[fault] += 1
-            continue
-        seen.add(footer.file_id)
-        found.paths.append(footer.path)
-        found.rows += footer.rows
+    found.left_out.update(footer.fault for footer in footers if footer.fault)
+    sound = [footer for footer in footers if not footer.fault]
+    claims = [(footer.file_id, footer.replaces) for footer in sound]
+    for footer, standing in zip(sound, standings(claims), strict=True):
+        if standing is Standing.COUNTS:
+            found.paths.append(footer.path)
+            found.rows += footer.rows
+        else:
+            found.left_out[_LEFT_OUT[standing]] += 1
     return found
 
 
@@ -200,14 +193,8 @@ def ended_before(path: str, since_s: float | None) -> bool:
 
 def hour_of(path: str) -> datetime | None:
     """The hour whose folder a file is in."""
-    match = _PARTITION.search(path)
-    if match is None:
-        return None
-    try:
-        return datetime.fromisoformat(f"{match[1]}T{match[2]}:00").replace(tzinfo=UTC)
-    except ValueError:
-        # Digits that are no day or no hour.
-        return None
+    hour = lake.hour_of(path)
+    return None if hour is None else datetime.fromtimestamp(hour * HOUR_S, UTC)
 
 
 def read_footer(place: Place, kind: Kind, path: str) -> Footer:
@@ -216,9 +203,9 @@ def read_footer(place: Place, kind: Kind, path: str) -> Footer:
         metadata = pq.read_metadata(path, filesystem=place.files)
         columns = metadata.schema.to_arrow_schema()
         says = metadata.metadata or {}
-        replaces = tuple(str(file_id) for file_id in json.loads(says.get(REPLACES_KEY, b"[]")))
+        replaces = frozenset(map(str, json.loads(says.get(REPLACES_KEY, b"[]"))))
     except (pa.ArrowException, OSError, ValueError, TypeError):
-        return Footer(path, 0, "", (), fault=UNREADABLE)
+        return Footer(path, 0, "", frozenset(), fault=UNREADABLE)
     fault = ""
     if says.get(KIND_KEY) != kind.name.encode():
         fault = OTHER_KIND

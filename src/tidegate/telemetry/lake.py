@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import Enum
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -40,7 +41,7 @@ _SUFFIX = ".parquet"
 _HIDDEN = ("_", ".")
 _WHOLE = "all"
 _NAME_LENGTH_MAX = 120
-_PARTITION = re.compile(r"/date=(\d{4}-\d{2}-\d{2})/hour=(\d{2})/([^/]+)$")
+_PARTITION = re.compile(r"/date=(\d{4}-\d{2}-\d{2})/hour=(\d{2})/[^/]+$")
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,14 @@ class LakeFile:
         return self.name.split("~")[1] if self.is_hidden and "~" in self.name else ""
 
 
+class Standing(Enum):
+    """Whether the rows of a file count."""
+
+    COUNTS = "counts"
+    COPY = "copy"
+    REPLACED = "replaced"
+
+
 @dataclass(frozen=True)
 class Identity:
     """What a file says of itself."""
@@ -93,14 +102,11 @@ class Lake:
         self.location = location
         if filesystem is not None:
             self._files, self._root = filesystem, location
-        elif "://" in location:
+        else:
             try:
-                self._files, self._root = pa.fs.FileSystem.from_uri(location)
+                self._files, self._root = located(location)
             except pa.ArrowInvalid as wrong:
                 raise InvalidValue(f"{location!r} is no lake that Arrow knows: {wrong}") from None
-        else:
-            self._files = pa.fs.LocalFileSystem()
-            self._root = str(Path(location).expanduser().absolute())
         self._root = self._root.rstrip("/")
 
     # In
@@ -174,16 +180,15 @@ class Lake:
         selector = pa.fs.FileSelector(f"{self._root}/{kind}", recursive=True, allow_not_found=True)
         found = []
         for info in self._files.get_file_info(selector):
-            place = _PARTITION.search(info.path)
-            if info.type != pa.fs.FileType.File or place is None:
+            hour = hour_of(info.path)
+            if info.type != pa.fs.FileType.File or hour is None:
                 continue
-            hour = hour_of_partition(place[1], place[2])
             if since_s is not None and (hour + 1) * HOUR_S <= since_s:
                 continue
             if until_s is not None and hour * HOUR_S >= until_s:
                 continue
             modified_s = (info.mtime_ns or 0) / 1e9
-            file = LakeFile(info.path, kind, hour, place[3], info.size, modified_s)
+            file = LakeFile(info.path, kind, hour, info.base_name, info.size, modified_s)
             if file.is_hidden == hidden and file.name.endswith(_SUFFIX):
                 found.append(file)
         return sorted(found, key=lambda file: (file.hour, file.name))
@@ -241,19 +246,40 @@ class Lake:
 
 def counting(identities: Mapping[LakeFile, Identity]) -> list[LakeFile]:
     """Of these files those that count: no copies, and none that another one stands for."""
-    replaced = frozenset[str]().union(*(each.replaces for each in identities.values()))
-    wholes = [each for each in identities.values() if each.replaces]
+    claims = [(identity.file_id, identity.replaces) for identity in identities.values()]
+    return [
+        file
+        for file, standing in zip(identities, standings(claims), strict=True)
+        if standing is Standing.COUNTS
+    ]
+
+
+def standings(claims: Sequence[tuple[str, frozenset[str]]]) -> list[Standing]:
+    """How each of some files stands, by its id and the ids of those that it stands for."""
+    wholes = [replaces for _, replaces in claims if replaces]
+    replaced = frozenset[str]().union(*wholes)
     seen: set[str] = set()
     found = []
-    for file, identity in identities.items():
-        if identity.file_id in replaced or identity.file_id in seen:
-            continue
+    for file_id, replaces in claims:
+        if file_id in replaced:
+            found.append(Standing.REPLACED)
+        elif file_id in seen:
+            found.append(Standing.COPY)
         # Two that compacted the same hour at a time: the one that saw more stands for both.
-        if any(identity.replaces < other.replaces for other in wholes if identity.replaces):
-            continue
-        seen.add(identity.file_id)
-        found.append(file)
+        elif replaces and any(replaces < other for other in wholes):
+            found.append(Standing.REPLACED)
+        else:
+            seen.add(file_id)
+            found.append(Standing.COUNTS)
     return found
+
+
+def located(location: str) -> tuple[Any, str]:
+    """The file system of a location, and the path there; raises what Arrow raises."""
+    if "://" not in location:
+        return pa.fs.LocalFileSystem(), str(Path(location).expanduser().absolute())
+    files, path = pa.fs.FileSystem.from_uri(location)
+    return files, path
 
 
 def partition(hour: int) -> str:
@@ -261,9 +287,16 @@ def partition(hour: int) -> str:
     return datetime.fromtimestamp(hour * HOUR_S, UTC).strftime("date=%Y-%m-%d/hour=%H")
 
 
-def hour_of_partition(date: str, hour: str) -> int:
-    """The hour since 1970 that folders name."""
-    at = datetime.strptime(f"{date} {hour}", "%Y-%m-%d %H").replace(tzinfo=UTC)
+def hour_of(path: str) -> int | None:
+    """The hour since 1970 whose folder a file is in; None: it is in no such folder."""
+    match = _PARTITION.search(path)
+    if match is None:
+        return None
+    try:
+        at = datetime.strptime(f"{match[1]} {match[2]}", "%Y-%m-%d %H").replace(tzinfo=UTC)
+    except ValueError:
+        # Digits that are no day or no hour.
+        return None
     return int(at.timestamp()) // HOUR_S
 
 

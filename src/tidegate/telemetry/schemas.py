@@ -47,21 +47,24 @@ class Kind:
         }
 
 
-def _columns(**types: pa.DataType) -> pa.Schema:
-    """Columns that are always there, but for those whose name a row may leave empty."""
-    return pa.schema([pa.field(name, kind, name in _MAY_BE_NULL) for name, kind in types.items()])
+@dataclass(frozen=True)
+class _OrNull:
+    """The type of a column that a row may leave empty."""
+
+    kind: pa.DataType
 
 
-_MAY_BE_NULL = {
-    "arrival_before_per_s",
-    "prefetch_before",
-    "parse_us",
-    "respond_us",
-    "wait_us",
-    "service_us",
-    "duration_s",
-    "value",
-}
+def _columns(**types: pa.DataType | _OrNull) -> pa.Schema:
+    """Columns that are always there, but for those that say otherwise."""
+    return pa.schema(
+        [
+            pa.field(name, kind.kind, True)
+            if isinstance(kind, _OrNull)
+            else pa.field(name, kind, False)
+            for name, kind in types.items()
+        ]
+    )
+
 
 QUEUE_SAMPLES = Kind(
     "queue_samples",
@@ -127,8 +130,8 @@ CONSUMER_SAMPLES = Kind(
         # The plant y(k+1) = a·y(k) + b·u(k): y(k+1), y(k) and u(k). The latter two are null when
         # the interval before was not recorded.
         arrival_per_s=pa.float64(),
-        arrival_before_per_s=pa.float64(),
-        prefetch_before=pa.int32(),
+        arrival_before_per_s=_OrNull(pa.float64()),
+        prefetch_before=_OrNull(pa.int32()),
     ),
 )
 
@@ -197,13 +200,13 @@ LIFECYCLES = Kind(
         put_at=_AT,
         # Parsed, stored, confirmed: the phases of its put. Null, but for the store: it came with
         # others that are answered as a whole, by a transaction, a topic or from another queue.
-        parse_us=pa.float64(),
+        parse_us=_OrNull(pa.float64()),
         store_us=pa.float64(),
-        respond_us=pa.float64(),
+        respond_us=_OrNull(pa.float64()),
         # From when it could be delivered to its first delivery; from its last delivery to its end.
         # Null: it ended without.
-        wait_us=pa.float64(),
-        service_us=pa.float64(),
+        wait_us=_OrNull(pa.float64()),
+        service_us=_OrNull(pa.float64()),
         # From its arrival to its end.
         response_us=pa.float64(),
         deliveries=pa.int32(),
@@ -221,8 +224,8 @@ EVENTS = Kind(
         event=_NAME,
         # What it happened to: a member, a queue, a machine, an agreement.
         subject=pa.string(),
-        duration_s=pa.float64(),
-        value=pa.float64(),
+        duration_s=_OrNull(pa.float64()),
+        value=_OrNull(pa.float64()),
         detail=pa.map_(pa.string(), pa.string()),
     ),
 )

@@ -12,14 +12,10 @@ bound and a fixed allowance.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -28,9 +24,9 @@ from rich.table import Table
 import tidegate
 from tidegate.client.blocking import BlockingClient
 from tidegate.lab.bench.backlog_process import Ended, Share
+from tidegate.lab.bench.bars import Bar, BarredReport
 from tidegate.lab.bench.child import Child
 from tidegate.lab.bench.compare import describe_machine
-from tidegate.lab.bench.compare_report import Bar
 from tidegate.lab.bench.compare_table import bar_table
 from tidegate.lab.bench.processors import QUIET, Processors
 from tidegate.lab.peers.tidegate_server import tidegate_server
@@ -65,7 +61,7 @@ class BacklogFailed(RuntimeError):
     """Something is not where it should be after a run."""
 
 
-class BacklogReport(msgspec.Struct, frozen=True):
+class BacklogReport(BarredReport, frozen=True):
     """Medians; per backlog (as text, 0 for the empty queue measured in turn with it)."""
 
     throughput: dict[str, float]
@@ -77,21 +73,9 @@ class BacklogReport(msgspec.Struct, frozen=True):
     messages_per_run: int
     rounds: dict[str, list[float]]
     rounds_empty: dict[str, list[float]]
-    bars: list[Bar]
     # The share of the machine that processes of others took meanwhile.
     taken_by_others: float
     environment: dict[str, str]
-
-    @property
-    def met(self) -> bool:
-        return all(bar.met for bar in self.bars)
-
-    def as_json(self) -> dict[str, Any]:
-        """The report as plain JSON values."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        for bar, struct in zip(plain["bars"], self.bars, strict=True):
-            bar["met"] = struct.met
-        return plain
 
 
 class _QueueUnderTest:
@@ -285,31 +269,3 @@ def render(report: BacklogReport, console: Console) -> None:
             f"Other processes took {100 * report.taken_by_others:.0f} % of the machine meanwhile.",
             style="yellow",
         )
-
-
-def main(arguments: Sequence[str]) -> int:
-    """From a command line; not 0 when a bar is not met."""
-    parser = argparse.ArgumentParser(prog="python -m tidegate.lab.bench.backlog")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("--quick", action="store_true", help="short, to see that it works")
-    parser.add_argument("--backlogs", default="1000000,5000000", help="how many wait, by commas")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=4.0, help="wanted length of a run")
-    chosen = parser.parse_args(arguments)
-    options = BacklogOptions(
-        backlogs=[int(one) for one in chosen.backlogs.split(",")],
-        rounds=chosen.rounds,
-        seconds_per_run=chosen.seconds,
-    )
-    if chosen.quick:
-        options = BacklogOptions.quick()
-    report = run_backlog(options, lambda line: print(line, file=sys.stderr, flush=True))
-    if chosen.json:
-        print(json.dumps(report.as_json(), indent=2))
-    else:
-        render(report, Console())
-    return 0 if report.met or chosen.quick else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

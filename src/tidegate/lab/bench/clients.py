@@ -7,19 +7,15 @@ rounds; what counts is the throughput at the most clients over the best of all.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from tidegate.lab.bench.bars import Bar, BarredReport
 from tidegate.lab.bench.compare import describe_machine
-from tidegate.lab.bench.compare_report import Bar
 from tidegate.lab.bench.compare_table import bar_table
 from tidegate.lab.bench.processors import QUIET
 from tidegate.lab.telesto.mix import MixOptions
@@ -43,29 +39,17 @@ class ClientsOptions(msgspec.Struct, frozen=True):
         return ClientsOptions(counts=(9, 18), rounds=1, seconds=1.0, warm_up_s=0.3)
 
 
-class ClientsReport(msgspec.Struct, frozen=True):
+class ClientsReport(BarredReport, frozen=True):
     """Medians per number of clients."""
 
     messages_per_s: dict[str, float]
     packets_per_s: dict[str, float]
     put_ms: dict[str, float]
     of_peak: float
-    bars: list[Bar]
     rounds: dict[str, list[float]]
     # The largest share of the machine that processes of others took during a run.
     taken_by_others: float
     environment: dict[str, str]
-
-    @property
-    def met(self) -> bool:
-        return all(bar.met for bar in self.bars)
-
-    def as_json(self) -> dict[str, Any]:
-        """The report as plain JSON values."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        for bar, struct in zip(plain["bars"], self.bars, strict=True):
-            bar["met"] = struct.met
-        return plain
 
 
 def run_clients(options: ClientsOptions, progress: Progress = lambda line: None) -> ClientsReport:
@@ -119,26 +103,3 @@ def render(report: ClientsReport, console: Console) -> None:
             "meanwhile.",
             style="yellow",
         )
-
-
-def main(arguments: Sequence[str]) -> int:
-    """From a command line; not 0 when the bar is not met."""
-    parser = argparse.ArgumentParser(prog="python -m tidegate.lab.bench.clients")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("--quick", action="store_true", help="short, to see that it works")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=6.0)
-    chosen = parser.parse_args(arguments)
-    options = ClientsOptions(rounds=chosen.rounds, seconds=chosen.seconds)
-    if chosen.quick:
-        options = ClientsOptions.quick()
-    report = run_clients(options, lambda line: print(line, file=sys.stderr, flush=True))
-    if chosen.json:
-        print(json.dumps(report.as_json(), indent=2))
-    else:
-        render(report, Console())
-    return 0 if report.met or chosen.quick else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
+from tidegate.lab.bench.bars import Bar, BarredReport
 from tidegate.lab.bench.measurement import Latency
 from tidegate.lab.peers.contenders import CONTENDERS, TIDEGATE, TIDEGATE_BATCH, TIDEGATE_LONE
 
@@ -20,32 +20,12 @@ AIO_PIKA = ("rabbitmq aio-pika classic", "rabbitmq aio-pika quorum")
 PIKA = ("rabbitmq pika classic", "rabbitmq pika quorum")
 
 
-class Bar(msgspec.Struct, frozen=True):
-    """One promise of the issue, and whether the figures keep it."""
-
-    bar: str
-    figure: float | None
-    limit: float | None
-    unit: str
-    at_most: bool = False
-    # A stricter or a like-for-like reading that the issue does not ask for.
-    beyond_the_issue: bool = False
-
-    @property
-    def met(self) -> bool | None:
-        """Whether it holds; None when it was not measured."""
-        if self.figure is None or self.limit is None:
-            return None
-        return self.figure <= self.limit if self.at_most else self.figure >= self.limit
-
-
-class CompareReport(msgspec.Struct, frozen=True):
+class CompareReport(BarredReport, frozen=True):
     """Medians of all rounds; the rounds themselves are kept for whoever doubts a median."""
 
     throughput: dict[str, float]
     latency_ms_at_2000_per_s: dict[str, Latency]
     ratio: dict[str, float]
-    bars: list[Bar]
     rounds: dict[str, list[float]]
     latency_rounds: dict[str, list[Latency]]
     messages: dict[str, int]
@@ -53,13 +33,6 @@ class CompareReport(msgspec.Struct, frozen=True):
     failed: dict[str, str]
     notes: list[str]
     environment: dict[str, str]
-
-    def as_json(self) -> dict[str, Any]:
-        """The report as plain JSON values."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        for bar, struct in zip(plain["bars"], self.bars, strict=True):
-            bar["met"] = struct.met
-        return plain
 
 
 def build_report(

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from tidegate.lab.bench.compare_report import Bar, CompareReport
+from tidegate.lab.bench.bars import Bar
+from tidegate.lab.bench.compare_report import CompareReport
 
 
 def render(report: CompareReport, console: Console) -> None:

@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -28,9 +27,9 @@ from rich.table import Table
 
 from tidegate.agreement.document import Agreement, parse_agreement
 from tidegate.core.quantities import format_size
+from tidegate.lab.bench.bars import Bar, BarredReport
 from tidegate.lab.bench.child import Child
 from tidegate.lab.bench.compare import describe_machine
-from tidegate.lab.bench.compare_report import Bar
 from tidegate.lab.bench.compare_table import bar_table
 from tidegate.lab.bench.memory import MemoryPeak
 from tidegate.lab.bench.processors import QUIET, Processors
@@ -107,26 +106,14 @@ class Measured(msgspec.Struct, frozen=True):
     rounds_s: list[float]
 
 
-class PipelineReport(msgspec.Struct, frozen=True):
+class PipelineReport(BarredReport, frozen=True):
     """All jobs on all lakes."""
 
     measured: list[Measured]
     # Rows per second on the largest lake, of those on the one before, by job.
     ratio: dict[str, float]
-    bars: list[Bar]
     taken_by_others: float
     environment: dict[str, str]
-
-    @property
-    def met(self) -> bool:
-        return all(bar.met for bar in self.bars)
-
-    def as_json(self) -> dict[str, Any]:
-        """The report as plain JSON values."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        for bar, struct in zip(plain["bars"], self.bars, strict=True):
-            bar["met"] = struct.met
-        return plain
 
 
 def parse_rows(text: str) -> list[int]:

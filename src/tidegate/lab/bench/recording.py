@@ -11,21 +11,17 @@ noise.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import statistics
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
 import tidegate
+from tidegate.lab.bench.bars import Bar, BarredReport
 from tidegate.lab.bench.compare import describe_machine
-from tidegate.lab.bench.compare_report import Bar
 from tidegate.lab.bench.compare_table import bar_table
 from tidegate.lab.bench.measurement import measure_throughput
 from tidegate.lab.bench.processors import QUIET, Processors
@@ -63,7 +59,7 @@ class Run(msgspec.Struct, frozen=True):
     cpu_us_per_message: float
 
 
-class RecordingReport(msgspec.Struct, frozen=True):
+class RecordingReport(BarredReport, frozen=True):
     """What it costs, as a share of the throughput."""
 
     pairs: int
@@ -74,22 +70,10 @@ class RecordingReport(msgspec.Struct, frozen=True):
     cpu_us_per_message: float
     cpu_us_per_message_without: float
     cpu_cost: Estimate
-    bars: list[Bar]
     runs: list[tuple[Run, Run]]
     # The share of the machine that processes of others took meanwhile.
     taken_by_others: float
     environment: dict[str, str]
-
-    @property
-    def met(self) -> bool:
-        return all(bar.met for bar in self.bars)
-
-    def as_json(self) -> dict[str, Any]:
-        """The report as plain JSON values."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        for bar, struct in zip(plain["bars"], self.bars, strict=True):
-            bar["met"] = struct.met
-        return plain
 
 
 def run_recording(
@@ -219,26 +203,3 @@ def render(report: RecordingReport, console: Console) -> None:
 def _shown(cost: Estimate) -> str:
     width = "?" if cost.half_width is None else f"{100 * cost.half_width:.2f}"
     return f"{100 * cost.mean:+.2f} ± {width} %"
-
-
-def main(arguments: Sequence[str]) -> int:
-    """From a command line; not 0 when the bar is not met."""
-    parser = argparse.ArgumentParser(prog="python -m tidegate.lab.bench.recording")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("--quick", action="store_true", help="short, to see that it works")
-    parser.add_argument("--pairs", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=2.0)
-    chosen = parser.parse_args(arguments)
-    options = RecordingOptions(pairs=chosen.pairs, seconds_per_run=chosen.seconds)
-    if chosen.quick:
-        options = RecordingOptions.quick()
-    report = run_recording(options, lambda line: print(line, file=sys.stderr, flush=True))
-    if chosen.json:
-        print(json.dumps(report.as_json(), indent=2))
-    else:
-        render(report, Console())
-    return 0 if report.met or chosen.quick else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

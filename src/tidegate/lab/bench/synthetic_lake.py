@@ -12,6 +12,7 @@ seconds and then jumps: excitation enough to be identified, and levels beyond th
 from __future__ import annotations
 
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -123,7 +124,7 @@ class SyntheticLake:
         return folder / f"synthetic-{begins_s}.parquet"
 
 
-class _Series:
+class _Series(ABC):
     """Rows of one kind, second by second."""
 
     kind: Kind
@@ -146,9 +147,9 @@ class _Series:
             self.next_s += seconds
             yield pa.table(columns, schema=self.kind.columns), begins_s
 
+    @abstractmethod
     def columns(self, seconds: int) -> dict[str, Any]:
         """The columns of the next seconds, each second with every subject."""
-        raise NotImplementedError
 
     def at(self, seconds: int) -> pa.Array:
         return _timestamps(np.repeat(self.ends_us(seconds), self.options.subjects))

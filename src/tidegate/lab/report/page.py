@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate.lab.bench.compare_report import Bar
+from tidegate.lab.bench.bars import Bar
 from tidegate.lab.report.section import Drawing, Section
 from tidegate.report.markup import BASE_STYLE, table, text
 from tidegate.report.markup import page as whole_page

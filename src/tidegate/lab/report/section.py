@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tidegate.lab.bench.compare_report import Bar
+from tidegate.lab.bench.bars import Bar
 from tidegate.report.chart import Table
 
 

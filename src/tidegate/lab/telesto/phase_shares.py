@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate.lab.bench.compare_report import Bar
+from tidegate.lab.bench.bars import Bar
 from tidegate.lab.report.figures import draw_shares
 from tidegate.lab.report.section import Drawing, Section
 from tidegate.lab.telesto.mix import MixOptions

@@ -19,9 +19,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from tidegate.lab.bench.bars import Bar
 from tidegate.lab.bench.child import ChildFailed
 from tidegate.lab.bench.compare import describe_machine
-from tidegate.lab.bench.compare_report import Bar
 from tidegate.lab.bench.compare_table import bar_table
 from tidegate.lab.peers.server import ServerFailed
 from tidegate.lab.report.page import Page, write_page

@@ -12,7 +12,7 @@ import math
 import statistics
 from pathlib import Path
 
-from tidegate.lab.bench.compare_report import Bar
+from tidegate.lab.bench.bars import Bar
 from tidegate.lab.report.figures import Line, Panel, draw_distribution, draw_rows
 from tidegate.lab.report.section import Drawing, Section
 from tidegate.lab.telesto.mix import MixOptions

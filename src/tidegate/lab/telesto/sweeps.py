@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tidegate.lab.bench.compare_report import Bar
+from tidegate.lab.bench.bars import Bar
 from tidegate.lab.report.figures import Line, Panel, draw_panels
 from tidegate.lab.report.section import Drawing, Section
 from tidegate.lab.telesto.mix import QUEUES, MixOptions

@@ -10,7 +10,7 @@ count that lie within one before the last of them, however far back `learn` look
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -27,8 +27,7 @@ from tidegate.agreement.document import Agreement
 from tidegate.agreement.evaluation import Verdict, budget_left, burn_rate
 from tidegate.pipeline.job import Inputs, Job, Outcome
 from tidegate.pipeline.promises import judged, measured
-
-Transform = Callable[[DataFrame], DataFrame]
+from tidegate.pipeline.transform import Transform
 
 COMPLIANCE = StructType(
     [

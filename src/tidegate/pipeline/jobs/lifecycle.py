@@ -10,7 +10,6 @@ durations are equal. A sampled message counts as many times as it stands for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 
@@ -27,6 +26,7 @@ from pyspark.sql.types import (
 )
 
 from tidegate.pipeline.job import Inputs, Job, Outcome
+from tidegate.pipeline.transform import Transform
 from tidegate.pipeline.windows import WIDTHS_S, window_start
 
 DURATIONS = ("wait", "service", "response")
@@ -36,8 +36,6 @@ BUCKETS_PER_DOUBLING = 4
 WINDOWS_MAX = 48
 # With fewer in a window its slowest hundredth is less than ten messages, and many buckets hold one.
 SAMPLED_MIN = 1_000
-
-Transform = Callable[[DataFrame], DataFrame]
 
 
 def _figures(kind: DataType) -> list[StructField]:

@@ -8,8 +8,6 @@ The rates of a replicated queue are the sums of its replicas'. `Δl = p − c` w
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -31,9 +29,8 @@ from tidegate.laws.stability import (
     is_flooded,
 )
 from tidegate.pipeline.job import Inputs, Job, Outcome
+from tidegate.pipeline.transform import Transform
 from tidegate.pipeline.windows import window_start
-
-Transform = Callable[[DataFrame], DataFrame]
 
 SCHEMA = StructType(
     [

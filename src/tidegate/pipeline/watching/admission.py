@@ -75,7 +75,8 @@ def examined(place: Place, path: str, kind: Kind, now_s: float) -> LakeFile | Le
             first_s, last_s = _ends_s(at)
     except (pa.ArrowException, OSError):
         return LeftOut(path, UNREADABLE)
-    file = LakeFile(path, kind.name, footer.file_id, footer.rows, first_s, last_s, footer.replaces)
+    replaces = tuple(sorted(footer.replaces))
+    file = LakeFile(path, kind.name, footer.file_id, footer.rows, first_s, last_s, replaces)
     written_s = info.mtime_ns / 1e9 if info.mtime_ns else now_s
     until_s = written_s + AHEAD_S_MAX
     return file if last_s <= until_s else _without_ahead(place, file, until_s)
