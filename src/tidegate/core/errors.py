@@ -15,6 +15,7 @@ TidegateError
 │   ├── Forbidden                    the user lacks a role on the queue
 │   ├── NotAuthenticated             a login is needed, or failed
 │   ├── TooLarge
+│   ├── ChangedMeanwhile             somebody else was first: look again
 │   └── InvalidValue
 ├── Notice                       nothing is wrong, there is just nothing there
 │   ├── NoQueues
@@ -25,6 +26,7 @@ TidegateError
 ├── RetryLater                   the same request may succeed in a moment
 │   ├── LimitReached
 │   ├── NotOwner                     another node owns the queue
+│   │   └── NotHome                      the message belongs into another replica
 │   ├── StaleEpoch                   this node owned it and no longer does
 │   ├── Unavailable                  store or node cannot be reached
 │   └── IoFailure
@@ -70,7 +72,10 @@ class InternalError(TidegateError):
 
 
 class IoFailure(RetryLater):
-    """The network or the store failed in the middle; the outcome may be unknown."""
+    """The network or the store failed in the middle; the outcome may be unknown.
+
+    The other answers to a put that ask for patience say that nothing of it was stored.
+    """
 
     code = 2
     name = "IO_ERROR"
@@ -202,6 +207,16 @@ class NotOwner(RetryLater):
     name = "NOT_OWNER"
 
 
+class NotHome(NotOwner):
+    """A group, a receiver or a dedup id has its home elsewhere, or nowhere yet.
+
+    The batch was looked for before it was refused: whatever was feared, it is not stored here.
+    """
+
+    code = 41
+    name = "NOT_HOME"
+
+
 class StaleEpoch(RetryLater):
     """The node lost the queue to another one; nothing was stored."""
 
@@ -221,6 +236,13 @@ class InvalidValue(CallerError):
 
     code = 37
     name = "INVALID_VALUE"
+
+
+class ChangedMeanwhile(CallerError):
+    """Somebody else has changed it since it was read; nothing was done."""
+
+    code = 62
+    name = "CHANGED_MEANWHILE"
 
 
 class Forbidden(CallerError):

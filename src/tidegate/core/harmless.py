@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 
-# Control characters of both sets, ends of lines, and what turns the direction of writing.
-_STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
+# Control characters of both sets, ends of lines, what turns the direction of writing, and halves
+# of characters, which have no bytes.
+_STEERING = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 
 
 def harmless(text: str) -> str:

@@ -6,6 +6,9 @@ import enum
 
 import msgspec
 
+from tidegate.core.errors import ChangedMeanwhile
+from tidegate.core.prefetch import PrefetchGoal
+
 PRIORITY_LOWEST = 1
 PRIORITY_DEFAULT = 5
 PRIORITY_HIGHEST = 10
@@ -70,12 +73,22 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     bytes_max: int | None = None
     overflow: Overflow = Overflow.SLOW
     paused: bool = False
+    # What the node steers the prefetch of its consumers to; None: each has the one it asked for.
+    prefetch: PrefetchGoal | None = None
 
     def dead_letter_queue(self, queue: str) -> str | None:
         """The name of the queue for what `queue` gives up; None: there is none."""
         if self.dead_letter is None:
             return queue + DEAD_SUFFIX
         return self.dead_letter or None
+
+
+def promised_by_another(queue: int | str) -> ChangedMeanwhile:
+    """Of two who change what a queue promises at the same time, the second hears this."""
+    return ChangedMeanwhile(
+        f"somebody else has changed the policy of queue {queue!r} meanwhile: look at it, and say "
+        "it again"
+    )
 
 
 DEFAULT_POLICY = QueuePolicy()
@@ -91,6 +104,19 @@ class QueueInfo(msgspec.Struct, array_like=True, frozen=True):
     name: str
     durable: bool = True
     policy: QueuePolicy = DEFAULT_POLICY
+    # Whether it is an alias, with replicas that hold its messages.
+    elastic: bool = False
+    # Of a replica: the alias, and which one it is; 0: it is none.
+    alias_id: int = 0
+    number: int = 0
+
+    @property
+    def title(self) -> str:
+        """For sentences, in the words of its users: `'orders'`, or `'orders', replica 2`."""
+        if not self.alias_id:
+            return repr(self.name)
+        # Its own name is that of the logical queue, a mark and the number.
+        return f"{self.name.rpartition('#')[0]!r}, replica {self.number}"
 
 
 class Failure(msgspec.Struct, array_like=True, frozen=True):

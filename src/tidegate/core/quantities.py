@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them: `250ms`, `30s`, `5m`; `512MiB`, `16MB`, `1k`.
+"""Durations, sizes and rates as people write them: `250ms`, `5m`; `512MiB`, `16MB`, `1k`; `400/s`.
 
 A duration always has its unit, since a bare number does not say which. A bare size is bytes; `k`,
 `M` and `G` count in thousands, `Ki`, `Mi` and `Gi` in 1024s, with or without a `B`.
@@ -6,6 +6,7 @@ A duration always has its unit, since a bare number does not say which. A bare s
 
 from __future__ import annotations
 
+import math
 import re
 
 from tidegate.core.errors import InvalidValue
@@ -23,9 +24,14 @@ _BYTES = {
     "ti": 1024**4,
 }
 _NUMBER_AND_UNIT = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[a-zµ]*)\s*", re.IGNORECASE)
+RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*/\s*(s|m|h)\s*")
+# So much of it is repeated in a complaint.
+_SHOWN_MAX = 200
 
 DURATION_IS = "a duration: a number and one of us, ms, s, m, h, d, such as 250ms or 30s"
 SIZE_IS = "a size: a number and one of B, kB, MB, GB, KiB, MiB, GiB, such as 16MiB"
+
+RATE_IS = "a rate such as 400/s or 90/m"
 
 
 def parse_duration_s(text: str) -> float:
@@ -33,8 +39,8 @@ def parse_duration_s(text: str) -> float:
     match = _NUMBER_AND_UNIT.fullmatch(text)
     # Case counts here: 5M could be minutes or months or a typing error, so it is none of them.
     scale = _SECONDS.get(match["unit"]) if match else None
-    if match is None or scale is None:
-        raise InvalidValue(f"{text!r} is not {DURATION_IS}")
+    if match is None or scale is None or not _is_finite(match["number"], scale):
+        raise InvalidValue(f"{text[:_SHOWN_MAX]!r} is not {DURATION_IS}")
     return float(match["number"]) * scale
 
 
@@ -42,13 +48,26 @@ def parse_size_bytes(text: str | int) -> int:
     """The bytes that a size such as `512MiB` or `16MB` stands for."""
     match = _NUMBER_AND_UNIT.fullmatch(str(text))
     scale = _BYTES.get(match["unit"].lower().removesuffix("b")) if match else None
-    if match is None or scale is None:
-        raise InvalidValue(f"{text!r} is not {SIZE_IS}")
+    if match is None or scale is None or not _is_finite(match["number"], scale):
+        raise InvalidValue(f"{str(text)[:_SHOWN_MAX]!r} is not {SIZE_IS}")
     size_bytes = float(match["number"]) * scale
     if size_bytes != int(size_bytes):
         raise InvalidValue(f"{text!r} is not a whole number of bytes")
     # Whole numbers stay exact however large: a float holds only 53 bits.
     return int(match["number"]) * scale if match["number"].isdigit() else int(size_bytes)
+
+
+def parse_rate_per_s(text: str) -> float:
+    """Messages a second of a rate such as `400/s` or `90/m`."""
+    match = RATE.fullmatch(text)
+    if match is None or not _is_finite(match[1]):
+        raise InvalidValue(f"{text[:_SHOWN_MAX]!r} is not {RATE_IS}")
+    return float(match[1]) / _SECONDS[match[2]]
+
+
+def _is_finite(number: str, scale: float = 1.0) -> bool:
+    """Hundreds of digits make an infinity, which nothing is."""
+    return math.isfinite(float(number) * scale)
 
 
 def format_duration(duration_s: float) -> str:
@@ -57,6 +76,19 @@ def format_duration(duration_s: float) -> str:
         if duration_s >= _SECONDS[unit]:
             return f"{duration_s / _SECONDS[unit]:.4g}{unit}"
     return f"{duration_s / 1e-6:.4g}us" if duration_s else "0s"
+
+
+def spoken_duration(duration_s: float) -> str:
+    """A duration as people say it, to the second: `17 s`, `1 min 17 s`, `2 h`, `3 d 4 h`."""
+    left = max(int(duration_s), 0)
+    parts = []
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, length)
+        parts.append((count, unit))
+    first = next((index for index, (count, _) in enumerate(parts) if count), len(parts) - 1)
+    # The largest and the next: nobody asks for the seconds of days.
+    said = [f"{count} {unit}" for count, unit in parts[first : first + 2] if count]
+    return " ".join(said) or "0 s"
 
 
 def format_size(size_bytes: int) -> str:

@@ -123,6 +123,24 @@ class Segment:
             offsets = self._offsets = [0, *accumulate(self.lengths)]
         return view[offsets[low] : offsets[high]]
 
+    def cut(self, low: int, high: int) -> Segment:
+        """Messages `low` to `high - 1` as a segment of their own, under the ids that they have."""
+        receivers = self.receivers
+        return Segment(
+            queue_id=self.queue_id,
+            first_id=self.first_id + low,
+            priority=self.priority,
+            arrived_at=self.arrived_at,
+            lengths=self.lengths[low:high],
+            payload=bytes(self.body(low, high)),
+            senders=self.senders[low:high] if len(self.senders) > 1 else self.senders,
+            receivers=receivers[low:high] if receivers and len(receivers) > 1 else receivers,
+            contexts=None if self.contexts is None else self.contexts[low:high],
+            attributes=None if self.attributes is None else self.attributes[low:high],
+            # Whoever has had one of them may have had these.
+            reloaded=self.reloaded or self.attempts is not None,
+        )
+
     def sender(self, offset: int) -> int:
         return self.senders[offset] if len(self.senders) > 1 else self.senders[0]
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tidegate.core.prefetch import R2_ACCEPTED
 from tidegate.laws.least_squares import (
     FIELDS,
     ROUNDING,
@@ -28,6 +29,7 @@ from tidegate.laws.least_squares import (
     r_squared,
     solve,
     squared_error,
+    standard_errors,
 )
 from tidegate.laws.linear_range import LinearRange, Shape, range_of
 
@@ -36,8 +38,6 @@ __all__ = [
     "r_squared", "solve", "squared_error",
 ]  # fmt: skip
 
-# Held-out data must be explained at least so well.
-R2_ACCEPTED = 0.8
 # Fewer samples than this are no basis for steering anything.
 TRAIN_MIN = 30
 TEST_MIN = 10
@@ -137,7 +137,7 @@ def identify_levels(
         fitted = solve(fit)
     except NoExcitation as error:
         return replace(found, reason=str(error))
-    a_error, b_error = _errors(fitted, fit)
+    a_error, b_error = standard_errors(fitted, fit)
     found = replace(
         found,
         a=fitted.a,
@@ -176,14 +176,6 @@ def _refusal(found: Identified, r2_accepted: float) -> str | None:
     if found.b <= SIGNIFICANT * found.b_error:
         return f"b = {found.b:.4g} cannot be told from 0: prefetch does not drive this rate"
     return None
-
-
-def _errors(fitted: Model, fit: Sums) -> tuple[float, float]:
-    """How far off a and b may be, by what the fit has left over."""
-    d = fit.deviations()
-    variance = max(squared_error(fitted, fit), 0.0) / max(fit.n - 3.0, 1.0)
-    determinant = d.s1 * d.s3 - d.s2 * d.s2
-    return math.sqrt(variance * d.s3 / determinant), math.sqrt(variance * d.s1 / determinant)
 
 
 def _r_squared(fitted: Model, sums: Sums) -> float:

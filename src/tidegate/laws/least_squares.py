@@ -128,6 +128,14 @@ def squared_error(fitted: Model, sums: Sums) -> Term:
     return spread + residual * residual / sums.n
 
 
+def standard_errors(fitted: Model, sums: Sums) -> tuple[float, float]:
+    """How far off a and b may be, by what the fit has left over of the samples fitted."""
+    d = sums.deviations()
+    variance = max(squared_error(fitted, sums), 0.0) / max(sums.n - 3.0, 1.0)
+    determinant = d.s1 * d.s3 - d.s2 * d.s2
+    return math.sqrt(variance * d.s3 / determinant), math.sqrt(variance * d.s1 / determinant)
+
+
 def r_squared(fitted: Model, sums: Sums) -> Term:
     """Which part of the variance of any samples the model explains; below 0 if worse than none."""
     return 1.0 - squared_error(fitted, sums) / sums.y_next_spread()
@@ -135,11 +143,11 @@ def r_squared(fitted: Model, sums: Sums) -> Term:
 
 def solve(sums: Sums) -> Model:
     """The model of one consumer from its sums."""
-    d = sums.deviations()
     if not sums.is_finite():
         raise NoExcitation("the sums are not finite: a sample was not a number")
     if sums.n < 3:
         raise NoExcitation(f"{sums.n:g} samples do not tell two unknowns and a level apart")
+    d = sums.deviations()
     if d.s3 <= ROUNDING * sums.s3:
         raise NoExcitation("the prefetch never changed: vary it, and its effect will show")
     if d.s1 <= ROUNDING * sums.s1:

@@ -1,11 +1,7 @@
-"""How many machines to keep warm, so that growth never waits for a boot.
+"""What NPP (laws/warm_pool.py) is computed from, learned from history: boot time and growth.
 
-    NPP = ceil(sla_delta · boot_s / machine_capacity)
-
-`sla_delta` is the largest growth of the production rate that lasted (msg/s²), `boot_s` how long a
-machine takes to boot, `machine_capacity` the msg/s of a machine with all its slots filled. The
-paper's numbers: ceil(4 · 96.9 / 200) = 2. A mean boot time is too short half of the time, so the
-95th percentile is taken as soon as there are enough boots to know it.
+A mean boot time is too short half of the time, so the 95th percentile is taken as soon as there are
+enough boots to know it.
 
 Growth is the slope of the least-squares line through `sustained_s` seconds of rates: a staircase
 (100 msg/s each 25 s) counts as the ramp that it is, a single spike counts for little, and a slope
@@ -21,12 +17,15 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tidegate.laws.warm_pool import ROUNDING, warm_machines
+
+__all__ = ["BootTime", "boot_time_s", "sla_delta", "warm_machines"]
+
 # Below 20 the 95th percentile is the longest boot of all.
 BOOTS_FOR_PERCENTILE = 20
 # Standard errors of a slope. The largest of a day's windows is sought, so more than for one.
 SIGNIFICANT = 5.0
 STEPS_MIN = 5
-ROUNDING = 1e-9
 
 
 class BootTime(NamedTuple):
@@ -35,18 +34,6 @@ class BootTime(NamedTuple):
     boot_s: float
     kind: Literal["mean", "p95"]
     n: int
-
-
-def warm_machines(sla_delta: float, boot_s: float, machine_capacity_per_s: float) -> int:
-    """NPP: how many booted machines to keep without work."""
-    if not machine_capacity_per_s > 0.0:
-        raise ValueError(f"a machine's capacity is above 0 msg/s, not {machine_capacity_per_s}")
-    if not (math.isfinite(sla_delta) and math.isfinite(boot_s) and boot_s >= 0.0):
-        raise ValueError(f"growth {sla_delta} and boot time {boot_s} must be known numbers")
-    # A load that only ever falls needs no machine to be ready.
-    machines = sla_delta * boot_s / machine_capacity_per_s
-    # 1.1 · 100 / 110 is one machine, and 1.0000000000000002 to a computer.
-    return max(math.ceil(machines * (1.0 - ROUNDING)), 0)
 
 
 def boot_time_s(boots_s: Sequence[float]) -> BootTime:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import OptimizeWarning, curve_fit
 
 from tidegate.core.term import Term
+from tidegate.laws.universal_scalability import scaled
 
 # Three unknowns, and one point to see whether they fit.
 POINTS_MIN = 4
@@ -42,12 +43,6 @@ class Curve:
         if self.coherency <= 0.0:
             return math.inf
         return math.sqrt(max(1.0 - self.contention, 0.0) / self.coherency)
-
-
-def scaled(clients: Term, rate_per_s: Term, contention: Term, coherency: Term) -> Term:
-    """X(n)."""
-    waiting = contention * (clients - 1.0) + coherency * clients * (clients - 1.0)
-    return rate_per_s * clients / (1.0 + waiting)
 
 
 def fit_curve(

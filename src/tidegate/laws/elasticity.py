@@ -1,0 +1,155 @@
+"""How many replicas the waiting messages ask for: the papers' policy "load".
+
+    avg_load = waiting messages / replicas
+    avg_load > max_load and not inhibited          one replica more
+    avg_load < min_load and no plan                plan: the last added goes, share by share
+    avg_load > min_load while a plan runs          the plan is cancelled, the share comes back
+    max_load = tolerated waiting time · consumption rate of a replica, when an agreement says so
+
+Left open by the paper: on a constant load it plans, cancels and plans again for ever, or removes
+and adds. So it is remembered at which arrival rate a number of replicas was too few, be it that a
+plan had to be cancelled or that a replica had to be added, and no plan goes back to that number
+before the arrival rate has fallen a tenth below. What was remembered is tried again after an hour,
+and after twice as long each time that it proves right. A load that falls while arrivals are lower
+than what is consumed is an old backlog, and says nothing about how many replicas are too few.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tidegate.laws.wish import Situation, Wish
+
+REMEMBERED_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Elasticity:
+    """How cautious the law is."""
+
+    # By how much the arrival rate must have fallen before a cancelled plan is tried again.
+    fall: float = 0.1
+    remembered_s: float = REMEMBERED_S
+    # Replicas that one decision may add.
+    step_max: int = 1
+
+
+DEFAULT_ELASTICITY = Elasticity()
+
+
+class TooFew(NamedTuple):
+    """At this arrival rate, so many replicas were too few."""
+
+    arrived_per_s: float
+    until: float
+    times: int
+
+
+class LoadLaw:
+    """Keeps the average load between min_load and max_load."""
+
+    def __init__(self, elasticity: Elasticity = DEFAULT_ELASTICITY) -> None:
+        self._set = elasticity
+        # By number of replicas.
+        self._too_few: dict[int, TooFew] = {}
+
+    def step(self, now: Situation) -> Wish:
+        """What the next period asks for."""
+        count = now.replicas
+        load = now.average_load
+        if load > now.max_load:
+            return self._above(now, count, load)
+        if now.draining and load > now.min_load:
+            self._note(now, count)
+            return Wish(
+                count + now.draining,
+                "avg_load > min_load: plan cancelled",
+                f"The average load rose to {load:.0f} messages, above min_load {now.min_load:g}, "
+                f"while a replica's share went down: {count} replicas are too few for "
+                f"{now.arrived_per_s:.0f} msg/s, so it stays.",
+                f"At or below {now.min_load:g} messages the removal would have gone on.",
+            )
+        if load < now.min_load:
+            return self._below(now, count, load)
+        return Wish(
+            count,
+            "min_load ≤ avg_load ≤ max_load",
+            f"The average load of {load:.0f} messages lies between min_load {now.min_load:g} and "
+            f"max_load {now.max_load:g}.",
+            f"Above {now.max_load:g} a replica would have been added, below {now.min_load:g} one "
+            "would have begun to go.",
+        )
+
+    def _above(self, now: Situation, count: int, load: float) -> Wish:
+        seen = f"The average load is {load:.0f} messages, above max_load {now.max_load:g}"
+        if now.draining:
+            self._note(now, count)
+            return Wish(
+                count + now.draining,
+                "avg_load > max_load: plan cancelled",
+                f"{seen}, while a replica is going: it stays.",
+                f"At or below min_load {now.min_load:g} the removal would have gone on.",
+            )
+        if now.inhibited:
+            return Wish(
+                count,
+                "held: inhibited",
+                f"{seen}, but the last scale-up is still to show what it does.",
+                "When it serves and the inhibition is over, another replica is added.",
+            )
+        self._note(now, count)
+        more = math.ceil(now.waiting / now.max_load) - count if now.max_load > 0.0 else 1
+        more = min(max(more, 1), self._set.step_max)
+        return Wish(
+            count + more,
+            "avg_load > max_load",
+            f"{seen}, and nothing is on its way.",
+            f"At or below {now.max_load:g} messages nothing would have been added.",
+        )
+
+    def _below(self, now: Situation, count: int, load: float) -> Wish:
+        seen = f"The average load is {load:.0f} messages, below min_load {now.min_load:g}"
+        if now.draining:
+            return Wish(
+                count,
+                "avg_load < min_load: plan goes on",
+                f"{seen}, and a replica is already going.",
+                f"Above {now.min_load:g} messages it would stay.",
+            )
+        if not count:
+            return Wish(
+                0,
+                "avg_load < min_load",
+                f"{seen}, and there is no replica that could go.",
+                "Messages that wait would bring a replica.",
+            )
+        known = self._too_few.get(count - 1)
+        bar = known.arrived_per_s * (1.0 - self._set.fall) if known else math.inf
+        if known is not None and now.at < known.until and now.arrived_per_s >= bar:
+            return Wish(
+                count,
+                "held: backed off",
+                f"{seen}, but {count - 1} replicas were too few at {known.arrived_per_s:.0f} msg/s "
+                f"and {now.arrived_per_s:.0f} msg/s arrive now.",
+                f"Below {bar:.0f} msg/s, or in {known.until - now.at:.0f} s, it is tried again.",
+            )
+        return Wish(
+            count - 1,
+            "avg_load < min_load",
+            f"{seen}: the last added replica is to go, a step of its share each period.",
+            f"At or above {now.min_load:g} messages all would stay.",
+        )
+
+    def _note(self, now: Situation, count: int) -> None:
+        """So many were too few at this rate, unless it is an old backlog that is worked off."""
+        if now.arrived_per_s < now.consumed_per_s * 0.95 and not now.draining:
+            return
+        if not now.arrived_per_s > 0.0:
+            # Nothing arrives, and no rate could ever fall below that: it says nothing.
+            return
+        known = self._too_few.get(count)
+        times = known.times + 1 if known else 1
+        lasts_s = self._set.remembered_s * 2.0 ** min(times - 1, 10)
+        self._too_few[count] = TooFew(now.arrived_per_s, now.at + lasts_s, times)

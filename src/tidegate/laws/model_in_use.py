@@ -1,0 +1,116 @@
+"""The model that a loop runs with: given, one of several workloads', learned, or guessed.
+
+    y(k+1) = a·y(k) + b·u(k) + offset
+
+A given one counts until something better was learned of the consumer itself; without any, Little's
+law guesses. All of it is kept for samples of one length. Standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from tidegate.core.prefetch import ConsumerSample, PrefetchModel
+from tidegate.laws.first_guess import FirstGuess
+from tidegate.laws.least_squares import Model
+from tidegate.laws.prefetch_design import resampled, stretched
+from tidegate.laws.workload_schedule import WorkloadSchedule
+
+
+class ModelInUse:
+    """What is known of one consumer, and where from."""
+
+    def __init__(
+        self,
+        given: PrefetchModel | None,
+        sample_s: float,
+        schedule: WorkloadSchedule | None = None,
+    ) -> None:
+        """`schedule` has the models of several workloads, of which the one at hand is chosen."""
+        if given is None and schedule is not None:
+            given = schedule.model
+        if given is not None:
+            given.check()
+        self.schedule = schedule
+        self.given = given
+        self.guess: FirstGuess | None = FirstGuess() if given is None else None
+        # None: nothing is known yet, and the prefetch is held.
+        self.model: Model | None = None if given is None else resampled(given, sample_s)
+
+    # What it says
+
+    @property
+    def is_guessed(self) -> bool:
+        return self.guess is not None
+
+    @property
+    def worth_per_s(self) -> float:
+        """Of a unit of prefetch, at rest: as guessed, without what makes gains cautious."""
+        if self.guess is not None:
+            return self.guess.worth_per_s
+        assert self.model is not None
+        return float(self.model.b / (1.0 - self.model.a))
+
+    def expected_per_s(self, rate_before_per_s: float, prefetch: float) -> float | None:
+        """The rate now, after what was measured before and was set since; None: nobody knows."""
+        model = self.model
+        if model is None or math.isnan(rate_before_per_s):
+            return None
+        return float(model.a * rate_before_per_s + model.b * prefetch + model.offset_per_s)
+
+    def prefetch_for(self, rate_per_s: float) -> float:
+        """What gives this rate at rest; NaN without a model."""
+        model = self.model
+        if model is None:
+            return math.nan
+        return float(((1.0 - model.a) * rate_per_s - model.offset_per_s) / model.b)
+
+    def described(self, sample_s: float) -> PrefetchModel | None:
+        """As it is written down; None before the first guess."""
+        if self.model is None:
+            return None
+        return msgspec.structs.replace(
+            self.given or PrefetchModel(a=0.0, b=1.0),
+            a=float(self.model.a),
+            b=float(self.model.b),
+            offset_per_s=float(self.model.offset_per_s),
+            sample_s=sample_s,
+        )
+
+    # How it changes
+
+    def take(self, given: PrefetchModel, sample_s: float) -> None:
+        """Somebody knows better."""
+        given.check()
+        self.given, self.guess = given, None
+        self.model = resampled(given, sample_s)
+
+    def learn(self, model: Model) -> None:
+        """It was learned of this very consumer, while it ran."""
+        self.model, self.guess = model, None
+
+    def see(self, sample: ConsumerSample, prefetch: float) -> bool:
+        """Guess, while nothing better is known; whether there is another guess now."""
+        if self.guess is None or not self.guess.see(sample, prefetch):
+            return False
+        self.model = self.guess.model
+        return True
+
+    def stretch(self, times: float) -> None:
+        """Samples are so many times as long from now on."""
+        if self.model is not None:
+            self.model = stretched(self.model, times)
+
+    def disbelieve(self, sample_before_s: float, sample_s: float) -> None:
+        """The given one counts no more; what was learned while it ran stays."""
+        given, self.given = self.given, None
+        assert given is not None
+        if self.schedule is not None:
+            self.given = self.schedule.model
+            self.model = resampled(self.given, sample_s)
+        elif self.model is None or self.model == resampled(given, sample_before_s):
+            self.model, self.guess = None, FirstGuess()
+        else:
+            self.stretch(sample_s / sample_before_s)

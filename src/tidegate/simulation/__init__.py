@@ -1,0 +1,1 @@
+"""The same laws and loops against a plant in virtual time."""

@@ -1,0 +1,471 @@
+"""The plant: what loops steer, in virtual time. Replicas, machines, the alias, clients, faults.
+
+Strategy: a fluid in whole messages (see replica.py), advanced by ticks of at most a second, rather
+than one event for each message: at 750 messages a second an hour is 2.7 million events but 3 600
+ticks, while waiting messages, ages and rates, which is all that the laws look at, are the same to a
+tick. What happens between ticks (a boot ends, a replica starts, a fault) happens at the start of
+the next one. The plant carries orders out as the nodes do: a new replica has share 0 until it is
+given one, a draining one keeps what it holds, one that is not empty is not removed, and while no
+replica can be reached the alias keeps what comes.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+from tidegate.core.fleet import MachineState
+from tidegate.core.replication import ReplicaState, Role
+from tidegate.core.steering import (
+    AddReplica,
+    AnyAction,
+    Boot,
+    CancelDrain,
+    CancelPending,
+    Drain,
+    Exchange,
+    Halt,
+    MachineSample,
+    Migrate,
+    Place,
+    QueueSample,
+    ReplicaSample,
+    Retire,
+    SetShares,
+)
+from tidegate.simulation.machines import Machines
+from tidegate.simulation.replica import Replica
+from tidegate.simulation.settings import PlantSettings
+
+# Above it a Poisson number is drawn as a rounded normal one.
+_POISSON_SMALL = 30.0
+
+
+class Plant:
+    """One logical queue on machines."""
+
+    def __init__(self, queue: str, settings: PlantSettings, slots: int, seed: int | str) -> None:
+        self.queue = queue
+        self.settings = settings
+        self.chance = random.Random(f"plant {seed}")
+        self.machines = Machines(settings, self.chance)
+        self.now = 0.0
+        self.replicas: dict[int, Replica] = {}
+        self._next_number = 1
+        # Replicas that were ordered and have no slot yet.
+        self.pending = 0
+        # When replicas that start, or start again, serve.
+        self._starting: dict[int, float] = {}
+        # When dead machines are noticed.
+        self._unnoticed: dict[int, float] = {}
+        self.alias = Replica(0, None)
+        self.arrived = 0
+        self._fraction = 0.0
+        self._carried: dict[int, float] = {}
+        self._retired_consumed = 0
+        self._retired_waited_s = 0.0
+        self.longest_wait_s = 0.0
+        # Every replica that was ordered (+1), and that went or was not wanted any more (−1).
+        self.turns: list[int] = []
+        # Scale-downs that were given up.
+        self.cancelled_drains = 0
+        self._sampled_at = 0.0
+        self._sampled_arrived = 0
+        self.has_clients = False
+        # How long how many waited, since somebody last looked; None: nobody does.
+        self.waits: list[tuple[float, float]] | None = None
+        for _ in range(settings.machines_at_start):
+            self.machines.boot(slots, 0.0, at_once=True)
+
+    # Time passes
+
+    def tick(self, tick_s: float, expected: float, capacity_per_s: float) -> None:
+        """So long passes, and about so many messages come."""
+        began, self.now = self.now, self.now + tick_s
+        if self._starting or self._unnoticed or self.machines.next_ready_at() <= began:
+            self._events(began)
+        self.machines.pay(tick_s)
+        came = self._came(expected)
+        if came:
+            self.arrived += came
+            self._route(came, began + tick_s / 2)
+        longest_s = self.longest_wait_s
+        for replica in self.replicas.values():
+            if replica.reachable and (replica.cohorts or replica.in_service):
+                capacity = capacity_per_s
+                if self.has_clients:
+                    consumer_per_s = self.settings.consumer_per_s
+                    capacity = min(capacity, replica.consumers * consumer_per_s)
+                waited_s = replica.serve(capacity, tick_s, self.now, self.settings.in_service_max)
+                if waited_s > longest_s:
+                    longest_s = waited_s
+        self.longest_wait_s = longest_s
+
+    def _events(self, began: float) -> None:
+        self.machines.ready(began)
+        for machine_id in [one for one, at in self._unnoticed.items() if at <= began]:
+            del self._unnoticed[machine_id]
+            self._evacuate(machine_id)
+        for number in [one for one, at in self._starting.items() if at <= began]:
+            del self._starting[number]
+            replica = self.replicas[number]
+            replica.reachable = True
+            if replica.state is ReplicaState.STARTING:
+                replica.state = ReplicaState.SERVING
+                replica.serving_since = began
+                if self.settings.competing:
+                    self._even_out()
+                elif not any(one.share for one in self.replicas.values()):
+                    replica.share = 1.0
+
+    def _came(self, expected: float) -> int:
+        """Whole messages; what rounding leaves comes later."""
+        if self.settings.poisson:
+            return _poisson(self.chance, expected)
+        whole = self._fraction + expected
+        came = int(whole + 1e-9)
+        self._fraction = whole - came
+        return came
+
+    def _route(self, came: int, at: float) -> None:
+        """By share, or by where producers are; what nobody can take waits at the alias."""
+        takers = [
+            (one, float(one.producers) if self.has_clients else one.share)
+            for one in self.replicas.values()
+            if one.reachable and one.state is not ReplicaState.STARTING
+        ]
+        total = sum(part for _, part in takers)
+        if total <= 0.0:
+            serving = [one for one, _ in takers if one.state is ReplicaState.SERVING]
+            if not serving:
+                self.alias.put(came, at)
+                return
+            takers, total = [(one, 1.0) for one in serving], float(len(serving))
+        if self.alias.waiting:
+            self._hand_over([one for one, part in takers if part])
+        if len(takers) == 1:
+            takers[0][0].put(came, at)
+            return
+        left = came
+        carried = self._carried
+        for position, (replica, part) in enumerate(takers):
+            if not part:
+                continue
+            fair = came * part / total + carried.get(replica.number, 0.0)
+            count = min(left, max(0, round(fair)))
+            carried[replica.number] = fair - count
+            if count:
+                replica.put(count, at)
+                left -= count
+            if position == len(takers) - 1:
+                break
+        if left:
+            owed = max(takers, key=lambda one: carried.get(one[0].number, 0.0) if one[1] else -1e9)
+            owed[0].put(left, at)
+            carried[owed[0].number] = carried.get(owed[0].number, 0.0) - left
+
+    def _hand_over(self, takers: list[Replica]) -> None:
+        """What waits at the alias goes to replicas, in equal parts."""
+        part = math.ceil(self.alias.waiting / len(takers))
+        for replica in takers:
+            cohorts = self.alias.give(part)
+            replica.take_over(cohorts)
+            replica.arrived += sum(count for _, count in cohorts)
+        self.alias.arrived = self.alias.waiting
+
+    # What the loops see
+
+    def sample(self, resource_load: float = 0.0) -> QueueSample:
+        """Everything over the period since the last sample."""
+        period_s = max(self.now - self._sampled_at, 1e-9)
+        arrived = self.arrived - self._sampled_arrived
+        self._sampled_at, self._sampled_arrived = self.now, self.arrived
+        replicas: list[ReplicaSample] = [
+            replica.sample(self.now, period_s) for replica in self.replicas.values()
+        ]
+        return QueueSample(
+            queue=self.queue,
+            at=self.now,
+            replicas=replicas,
+            arrived_per_s=arrived / period_s,
+            alias_waiting=self.alias.waiting,
+            pending=self.pending,
+            resource_load=resource_load,
+            slots_free=self._slots_free(),
+        )
+
+    def _slots_free(self) -> int:
+        slots = sum(
+            machine.slots
+            for machine in self.machines.by_id.values()
+            if machine.state is MachineState.UP or machine.state is MachineState.WARM
+        )
+        placed = sum(replica.machine_id is not None for replica in self.replicas.values())
+        return max(slots - placed, 0)
+
+    def machine_samples(self) -> list[MachineSample]:
+        """Machines and how full they are."""
+        used: dict[int, int] = {}
+        draining: dict[int, int] = {}
+        for replica in self.replicas.values():
+            if replica.machine_id is not None:
+                used[replica.machine_id] = used.get(replica.machine_id, 0) + 1
+                if replica.state is ReplicaState.DRAINING:
+                    draining[replica.machine_id] = draining.get(replica.machine_id, 0) + 1
+        return self.machines.samples(used, draining)
+
+    @property
+    def oldest_age_s(self) -> float:
+        """Of all messages that are not done."""
+        replicas = (self.alias, *self.replicas.values())
+        return max(one.oldest_age_s(self.now) for one in replicas)
+
+    @property
+    def waiting(self) -> int:
+        """All messages that wait, anywhere."""
+        return self.alias.waiting + sum(one.waiting for one in self.replicas.values())
+
+    @property
+    def in_service(self) -> int:
+        return sum(replica.in_service for replica in self.replicas.values())
+
+    @property
+    def consumed(self) -> int:
+        return self._retired_consumed + sum(one.consumed for one in self.replicas.values())
+
+    @property
+    def waited_s(self) -> float:
+        """Summed over all messages that were consumed."""
+        return self._retired_waited_s + sum(one.waited_s for one in self.replicas.values())
+
+    @property
+    def serving(self) -> int:
+        """Replicas that new messages go to."""
+        return sum(one.state is ReplicaState.SERVING for one in self.replicas.values())
+
+    @property
+    def average_load(self) -> float:
+        """Waiting messages per replica that serves."""
+        return self.waiting / max(self.serving, 1)
+
+    # Orders of the queue's loop
+
+    def carry_out(self, action: AnyAction) -> None:
+        """Do what a loop has decided; an order that does not fit any more does nothing."""
+        match action:
+            case AddReplica(count):
+                self.pending += count
+                self.turns += [1] * count
+            case CancelPending(count):
+                gone = min(count, self.pending)
+                self.pending -= gone
+                self.turns += [-1] * gone
+            case Drain(number):
+                self._turn(number, ReplicaState.SERVING, ReplicaState.DRAINING)
+                if self.settings.competing:
+                    self._even_out()
+            case CancelDrain(number):
+                if self._turn(number, ReplicaState.DRAINING, ReplicaState.SERVING):
+                    self.cancelled_drains += 1
+            case Retire(number):
+                self._retire(number)
+            case SetShares() | Exchange() if self.settings.competing:
+                pass
+            case SetShares(shares):
+                for number, replica in self.replicas.items():
+                    replica.share = max(0.0, shares.get(number, 0.0))
+            case Exchange(source, target, count):
+                self._exchange(source, target, count)
+            case Migrate(role, source, target, count):
+                self._migrate(role, source, target, count)
+            case Boot(slots, warm):
+                if len(self.machines.by_id) < self.settings.machines_max:
+                    self.machines.boot(slots, self.now, warm=warm)
+            case Halt(machine_id):
+                if not any(one.machine_id == machine_id for one in self.replicas.values()):
+                    self.machines.halt(machine_id)
+            case Place(_, machine_id):
+                self.place(machine_id)
+
+    def place(self, machine_id: int, *, at_once: bool = False) -> None:
+        """A replica that was ordered, or one whose machine died, comes to a machine."""
+        machine = self.machines.by_id.get(machine_id)
+        if machine is None or machine.state not in (MachineState.UP, MachineState.WARM):
+            return
+        used = sum(one.machine_id == machine_id for one in self.replicas.values())
+        if used >= machine.slots:
+            return
+        homeless = [one for one in self.replicas.values() if one.machine_id is None]
+        if homeless:
+            replica = homeless[0]
+            replica.machine_id = machine_id
+        elif self.pending:
+            self.pending -= 1
+            replica = Replica(self._next_number, machine_id, self.waits)
+            self._next_number += 1
+            self.replicas[replica.number] = replica
+        else:
+            return
+        machine.state = MachineState.UP
+        machine.warm = False
+        self._starting[replica.number] = self.now + (0.0 if at_once else self.settings.start_s)
+
+    @property
+    def wanted_slots(self) -> int:
+        """Replicas that wait for a slot: those ordered, and those whose machine died."""
+        return self.pending + sum(one.machine_id is None for one in self.replicas.values())
+
+    def _turn(self, number: int, state: ReplicaState, to: ReplicaState) -> bool:
+        replica = self.replicas.get(number)
+        if replica is None or replica.state is not state:
+            return False
+        replica.state = to
+        return True
+
+    def _retire(self, number: int) -> None:
+        replica = self.replicas.get(number)
+        if replica is None or replica.state is not ReplicaState.DRAINING:
+            return
+        if replica.waiting or replica.in_service:
+            return
+        self._retired_consumed += replica.consumed
+        self._retired_waited_s += replica.waited_s
+        self.turns.append(-1)
+        del self.replicas[number]
+        self._starting.pop(number, None)
+        self._carried.pop(number, None)
+        self._elect_all(Role.PRODUCER, replica.producers)
+        self._elect_all(Role.CONSUMER, replica.consumers)
+
+    def _even_out(self) -> None:
+        """Consumers of one queue: whoever is there takes the same part of what waits and comes."""
+        serving = [one for one in self.replicas.values() if one.state is ReplicaState.SERVING]
+        if not serving:
+            return
+        cohorts = [
+            cohort
+            for one in self.replicas.values()
+            if one.reachable
+            for cohort in one.give(one.waiting)
+        ]
+        part, left = divmod(sum(count for _, count in cohorts), len(serving))
+        pool = Replica(0, None)
+        pool.take_over(cohorts)
+        for position, replica in enumerate(serving):
+            replica.share = 1 / len(serving)
+            replica.take_over(pool.give(part + (position < left)))
+        for replica in self.replicas.values():
+            if replica.state is not ReplicaState.SERVING:
+                replica.share = 0.0
+
+    def _exchange(self, source: int, target: int, count: int) -> None:
+        giver = self.alias if source == 0 else self.replicas.get(source)
+        taker = self.replicas.get(target)
+        if giver is None or taker is None or giver is taker or not taker.reachable:
+            return
+        if source and not giver.reachable:
+            return
+        cohorts = giver.give(count)
+        taker.take_over(cohorts)
+        if source == 0:
+            taker.arrived += sum(moved for _, moved in cohorts)
+
+    # Clients
+
+    def change_clients(self, role: Role, count: int) -> None:
+        """Clients join (elected onto a replica) or leave (from the fullest)."""
+        self.has_clients = True
+        if count >= 0:
+            self._elect_all(role, count)
+            return
+        for _ in range(-count):
+            there = [one for one in self.replicas.values() if _clients(one, role)]
+            if there:
+                _change(max(there, key=lambda one: (_clients(one, role), -one.number)), role, -1)
+
+    def _elect_all(self, role: Role, count: int) -> None:
+        for _ in range(count):
+            open_ones = [
+                one for one in self.replicas.values() if one.state is ReplicaState.SERVING
+            ] or list(self.replicas.values())
+            if not open_ones:
+                return
+            elected = min(
+                open_ones,
+                key=lambda one: (_clients(one, role), one.producers + one.consumers, one.number),
+            )
+            _change(elected, role, 1)
+
+    def _migrate(self, role: Role, source: int, target: int, count: int) -> None:
+        giver, taker = self.replicas.get(source), self.replicas.get(target)
+        if giver is None or taker is None:
+            return
+        moved = min(count, _clients(giver, role))
+        _change(giver, role, -moved)
+        _change(taker, role, moved)
+
+    # Faults
+
+    def kill_machine(self, machine_id: int | None = None) -> int | None:
+        """A machine dies with all that runs on it; None: one that holds a replica, by lot."""
+        if machine_id is None:
+            holding = sorted({one.machine_id for one in self.replicas.values() if one.machine_id})
+            if not holding:
+                return None
+            machine_id = self.chance.choice(holding)
+        machine = self.machines.by_id.get(machine_id)
+        if machine is None:
+            return None
+        machine.state = MachineState.FAILED
+        for replica in self.replicas.values():
+            if replica.machine_id == machine_id:
+                replica.crash()
+                self._starting.pop(replica.number, None)
+        self._unnoticed[machine_id] = self.now + self.settings.detection_s
+        return machine_id
+
+    def _evacuate(self, machine_id: int) -> None:
+        """A dead machine was noticed: its replicas, whose messages are stored, need a place."""
+        for replica in self.replicas.values():
+            if replica.machine_id == machine_id:
+                replica.machine_id = None
+        self.machines.halt(machine_id)
+
+    def kill_replica(self) -> int | None:
+        """A replica's process dies and is started again where it is."""
+        running = sorted(one.number for one in self.replicas.values() if one.reachable)
+        if not running:
+            return None
+        number = self.chance.choice(running)
+        self.replicas[number].crash()
+        self._starting[number] = self.now + self.settings.restart_s
+        return number
+
+    def set_speed(self, factor: float) -> None:
+        """Every replica that there is delivers this part of what it did at first."""
+        for replica in self.replicas.values():
+            replica.capacity_factor = factor
+
+
+def _clients(replica: Replica, role: Role) -> int:
+    return replica.producers if role is Role.PRODUCER else replica.consumers
+
+
+def _change(replica: Replica, role: Role, by: int) -> None:
+    if role is Role.PRODUCER:
+        replica.producers += by
+    else:
+        replica.consumers += by
+
+
+def _poisson(chance: random.Random, mean: float) -> int:
+    """A Poisson number."""
+    if mean <= 0.0:
+        return 0
+    if mean > _POISSON_SMALL:
+        return max(0, round(chance.gauss(mean, math.sqrt(mean))))
+    limit, product, count = math.exp(-mean), chance.random(), 0
+    while product > limit:
+        product *= chance.random()
+        count += 1
+    return count

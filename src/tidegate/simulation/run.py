@@ -1,0 +1,329 @@
+"""One run: the loops that steer real queues, unchanged, against the plant.
+
+Strategy: each polling interval the queue's loop sees a sample of the plant and its decision is
+carried out; each second the fleet's loop sees machines and the slots that are wanted. Numbers are
+gathered at every tick, so that a policy that looks seldom is judged by the same seconds as one that
+looks often. Nothing here knows what a law does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import msgspec
+
+from tidegate.control.autoscaler import Autoscaler
+from tidegate.control.provisioner import Provisioner, Want
+from tidegate.core.fleet import MachineState
+from tidegate.core.replication import ReplicaState
+from tidegate.core.scaling import Steering
+from tidegate.core.steering import (
+    Decision,
+    Exchange,
+    MachineSample,
+    Migrate,
+    QueueSample,
+    SetShares,
+)
+from tidegate.laws.feed_forward import DEFAULT_FEED_FORWARD, FeedForward
+from tidegate.simulation.judged import QUEUE, Judged, obeyed
+from tidegate.simulation.outcome import Explained, Outcome, Series, reversals_of
+from tidegate.simulation.plant import Plant
+from tidegate.simulation.scenarios import Scenario
+from tidegate.simulation.settings import FaultKind
+from tidegate.simulation.trace import Reader
+
+# Rows of a series: more than a screen has dots.
+ROWS_MAX = 2_000
+# Explained decisions that are kept.
+_EXPLAINED_MAX = 500
+_FLEET_INTERVAL_S = 1.0
+
+Progress = Callable[[float], None]
+
+
+def simulate(
+    scenario: Scenario,
+    seed: int = 1,
+    *,
+    progress: Progress | None = None,
+    record: bool = True,
+    feed_forward: FeedForward = DEFAULT_FEED_FORWARD,
+) -> Outcome:
+    """Run a scenario from its first second to its last."""
+    run = _Run(scenario, seed, record=record, feed_forward=feed_forward)
+    shown = 0
+    while not run.ended:
+        run.poll_period()
+        if progress is not None and int(20 * run.done) > shown:
+            shown = int(20 * run.done)
+            progress(run.done)
+    return run.outcome()
+
+
+class _Run:
+    """What changes while a run goes on."""
+
+    def __init__(
+        self, scenario: Scenario, seed: int, *, record: bool, feed_forward: FeedForward
+    ) -> None:
+        scaling, settings = obeyed(scenario.scaling), scenario.plant
+        self._scenario = scenario
+        self._seed = seed
+        self._record = record
+        self._duration_s = scenario.trace.duration_s
+        self._reader = Reader(scenario.trace)
+        self._plant = Plant(QUEUE, settings, scaling.slots_per_machine, f"{scenario.name} {seed}")
+        self._autoscaler = Autoscaler(scaling, feed_forward=feed_forward)
+        self._provisioner = Provisioner(machines_max=settings.machines_max)
+        self._judged = None if scaling.agreement is None else Judged(scaling, self._plant)
+        polling_s = scaling.polling_interval_s
+        self._ticks = max(1, math.ceil(polling_s / settings.tick_s - 1e-9))
+        self._tick_s = polling_s / self._ticks
+        self._fleet_every = max(1, round(_FLEET_INTERVAL_S / self._tick_s))
+        self._ticked = 0
+        self._faults = sorted(scenario.faults, key=lambda one: one.at_s)
+        self._clients = sorted(scenario.clients, key=lambda one: one.at_s)
+        self._blind_until = self._nan_until = self._slow_until = -1.0
+        self._last_sample: QueueSample | None = None
+        self._fleet_at_rest: tuple[list[MachineSample], int] | None = None
+        self._series = Series()
+        self._record_every = max(1, math.ceil(self._duration_s / self._tick_s / ROWS_MAX))
+        self._recorded_arrived = 0
+        self._explained: list[Explained] = []
+        self._decisions = 0
+        self._above_s = self._late_s = self._peak = self._load_s = 0.0
+        self._above_since = 0.0
+        self._replicas_peak = self._machines_peak = 0
+        self._ideal_s = self._replica_s = 0.0
+        self._start()
+
+    def _start(self) -> None:
+        """The least replicas serve, and warm machines are warm, before the first message."""
+        plant, scaling = self._plant, self._scenario.scaling
+        plant.pending = scaling.replicas.min
+        machines = math.ceil(scaling.replicas.min / scaling.slots_per_machine)
+        while plant.machines.running() < machines:
+            plant.machines.boot(scaling.slots_per_machine, 0.0, at_once=True)
+        for _ in range(scaling.warm or 0):
+            plant.machines.boot(scaling.slots_per_machine, 0.0, warm=True, at_once=True)
+        for machine_id in list(plant.machines.by_id):
+            for _ in range(scaling.slots_per_machine):
+                if plant.pending:
+                    plant.place(machine_id, at_once=True)
+
+    @property
+    def ended(self) -> bool:
+        return self._plant.now >= self._duration_s - 1e-9
+
+    @property
+    def done(self) -> float:
+        """Which part of the whole."""
+        return self._plant.now / self._duration_s
+
+    def poll_period(self) -> None:
+        """One polling interval of the queue's loop."""
+        for turn in range(self._ticks):
+            if self.ended:
+                return
+            self._tick()
+            self._ticked += 1
+            if turn == self._ticks - 1:
+                self._steer_queue()
+            # After the queue's loop, as in the real shell: what it orders is placed at once.
+            if self._ticked % self._fleet_every == 0:
+                self._steer_fleet()
+
+    def _tick(self) -> None:
+        plant, tick_s = self._plant, self._tick_s
+        self._make_faults()
+        start_s = plant.now
+        expected = self._reader.messages(start_s, start_s + tick_s)
+        service_ms = self._reader.service_ms
+        capacity = self._capacity(service_ms)
+        plant.tick(tick_s, expected, capacity)
+        if self._judged is not None:
+            self._judged.look(tick_s)
+        self._measure(expected, capacity)
+
+    def _capacity(self, service_ms: float | None) -> float:
+        if service_ms is None:
+            return self._scenario.plant.capacity_per_s
+        return 1000.0 / service_ms * self._scenario.scaling.workers_per_replica
+
+    # Loops
+
+    def _steer_queue(self) -> None:
+        sample = self._seen(self._plant.sample())
+        if self._judged is None:
+            decision = self._autoscaler.decide(sample)
+        else:
+            pledge = self._judged.pledge(self._autoscaler.lead_s)
+            decision = self._autoscaler.decide(sample, pledge, self._judged.capacity_per_s)
+        self._carry_out(decision)
+
+    def _steer_fleet(self) -> None:
+        plant = self._plant
+        seen = (plant.machine_samples(), plant.wanted_slots)
+        # The provisioner has neither clock nor memory: what changed nothing changes nothing again.
+        if seen == self._fleet_at_rest:
+            return
+        guess = None if self._judged is None else self._judged.capacity_per_s
+        want = Want.of(QUEUE, self._autoscaler.scaling, plant.wanted_slots, guess)
+        decision = self._provisioner.decide(seen[0], [want], plant.now)
+        self._fleet_at_rest = None if decision.actions else seen
+        self._carry_out(decision)
+
+    def _carry_out(self, decision: Decision) -> None:
+        self._decisions += 1
+        recommended = self._scenario.scaling.steering is Steering.RECOMMEND
+        for action in decision.actions:
+            # As the real loop does: what goes on among the replicas that there are goes on.
+            if not recommended or isinstance(action, SetShares | Exchange | Migrate):
+                self._plant.carry_out(action)
+        if self._record and decision.is_worth_keeping and len(self._explained) < _EXPLAINED_MAX:
+            self._explained.append(
+                Explained(
+                    t_s=round(self._plant.now, 3),
+                    loop=decision.loop,
+                    rule=decision.rule,
+                    actions=[
+                        f"{type(action).__name__}({_arguments(action)})"
+                        for action in decision.actions
+                        if type(action).__name__ != "SetShares"
+                    ],
+                    reason=decision.reason,
+                )
+            )
+
+    def _seen(self, sample: QueueSample) -> QueueSample:
+        """The sample as it reaches the loop: old or broken while a fault lasts."""
+        now = self._plant.now
+        if now <= self._blind_until and self._last_sample is not None:
+            # The loop's own clock goes on; what it has measured gets older.
+            return msgspec.structs.replace(
+                self._last_sample, at=now, age_s=now - self._last_sample.at
+            )
+        self._last_sample = sample
+        if now <= self._nan_until:
+            broken = [
+                msgspec.structs.replace(one, consumed_per_s=math.nan, oldest_age_s=math.nan)
+                for one in sample.replicas
+            ]
+            return msgspec.structs.replace(sample, replicas=broken, arrived_per_s=math.nan)
+        return sample
+
+    # What happens by itself
+
+    def _make_faults(self) -> None:
+        plant, now = self._plant, self._plant.now
+        while self._clients and self._clients[0].at_s <= now:
+            change = self._clients.pop(0)
+            plant.change_clients(change.role, change.count)
+        if now > self._slow_until > 0.0:
+            self._slow_until = -1.0
+            plant.set_speed(1.0)
+        while self._faults and self._faults[0].at_s <= now:
+            fault = self._faults.pop(0)
+            until = now + fault.duration_s
+            match fault.kind:
+                case FaultKind.MACHINE:
+                    plant.kill_machine()
+                case FaultKind.REPLICA:
+                    plant.kill_replica()
+                case FaultKind.STALE:
+                    self._blind_until = until
+                case FaultKind.NAN:
+                    self._nan_until = until
+                case FaultKind.SLOW:
+                    self._slow_until = until
+                    plant.set_speed(0.5)
+
+    # What is measured
+
+    def _measure(self, expected: float, capacity_per_s: float) -> None:
+        plant, tick_s, max_load = self._plant, self._tick_s, self._scenario.scaling.max_load
+        load = plant.average_load
+        self._load_s += load * tick_s
+        if load > self._peak:
+            self._peak = load
+        if load > max_load:
+            self._above_s += tick_s
+            self._above_since += tick_s
+            if self._above_since > self._scenario.scaling.polling_interval_s + 1e-9:
+                self._late_s += tick_s
+        else:
+            self._above_since = 0.0
+        rate = expected / tick_s
+        ideal = max(self._scenario.scaling.replicas.min, math.ceil(rate / capacity_per_s - 1e-9))
+        self._ideal_s += math.ceil(ideal / self._scenario.scaling.slots_per_machine) * tick_s
+        self._replica_s += len(plant.replicas) * tick_s
+        self._replicas_peak = max(self._replicas_peak, len(plant.replicas))
+        self._machines_peak = max(self._machines_peak, len(plant.machines.by_id))
+        if self._record and self._ticked % self._record_every == 0:
+            self._keep(load, ideal)
+
+    def _keep(self, load: float, ideal: int) -> None:
+        plant, series = self._plant, self._series
+        since_s = plant.now - series.t_s[-1] if series.t_s else plant.now
+        came, self._recorded_arrived = plant.arrived - self._recorded_arrived, plant.arrived
+        replicas = plant.replicas.values()
+        states = [one.state for one in replicas]
+        machines = [one.state for one in plant.machines.by_id.values()]
+        series.t_s.append(round(plant.now, 3))
+        series.rate_per_s.append(round(came / since_s, 3))
+        series.average_load.append(round(load, 3))
+        waiting = {str(one.number): one.waiting for one in replicas}
+        if plant.alias.waiting:
+            waiting["0"] = plant.alias.waiting
+        series.waiting.append(waiting)
+        series.oldest_age_s.append(round(plant.oldest_age_s, 3))
+        series.replicas.append(states.count(ReplicaState.SERVING))
+        series.draining.append(states.count(ReplicaState.DRAINING))
+        series.ordered.append(plant.pending + states.count(ReplicaState.STARTING))
+        series.machines.append(plant.machines.running())
+        series.booting.append(machines.count(MachineState.BOOTING))
+        series.ideal.append(ideal)
+
+    def outcome(self) -> Outcome:
+        """Everything, rounded to what is meant."""
+        plant, scenario = self._plant, self._scenario
+        return Outcome(
+            scenario=scenario.name,
+            policy=scenario.scaling.policy.value,
+            seed=self._seed,
+            duration_s=round(plant.now, 3),
+            max_load=scenario.scaling.max_load,
+            capacity_per_s=scenario.plant.capacity_per_s,
+            arrived=plant.arrived,
+            consumed=plant.consumed,
+            waiting_at_end=plant.waiting,
+            in_service_at_end=plant.in_service,
+            average_load_peak=round(self._peak, 3),
+            average_load_mean=round(self._load_s / plant.now, 3),
+            above_s=round(self._above_s, 3),
+            late_s=round(self._late_s, 3),
+            machine_s=round(plant.machines.paid_s, 3),
+            machine_s_ideal=round(self._ideal_s, 3),
+            replicas_peak=self._replicas_peak,
+            machines_peak=self._machines_peak,
+            boots=plant.machines.ordered,
+            failed_boots=plant.machines.failed_boots,
+            reversals=reversals_of(plant.turns),
+            cancelled_drains=plant.cancelled_drains,
+            wait_s_mean=round(plant.waited_s / max(plant.consumed, 1), 3),
+            wait_s_max=round(plant.longest_wait_s, 3),
+            decisions=self._decisions,
+            replica_s=round(self._replica_s, 3),
+            windows_met=None if self._judged is None else self._judged.counts.met,
+            windows_warned=None if self._judged is None else self._judged.counts.warned,
+            windows_breached=None if self._judged is None else self._judged.counts.breached,
+            series=self._series,
+            explained=self._explained,
+        )
+
+
+def _arguments(action: object) -> str:
+    fields: tuple[str, ...] = action.__struct_fields__  # type: ignore[attr-defined]
+    return ", ".join(f"{name}={getattr(action, name)}" for name in fields)
