@@ -9,9 +9,12 @@
     [metrics.wait_p99]
     breach = "6s"
     warning = "20%"                 # so long before it: 4.8s. Or a point, or "learned"
+    slope = "500ms"                 # by so much it gets worse in a second, at most
 
     [metrics.throughput]
     breach = 100                    # messages per second
+
+What it may use (replicas and so on) is in resources.py.
 
 All complaints come at once, each with file, line, key and reason. What contradicts itself is
 refused here, so that nobody finds out at the first warning.
@@ -21,24 +24,32 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tidegate.agreement.complaints import Complaints, is_number
+from tidegate.agreement.complaints import Complaint, Complaints, is_number
+from tidegate.agreement.contradictions import refuse_contradictions
+from tidegate.agreement.lines import Key, lines_of_keys
 from tidegate.agreement.metrics import Metric, Unit, Worse
 from tidegate.agreement.promises import promises
+from tidegate.agreement.resources import KEYS as RESOURCE_KEYS
+from tidegate.agreement.resources import Insufficient, Resources, resources
 from tidegate.core.errors import TidegateError
 from tidegate.core.quantities import format_duration
 
 __all__ = [
     "Agreement",
     "AgreementInvalid",
+    "Insufficient",
     "Metric",
+    "Resources",
     "Unit",
     "Worse",
+    "agreement_of",
     "parse_agreement",
+    "read_agreement",
     "read_agreements",
 ]
 
@@ -46,8 +57,13 @@ WINDOW_S = 10.0
 WINDOW_S_MIN = 1.0  # nodes record one sample a second
 OBJECTIVE = 0.99
 PERIOD_S = 28 * 86400.0
+# More than anybody writes by hand, and little enough to hold.
+FILE_BYTES_MAX = 1_000_000
 
-_KEYS = ("name", "queue", "http", "window", "objective", "period", "warning", "metrics")
+_KEYS = (
+    *("name", "queue", "http", "window", "objective", "period", "warning", "metrics"),
+    *RESOURCE_KEYS,
+)
 # Of names, the end of a line is a letter as any other.
 _WILD = {"*": "(?s:.*)", "?": "(?s:.)"}
 
@@ -66,6 +82,8 @@ class Agreement:
     period_s: float
     # Where it was read, for people.
     source: str = ""
+    # Not part of what is promised: another number of replicas does not begin a new budget.
+    resources: Resources = field(default=Resources(), repr=False)
 
     @property
     def windows_in_period(self) -> float:
@@ -85,9 +103,14 @@ class AgreementInvalid(TidegateError):
 
     name: ClassVar[str] = "AGREEMENT_INVALID"
 
-    def __init__(self, complaints: list[str]) -> None:
-        self.complaints = complaints
-        super().__init__("\n".join(complaints))
+    def __init__(self, complaints: Sequence[Complaint | str]) -> None:
+        self.complaints = [str(one) for one in complaints]
+        # For programs; a file that cannot be read at all is a complaint without a key.
+        self.found = [
+            one if isinstance(one, Complaint) else Complaint("", None, "", one)
+            for one in complaints
+        ]
+        super().__init__("\n".join(self.complaints))
 
 
 def parse_agreement(text: str, source: str) -> Agreement:
@@ -95,51 +118,93 @@ def parse_agreement(text: str, source: str) -> Agreement:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise AgreementInvalid([f"{source}: is not TOML: {error}"]) from error
-    complaints = Complaints(text, source)
+        raise AgreementInvalid([_no_toml(source, text, error)]) from error
+    except ValueError as error:
+        # Such as a number of more digits than Python reads.
+        raise AgreementInvalid([Complaint(source, None, "", f"is not TOML: {error}")]) from error
+    except RecursionError:
+        deep = Complaint(source, None, "", "is nested too deeply to be an agreement")
+        raise AgreementInvalid([deep]) from None
+    return agreement_of(document, lines_of_keys(text), source)
+
+
+def agreement_of(document: dict[str, Any], lines: Mapping[Key, int], source: str) -> Agreement:
+    """The agreement that the keys of a document say; `lines` are where each of them stands."""
+    complaints = Complaints(lines, source)
     agreement = _read(document, source, complaints)
     if complaints.all:
         raise AgreementInvalid(complaints.all)
     return agreement
 
 
+def read_agreement(file: Path) -> Agreement:
+    """The agreement of one file."""
+    return parse_agreement(text_of(file, "TOML"), str(file))
+
+
+def text_of(file: Path, format_name: str) -> str:
+    """What a file says; AgreementInvalid if it cannot be read, or is no text."""
+    try:
+        # Editors of Windows begin a file with a mark that says nothing.
+        return bytes_of(file).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        wrong = f"is not {format_name}: {error}"
+    raise AgreementInvalid([Complaint(str(file), None, "", wrong)])
+
+
+def bytes_of(file: Path) -> bytes:
+    """What is in a file; AgreementInvalid if it cannot be read, or is no end of it in sight."""
+    try:
+        with file.open("rb") as source:
+            content = source.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        wrong = f"cannot be read: {error.strerror}"
+    else:
+        if len(content) <= FILE_BYTES_MAX:
+            return content
+        wrong = f"is larger than {FILE_BYTES_MAX} bytes, which no agreement is"
+    raise AgreementInvalid([Complaint(str(file), None, "", wrong)])
+
+
+def _no_toml(source: str, text: str, error: tomllib.TOMLDecodeError) -> Complaint:
+    found = re.search(r"at line (\d+)", str(error))
+    line = int(found[1]) if found else None
+    return Complaint(source, line, "", f"is not TOML: {error}")
+
+
 def read_agreements(places: Sequence[Path]) -> list[Agreement]:
     """The agreements of files, and of every *.toml in folders, sorted by name."""
-    complaints: list[str] = []
+    complaints: list[Complaint] = []
     found: dict[str, Agreement] = {}
     for file in _files(places, complaints):
         try:
-            agreement = parse_agreement(file.read_text(encoding="utf-8"), str(file))
+            agreement = read_agreement(file)
         except AgreementInvalid as error:
-            complaints += error.complaints
-        except OSError as error:
-            complaints.append(f"{file}: cannot be read: {error.strerror}")
-        except UnicodeDecodeError as error:
-            complaints.append(f"{file}: is not TOML: {error}")
+            complaints += error.found
         else:
             if agreement.name in found:
-                complaints.append(
-                    f"{file}: name = {agreement.name!r}: {found[agreement.name].source} has the "
-                    "same name: rename one of them"
-                )
+                same = f"{found[agreement.name].source} has the same name: rename one of them"
+                complaints.append(Complaint(str(file), None, "name", same, repr(agreement.name)))
             found[agreement.name] = agreement
     if complaints:
         raise AgreementInvalid(complaints)
     return [found[name] for name in sorted(found)]
 
 
-def _files(places: Sequence[Path], complaints: list[str]) -> list[Path]:
+def _files(places: Sequence[Path], complaints: list[Complaint]) -> list[Path]:
     files: list[Path] = []
     for place in places:
         if place.is_dir():
             inside = sorted(place.glob("*.toml"))
             files += inside
             if not inside:
-                complaints.append(f"{place}: there is no agreement (*.toml) in this folder")
+                none = "there is no agreement (*.toml) in this folder"
+                complaints.append(Complaint(str(place), None, "", none))
         elif place.exists():
             files.append(place)
         else:
-            complaints.append(f"{place}: there is no such file or folder")
+            gone = "there is no such file or folder"
+            complaints.append(Complaint(str(place), None, "", gone))
     # A file that is named beside its folder is one agreement, not two.
     return list(dict.fromkeys(files))
 
@@ -160,7 +225,9 @@ def _read(document: dict[str, Any], source: str, complaints: Complaints) -> Agre
         objective=_objective(document, complaints),
         period_s=_duration_s(document, "period", PERIOD_S, complaints),
         source=source,
+        resources=resources(document, complaints),
     )
+    refuse_contradictions(agreement.metrics, agreement.resources, complaints)
     # Less than one window, but for rounding: the first breach would overdraw it.
     if (1.0 - agreement.objective) * agreement.windows_in_period < 1.0 - 1e-9:
         complaints.add(
@@ -173,11 +240,7 @@ def _read(document: dict[str, Any], source: str, complaints: Complaints) -> Agre
 
 
 def _text(document: dict[str, Any], key: str, complaints: Complaints) -> str | None:
-    value = document.get(key)
-    if value is None or (isinstance(value, str) and value.strip()):
-        return value
-    complaints.add((key,), "must be a text that is not empty", value)
-    return None
+    return complaints.text((key,), document[key]) if key in document else None
 
 
 def _duration_s(

@@ -8,9 +8,14 @@
     budget left  = 1 − breached / ((1 − objective) · windows)    1 untouched, below 0 overdrawn
     burn rate    = (breached / judged) / (1 − objective)         1 uses it up just in its period
 
+A percentile is at or beyond a point when too few were shorter: count(< point) < p · count. So
+counts are all that is needed, and counts add up where percentiles do not.
+
 A window without data is neither met nor breached: it is counted apart and costs no budget. Low
 throughput breaches only if the load was there: when less was offered than is promised, serving all
-of it is all that can be done. All of it is plain arithmetic and comparison, so that the same
+of it is all that can be done. It is the throughput of the time in which there was something to do;
+of less than half a window of it nothing can be told, for what comes now is served a while later.
+All of it is plain arithmetic and comparison, so that the same
 functions take numbers, arrays and Spark Columns (where null, too, is neither).
 """
 
@@ -34,6 +39,9 @@ class Verdict(StrEnum):
     NO_DATA = "no_data"
 
 
+ROUNDING = 1e-12
+# Of a window: how long there must have been something to do for its throughput to be judged.
+LOADED_MIN = 0.5
 # From what decides least to what decides most.
 SEVERITY = (Verdict.NO_DATA, Verdict.MET, Verdict.WARNED, Verdict.BREACHED)
 
@@ -52,6 +60,12 @@ def is_warned(metric: Metric, value: Term, offered_per_s: Term | None = None) ->
         return (value >= metric.warning) & (value < metric.breach)
     below = (value < metric.warning) & (value >= metric.breach)
     return below if offered_per_s is None else below & (offered_per_s >= metric.warning)
+
+
+def is_late(before: Term, total: Term, percentile: float) -> Term:
+    """Whether too few of all lie before a point for the percentile to do so."""
+    # Just enough is enough: 55 % of 100 are 55, and 55.00000000000001 to a computer.
+    return before < total * (percentile - ROUNDING)
 
 
 def verdict(metric: Metric, value: float | None, offered_per_s: float | None = None) -> Verdict:
@@ -103,6 +117,14 @@ def budget_left(breached: Term, windows: Term, objective: Term) -> Term:
 def burn_rate(breached: Term, judged: Term, objective: Term) -> Term:
     """How many times faster than allowed the budget is used, by one judged window or more."""
     return breached / judged / (1.0 - objective)
+
+
+def burn_rate_over(
+    span_s: float, breached: int, judged: int, window_s: float, objective: float
+) -> float:
+    """The burn rate of a span in which windows may be missing: those count as met."""
+    # Shortly after the start, or after a silence, one breach is all there is: it would always ring.
+    return float(burn_rate(breached, max(span_s / window_s, judged, 1.0), objective))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ inside an inline table is found at the line of its key.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 Key = tuple[str, ...]
 
@@ -24,7 +25,8 @@ def lines_of_keys(text: str) -> dict[Key, int]:
     lines: dict[Key, int] = {}
     table: Key = ()
     quote: str | None = None
-    for number, line in enumerate(text.splitlines(), start=1):
+    # Lines as TOML and editors count them; Python would also end one at a form feed.
+    for number, line in enumerate(text.split("\n"), start=1):
         if quote is not None:
             quote = None if quote in line else quote
             continue
@@ -37,7 +39,7 @@ def lines_of_keys(text: str) -> dict[Key, int]:
     return lines
 
 
-def line_of(lines: dict[Key, int], path: Key) -> int | None:
+def line_of(lines: Mapping[Key, int], path: Key) -> int | None:
     """Where a key stands, or else the table that it is in."""
     while path and path not in lines:
         path = path[:-1]

@@ -10,8 +10,10 @@ A time by percentile is written `wait_p99`, `response_p50`, `service_p999` (99.9
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from decimal import Decimal
 from enum import StrEnum
 
 _PERCENTILE = re.compile(r"(?P<stem>[a-z]+)_p(?P<digits>\d{2,5})")
@@ -67,6 +69,14 @@ class Metric:
     # Follows from the default margin until one is learned, when `learned`.
     warning: float
     learned: bool = False
+    # How fast it gets worse at most, in its unit per second; None: nobody knows. Not part of what
+    # is promised, so that saying it does not begin a new history of what was kept.
+    slope_per_s: float | None = field(default=None, repr=False)
+
+    @property
+    def margin(self) -> float:
+        """How far the warning lies before the breach, in the metric's unit."""
+        return abs(self.breach - self.warning)
 
     @property
     def stem(self) -> str:
@@ -86,7 +96,42 @@ def kind_of(name: str) -> MetricKind | None:
     match = _PERCENTILE.fullmatch(name)
     if match is None:
         return PLAIN.get(name)
-    return BY_PERCENTILE.get(match["stem"]) if int(match["digits"]) else None
+    return BY_PERCENTILE.get(match["stem"]) if is_percentile(match["digits"]) else None
+
+
+def is_percentile(digits: str) -> bool:
+    """Whether digits are a percentile: 50, 99, 999 (99.9 %); not 0, and not 100 or 150."""
+    # Three digits that do not begin with a 9 would be 15.0 % of what somebody took for 150 %, and
+    # with a 0 at the end a percentile would have two names.
+    is_fine = digits.startswith("9") and not digits.endswith("0")
+    return int(digits) > 0 and (len(digits) == 2 or is_fine)
+
+
+def percentile_name(stem: str, percentile: float) -> str:
+    """The name of a metric by percentile: `wait_p999` of wait and 0.999."""
+    return f"{stem}_p{format(Decimal(repr(percentile)), 'f').removeprefix('0.').ljust(2, '0')}"
+
+
+def refused_percentile(name: str) -> str | None:
+    """Why a name that looks like a percentile is none; None if it does not look like one."""
+    match = re.fullmatch(r"(?P<stem>[a-z]+)_p(?P<digits>\d+)(?P<rest>[._]\d*)?", name)
+    if match is None or match["stem"] not in BY_PERCENTILE:
+        return None
+    stem, digits = match["stem"], match["digits"]
+    said = f"write {stem}_p99 of 99 %, {stem}_p999 of 99.9 %"
+    if match["rest"]:
+        return f"a percentile is written without a point: {said}"
+    if len(digits) < 2 or not int(digits):
+        return f"is no percentile: {said}"
+    if len(digits) > 5:
+        return f"is finer than anybody can measure: {said}"
+    if digits.startswith("9"):
+        return f"the same is shorter: write {stem}_p{digits.rstrip('0').ljust(2, '0')}"
+    return (
+        f"percentile {int(digits)} is over 100: {said}"
+        if int(digits) > 100
+        else f"the 100th percentile is the one worst case, which no number can promise: {said}"
+    )
 
 
 def metric_names(*, on_http: bool) -> list[str]:
@@ -100,4 +145,7 @@ def warning_point(kind: MetricKind, breach: float, margin: float) -> float:
     """The point that lies a margin, from 0 to 1, before the breaching point."""
     if kind.unit is Unit.FRACTION:
         return 1.0 - (1.0 - breach) * (1.0 - margin)
+    if kind.unit is Unit.BYTES:
+        # There are no parts of a byte.
+        return float(math.ceil(breach * (1.0 + margin)))
     return breach * (1.0 - margin if kind.worse is Worse.LARGER else 1.0 + margin)

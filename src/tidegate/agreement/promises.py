@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from tidegate.agreement.complaints import Complaints
@@ -13,6 +12,7 @@ from tidegate.agreement.metrics import (
     Worse,
     kind_of,
     metric_names,
+    refused_percentile,
     warning_point,
 )
 from tidegate.core.complaint import meant
@@ -20,7 +20,7 @@ from tidegate.core.complaint import meant
 MARGIN = 0.2  # TAPAS: 6 s and 20 % give 4.8 s
 LEARNED = "learned"
 
-_KEYS = ("breach", "warning")
+_KEYS = ("breach", "warning", "slope")
 _WARNING_IS = 'a margin such as "20%", or "learned"'
 
 
@@ -36,9 +36,7 @@ def promises(document: dict[str, Any], complaints: Complaints) -> tuple[Metric, 
         _margin(("warning",), default, complaints)
     on_http = "http" in document
     found = [_promise(name, table, default, on_http, complaints) for name, table in tables.items()]
-    metrics = tuple(metric for metric in found if metric is not None)
-    _refuse_crossing_percentiles(metrics, complaints)
-    return metrics
+    return tuple(metric for metric in found if metric is not None)
 
 
 def _promise(
@@ -47,11 +45,14 @@ def _promise(
     key = ("metrics", name)
     kind = kind_of(name)
     if kind is None:
-        what = f"there is no such metric{meant(name, metric_names(on_http=on_http))}"
+        what = refused_percentile(name) or (
+            f"there is no such metric{meant(name, metric_names(on_http=on_http))}"
+        )
         complaints.add(key, what)
         return None
     if on_http and not kind.of_http:
-        complaints.add(key, "is known of queues only, and this agreement is about http")
+        what = "is known of queues only, and this agreement is about http"
+        complaints.add(key, what, instead="response_p99, or queue in place of http")
         return None
     if not isinstance(table, dict):
         complaints.add(key, f"must be a table, written [metrics.{name}]", table)
@@ -65,21 +66,30 @@ def _promise(
         return None
     said = table.get("warning", default)
     warning = _warning((*key, "warning"), kind, breach, said, complaints)
+    slope = None
+    if "slope" in table:
+        slope = complaints.measure(
+            (*key, "slope"), kind.unit, table["slope"], ": by so much it gets worse in a second"
+        )
     if warning is None:
         return None
-    return Metric(name, kind.worse, kind.unit, breach, warning, learned=said == LEARNED)
+    learned = said == LEARNED
+    return Metric(name, kind.worse, kind.unit, breach, warning, learned, slope)
 
 
 def _warning(
     key: Key, kind: MetricKind, breach: float, said: Any, complaints: Complaints
 ) -> float | None:
     """The warning point: a margin before the breaching point, or a point of its own."""
+    point: float | None
     if said == LEARNED:
-        return warning_point(kind, breach, MARGIN)
-    if isinstance(said, str) and said.strip().endswith("%"):
+        point = warning_point(kind, breach, MARGIN)
+    elif isinstance(said, str) and said.strip().endswith("%"):
         margin = _margin(key, said, complaints)
-        return None if margin is None else warning_point(kind, breach, margin)
-    point = complaints.measure(key, kind.unit, said, f"; or {_WARNING_IS}")
+        point = None if margin is None else warning_point(kind, breach, margin)
+    else:
+        point = complaints.measure(key, kind.unit, said, f"; or {_WARNING_IS}")
+    # A margin, too: of 0.9999999999999999 no number is left above it.
     if point is None:
         return None
     if (point >= breach) if kind.worse is Worse.LARGER else (point <= breach):
@@ -89,6 +99,7 @@ def _warning(
             f"must lie {side} the breaching point: a warning that comes with the breach, or after "
             "it, warns nobody",
             said,
+            instead=f'warning = "{MARGIN:.0%}"',
         )
         return None
     return point
@@ -104,18 +115,3 @@ def _margin(key: Key, said: Any, complaints: Complaints) -> float | None:
             return margin
     complaints.add(key, f"must be {_WARNING_IS}; a margin lies between 0% and 100%", said)
     return None
-
-
-def _refuse_crossing_percentiles(metrics: Sequence[Metric], complaints: Complaints) -> None:
-    """A lower percentile is never longer than a higher one, so its promise must not be."""
-    for metric in metrics:
-        for other in metrics:
-            lower, higher = metric.percentile, other.percentile
-            if lower is None or higher is None or metric.stem != other.stem:
-                continue
-            if lower < higher and metric.breach > other.breach:
-                complaints.add(
-                    ("metrics", metric.name, "breach"),
-                    f"is longer than that of {other.name}, but {metric.name} is never longer than "
-                    f"{other.name}: lower it, or leave it out",
-                )

@@ -1,0 +1,81 @@
+"""Where a warning that is to be learned lies: as far before the breach as reconfiguring takes.
+
+    margin = 1.25 · slope · time to reconfigure        at least 5 % of the breaching point
+
+The slope is the fastest that the metric was seen to get worse, and the time what reconfigurations
+took. A quarter more than needed, since what was seen once may come a little worse. Where the margin
+would be as wide as the breach itself, no warning is in time: the default stays, and it is said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from tidegate.agreement.document import Agreement
+from tidegate.agreement.metrics import Metric, Unit, Worse
+from tidegate.agreement.quantity_words import worded
+from tidegate.core.term import Term
+
+SAFETY = 1.25
+MARGIN_MIN = 0.05
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What became of one warning that is to be learned."""
+
+    metric: str
+    warning: float
+    because: str
+
+
+def worsening_per_s(worse: Worse, before: Term, value: Term, seconds: Term) -> Term:
+    """How fast something got worse from one reading to the next; below 0: it got better."""
+    grown = value - before if worse is Worse.LARGER else before - value
+    return grown / seconds
+
+
+def slope_seen(metric: Metric, readings: Iterable[tuple[float, float]]) -> float | None:
+    """How fast a metric was seen to get worse at most, by (at, value) in the order of time."""
+    slopes = [
+        worsening_per_s(metric.worse, before, value, at_s - before_s)
+        for (before_s, before), (at_s, value) in pairwise(readings)
+        if at_s > before_s and math.isfinite(value) and math.isfinite(before)
+    ]
+    return max(0.0, *slopes) if slopes else None
+
+
+def with_learned_warnings(
+    agreement: Agreement, slopes_per_s: Mapping[str, float], reconfiguration_s: float
+) -> tuple[Agreement, list[Lesson]]:
+    """The same agreement, its learned warnings where they belong; and why they are there."""
+    lessons = [
+        _lesson(metric, slopes_per_s[metric.name], reconfiguration_s)
+        for metric in agreement.metrics
+        if metric.learned and metric.name in slopes_per_s
+    ]
+    points = {lesson.metric: lesson.warning for lesson in lessons}
+    metrics = tuple(
+        replace(metric, warning=points.get(metric.name, metric.warning))
+        for metric in agreement.metrics
+    )
+    return replace(agreement, metrics=metrics), lessons
+
+
+def _lesson(metric: Metric, slope_per_s: float, reconfiguration_s: float) -> Lesson:
+    # Of a fraction what may be missing is the breach.
+    whole = 1.0 - metric.breach if metric.unit is Unit.FRACTION else metric.breach
+    margin = max(SAFETY * slope_per_s * reconfiguration_s, MARGIN_MIN * whole)
+    took = (
+        f"in the {worded(Unit.SECONDS, reconfiguration_s)} that a reconfiguration takes it got "
+        f"worse by {worded(metric.unit, slope_per_s * reconfiguration_s)}"
+    )
+    bounded = metric.worse is Worse.LARGER or metric.unit is Unit.FRACTION
+    if not math.isfinite(margin) or (bounded and margin >= whole):
+        because = f"{took}: no warning is in time, the one by default stays"
+        return Lesson(metric.name, metric.warning, because)
+    point = metric.breach - margin if metric.worse is Worse.LARGER else metric.breach + margin
+    return Lesson(metric.name, point, f"{took}: warned of at {worded(metric.unit, point)}")

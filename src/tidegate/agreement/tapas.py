@@ -1,0 +1,242 @@
+"""An agreement as TAPAS would have it: XML, with the report's three parameters and their points.
+
+    <HostingSLA application="shop">
+      <Cluster minMembers="1" maxMembers="4" reconfigurationTime="1s"/>
+      <ResponseTime percentile="99" breachingPoint="6s" warningPoint="4.8s"/>
+      <Throughput breachingPoint="100"/>
+      <FreeMemory breachingPoint="64MB" warningMargin="25%"/>
+    </HostingSLA>
+
+The report (§2.1, §2.2.1) names parameters and points but prints no schema, so the spelling is ours.
+Whatever has no place in an agreement is complained about, with its line. Everything else is
+checked as in TOML, by the same code.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from tidegate.agreement.complaints import Complaint
+from tidegate.agreement.document import Agreement, AgreementInvalid, agreement_of
+from tidegate.agreement.lines import Key
+from tidegate.agreement.xml_elements import Element, XmlRefused, element_tree
+from tidegate.core.complaint import meant
+
+# TAPAS speaks of each request; a worst case can be measured and not promised.
+_PERCENTILE = "99"
+_PERCENT = re.compile(r"[0-9]{1,2}(?:\.[0-9]{0,5})?")
+
+_ROOT = "HostingSLA"
+_ROOT_KEYS = {
+    "name": "name",
+    "application": "http",
+    "queue": "queue",
+    "window": "window",
+    "objective": "objective",
+    "period": "period",
+}
+_CLUSTER_KEYS = {
+    "minMembers": "min",
+    "maxMembers": "max",
+    "slaDelta": "sla_delta",
+    "memberCapacity": "capacity",
+    "reconfigurationTime": "reconfiguration",
+    "insufficientResources": "insufficient",
+}
+_METRICS = {
+    "ResponseTime": "response",
+    "WaitingTime": "wait",
+    "ServiceTime": "service",
+    "Throughput": "throughput",
+    "FreeMemory": "free_memory",
+    "OldestAge": "oldest_age",
+    "Availability": "availability",
+}
+_BY_PERCENTILE = ("ResponseTime", "WaitingTime", "ServiceTime")
+_METRIC_KEYS = {
+    "breachingPoint": "breach",
+    "warningPoint": "warning",
+    "warningMargin": "warning",
+    "slope": "slope",
+}
+_NUMBERS = {"objective", "min", "max", "sla_delta", "capacity"}
+_NUMERIC_METRICS = {"throughput", "availability"}
+
+
+def parse_tapas(content: bytes, source: str) -> tuple[Agreement, list[Complaint]]:
+    """The agreement that an XML document says, and what had to be understood otherwise."""
+    try:
+        root = element_tree(content)
+    except XmlRefused as refused:
+        wrong = Complaint(source, refused.line, "", refused.reason)
+        raise AgreementInvalid([wrong]) from refused
+    reading = _Reading(source)
+    reading.root(root)
+    if reading.wrong:
+        raise AgreementInvalid(reading.wrong)
+    try:
+        return agreement_of(reading.document, reading.lines, source), reading.notes
+    except AgreementInvalid as invalid:
+        # In the words of whoever wrote it: what to write instead is said of TOML.
+        raise AgreementInvalid(
+            [
+                replace(one, key=reading.names.get(one.key, one.key), instead="")
+                for one in invalid.found
+            ]
+        ) from None
+
+
+class _Reading:
+    """The keys of an agreement that elements stand for, and the lines of each."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self.document: dict[str, Any] = {}
+        self.lines: dict[Key, int] = {}
+        # Of a key, as the agreement calls it, what it is called in XML.
+        self.names: dict[str, str] = {}
+        self.wrong: list[Complaint] = []
+        self.notes: list[Complaint] = []
+
+    def root(self, root: Element) -> None:
+        if root.name != _ROOT:
+            self._refuse(root, "", f"an agreement is a <{_ROOT}>, and this is a <{root.name}>")
+            return
+        self._attributes(root, _ROOT_KEYS, self.document, ())
+        if "name" not in self.document and (called := root.attributes.get("application")):
+            self.document["name"] = called
+        metrics: dict[str, Any] = {}
+        for child in root.children:
+            if child.name == "Cluster":
+                self._cluster(child)
+            elif child.name in _METRICS:
+                self._metric(child, metrics)
+            else:
+                words = [*_METRICS, "Cluster"]
+                self._refuse(child, "", f"there is no such element{meant(child.name, words)}")
+        self._refuse_content(root, children=True)
+        self.document["metrics"] = metrics
+        self.lines.setdefault(("metrics",), root.line)
+        for key in ("name", "queue", "period"):
+            self.lines.setdefault((key,), root.line)
+
+    def _cluster(self, element: Element) -> None:
+        found: dict[str, Any] = {}
+        self._attributes(element, _CLUSTER_KEYS, found, ())
+        bounds = {key: found.pop(key) for key in ("min", "max") if key in found}
+        self._refuse_content(element)
+        if bounds:
+            self.document["replicas"] = bounds
+            self.lines[("replicas",)] = element.line
+            self.names |= {
+                "replicas.min": "Cluster.minMembers",
+                "replicas.max": "Cluster.maxMembers",
+            }
+        self.document |= found
+
+    def _metric(self, element: Element, metrics: dict[str, Any]) -> None:
+        stem = _METRICS[element.name]
+        attributes = dict(element.attributes)
+        name = stem
+        if element.name in _BY_PERCENTILE:
+            if "percentile" not in attributes:
+                self.notes.append(
+                    self._complaint(
+                        element,
+                        "percentile",
+                        "no worst case can be promised: taken as the 99th percentile",
+                        f'percentile="{_PERCENTILE}"',
+                    )
+                )
+            digits = attributes.pop("percentile", _PERCENTILE).strip()
+            name = f"{stem}_p{self._digits(element, digits)}"
+        if {"warningPoint", "warningMargin"} <= attributes.keys():
+            self._refuse(element, "warningMargin", "says the same as warningPoint: leave one out")
+        if name in metrics:
+            self._refuse(element, "", f"{name} is promised twice: leave one out")
+        table: dict[str, Any] = {}
+        key = ("metrics", name)
+        self.lines[key] = element.line
+        self.names[".".join(key)] = element.name
+        self._attributes(
+            Element(element.name, attributes, element.line),
+            _METRIC_KEYS,
+            table,
+            key,
+            numeric=stem in _NUMERIC_METRICS,
+        )
+        self._refuse_content(element)
+        metrics[name] = table
+
+    def _digits(self, element: Element, said: str) -> str:
+        """99.9 → 999; what is no percentile stays what it is, for the metric's own complaint."""
+        # Digits and a point only: 9e1 is a number to Python, and what was meant to nobody.
+        if _PERCENT.fullmatch(said) is None or not 0.0 < float(said) < 100.0:
+            self._refuse(
+                element,
+                "percentile",
+                "must lie above 0 and below 100",
+                f'percentile="{_PERCENTILE}"',
+                said,
+            )
+            return _PERCENTILE
+        whole, _, rest = said.partition(".")
+        return whole.zfill(2) + rest.rstrip("0")
+
+    def _attributes(
+        self,
+        element: Element,
+        known: dict[str, str],
+        table: dict[str, Any],
+        key: Key,
+        *,
+        numeric: bool = False,
+    ) -> None:
+        for attribute, said in element.attributes.items():
+            if attribute not in known:
+                self._refuse(
+                    element, attribute, f"there is no such attribute{meant(attribute, known)}"
+                )
+                continue
+            name = known[attribute]
+            self.lines[(*key, name)] = element.line
+            self.names[".".join((*key, name))] = f"{element.name}.{attribute}"
+            is_number = name in _NUMBERS or (numeric and not said.strip().endswith("%"))
+            table[name] = _number(said) if is_number else said.strip()
+
+    def _refuse_content(self, element: Element, *, children: bool = False) -> None:
+        if element.text.strip():
+            self._refuse(element, "", "says something between its tags: attributes say it all")
+        if element.children and not children:
+            child = element.children[0]
+            self._refuse(child, "", f"stands in a <{element.name}>, which holds no elements")
+
+    def _refuse(
+        self, element: Element, attribute: str, reason: str, instead: str = "", value: str = ""
+    ) -> None:
+        self.wrong.append(self._complaint(element, attribute, reason, instead, value))
+
+    def _complaint(
+        self, element: Element, attribute: str, reason: str, instead: str = "", value: str = ""
+    ) -> Complaint:
+        key = f"{element.name}.{attribute}" if attribute else element.name
+        said = (
+            repr(value or element.attributes[attribute])
+            if (value or attribute in element.attributes)
+            else None
+        )
+        return Complaint(self._source, element.line, key, reason, said, instead)
+
+
+def _number(said: str) -> float | int | str:
+    """What looks like a number is one; the agreement's own check says what else is wrong."""
+    text = said.strip()
+    try:
+        return int(text)
+    except ValueError:
+        try:
+            return float(text)
+        except ValueError:
+            return text
