@@ -23,24 +23,36 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, Unpack
 
+import msgspec
+
 from tidegate.client.client import Client
 from tidegate.client.closing import Closing
-from tidegate.client.connect import DEFAULT_URL, connect
+from tidegate.client.connect import Connector, connect, usual_url
+from tidegate.client.engine import EngineClient, EngineSubscription
 from tidegate.client.message import Message
 from tidegate.client.middleware import Middleware, call_through
 from tidegate.client.options import PutOptions, check_seconds
 from tidegate.client.payloads import encoded
 from tidegate.client.shift import Shift
+from tidegate.client.steered_prefetch import OnStep, PrefetchStep
 from tidegate.client.threads import Threads
-from tidegate.client.worker import Worker, checked_concurrency, checked_prefetch, name_of
+from tidegate.client.worker import (
+    Prefetch,
+    Worker,
+    checked_concurrency,
+    name_of,
+    prefetch_and_goal,
+)
 from tidegate.core.errors import InvalidValue, QueueNotExisting
 from tidegate.core.model import QueuePolicy
+from tidegate.core.prefetch import PrefetchGoal, PrefetchModel
 
 log = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Layer = TypeVar("Layer", bound=Middleware)
 Hook = TypeVar("Hook", bound=Callable[[], Any])
+StepHook = TypeVar("StepHook", bound=OnStep)
 Result = TypeVar("Result")
 
 DRAIN_S = 30.0
@@ -52,27 +64,30 @@ class Staffing(NamedTuple):
     worker: Worker
     concurrency: int
     prefetch: int
+    goal: PrefetchGoal | None
 
 
 class App:
     """Workers, and what is around them."""
 
-    def __init__(self, url: str = DEFAULT_URL, **connection: Any) -> None:
+    def __init__(self, url: str | None = None, **connection: Any) -> None:
         """The keywords are those of `tidegate.connect`."""
-        connect(url, **connection)  # bad ones fail here
-        self.url = url
+        self.url = url or usual_url()
+        connect(self.url, **connection)  # bad ones fail here
         self._connection = connection
         self._workers: dict[str, Worker] = {}
         self._layers: list[Middleware] = []
         self._on_start: list[Callable[[], Any]] = []
         self._on_stop: list[Callable[[], Any]] = []
+        self._on_prefetch_step: list[OnStep] = []
         # While it runs:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: Closing | None = None
-        self._client: Client | None = None
+        self._engine: EngineClient | None = None
         self._connections = contextlib.AsyncExitStack()
-        self._asking: asyncio.Task[Client] | None = None
-        self._url_in_use = url
+        self._asking: asyncio.Task[EngineClient] | None = None
+        self._url_in_use = self.url
+        self._shifts: dict[str, Shift] = {}
 
     # Declaring
 
@@ -81,13 +96,14 @@ class App:
         queue: str,
         *,
         concurrency: int = 1,
-        prefetch: int | None = None,
+        prefetch: Prefetch = None,
         policy: QueuePolicy | None = None,
     ) -> Callable[[Function], Function]:
         """Have a function called for each message of a queue, `concurrency` of them at a time.
 
         A function that is not async runs in a thread. `prefetch` messages are held at most, twice
-        the concurrency unless said otherwise. The queue is made if there is none, with this policy.
+        the concurrency unless said otherwise; a `tidegate.PrefetchGoal` in place of the number has
+        it set itself. The queue is made if there is none, with this policy.
         """
         if callable(queue):
             raise InvalidValue('a worker names its queue: @app.worker("orders")')
@@ -123,6 +139,15 @@ class App:
         self._on_stop.append(hook)
         return hook
 
+    def on_prefetch_step(self, hook: StepHook) -> StepHook:
+        """Call this with every `PrefetchStep` of workers whose prefetch has a goal."""
+        self._on_prefetch_step.append(hook)
+        return hook
+
+    def _prefetch_stepped(self, step: PrefetchStep) -> None:
+        for hook in self._on_prefetch_step:
+            hook(step)
+
     @property
     def workers(self) -> list[Worker]:
         return list(self._workers.values())
@@ -134,7 +159,7 @@ class App:
         *,
         queues: Iterable[str] | None = None,
         concurrency: int | None = None,
-        prefetch: int | None = None,
+        prefetch: Prefetch = None,
         drain_s: float = DRAIN_S,
         url: str | None = None,
     ) -> None:
@@ -175,7 +200,7 @@ class App:
         *,
         queues: Iterable[str] | None = None,
         concurrency: int | None = None,
-        prefetch: int | None = None,
+        prefetch: Prefetch = None,
         drain_s: float = DRAIN_S,
         url: str | None = None,
     ) -> None:
@@ -198,7 +223,7 @@ class App:
         *,
         queues: Iterable[str] | None = None,
         concurrency: int | None = None,
-        prefetch: int | None = None,
+        prefetch: Prefetch = None,
         drain_s: float = DRAIN_S,
         url: str | None = None,
     ) -> AsyncIterator[App]:
@@ -227,7 +252,9 @@ class App:
             yield self
 
     @contextlib.asynccontextmanager
-    async def _connected(self, url: str | None, closing: Closing | None) -> AsyncIterator[Client]:
+    async def _connected(
+        self, url: str | None, closing: Closing | None
+    ) -> AsyncIterator[EngineClient]:
         if self._loop is not None:
             raise InvalidValue("the app is running already")
         self._loop = asyncio.get_running_loop()
@@ -236,16 +263,17 @@ class App:
         try:
             async with self._connections:
                 connecting = connect(self._url_in_use, **self._connection)
-                self._client = await self._connections.enter_async_context(connecting)
+                engine: EngineClient = await self._enter(connecting)
+                self._engine = engine
                 try:
-                    yield self._client
+                    yield engine
                 finally:
                     await self._stop_asking()
         finally:
-            self._loop = self._closing = self._client = None
+            self._loop = self._closing = self._engine = None
 
     def _staff(
-        self, queues: Iterable[str] | None, concurrency: int | None, prefetch: int | None
+        self, queues: Iterable[str] | None, concurrency: int | None, prefetch: Prefetch
     ) -> list[Staffing]:
         """Who works, and with how many slots; what is given here goes before what was declared."""
         if not self._workers:
@@ -265,20 +293,24 @@ class App:
             slots, held = worker.concurrency, prefetch
             if concurrency is not None:
                 slots = checked_concurrency(concurrency)
-            elif prefetch is None:
+            if prefetch is None and worker.goal is not None:
+                held = worker.goal
+            elif isinstance(prefetch, PrefetchModel) and worker.goal is not None:
+                held = msgspec.structs.replace(worker.goal, model=prefetch)
+            elif prefetch is None and concurrency is None:
                 held = worker.prefetch
-            staff.append(Staffing(worker, slots, checked_prefetch(held, slots)))
+            staff.append(Staffing(worker, slots, *prefetch_and_goal(held, slots)))
         return staff
 
     @contextlib.asynccontextmanager
     async def _working(
-        self, client: Client, closing: Closing, staff: list[Staffing]
+        self, client: EngineClient, closing: Closing, staff: list[Staffing]
     ) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
         tasks: list[asyncio.Task[None]] = []
         pools: list[Threads] = []
         try:
-            for worker, concurrency, prefetch in staff:
+            for worker, concurrency, prefetch, goal in staff:
                 threads = Threads(worker.queue, concurrency)
                 shift = Shift(
                     client,
@@ -287,8 +319,11 @@ class App:
                     closing,
                     concurrency=concurrency,
                     prefetch=prefetch,
+                    goal=goal,
+                    on_step=self._prefetch_stepped,
                 )
                 pools.append(threads)
+                self._shifts[worker.queue] = shift
                 tasks.append(loop.create_task(shift.run()))
                 await _started(tasks[-1], shift.subscribed)
             yield
@@ -298,6 +333,7 @@ class App:
             raise
         finally:
             await _ended(tasks, closing)
+            self._shifts.clear()
             for threads in pools:
                 threads.end()
         for task in tasks:
@@ -310,20 +346,35 @@ class App:
 
     @property
     def client(self) -> Client:
-        """The connection, while there is one: for transactions, topics and the rest."""
-        if self._client is None:
+        """The connection to nodes, while there is one: for transactions, topics and the rest."""
+        if not isinstance(self.engine, Client):
+            raise InvalidValue(
+                "app.client is for Tidegate's own nodes, and this app is on another engine: "
+                "app.put, app.send and app.request work there too, and app.engine is its client"
+            )
+        return self.engine
+
+    @property
+    def engine(self) -> EngineClient:
+        """The connection to whatever holds the messages, while there is one."""
+        if self._engine is None:
             raise InvalidValue(
                 "the app is not connected: it is inside its workers, and in a block of "
                 "`async with app.connected()`. Without async use tidegate.connect(url)"
             )
-        return self._client
+        return self._engine
+
+    def subscription(self, queue: str) -> EngineSubscription | None:
+        """Of the worker of a queue, while it runs: another one after an outage."""
+        shift = self._shifts.get(queue)
+        return None if shift is None else shift.subscription
 
     async def put(self, queue: str, payload: object, **options: Unpack[PutOptions]) -> int:
         """Put bytes, text, or anything that can be JSON; returns when it is on disk."""
         data, content_type = encoded(payload)
         if content_type is not None:
             options.setdefault("content_type", content_type)
-        return await self.client.put(queue, data, **options)
+        return await self.engine.put(queue, data, **options)
 
     async def send(
         self, function: Callable[..., Any], payload: object, **options: Unpack[PutOptions]
@@ -339,7 +390,10 @@ class App:
         """Put a request, wait for the reply; NoReply when none comes in time."""
         client = await self._asking_client()
         data, content_type = encoded(payload)
-        return await client.request(queue, data, timeout=timeout, content_type=content_type)
+        reply: Message = await client.request(
+            queue, data, timeout=timeout, content_type=content_type
+        )
+        return reply
 
     def wait(self, work: Coroutine[Any, Any, Result]) -> Result:
         """In a worker that is not async: `app.wait(app.put("mails", b"…"))`."""
@@ -362,16 +416,18 @@ class App:
 
         return asyncio.run_coroutine_threadsafe(waited_for(), loop).result()
 
-    async def _asking_client(self) -> Client:
+    async def _asking_client(self) -> EngineClient:
         """A connection of its own: a reply is addressed to who asked, and what is addressed to us
         goes to our workers.
         """
-        _ = self.client  # running?
+        _ = self.engine  # running?
         if self._asking is None or (self._asking.done() and self._asking.exception()):
             connecting = connect(self._url_in_use, **{**self._connection, "name": None})
-            opening = self._connections.enter_async_context(connecting)
-            self._asking = asyncio.get_running_loop().create_task(opening)
+            self._asking = asyncio.get_running_loop().create_task(self._enter(connecting))
         return await asyncio.shield(self._asking)
+
+    async def _enter(self, connecting: Connector[Client]) -> EngineClient:
+        return await self._connections.enter_async_context(connecting)
 
     async def _stop_asking(self) -> None:
         asking, self._asking = self._asking, None
@@ -380,8 +436,9 @@ class App:
             await asyncio.wait({asking})
 
 
-async def _queue_made(client: Client, worker: Worker) -> None:
+async def _queue_made(client: EngineClient, worker: Worker) -> None:
     """Looked up first: whoever may read a queue need not be allowed to make one."""
+    client.adopt_policy(worker.queue, worker.policy)
     try:
         await client.queue(worker.queue)
     except QueueNotExisting:

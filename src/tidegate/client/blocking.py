@@ -8,18 +8,29 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any, Literal, TypeVar, Unpack
 
+from msgspec import UNSET, UnsetType
+
 from tidegate.client import tracing
-from tidegate.client.client import Client, OrderName, WaitingIds
+from tidegate.client.calls import OrderName
+from tidegate.client.catalogue import WaitingIds
+from tidegate.client.client import Client
 from tidegate.client.message import Message, MessageBatch
 from tidegate.client.options import PutOptions
+from tidegate.client.producer import Producer
 from tidegate.client.subscription import Subscription
 from tidegate.client.transaction import Transaction
 from tidegate.client.verdict import error_text
+from tidegate.core.by_hand import ByHand
 from tidegate.core.errors import Unavailable
+from tidegate.core.fleet import FleetInfo
 from tidegate.core.model import PRIORITY_DEFAULT, QueueInfo, QueuePolicy
+from tidegate.core.replication import Role, Topology
+from tidegate.core.scaling import Scaling
+from tidegate.core.steering import Decision
 from tidegate.core.topic import Filter, TopicInfo
+from tidegate.core.users import Grant
 from tidegate.telemetry.numbers import ClusterNumbers
-from tidegate.wire.packets import Member
+from tidegate.wire.packets.cluster import Member
 
 Result = TypeVar("Result")
 
@@ -170,9 +181,48 @@ class BlockingSubscription:
         for batch in self.batches():
             yield from batch
 
+    @property
+    def replica(self) -> int | None:
+        assert self._subscription is not None
+        return self._subscription.replica
+
+    @property
+    def address(self) -> str | None:
+        assert self._subscription is not None
+        return self._subscription.address
+
     def set_prefetch(self, prefetch: int) -> None:
         assert self._subscription is not None
         self._thread.wait(self._subscription.set_prefetch(prefetch))
+
+
+class BlockingProducer:
+    """Use with `with`."""
+
+    def __init__(self, thread: LoopThread, make: Callable[[], Producer]) -> None:
+        self._thread = thread
+        self._producer = make()
+
+    def __enter__(self) -> BlockingProducer:
+        self._thread.wait(self._producer.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.wait(self._producer.__aexit__())
+
+    @property
+    def replica(self) -> int | None:
+        return self._producer.replica
+
+    @property
+    def address(self) -> str | None:
+        return self._producer.address
+
+    def put(self, payload: bytes, **options: Unpack[PutOptions]) -> int:
+        return self._thread.call(lambda: self._producer.put(payload, **options)).result()
+
+    def put_many(self, payloads: Iterable[bytes], *, priority: int = PRIORITY_DEFAULT) -> list[int]:
+        return self._thread.wait(self._producer.put_many(payloads, priority=priority))
 
 
 class BlockingTransaction:
@@ -255,8 +305,10 @@ class BlockingClient:
             self._client.create_queue(name, durable=durable, exist_ok=exist_ok, policy=policy)
         )
 
-    def set_policy(self, queue: str | int, **changes: Any) -> QueuePolicy:
-        return self._thread.wait(self._client.set_policy(queue, **changes))
+    def set_policy(
+        self, queue: str | int, *, before: QueuePolicy | None = None, **changes: Any
+    ) -> QueuePolicy:
+        return self._thread.wait(self._client.set_policy(queue, before=before, **changes))
 
     def pause(self, queue: str | int) -> None:
         self._thread.wait(self._client.pause(queue))
@@ -408,11 +460,47 @@ class BlockingClient:
         prefetch: int = 200,
         ack: Literal["explicit", "automatic"] = "explicit",
         order: OrderName = "priority",
+        replica: int | None = None,
     ) -> BlockingSubscription:
         return BlockingSubscription(
             self._thread,
-            lambda: self._client.subscribe(queue, prefetch=prefetch, ack=ack, order=order),
+            lambda: self._client.subscribe(
+                queue, prefetch=prefetch, ack=ack, order=order, replica=replica
+            ),
         )
+
+    def producer(self, queue: str, *, replica: int | None = None) -> BlockingProducer:
+        """`with mq.producer("orders") as orders:`, and in it `orders.put(...)`."""
+        return BlockingProducer(self._thread, lambda: self._client.producer(queue, replica=replica))
+
+    def topology(self, queue: str | int) -> Topology:
+        return self._thread.wait(self._client.topology(queue))
+
+    def topologies(self, version: int = -1) -> tuple[int, list[Topology] | None]:
+        return self._thread.wait(self._client.topologies(version))
+
+    def set_scaling(
+        self,
+        queue: str | int,
+        scaling: Scaling | None,
+        *,
+        before: Scaling | UnsetType | None = UNSET,
+    ) -> None:
+        self._thread.wait(self._client.set_scaling(queue, scaling, before=before))
+
+    def steer_service(self, service: str, by_hand: ByHand, *, before: ByHand) -> None:
+        self._thread.wait(self._client.steer_service(service, by_hand, before=before))
+
+    def migrate(
+        self, queue: str | int, role: Role, source_id: int, target_id: int, count: int = 1
+    ) -> None:
+        self._thread.wait(self._client.migrate(queue, role, source_id, target_id, count))
+
+    def explain(self, queue: str | int | None = None, *, count: int = 20) -> list[Decision]:
+        return self._thread.wait(self._client.explain(queue, count=count))
+
+    def explain_service(self, service: str, *, count: int = 20) -> list[Decision]:
+        return self._thread.wait(self._client.explain_service(service, count=count))
 
     def consume(
         self, queue: str, handler: Callable[[BlockingMessage], Any], *, prefetch: int = 200
@@ -428,16 +516,30 @@ class BlockingClient:
                 else:
                     message.ack()
 
-    def stats(self, queue: str | int | None = None) -> ClusterNumbers:
-        return self._thread.wait(self._client.stats(queue))
+    def stats(self, queue: str | int | None = None, *, brief: bool = False) -> ClusterNumbers:
+        return self._thread.wait(self._client.stats(queue, brief=brief))
+
+    def fleet(self) -> FleetInfo:
+        return self._thread.wait(self._client.fleet())
+
+    def rights(self) -> tuple[str, list[Grant]]:
+        return self._thread.wait(self._client.rights())
 
     def members(self) -> list[Member]:
         return self._thread.wait(self._client.members())
 
     def set_consumer_prefetch(
-        self, queue: str | int, client_id: int, consumer: int, prefetch: int
+        self,
+        queue: str | int,
+        client_id: int,
+        consumer: int,
+        prefetch: int,
+        *,
+        trial: bool = False,
     ) -> None:
-        self._thread.wait(self._client.set_consumer_prefetch(queue, client_id, consumer, prefetch))
+        self._thread.wait(
+            self._client.set_consumer_prefetch(queue, client_id, consumer, prefetch, trial=trial)
+        )
 
     def set_owner(self, queue: str | int, member_id: int) -> None:
         self._thread.wait(self._client.set_owner(queue, member_id))

@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from tidegate.core.errors import QueueNameNotUnique, TidegateError
-from tidegate.wire import packets as w
+from tidegate.wire.packets.topics import SubscribeTopic, SubscribeTopicResponse
 
 if TYPE_CHECKING:
     from tidegate.client.client import Client
@@ -26,12 +26,12 @@ class Guests:
     def __init__(self, client: Client, lifeline: Lifeline) -> None:
         self._client = client
         self._lifeline = lifeline
-        self._packets: dict[str, w.SubscribeTopic] = {}
+        self._packets: dict[str, SubscribeTopic] = {}
 
-    async def add(self, packet: w.SubscribeTopic) -> QueueInfo:
+    async def add(self, packet: SubscribeTopic) -> QueueInfo:
         """Subscribe, now and on every connection to come."""
         answered = await self._lifeline.ask(packet, repeatable=False)
-        assert isinstance(answered.packet, w.SubscribeTopicResponse)
+        assert isinstance(answered.packet, SubscribeTopicResponse)
         self._packets[packet.queue] = packet
         return answered.packet.queue
 
@@ -46,7 +46,7 @@ class Guests:
         for packet in self._packets.values():
             self._lifeline.spawn(self._again(packet))
 
-    async def _again(self, packet: w.SubscribeTopic) -> None:
+    async def _again(self, packet: SubscribeTopic) -> None:
         generation = self._lifeline.generation
         deadline = asyncio.get_running_loop().time() + self._lifeline.reconnect_s
         while generation == self._lifeline.generation:
@@ -63,6 +63,6 @@ class Guests:
                     self._client.on_guest_lost(packet.queue, error)
                 return
             else:
-                assert isinstance(answered.packet, w.SubscribeTopicResponse)
+                assert isinstance(answered.packet, SubscribeTopicResponse)
                 self._client.on_guest_back(answered.packet.queue)
                 return

@@ -31,7 +31,13 @@ from tidegate.core.errors import (
     Unavailable,
 )
 from tidegate.core.model import ClientInfo, Mode
-from tidegate.wire import packets as w
+from tidegate.wire.packet import Packet, Ping
+from tidegate.wire.packets.clients import (
+    IdentifyClient,
+    IdentifyClientResponse,
+    RegisterClient,
+    RegisterClientResponse,
+)
 
 _CONNECT_S = 5.0
 _HEARTBEAT_S = 10.0
@@ -52,7 +58,7 @@ class Lifeline:
         client_id: int | None,
         mode: Mode,
         reconnect_s: float,
-        on_push: Callable[[w.Packet, memoryview], None],
+        on_push: Callable[[Packet, memoryview], None],
         on_resumed: Callable[[], None],
         on_gave_up: Callable[[TidegateError], None],
     ) -> None:
@@ -141,18 +147,18 @@ class Lifeline:
         if known is not None:
             try:
                 ephemeral = self._name is None and self._wanted_id is None
-                return _client_of(await link.ask(w.IdentifyClient(known, None, ephemeral)))
+                return _client_of(await link.ask(IdentifyClient(known, None, ephemeral)))
             except TidegateError:
                 if self._name is not None or self._wanted_id is not None:
                     raise
                 # A client without a name of its own went with its connection.
         if self._name is None:
             name = nameless_name()
-            return _client_of(await link.ask(w.RegisterClient(name, self._mode, True)))
+            return _client_of(await link.ask(RegisterClient(name, self._mode, True)))
         try:
-            return _client_of(await link.ask(w.RegisterClient(self._name, self._mode)))
+            return _client_of(await link.ask(RegisterClient(self._name, self._mode)))
         except ClientNameNotUnique:
-            client = _client_of(await link.ask(w.IdentifyClient(name=self._name)))
+            client = _client_of(await link.ask(IdentifyClient(name=self._name)))
             if client.mode != self._mode:
                 raise InvalidValue(
                     f"client {self._name!r} is registered as {client.mode.name.lower()}, not "
@@ -236,11 +242,11 @@ class Lifeline:
             if loop.time() - link.heard_at > 3 * _HEARTBEAT_S:
                 link.abort()
                 continue
-            link.submit(w.Ping(), None, lambda answer, body: None)
+            link.submit(Ping(), None, lambda answer, body: None)
 
     async def ask(
         self,
-        packet: w.Packet,
+        packet: Packet,
         bodies: list[memoryview | bytes] | None = None,
         *,
         repeatable: bool = True,
@@ -253,8 +259,10 @@ class Lifeline:
             try:
                 return await link.ask(packet, bodies)
             except IoFailure:
-                if not repeatable:
+                if not repeatable or asyncio.get_running_loop().time() > deadline:
                     raise
+                # Of the connection, which comes back by itself, or of a node behind it.
+                await asyncio.sleep(backoff_s if link.alive else 0.0)
             except NOT_YET:
                 if asyncio.get_running_loop().time() > deadline:
                     raise
@@ -264,7 +272,7 @@ class Lifeline:
 
 def _client_of(answered: Answered) -> ClientInfo:
     packet = answered.packet
-    assert isinstance(packet, w.RegisterClientResponse | w.IdentifyClientResponse)
+    assert isinstance(packet, RegisterClientResponse | IdentifyClientResponse)
     return packet.client
 
 

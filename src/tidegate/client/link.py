@@ -16,8 +16,8 @@ from tidegate.core.errors import (
     Unavailable,
     from_code,
 )
-from tidegate.wire import packets as w
 from tidegate.wire.connection import Connection, Received
+from tidegate.wire.packet import Error, Packet, Push
 
 # Ids are 32 bits; the highest is left to nodes that relay.
 _PACKET_ID_MASK = 0x7FFF_FFFF
@@ -28,7 +28,7 @@ class Answered:
 
     __slots__ = ("body", "packet")
 
-    def __init__(self, packet: w.Packet, body: bytes | memoryview) -> None:
+    def __init__(self, packet: Packet, body: bytes | memoryview) -> None:
         self.packet = packet
         self.body = body
 
@@ -37,11 +37,11 @@ class Link(asyncio.Protocol):
     """Many requests in flight, each answered once: by the node, or by the connection's end."""
 
     def __init__(
-        self, on_push: Callable[[w.Packet, memoryview], None], on_lost: Callable[[Link], None]
+        self, on_push: Callable[[Packet, memoryview], None], on_lost: Callable[[Link], None]
     ) -> None:
         self._wire = Connection(server=False)
         self._transport: asyncio.Transport | None = None
-        self._asked: dict[int, Callable[[w.Packet | TidegateError, memoryview], None]] = {}
+        self._asked: dict[int, Callable[[Packet | TidegateError, memoryview], None]] = {}
         self._packet_ids = count(1)
         self._on_push = on_push
         self._on_lost = on_lost
@@ -54,7 +54,7 @@ class Link(asyncio.Protocol):
         cls,
         host: str,
         port: int,
-        on_push: Callable[[w.Packet, memoryview], None],
+        on_push: Callable[[Packet, memoryview], None],
         on_lost: Callable[[Link], None],
         timeout_s: float,
         tls: ssl.SSLContext | None = None,
@@ -124,12 +124,12 @@ class Link(asyncio.Protocol):
                 if not isinstance(event, Received):
                     continue
                 packet = event.packet
-                if isinstance(packet, w.Push):
+                if isinstance(packet, Push):
                     self._on_push(packet, event.body)  # type: ignore[arg-type]
                     continue
                 done = self._asked.pop(event.packet_id, None)
                 if done is not None:
-                    if isinstance(packet, w.Error):
+                    if isinstance(packet, Error):
                         done(from_code(packet.code, packet.text), event.body)  # type: ignore[arg-type]
                     else:
                         done(packet, event.body)  # type: ignore[arg-type]
@@ -146,7 +146,7 @@ class Link(asyncio.Protocol):
 
     # Out
 
-    def post(self, packet: w.Packet, bodies: list[memoryview | bytes] | None = None) -> None:
+    def post(self, packet: Packet, bodies: list[memoryview | bytes] | None = None) -> None:
         """Send what nobody answers."""
         if self.alive and self._transport is not None:
             self._transport.writelines(self._wire.send(packet, self._next_packet_id(), bodies))
@@ -156,9 +156,9 @@ class Link(asyncio.Protocol):
 
     def submit(
         self,
-        packet: w.Packet,
+        packet: Packet,
         bodies: list[memoryview | bytes] | None,
-        done: Callable[[w.Packet | TidegateError, memoryview], None],
+        done: Callable[[Packet | TidegateError, memoryview], None],
     ) -> int:
         """Send a request; `done` gets its answer, or the error. The packet's id."""
         if not self.alive or self._transport is None:
@@ -176,10 +176,10 @@ class Link(asyncio.Protocol):
 
     async def ask(
         self,
-        packet: w.Packet,
+        packet: Packet,
         bodies: list[memoryview | bytes] | None = None,
         *,
-        abandoned: Callable[[int, w.Packet | None], None] | None = None,
+        abandoned: Callable[[int, Packet | None], None] | None = None,
     ) -> Answered:
         """Send a request and wait for its answer.
 
@@ -188,7 +188,7 @@ class Link(asyncio.Protocol):
         """
         future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
 
-        def done(answer: w.Packet | TidegateError, body: memoryview) -> None:
+        def done(answer: Packet | TidegateError, body: memoryview) -> None:
             if future.done():
                 if abandoned is not None and not isinstance(answer, TidegateError):
                     abandoned(packet_id, answer)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from tidegate.client.options import check_seconds, check_text
 from tidegate.core.errors import InvalidValue
 from tidegate.core.model import Attributes, Death
-from tidegate.wire.packets import Run
+from tidegate.wire.packets.run import Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,12 +12,22 @@ import asyncio
 import random
 import secrets
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tidegate.client.batch import Batch, fill_columns
 from tidegate.client.options import PLAIN, Special
-from tidegate.core.errors import LimitReached, QueueNotExisting, RetryLater, TidegateError
+from tidegate.client.unsent import Unsent
+from tidegate.core.errors import (
+    IoFailure,
+    LimitReached,
+    NotHome,
+    QueueNotExisting,
+    RetryLater,
+    TidegateError,
+)
 from tidegate.core.model import PRIORITY_DEFAULT
-from tidegate.wire.packets import Packet, PutMessageResponse, PutMessages
+from tidegate.wire.packet import Packet
+from tidegate.wire.packets.puts import PutMessageResponse, PutMessages
 
 if TYPE_CHECKING:
     from tidegate.client.client import Client
@@ -30,34 +40,16 @@ MANY_BYTES_MAX = 512 * 1024
 IN_FLIGHT_MAX = 8
 
 
-class Batch:
-    """Messages that travel together."""
-
-    __slots__ = ("bodies", "failing_since", "futures", "looked_up", "packet", "tries")
-
-    def __init__(
-        self,
-        packet: PutMessages,
-        bodies: list[bytes | memoryview],
-        futures: list[asyncio.Future[int]] | asyncio.Future[list[int]],
-    ) -> None:
-        self.packet = packet
-        self.bodies = bodies
-        self.futures = futures
-        self.tries = 0
-        self.failing_since: float | None = None
-        self.looked_up = False
-
-
 class Outbox:
     """What is on its way to one queue."""
 
     __slots__ = (
         "_batch",
-        "_bytes",
+        "_batch_seen",
         "_client",
         "_futures",
         "_in_flight",
+        "_logical_id",
         "_loop",
         "_payloads",
         "_producer",
@@ -82,12 +74,14 @@ class Outbox:
         self._futures: deque[asyncio.Future[int]] = deque()
         # Position in the deque from its left + offset → what is not plain about it.
         self._special: deque[Special] | None = None
-        self._bytes = 0
         self._batch = 0
+        self._batch_seen = 0
         self._in_flight: dict[int, Batch] = {}
         self._resend: deque[Batch] = deque()
         self._scheduled = False
         self._resolving = False
+        # Set: the queue is a logical one, and others are to deal what gathers here.
+        self._logical_id: int | None = None
 
     def add(self, payload: bytes) -> asyncio.Future[int]:
         """A plain message."""
@@ -109,10 +103,54 @@ class Outbox:
         self._special[-1] = special
         return future
 
+    def take(self, unsent: Unsent) -> None:
+        """Messages that were gathered elsewhere; they go at once, if there is room."""
+        if unsent.special is not None or self._special is not None:
+            if self._special is None:
+                self._special = deque([PLAIN] * len(self._payloads))
+            self._special.extend(unsent.special or [PLAIN] * len(unsent.payloads))
+        self._payloads.extend(unsent.payloads)
+        self._futures.extend(unsent.futures)
+        self.flush()
+
+    def give_unsent(self) -> Unsent:
+        """What is in no batch yet, which thereby is no longer here."""
+        special = None if self._special is None else list(self._special)
+        unsent = Unsent(list(self._payloads), list(self._futures), special)
+        self._payloads.clear()
+        self._futures.clear()
+        self._special = None
+        return unsent
+
+    def give_refused(self, *, of_one_each: bool = False) -> list[Batch]:
+        """Batches that are stored nowhere for certain, which thereby are no longer here.
+
+        With `of_one_each` only those of which somebody waits for each message.
+        """
+        kept: deque[Batch] = deque()
+        refused: list[Batch] = []
+        for batch in self._resend:
+            is_whole = isinstance(batch.futures, asyncio.Future)
+            (kept if batch.is_unknown or (of_one_each and is_whole) else refused).append(batch)
+        self._resend = kept
+        return refused
+
+    def adopt(self, batch: Batch) -> None:
+        """A batch that was refused elsewhere, under a number of ours."""
+        self._batch += 1
+        batch.packet.producer, batch.packet.batch = self._producer, self._batch
+        if self.queue_id is not None:
+            batch.packet.queue_id = self.queue_id
+        self._resend.append(batch)
+        self.flush()
+
     async def add_many(self, payloads: list[bytes], priority: int) -> list[list[int]]:
         """Many at once, in batches of their own: a future each for the batches only."""
         while self.queue_id is None:
-            self.queue_id = await self._client.queue_id(self.queue)
+            self._found(await self._client.queue_id(self.queue))
+            heir = self._client.outbox(self.queue)
+            if self._logical_id is not None and heir is not self:
+                return await heir.add_many(payloads, priority)
         # What was put before goes first.
         while self._payloads:
             self._resend.append(self._next_batch())
@@ -137,9 +175,14 @@ class Outbox:
     def unconfirmed(self) -> int:
         return (
             len(self._payloads)
-            + sum(len(batch.packet.lengths) for batch in self._in_flight.values())
-            + sum(len(batch.packet.lengths) for batch in self._resend)
+            + sum(batch.count for batch in self._in_flight.values())
+            + sum(batch.count for batch in self._resend)
         )
+
+    def was_used(self) -> bool:
+        """Whether anything was sent since somebody asked this."""
+        used, self._batch_seen = self._batch != self._batch_seen, self._batch
+        return used
 
     # Sending
 
@@ -149,7 +192,11 @@ class Outbox:
         if link is None or not link.alive:
             return  # the client flushes when it is connected again
         if self.queue_id is None:
-            self._resolve()
+            if not self._in_flight:
+                self._resolve()
+            return
+        if self._logical_id is not None:
+            self._leave_it_to_others()
             return
         while self._resend and len(self._in_flight) < self.in_flight_max:
             self._send(self._resend.popleft())
@@ -159,6 +206,31 @@ class Outbox:
     def flush(self) -> None:
         if not self._scheduled:
             self._flush()
+
+    def spread(self, queue_id: int) -> None:
+        """The queue turned out to be a logical one."""
+        self.queue_id = self._logical_id = queue_id
+        self.flush()
+
+    def _found(self, queue_id: int) -> None:
+        if self._client.is_elastic(queue_id):
+            self.spread(queue_id)
+        else:
+            self.queue_id, self._logical_id = queue_id, None
+
+    def _leave_it_to_others(self) -> None:
+        """Once what was sent has its answers: else what is put now might be stored before it."""
+        self._send_unknown()
+        if not self._in_flight:
+            assert self._logical_id is not None
+            self._client.spread_over(self, self._logical_id)
+
+    def _send_unknown(self) -> None:
+        """Only what may be stored where it was sent; the rest waits for its answers."""
+        unknown = [batch for batch in self._resend if batch.is_unknown]
+        for batch in unknown[: self.in_flight_max - len(self._in_flight)]:
+            self._resend.remove(batch)
+            self._send(batch)
 
     def _next_batch(self) -> Batch:
         payloads, futures = self._payloads, self._futures
@@ -223,27 +295,16 @@ class Outbox:
     def _take_answer(self, batch: Batch, answer: Packet) -> None:
         """It is stored."""
         assert isinstance(answer, PutMessageResponse)
-        message_id = answer.first_id
-        step = 1 if message_id else 0
-        futures = batch.futures
-        if isinstance(futures, asyncio.Future):
-            if not futures.done():
-                count = len(batch.packet.lengths)
-                futures.set_result(
-                    list(range(message_id, message_id + count)) if step else [0] * count
-                )
-            return
-        if answer.ids is not None:
-            for future, each_id in zip(futures, answer.ids, strict=False):
-                if not future.done():
-                    future.set_result(each_id)
-            return
-        for future in futures:
-            if not future.done():
-                future.set_result(message_id)
-            message_id += step
+        batch.stored(answer.first_id, answer.ids)
 
     def _failed(self, batch: Batch, error: TidegateError) -> None:
+        if isinstance(error, IoFailure):
+            batch.is_unknown = True
+        if isinstance(error, NotHome):
+            # It has become a logical queue. And whatever was feared: the batch is not stored there.
+            batch.is_unknown = False
+            self.queue_id = self._logical_id = None
+            self._client.forget_queue_id(self.queue)
         if isinstance(error, QueueNotExisting) and not batch.looked_up:
             # Deleted and made anew under the same name, perhaps: look it up once.
             batch.looked_up = True
@@ -261,9 +322,15 @@ class Outbox:
             or isinstance(error, LimitReached)
             or patience_s > self._client.reconnect_s
         ):
-            self._give_up(batch, error)
+            if batch.is_unknown and patience_s > self._client.reconnect_s:
+                error = IoFailure(f"{error}; whether the message is stored is not known")
+            batch.give_up(error)
             self._client.forget_outbox(self, error)
             return
+        self._try_later(batch)
+
+    def _try_later(self, batch: Batch) -> None:
+        """Send it again, after a while that grows."""
         self._put_back(batch)
         batch.tries += 1
         if self._client.link is not None and self._client.link.alive:
@@ -279,17 +346,10 @@ class Outbox:
             at += 1
         self._resend.insert(at, batch)
 
-    @staticmethod
-    def _give_up(batch: Batch, error: TidegateError) -> None:
-        futures = batch.futures
-        for future in [futures] if isinstance(futures, asyncio.Future) else futures:
-            if not future.done():
-                future.set_exception(error)
-
     def fail(self, error: TidegateError) -> None:
         """Nothing of this will arrive."""
         for batch in (*self._in_flight.values(), *self._resend):
-            self._give_up(batch, error)
+            batch.give_up(error)
         self._resend.clear()
         for future in self._futures:
             if not future.done():
@@ -306,7 +366,7 @@ class Outbox:
 
         async def resolve() -> None:
             try:
-                self.queue_id = await self._client.queue_id(self.queue)
+                self._found(await self._client.queue_id(self.queue))
             except TidegateError as error:
                 # Asked for as long as calls wait for an answer: nobody would flush again.
                 self.fail(error)
@@ -332,21 +392,3 @@ def _by_bytes(payloads: list[bytes]) -> list[list[bytes]]:
         pieces[-1].append(payload)
         total += len(payload)
     return pieces
-
-
-def fill_columns(packet: PutMessages, special: list[Special]) -> None:
-    """Only columns in which somebody says something travel."""
-    receivers, contexts, priorities, attributes, delays_s, ttls_s = map(
-        list, zip(*special, strict=True)
-    )
-    first = priorities[0]
-    packet.priorities = [first] if all(p == first for p in priorities) else priorities
-    packet.receivers = _unless_empty(receivers)
-    packet.contexts = _unless_empty(contexts)
-    packet.attributes = _unless_empty(attributes)
-    packet.delays_s = _unless_empty(delays_s)
-    packet.ttls_s = _unless_empty(ttls_s)
-
-
-def _unless_empty(column: list[Any]) -> list[Any] | None:
-    return None if all(entry is None for entry in column) else column

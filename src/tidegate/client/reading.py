@@ -6,7 +6,7 @@ from tidegate.client.lifeline import Lifeline
 from tidegate.client.link import Link
 from tidegate.client.message import Comeback
 from tidegate.core.errors import LeaseLost
-from tidegate.wire import packets as w
+from tidegate.wire.packets.settling import Extend, Return, Settle, SettleResponse
 
 
 class ReadHolder:
@@ -28,21 +28,21 @@ class ReadHolder:
         return self._link(generation), self._queue_id, 0
 
     def ack_tag(self, tag: int, generation: int) -> None:
-        self._link(generation).post(w.Settle(self._queue_id, 0, [(tag, tag)]))
+        self._link(generation).post(Settle(self._queue_id, 0, [(tag, tag)]))
 
     async def ack_tags(self, first: int, last: int, generation: int) -> None:
-        await self._settle(w.Settle(self._queue_id, 0, [(first, last)], confirm=True), generation)
+        await self._settle(Settle(self._queue_id, 0, [(first, last)], confirm=True), generation)
 
     async def return_tags(self, first: int, last: int, generation: int, how: Comeback) -> None:
-        await self._settle(w.Return(self._queue_id, 0, [(first, last)], *how), generation)
+        await self._settle(Return(self._queue_id, 0, [(first, last)], *how), generation)
 
     async def extend_tags(self, first: int, last: int, generation: int, lease_s: float) -> None:
         lease_ms = max(int(lease_s * 1e3), 1)
-        await self._settle(w.Extend(self._queue_id, 0, [(first, last)], lease_ms), generation)
+        await self._settle(Extend(self._queue_id, 0, [(first, last)], lease_ms), generation)
 
-    async def _settle(self, packet: w.Settle | w.Return | w.Extend, generation: int) -> None:
+    async def _settle(self, packet: Settle | Return | Extend, generation: int) -> None:
         answered = await self._link(generation).ask(packet)
-        assert isinstance(answered.packet, w.SettleResponse)
+        assert isinstance(answered.packet, SettleResponse)
         # Of a cumulative ack, what was settled before does not count as lost.
         single = packet.ranges is not None and packet.ranges[0][0] == packet.ranges[0][1]
         if answered.packet.lost and single:

@@ -22,13 +22,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from tidegate.client import tracing
-from tidegate.client.client import Client
 from tidegate.client.closing import Closing
-from tidegate.client.message import Message
+from tidegate.client.engine import EngineClient, EngineMessage, EngineSubscription
+from tidegate.client.handling import Handling
 from tidegate.client.payloads import encoded
-from tidegate.client.subscription import Subscription
+from tidegate.client.steered_prefetch import OnStep, SteeredPrefetch
 from tidegate.client.verdict import Reject, Retry, error_text, said_by
 from tidegate.core.errors import RetryLater, TidegateError
+from tidegate.core.prefetch import PrefetchGoal
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +44,15 @@ class Shift:
 
     def __init__(
         self,
-        client: Client,
+        client: EngineClient,
         queue: str,
-        call: Callable[[Message], Awaitable[object]],
+        call: Callable[[EngineMessage], Awaitable[object]],
         closing: Closing,
         *,
         concurrency: int,
         prefetch: int,
+        goal: PrefetchGoal | None = None,
+        on_step: OnStep | None = None,
     ) -> None:
         self._client = client
         self._queue = queue
@@ -62,6 +65,21 @@ class Shift:
         self._in_outage = False
         self._finished = False
         self.subscribed = asyncio.Event()
+        # While there is one: for those who look at it or steer it.
+        self.subscription: EngineSubscription | None = None
+        # Of a prefetch that has a goal.
+        self._handling: Handling | None = None
+        self._steered: SteeredPrefetch | None = None
+        if goal is not None:
+            _tell_doubts(goal, queue, client.engine_name)
+            self._handling = Handling(concurrency, asyncio.get_running_loop().time)
+            self._steered = SteeredPrefetch(
+                queue,
+                goal,
+                start=prefetch,
+                handling=self._handling,
+                on_step=on_step,
+            )
 
     async def run(self) -> None:
         """Work until the closing is asked for and everything begun has ended."""
@@ -85,8 +103,12 @@ class Shift:
             log.warning("no messages until the connection is back", extra=extra)
 
     async def _work(self) -> None:
+        if self._steered is not None:
+            # After an outage it goes on where it was.
+            self._prefetch = self._steered.steering.tick()
         subscription = self._client.subscribe(self._queue, prefetch=self._prefetch)
         async with subscription:
+            self.subscription = subscription
             self.subscribed.set()
             self._in_outage = False
             log.info(
@@ -97,7 +119,10 @@ class Shift:
                     "prefetch": self._prefetch,
                 },
             )
-            async with _cancelled_at_the_end(self._take(subscription)) as taking:
+            async with (
+                _cancelled_at_the_end(self._steer(subscription)),
+                _cancelled_at_the_end(self._take(subscription)) as taking,
+            ):
                 await _first_of(taking, self._closing.asked)
             if self._closing.asked.is_set():
                 await subscription.drain()
@@ -105,7 +130,16 @@ class Shift:
             else:
                 await taking  # it failed: raise that
 
-    async def _take(self, subscription: Subscription) -> None:
+    async def _steer(self, subscription: EngineSubscription) -> None:
+        if self._steered is None:
+            return
+        try:
+            await self._steered.run(subscription)
+        except Exception:
+            # Messages are worth more than their pace.
+            log.exception("the prefetch stays as it is", extra={"queue": self._queue})
+
+    async def _take(self, subscription: EngineSubscription) -> None:
         stream = aiter(subscription)
         while True:
             while len(self._running) >= self._concurrency:
@@ -115,11 +149,15 @@ class Shift:
             message = await anext(stream)
             task = asyncio.get_running_loop().create_task(self._handle(message))
             self._running.add(task)
+            if self._handling is not None:
+                self._handling.began()
             task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         self._slot_freed.set()
+        if self._handling is not None:
+            self._handling.ended()
         if not task.cancelled() and (failure := task.exception()) is not None:
             log.error("a message was not settled", exc_info=failure, extra={"queue": self._queue})
 
@@ -143,7 +181,7 @@ class Shift:
 
     # One message
 
-    async def _handle(self, message: Message) -> None:
+    async def _handle(self, message: EngineMessage) -> None:
         try:
             settle = await self._outcome(message)
         except asyncio.CancelledError as cancelled:
@@ -164,7 +202,7 @@ class Shift:
                 extra={**self._about(message), "reason": str(lost)},
             )
 
-    async def _outcome(self, message: Message) -> Awaitable[None] | None:
+    async def _outcome(self, message: EngineMessage) -> Awaitable[None] | None:
         """Call the function; how to give the message back, None when it is done."""
         try:
             result = await self._call(message)
@@ -186,7 +224,7 @@ class Shift:
             return message.nack(error=error_text(error))
         return None
 
-    def _about(self, message: Message) -> dict[str, Any]:
+    def _about(self, message: EngineMessage) -> dict[str, Any]:
         return {
             "queue": self._queue,
             "message_id": message.message_id,
@@ -194,10 +232,17 @@ class Shift:
         }
 
     def _tell(
-        self, event: str, message: Message, error: BaseException, *, traceback: bool = False
+        self, event: str, message: EngineMessage, error: BaseException, *, traceback: bool = False
     ) -> None:
         extra = self._about(message) | {"reason": error_text(error)}
         log.warning(event, exc_info=error if traceback else None, extra=extra)
+
+
+def _tell_doubts(goal: PrefetchGoal, queue: str, engine: str) -> None:
+    """A model of something else may serve well, and may not."""
+    doubts = "" if goal.model is None else goal.model.doubts(queue, engine)
+    if doubts:
+        log.warning("a model of something else", extra={"queue": queue, "reason": doubts})
 
 
 async def _first_of(task: asyncio.Future[Any], event: asyncio.Event) -> None:

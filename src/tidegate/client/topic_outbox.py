@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from tidegate.client.outbox import Batch, Outbox
-from tidegate.wire.packets import Packet, Publish, PublishResponse
+from tidegate.client.batch import Batch
+from tidegate.client.outbox import Outbox
+from tidegate.wire.packet import Packet
+from tidegate.wire.packets.topics import Publish, PublishResponse
 
 if TYPE_CHECKING:
     from tidegate.client.client import Client

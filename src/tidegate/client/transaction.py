@@ -14,15 +14,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Unpack
 
 from tidegate.client import tracing
+from tidegate.client.batch import fill_columns
 from tidegate.client.checks import checked_payload
 from tidegate.client.lifeline import NOT_YET
 from tidegate.client.message import Message
 from tidegate.client.options import PutOptions, Special, checked_options
-from tidegate.client.outbox import fill_columns
 from tidegate.core.errors import InvalidValue, IoFailure, TooLarge
 from tidegate.core.model import PRIORITY_DEFAULT
-from tidegate.wire import packets as w
 from tidegate.wire.connection import MESSAGE_BYTES_MAX
+from tidegate.wire.packets.puts import PutMessageResponse, PutMessages
+from tidegate.wire.packets.transactions import Acknowledged, Transact, TransactResponse
 
 if TYPE_CHECKING:
     from tidegate.client.client import Client
@@ -113,15 +114,15 @@ class Transaction:
                 packet.resent = bool(packet.acks)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
-        assert isinstance(answered.packet, w.TransactResponse)
+        assert isinstance(answered.packet, TransactResponse)
         self._note_ids(answered.packet)
 
-    async def _packet(self) -> tuple[w.Transact, list[memoryview | bytes]]:
+    async def _packet(self) -> tuple[Transact, list[memoryview | bytes]]:
         puts = []
         bodies: list[memoryview | bytes] = []
         for queue, entries in self._puts.items():
             payloads = [payload for _, payload, _ in entries]
-            put = w.PutMessages(
+            put = PutMessages(
                 await self._client.queue_id(queue),
                 0,
                 1,
@@ -138,11 +139,11 @@ class Transaction:
                 mine[-1] = (mine[-1][0], tag)
             else:
                 mine.append((tag, tag))
-        acks = [w.Acknowledged(*whose, tags) for whose, tags in ranges.items()]
+        acks = [Acknowledged(*whose, tags) for whose, tags in ranges.items()]
         # A producer of its own: resends are recognised, and nothing else is taken for one.
-        return w.Transact(secrets.randbits(62) + 1, 1, puts, acks), bodies
+        return Transact(secrets.randbits(62) + 1, 1, puts, acks), bodies
 
-    def _note_ids(self, answer: w.TransactResponse) -> None:
+    def _note_ids(self, answer: TransactResponse) -> None:
         ids = [0] * self._count
         for entries, put in zip(self._puts.values(), answer.puts, strict=False):
             for (position, _, _), message_id in zip(entries, _ids(put), strict=False):
@@ -150,7 +151,7 @@ class Transaction:
         self.message_ids = ids
 
 
-def _ids(put: w.PutMessageResponse) -> Iterator[int]:
+def _ids(put: PutMessageResponse) -> Iterator[int]:
     if put.ids is not None:
         yield from put.ids
         return

@@ -20,10 +20,14 @@ from tidegate.client.threads import Threads
 from tidegate.client.verdict import Reject
 from tidegate.core.errors import InvalidValue
 from tidegate.core.model import QueuePolicy
+from tidegate.core.prefetch import PrefetchGoal, PrefetchModel
 
 CONCURRENCY_MAX = 10_000
 # For each that runs, one at hand: the way to the node is hidden, and nothing is hoarded.
 PREFETCH_PER_SLOT = 2
+
+# A number; or what it is steered to; or how the consumer answers, to keep up by.
+Prefetch = int | PrefetchGoal | PrefetchModel | None
 
 
 class Worker:
@@ -34,7 +38,7 @@ class Worker:
         queue: str,
         function: Callable[..., Any],
         concurrency: int = 1,
-        prefetch: int | None = None,
+        prefetch: Prefetch = None,
         policy: QueuePolicy | None = None,
     ) -> None:
         check_text(queue)
@@ -44,7 +48,8 @@ class Worker:
         self.function = function
         self.policy = policy
         self.concurrency = checked_concurrency(concurrency)
-        self.prefetch = checked_prefetch(prefetch, concurrency)
+        # Where it begins, if it has a goal.
+        self.prefetch, self.goal = prefetch_and_goal(prefetch, concurrency)
         self._is_async = _is_async(function)
         self._arguments = _Arguments(function)
 
@@ -161,3 +166,14 @@ def checked_prefetch(prefetch: int | None, concurrency: int) -> int:
             "reached: raise it, or leave it out"
         )
     return prefetch
+
+
+def prefetch_and_goal(prefetch: Prefetch, concurrency: int) -> tuple[int, PrefetchGoal | None]:
+    """The prefetch to begin with, and what it is steered to; None: it stays."""
+    if isinstance(prefetch, PrefetchModel):
+        prefetch = PrefetchGoal(model=prefetch)
+    if not isinstance(prefetch, PrefetchGoal):
+        return checked_prefetch(prefetch, concurrency), None
+    prefetch.check()
+    start = checked_prefetch(None, concurrency) if prefetch.manual is None else prefetch.manual
+    return min(max(start, prefetch.low), prefetch.high), prefetch

@@ -16,8 +16,9 @@ import msgspec
 from tidegate.core.errors import TidegateError
 from tidegate.core.model import Attributes
 from tidegate.core.ports import Write
+from tidegate.core.replication import home_key
 from tidegate.core.segment import Segment
-from tidegate.wire.packets import PutMessages
+from tidegate.wire.packets.puts import PutMessages
 
 if TYPE_CHECKING:
     from tidegate.node.lifecycle_watch import Lifecycle
@@ -114,6 +115,34 @@ class Batch:
             and attributes.dedup_id is not None
             and index not in self.skipped
         ]
+
+    def home_keys(self) -> set[str | int]:
+        """What says where its messages have their homes."""
+        packet = self.packet
+        if packet.receivers is None and packet.attributes is None:
+            return set()
+        count = len(packet.lengths)
+        receivers = packet.receivers or [None]
+        keys = set()
+        for receiver, attributes in zip(
+            receivers if len(receivers) == count else receivers * count,
+            packet.attributes or [None] * count,
+            strict=True,
+        ):
+            group = None if attributes is None else attributes.group
+            dedup_id = None if attributes is None else attributes.dedup_id
+            key = home_key(receiver, group, dedup_id)
+            if key is not None:
+                keys.add(key)
+        return keys
+
+    @property
+    def has_order_or_dedup_id(self) -> bool:
+        """Whether any of its messages is of a group, or is to be stored once."""
+        return any(
+            each is not None and (each.group or each.dedup_id)
+            for each in self.packet.attributes or ()
+        )
 
     def skip(self, indices: set[int]) -> None:
         """Leave these out."""

@@ -41,9 +41,9 @@ class ById:
         if self._holding.fenced:
             raise self._holding.taken_over()
         # Only now: while the store was read, messages may have come back from it.
-        spans = queue.browse(limit, first_id, through)
+        spans = queue.contents.browse(limit, first_id, through)
         for segment in segments:
-            spans += queue.tail_pieces(segment, first_id, through)
+            spans += queue.tails.pieces(segment, first_id, through)
         spans.sort(key=lambda span: span.first_id)
         shown: list[Span] = []
         for span in spans:
@@ -65,16 +65,16 @@ class ById:
         if holding.policy.paused:
             return []
         queue = holding.queue
-        through = min(last_id, queue.tail_begins - 1)
+        through = min(last_id, queue.tails.anyones_begin - 1)
         while not (spans := self._waiting(limit, 0, through)):
-            if queue.tail_begins > last_id:
+            if queue.tails.anyones_begin > last_id:
                 break
             if not await self._dispatch.tail.more():
                 # Memory is short: better out of order than nothing.
                 through = last_id
                 spans = self._waiting(limit, 0, through)
                 break
-            through = min(last_id, queue.tail_begins - 1)
+            through = min(last_id, queue.tails.anyones_begin - 1)
         ids = joined(map(_ids_of, spans))
         while len(spans) == WAITING_SPANS_PER_TURN and len(ids) < WAITING_RANGES_MAX:
             limit -= sum(map(len, spans))
@@ -87,7 +87,7 @@ class ById:
         return ids[:WAITING_RANGES_MAX]
 
     def _waiting(self, limit: int, first_id: int, last_id: int) -> list[Span]:
-        return self._holding.queue.browse(
+        return self._holding.queue.contents.browse(
             limit, first_id, last_id, for_anyone=True, spans_max=WAITING_SPANS_PER_TURN
         )
 
@@ -103,7 +103,7 @@ class ById:
                     count += await self._acknowledge_tail(first_id, last_id)
                 if holding.fenced:
                     break
-                count += self._settling.settle_waiting(holding.queue.take_between(some))
+                count += self._settling.settle_waiting(holding.queue.contents.take_between(some))
                 await asyncio.sleep(0)
         finally:
             if not holding.fenced:
@@ -119,11 +119,12 @@ class ById:
         holding = self._holding
         queue = holding.queue
         count = 0
-        while first_id <= last_id and queue.has_tail_between(first_id, last_id, for_anyone=True):
+        while first_id <= last_id and queue.tails.has_between(first_id, last_id, for_anyone=True):
             through = await self._dispatch.tail.pull_between(first_id, last_id)
             if holding.fenced:
                 break
-            count += self._settling.settle_waiting(queue.take_between([(first_id, through)]))
+            taken = queue.contents.take_between([(first_id, through)])
+            count += self._settling.settle_waiting(taken)
             first_id = through + 1
         return count
 

@@ -5,14 +5,17 @@ These wait for the store, beside whatever else the connection does.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tidegate.access.permissions import EVERY_QUEUE
 from tidegate.core.errors import (
     ClientNameNotUnique,
     ClientNotExisting,
+    InvalidValue,
     ModeForbids,
     NoActiveQueues,
     NoQueues,
@@ -21,31 +24,74 @@ from tidegate.core.errors import (
     RequiredParameterMissing,
 )
 from tidegate.core.model import Mode, QueueInfo
-from tidegate.node.checks import check_id, check_name, check_policy, check_put_to_queues
+from tidegate.core.replication import logical_name
+from tidegate.core.users import Grant, Right
+from tidegate.node.alias_verbs import fate
+from tidegate.node.checks import (
+    check_id,
+    check_name,
+    check_policy,
+    check_put_to_queues,
+    check_queue_name,
+)
+from tidegate.node.fleet_verbs import fleet
 from tidegate.node.login import act_for, authenticate, prove
+from tidegate.node.service_verbs import steer_service
+from tidegate.node.steering_verbs import explain, explain_service
 from tidegate.node.topic_verbs import TOPIC_VERBS
 from tidegate.node.transactions import transact
-from tidegate.wire import packets as w
 from tidegate.wire.connection import Received
+from tidegate.wire.packet import Packet, Ping, Pong, Success
+from tidegate.wire.packets.clients import (
+    DeleteClient,
+    FindClient,
+    FindClientResponse,
+    IdentifyClient,
+    IdentifyClientResponse,
+    RegisterClient,
+    RegisterClientResponse,
+)
+from tidegate.wire.packets.cluster import GetFleet, GetMembers, GetMembersResponse, Member
+from tidegate.wire.packets.live_numbers import Stats, StatsResponse
+from tidegate.wire.packets.login import ActFor, Authenticate, GetRights, GetRightsResponse, Prove
+from tidegate.wire.packets.puts import GetFate, PutToQueues, PutToQueuesResponse
+from tidegate.wire.packets.queues import (
+    CreateQueue,
+    CreateQueueResponse,
+    GetActiveQueues,
+    GetActiveQueuesResponse,
+    GetQueueId,
+    GetQueueIdResponse,
+    GetQueueName,
+    GetQueueNameResponse,
+    GetQueues,
+    GetQueuesResponse,
+)
+from tidegate.wire.packets.steering import Explain, ExplainService, SteerService
+from tidegate.wire.packets.topologies import GetTopologies, GetTopologiesResponse
+from tidegate.wire.packets.transactions import Transact
+
+# As many as a node remembers of one consumer.
+STEPS_MAX = 60
 
 if TYPE_CHECKING:
     from tidegate.node.session import Session
 
 
-def ping(session: Session, packet: w.Ping, event: Received) -> None:
-    session.answer(w.Pong(), event.packet_id)
+def ping(session: Session, packet: Ping, event: Received) -> None:
+    session.answer(Pong(), event.packet_id)
 
 
-async def register(session: Session, packet: w.RegisterClient, event: Received) -> None:
+async def register(session: Session, packet: RegisterClient, event: Received) -> None:
     name = check_name(packet.name, session.limits)
     client = await session.node.store.register_client(name, packet.mode_wanted, session.guard.user)
     if client is None:
         raise ClientNameNotUnique(f"a client named {name!r} exists: identify, or choose a name")
     session.become(client, ephemeral=packet.ephemeral)
-    session.answer(w.RegisterClientResponse(client), event.packet_id)
+    session.answer(RegisterClientResponse(client), event.packet_id)
 
 
-async def identify(session: Session, packet: w.IdentifyClient, event: Received) -> None:
+async def identify(session: Session, packet: IdentifyClient, event: Received) -> None:
     if packet.client_id is None and packet.name is None:
         raise RequiredParameterMissing("identify by client_id or by name")
     if packet.client_id is not None:
@@ -57,117 +103,159 @@ async def identify(session: Session, packet: w.IdentifyClient, event: Received) 
         of = f" of user {session.guard.user!r}" if session.guard.user else ""
         raise ClientNotExisting(f"no client {packet.name or packet.client_id!r}{of}")
     session.become(client, ephemeral=packet.ephemeral)
-    session.answer(w.IdentifyClientResponse(client), event.packet_id)
+    session.answer(IdentifyClientResponse(client), event.packet_id)
 
 
-async def delete_client(session: Session, packet: w.DeleteClient, event: Received) -> None:
+async def delete_client(session: Session, packet: DeleteClient, event: Received) -> None:
     is_admin = session.mode is Mode.ADMIN and session.guard.is_everything
     if packet.client_id != session.client_id and not is_admin:
         raise ModeForbids("only an admin deletes other clients")
     check_id(packet.client_id)
     if not await session.node.store.delete_client(packet.client_id):
         raise ClientNotExisting(f"no client {packet.client_id}")
-    session.answer(w.Success(), event.packet_id)
+    session.answer(Success(), event.packet_id)
 
 
-async def find_client(session: Session, packet: w.FindClient, event: Received) -> None:
+async def find_client(session: Session, packet: FindClient, event: Received) -> None:
     name = check_name(packet.name, session.limits)
     client_id = await session.node.store.reserve_client(name)
-    session.answer(w.FindClientResponse(client_id), event.packet_id)
+    session.answer(FindClientResponse(client_id), event.packet_id)
 
 
-async def create_queue(session: Session, packet: w.CreateQueue, event: Received) -> None:
-    name = check_name(packet.name, session.limits)
+async def create_queue(session: Session, packet: CreateQueue, event: Received) -> None:
+    name = check_queue_name(packet.name, session.limits)
     check_policy(packet.policy, name, session.limits)
-    queue = await session.node.store.create_queue(name, packet.durable, packet.policy)
+    # Not even its connection's end stops it: a queue that goes with one must be known to.
+    queue = await asyncio.shield(asyncio.create_task(_create_queue(session, name, packet)))
     if queue is None:
         raise QueueNameNotUnique(f"a queue named {name!r} exists")
-    await session.node.ownership.route(queue.queue_id)
-    session.answer(w.CreateQueueResponse(queue), event.packet_id)
+    await session.node.ownership.settle(queue.queue_id)
+    session.answer(CreateQueueResponse(queue), event.packet_id)
 
 
-async def queue_by_name(session: Session, packet: w.GetQueueId, event: Received) -> None:
+async def _create_queue(session: Session, name: str, packet: CreateQueue) -> QueueInfo | None:
+    queue = await session.node.store.create_queue(name, packet.durable, packet.policy)
+    if queue is not None and packet.ephemeral:
+        session.takes_along(queue.queue_id)
+    return queue
+
+
+async def queue_by_name(session: Session, packet: GetQueueId, event: Received) -> None:
     name = check_name(packet.name, session.limits)
     queue = await session.node.store.find_queue(None, name)
     if queue is None:
         raise QueueNotExisting(f"no queue named {name!r}: create it first")
-    session.answer(w.GetQueueIdResponse(queue), event.packet_id)
+    session.answer(GetQueueIdResponse(queue), event.packet_id)
 
 
-async def queue_by_id(session: Session, packet: w.GetQueueName, event: Received) -> None:
+async def queue_by_id(session: Session, packet: GetQueueName, event: Received) -> None:
     check_id(packet.queue_id)
     queue = await session.node.store.find_queue(packet.queue_id, None)
     if queue is None:
         raise QueueNotExisting(f"no queue {packet.queue_id}")
-    session.answer(w.GetQueueNameResponse(queue), event.packet_id)
+    session.answer(GetQueueNameResponse(queue), event.packet_id)
 
 
-async def queues(session: Session, packet: w.GetQueues, event: Received) -> None:
+async def queues(session: Session, packet: GetQueues, event: Received) -> None:
     listed = await session.node.store.list_queues()
-    found = session.guard.visible(listed, lambda queue: queue.name)
+    found = session.guard.visible(listed, lambda queue: logical_name(queue.name))
     if not found:
         raise NoQueues("there are no queues yet")
-    session.answer(w.GetQueuesResponse(found), event.packet_id)
+    session.answer(GetQueuesResponse(found), event.packet_id)
 
 
-async def active_queues(session: Session, packet: w.GetActiveQueues, event: Received) -> None:
+async def active_queues(session: Session, packet: GetActiveQueues, event: Received) -> None:
     stored = await session.node.store.active_queues(session.client_id)
     active: dict[int, QueueInfo] = {queue.queue_id: queue for queue in stored}
     # What is ours is known better, and transient queues only here.
     for queue_id, replica in session.node.replicas.items():
+        if replica.info.elastic or replica.info.alias_id:
+            continue  # of a logical queue the store sees all
         if replica.knows_all_for(session.client_id):
             active.pop(queue_id, None)
         if replica.has_for(session.client_id):
             active[queue_id] = replica.info
-    visible = session.guard.visible(active.values(), lambda queue: queue.name)
+    visible = session.guard.visible(active.values(), lambda queue: logical_name(queue.name))
     if not visible:
         raise NoActiveQueues("no queue holds a message for this client")
     found = sorted(visible, key=lambda queue: queue.name)
-    session.answer(w.GetActiveQueuesResponse(found), event.packet_id)
+    session.answer(GetActiveQueuesResponse(found), event.packet_id)
 
 
-async def put_to_queues(session: Session, packet: w.PutToQueues, event: Received) -> None:
+async def put_to_queues(session: Session, packet: PutToQueues, event: Received) -> None:
     check_put_to_queues(packet, len(event.body), session.limits)
     took = await session.node.publishing.put_to(packet, bytes(event.body), session.client_id)
     if isinstance(took, str):
         await session.forward_to(took, packet, event.frame)
         return
-    session.answer(w.PutToQueuesResponse(took), event.packet_id)
+    session.answer(PutToQueuesResponse(took), event.packet_id)
 
 
-async def stats(session: Session, packet: w.Stats, event: Received) -> None:
-    numbers = await session.node.numbers(packet.queue_id, packet.cluster)
+async def stats(session: Session, packet: Stats, event: Received) -> None:
+    if not 1 <= packet.steps <= STEPS_MAX:
+        raise InvalidValue(f"between 1 and {STEPS_MAX} control steps, not {packet.steps}")
+    steps = packet.steps if packet.consumers else None
+    numbers = await session.node.figures.of_cluster(
+        packet.queue_id, packet.cluster, steps, with_durations=packet.durations
+    )
     for node in numbers.nodes:
-        node.queues = session.guard.visible(node.queues, lambda queue: queue.name)
-    session.answer(w.StatsResponse(), event.packet_id, [msgspec.json.encode(numbers)])
+        node.queues = session.guard.visible(node.queues, lambda queue: logical_name(queue.name))
+    session.answer(StatsResponse(), event.packet_id, [msgspec.json.encode(numbers)])
 
 
-async def members(session: Session, packet: w.GetMembers, event: Received) -> None:
+def rights(session: Session, packet: GetRights, event: Received) -> None:
+    account = session.guard.account
+    if account is not None:
+        answer = GetRightsResponse(account.name, account.grants)
+    else:
+        answer = GetRightsResponse("", [Grant(Right.ADMIN, EVERY_QUEUE)])
+    session.answer(answer, event.packet_id)
+
+
+async def topologies(session: Session, packet: GetTopologies, event: Received) -> None:
+    version, found = await session.node.aliases.all_of_them()
+    if version == packet.version:
+        session.answer(GetTopologiesResponse(version, None), event.packet_id)
+        return
+    visible = session.guard.visible(found, lambda each: each.queue)
+    # Where what is at home is for those who put and read it.
+    shown = [msgspec.structs.replace(each, homes=[]) for each in visible]
+    session.answer(GetTopologiesResponse(version, shown), event.packet_id)
+
+
+async def members(session: Session, packet: GetMembers, event: Received) -> None:
     found = [
-        w.Member(member.member_id, member.name, member.address, member.alive, member.queues)
+        Member(member.member_id, member.name, member.address, member.alive, member.queues)
         for member in await session.node.store.members()
     ]
-    session.answer(w.GetMembersResponse(found), event.packet_id)
+    session.answer(GetMembersResponse(found), event.packet_id)
 
 
 CatalogueVerb = Callable[["Session", Any, Received], Awaitable[None] | None]
-CATALOGUE_VERBS: dict[type[w.Packet], CatalogueVerb] = {
-    w.Ping: ping,
-    w.Authenticate: authenticate,
-    w.Prove: prove,
-    w.ActFor: act_for,
-    w.RegisterClient: register,
-    w.IdentifyClient: identify,
-    w.DeleteClient: delete_client,
-    w.FindClient: find_client,
-    w.CreateQueue: create_queue,
-    w.GetQueueId: queue_by_name,
-    w.GetQueueName: queue_by_id,
-    w.GetQueues: queues,
-    w.GetActiveQueues: active_queues,
-    w.PutToQueues: put_to_queues,
-    w.Transact: transact,
+CATALOGUE_VERBS: dict[type[Packet], CatalogueVerb] = {
+    Ping: ping,
+    Authenticate: authenticate,
+    Prove: prove,
+    ActFor: act_for,
+    RegisterClient: register,
+    IdentifyClient: identify,
+    DeleteClient: delete_client,
+    FindClient: find_client,
+    CreateQueue: create_queue,
+    GetQueueId: queue_by_name,
+    GetQueueName: queue_by_id,
+    GetQueues: queues,
+    GetActiveQueues: active_queues,
+    PutToQueues: put_to_queues,
+    Transact: transact,
     **TOPIC_VERBS,
-    w.Stats: stats,
-    w.GetMembers: members,
+    GetFate: fate,
+    Stats: stats,
+    GetMembers: members,
+    GetRights: rights,
+    GetTopologies: topologies,
+    GetFleet: fleet,
+    Explain: explain,
+    ExplainService: explain_service,
+    SteerService: steer_service,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sized
 
+from tidegate.agreement.scaling_terms import check_agreement
 from tidegate.core.errors import InvalidValue, RequiredParameterMissing, TooLarge
 from tidegate.core.model import (
     PRIORITY_HIGHEST,
@@ -13,8 +14,14 @@ from tidegate.core.model import (
     DeathReason,
     QueuePolicy,
 )
+from tidegate.core.prefetch_words import check_goal
+from tidegate.core.replication import logical_name
+from tidegate.core.scaling import Scaling
+from tidegate.core.scaling_words import complaints
 from tidegate.node.limits import Limits
-from tidegate.wire.packets import PutMessages, PutToQueues, Redrive, Transact
+from tidegate.wire.packets.dead_letters import Redrive
+from tidegate.wire.packets.puts import PutMessages, PutToQueues
+from tidegate.wire.packets.transactions import Transact
 
 BATCH_COUNT_MAX = 100_000
 ERROR_LENGTH_MAX = 4000
@@ -195,6 +202,24 @@ def check_name(name: str, limits: Limits) -> str:
     return name
 
 
+def check_queue_name(name: str, limits: Limits) -> str:
+    """The name of a new queue."""
+    check_name(name, limits)
+    if logical_name(name) != name:
+        raise InvalidValue(
+            f"a queue's name cannot end in # and digits: {name!r} would be a replica of "
+            f"{logical_name(name)!r}"
+        )
+    return name
+
+
+def check_scaling(scaling: Scaling, queue: str) -> None:
+    """Numbers that can be kept and go together, each named when it cannot."""
+    if wrong := complaints(scaling):
+        raise InvalidValue("; ".join(wrong))
+    check_agreement(scaling, queue)
+
+
 def check_prefetch(prefetch: int, limits: Limits, *, at_least: int = 1) -> None:
     if not at_least <= prefetch <= limits.prefetch_max:
         raise InvalidValue(
@@ -248,7 +273,10 @@ def check_policy(policy: QueuePolicy, queue: str, limits: Limits) -> None:
     if policy.retry_jitter > 1:
         raise InvalidValue(f"retry_jitter is a part of 1, not {policy.retry_jitter}")
     if policy.dead_letter:
-        check_name(policy.dead_letter, limits)
+        check_queue_name(policy.dead_letter, limits)
+    if policy.prefetch is not None:
+        check_goal(policy.prefetch)
+        check_prefetch(policy.prefetch.high, limits)
 
 
 def check_error(error: str | None) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from tidegate.core.errors import TidegateError
 from tidegate.core.model import Order
 from tidegate.queueing.lease import LeaseBook
-from tidegate.queueing.queue import NOTHING, Match, Rank
+from tidegate.queueing.match import Match
+from tidegate.queueing.rank import NOTHING, Rank
 from tidegate.telemetry.meters import ConsumerMeters
-from tidegate.wire.packets import Run
+from tidegate.wire.packets.run import Run
+
+if TYPE_CHECKING:
+    from tidegate.telemetry.numbers import ControlNumbers
 
 # A consumer that holds this much, or this part of the node's memory, gets no more, whatever its
 # prefetch; so much it may always hold.
@@ -34,7 +38,7 @@ class Outlet(Protocol):
 
     def consumer_ended(self, consumer: int, error: TidegateError) -> None: ...
 
-    def prefetch_changed(self, consumer: int, prefetch: int) -> None: ...
+    def prefetch_changed(self, consumer: int, prefetch: int, lasting: bool = True) -> None: ...
 
 
 class Consumer:
@@ -42,15 +46,20 @@ class Consumer:
 
     __slots__ = (
         "_held_bytes_max",
+        "asked",
         "automatic",
         "book",
         "consumer",
+        "control",
         "lease_s",
+        "limit",
         "meters",
+        "mine_only",
         "order",
         "outlet",
         "prefetch",
         "since",
+        "trial",
     )
 
     def __init__(
@@ -66,9 +75,19 @@ class Consumer:
         self.outlet = outlet
         self.consumer = consumer
         self.prefetch = prefetch
+        # What it asked for itself, whoever steers it meanwhile.
+        self.asked = prefetch
+        # Who tries out prefetches with it; None: nobody.
+        self.trial: Outlet | None = None
+        # While it is steered: the most that it has said it wants; None: it has not.
+        self.limit: int | None = None
+        # The last control steps, the newest last; None: nobody steers it.
+        self.control: Sequence[ControlNumbers] | None = None
         self.order = order
         self.automatic = automatic
         self._held_bytes_max = max(min(HELD_BYTES_MAX, memory_bytes // HELD_PART), HELD_BYTES_MIN)
+        # Whether it comes for nothing but what is addressed to it.
+        self.mine_only = False
         # As it was told: it renews by that, whatever the queue's policy says by now.
         self.lease_s = lease_s
         self.book = LeaseBook()

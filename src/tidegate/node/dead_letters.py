@@ -1,9 +1,10 @@
 """Messages that are given up move to their queue's dead letters, and on request back.
 
 A move is one transaction: put there, settled here, so a message is never in both queues and never
-in neither. Both queues are brought to this node for it. What cannot be moved yet (the store is
-away, the other queue is on its way) is tried again until it can, or until the queue has a new
-owner, who finds the message where it was.
+in neither. To another store it is copied first, under a name by which it is known there. Both
+queues are brought to this node for it. What cannot be moved yet (the store is away, the other queue
+is on its way) is tried again until it can, or until the queue has a new owner, who finds the
+message where it was.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tidegate.core.model import (
     DeathReason,
 )
 from tidegate.core.ports import Write
+from tidegate.core.replication import are_together
 from tidegate.core.segment import Segment
 from tidegate.core.users import Right
 from tidegate.node.batch import SEGMENT_BYTES_MAX, SEGMENT_COUNT_MAX
@@ -37,7 +39,7 @@ from tidegate.node.guard import Guard
 from tidegate.node.joint_commit import commit_once
 from tidegate.node.lifecycle_watch import DEAD, MOVED
 from tidegate.queueing.span import Span
-from tidegate.wire.packets import Redrive
+from tidegate.wire.packets.dead_letters import Redrive
 
 if TYPE_CHECKING:
     from tidegate.node.replica import Replica
@@ -88,17 +90,17 @@ class DeadLetters:
         self, source: Replica, spans: list[Span], reason: DeathReason, error: str | None
     ) -> None:
         """These messages are nobody's any more: move them to the dead letters."""
-        if source.info.policy.dead_letter_queue(source.info.name) is None:
+        if source.info.policy.dead_letter_queue(source.holding.logical_name) is None:
             # There is no place for them, by declared policy.
             source.meters.dropped.add(sum(map(len, spans)))
-            source.drop(spans)
+            source.departures.drop(spans)
             return
         is_new = source not in self._given_up
         waiting = self._given_up.setdefault(source, deque())
         now = self._node.clock.wall()
         circling: list[Span] = []
         for span in spans:
-            for letter in _dead(span, source.info.name, reason, error, now):
+            for letter in _dead(span, source.holding.logical_name, reason, error, now):
                 if _is_circling(letter.attributes.deaths or []):
                     circling.append(letter.span)
                 else:
@@ -106,7 +108,7 @@ class DeadLetters:
         if circling:
             log.warning("dropped, since dead letters of %s come back to it", source.info.name)
             source.meters.dropped.add(len(circling))
-            source.drop(circling)
+            source.departures.drop(circling)
         if is_new:
             mover = asyncio.create_task(self._bury_all(source, waiting), name="bury")
             self._movers.add(mover)
@@ -121,25 +123,28 @@ class DeadLetters:
 
     async def _bury(self, source: Replica, letters: list[Letter]) -> None:
         backoff_s = _BACKOFF_FIRST_S
-        default = source.info.name + DEAD_SUFFIX
+        default = source.holding.logical_name + DEAD_SUFFIX
         while not source.fenced:
             # The policy may have changed since: what was given up is kept all the same.
-            grave = source.info.policy.dead_letter_queue(source.info.name) or default
+            grave = source.info.policy.dead_letter_queue(source.holding.logical_name) or default
             try:
                 target = await self._open(grave)
                 if source.info.durable and not target.info.durable:
                     # What is stored cannot go there; delivered again it would be no better.
                     target = await self._open(default)
                 if source.info.durable and not target.info.durable:
-                    raise Unavailable(f"queue {target.info.name!r} is transient: name another")
-                await self._move(source, target, letters, DEAD)
+                    raise Unavailable(f"queue {target.info.title} is transient: name another")
+                if are_together(source.info.queue_id, target.info.queue_id):
+                    await self._move(source, target, letters, DEAD)
+                else:
+                    await self._copy(source, target, letters)
             except RetryLater as failure:
                 log.warning("dead letters of %s wait: %s", source.info.name, failure)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
             except Exception:
                 log.exception("dead letters of %s cannot be moved", source.info.name)
-                source.stay([letter.span for letter in letters])
+                source.departures.stay([letter.span for letter in letters])
                 return
             else:
                 source.meters.dead_lettered.add(len(letters))
@@ -178,8 +183,8 @@ class DeadLetters:
         count = 0
         try:
             while left > 0 and not source.fenced:
-                spans = source.take_ready(min(MOVE_COUNT_MAX, left))
-                if not spans and not await source.more_from_store():
+                spans = source.departures.take_ready(min(MOVE_COUNT_MAX, left))
+                if not spans and not await source.dispatch.tail.more():
                     break
                 chosen, others = _selected(spans, wanted, packet.reason)
                 put_aside += others
@@ -187,7 +192,7 @@ class DeadLetters:
                 count += moved
                 left -= moved
         finally:
-            source.stay(put_aside)
+            source.departures.stay(put_aside)
         return count
 
     async def _send_back(
@@ -207,7 +212,7 @@ class DeadLetters:
         try:
             if nowhere:
                 raise InvalidValue(
-                    f"message {nowhere[0].first_id} of {source.info.name!r} did not die: "
+                    f"message {nowhere[0].first_id} of {source.info.title} did not die: "
                     "name the queue it shall go to"
                 )
             for name in by_target:
@@ -223,7 +228,8 @@ class DeadLetters:
                 await self._move(source, target, letters, MOVED)
                 count += len(waiting.pop(name))
         finally:
-            source.stay([*nowhere, *(span for left in waiting.values() for span in left)])
+            left = [span for spans in waiting.values() for span in spans]
+            source.departures.stay([*nowhere, *left])
         return count
 
     # The move itself
@@ -232,10 +238,10 @@ class DeadLetters:
         self, source: Replica, target: Replica, letters: list[Letter], outcome: str
     ) -> None:
         spans = [letter.span for letter in letters]
-        settlement = source.settlement_of(spans)
+        settlement = source.departures.settlement_of(spans)
         if settlement is not None and not target.info.durable:
             raise InvalidValue(
-                f"queue {target.info.name!r} is transient: a durable message cannot go there"
+                f"queue {target.info.title} is transient: a durable message cannot go there"
             )
         now = self._node.clock.wall()
         segments: list[Segment] = []
@@ -248,12 +254,47 @@ class DeadLetters:
                 await commit_once(self._node.store, writes, settlements)
         except BaseException:
             for segment in segments:
-                target.intake.not_coming(segment.first_id)
+                target.intake.arrivals.not_coming(segment.first_id)
             raise
         crash_point("after-move")
-        source.left(spans, settlement, outcome)
+        source.departures.left(spans, settlement, outcome)
         for segment in segments:
-            target.intake.came(segment)
+            target.intake.arrivals.came(segment)
+
+    async def _copy(self, source: Replica, target: Replica, letters: list[Letter]) -> None:
+        """To a queue in another store: stored there, once, and only then done here.
+
+        Each letter is a batch of its own, of a producer that stands for the queue that it died in:
+        who dies in between finds it again, gives it up again, and it is known there.
+        """
+        producer = -source.info.queue_id
+        new = [each for each in letters if not target.intake.knows(producer, each.span.first_id)]
+        now = self._node.clock.wall()
+        writes: list[Write] = []
+        try:
+            for alike in _alike(new):
+                numbers = [letter.span.first_id for letter in alike]
+                writes.append(
+                    Write(
+                        _segment(target, alike, now),
+                        target.epoch,
+                        [producer] * len(numbers),
+                        numbers,
+                    )
+                )
+            if writes:
+                crash_point("before-move")
+                await commit_once(self._node.store, writes, [])
+        except BaseException:
+            for write in writes:
+                target.intake.arrivals.not_coming(write.segment.first_id)
+            raise
+        crash_point("after-move")
+        for write in writes:
+            for number in write.batches:
+                target.intake.remember(producer, number)
+            target.intake.arrivals.came(write.segment)
+        source.departures.drop([letter.span for letter in letters], DEAD)
 
 
 def _is_circling(deaths: list[Death]) -> bool:
@@ -376,7 +417,7 @@ def _segment(target: Replica, letters: list[Letter], now: float) -> Segment:
     addressed = letters[0].receiver is not None
     return Segment(
         queue_id=target.info.queue_id,
-        first_id=target.intake.take_ids(len(letters)),
+        first_id=target.intake.arrivals.take_ids(len(letters)),
         priority=letters[0].priority,
         arrived_at=now,
         lengths=[len(letter.payload) for letter in letters],

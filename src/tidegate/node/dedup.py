@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 
 class DedupWindow:
     """Ids with the monotonic time at which they were stored, oldest first."""
@@ -14,12 +16,13 @@ class DedupWindow:
     def __len__(self) -> int:
         return len(self._seen)
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._seen)
+
     def load(self, ages_s: dict[str, float], now: float) -> None:
-        """What a former owner stored."""
-        self._seen = {
-            dedup_id: now - age_s
-            for dedup_id, age_s in sorted(ages_s.items(), key=lambda item: -item[1])
-        }
+        """What somebody else stored, beside what is known."""
+        known = self._seen | {dedup_id: now - age_s for dedup_id, age_s in ages_s.items()}
+        self._seen = dict(sorted(known.items(), key=lambda item: item[1]))
 
     def has(self, dedup_id: str, now: float, window_s: float) -> bool:
         seen = self._seen.get(dedup_id)

@@ -79,7 +79,7 @@ class Doorstep:
                 continue
             session = Session(self._node)
             session.meet(peer)
-            if not self._node.admit(session):
+            if not self._node.sessions.admit(session):
                 accepted.close()
                 continue
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -99,5 +99,5 @@ class Doorstep:
             log.debug("no TLS with %s: %s", session.address, failure)
         finally:
             if not connected:
-                self._node.forget_session(session)
+                self._node.sessions.forget(session)
                 accepted.close()

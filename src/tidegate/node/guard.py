@@ -14,9 +14,11 @@ from typing import Any, TypeVar
 from tidegate.access.permissions import EVERYTHING, NOTHING, Permissions
 from tidegate.core.errors import Forbidden, QueueNotExisting
 from tidegate.core.ports import Store
+from tidegate.core.replication import logical_name
 from tidegate.core.users import Right, User
 from tidegate.node.checks import check_queue_count
-from tidegate.wire.packets import PutToQueues, Request
+from tidegate.wire.packet import Request
+from tidegate.wire.packets.puts import PutToQueues
 
 # Queues are never renamed and ids never given out twice, so a name once learned holds.
 _NAMES_MAX = 100_000
@@ -108,7 +110,8 @@ class QueueNames:
     def _learned(self, queue_id: int, name: str) -> None:
         if len(self.known) >= _NAMES_MAX:
             self.known.pop(next(iter(self.known)))
-        self.known[queue_id] = name
+        # Rights are those of the logical queue.
+        self.known[queue_id] = logical_name(name)
 
     async def learn(self, queue_id: int) -> None:
         """QueueNotExisting when there is no such queue."""

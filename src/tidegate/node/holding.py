@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -10,8 +10,10 @@ from tidegate.core.budget import Budget
 from tidegate.core.errors import StaleEpoch, TidegateError
 from tidegate.core.model import DeathReason, QueueInfo, QueuePolicy
 from tidegate.core.ports import Clock, Store
+from tidegate.core.replication import logical_name
 from tidegate.node.lifecycle_watch import LifecycleWatch
 from tidegate.node.limits import Limits
+from tidegate.node.pace import Pace
 from tidegate.queueing.queue import Queue
 from tidegate.queueing.span import Span
 from tidegate.telemetry.meters import QueueMeters
@@ -27,13 +29,16 @@ class Holding:
         "fence",
         "fenced",
         "give_up",
+        "homes",
         "info",
         "limits",
         "made_room",
         "may_deliver",
         "meters",
+        "pace",
         "producers",
         "queue",
+        "spans_stores",
         "store",
         "watch",
     )
@@ -61,6 +66,12 @@ class Holding:
         self.meters = QueueMeters()
         # Who has put since somebody last asked; None: nobody does.
         self.producers: set[int] | None = None
+        # Of a logical queue's: the numbers of the replicas where groups and receivers are at home.
+        self.homes: Sequence[int] | None = None
+        # Whether its siblings are in other stores than this one.
+        self.spans_stores = False
+        # How fast messages may go out; None: as fast as they can.
+        self.pace: Pace | None = None
         # Messages whose ways are recorded; None: none are.
         self.watch: LifecycleWatch | None = None
         self.fenced = False
@@ -75,7 +86,16 @@ class Holding:
     def set_policy(self, policy: QueuePolicy) -> None:
         """Promise this from now on."""
         self.info = msgspec.structs.replace(self.info, policy=policy)
-        self.queue.ttl_s = policy.ttl_s
+        self.queue.expiry.ttl_s = policy.ttl_s
+
+    def set_elastic(self, elastic: bool) -> None:
+        """Whether replicas hold its messages."""
+        self.info = msgspec.structs.replace(self.info, elastic=elastic)
+
+    @property
+    def logical_name(self) -> str:
+        """The name that users know."""
+        return logical_name(self.info.name) if self.info.alias_id else self.info.name
 
     @property
     def policy(self) -> QueuePolicy:
@@ -97,4 +117,4 @@ class Holding:
 
     def taken_over(self) -> StaleEpoch:
         """The store has refused our epoch."""
-        return StaleEpoch(f"queue {self.info.name!r} has a new owner")
+        return StaleEpoch(f"queue {self.info.title} has a new owner")

@@ -39,7 +39,7 @@ class JointCommit:
     def put(self, replica: Replica, batch: Batch) -> None:
         """Messages for one queue."""
         self._takers.append(replica)
-        self._writes += [(replica, write) for write in replica.intake.prepare(batch)]
+        self._writes += [(replica, write) for write in replica.intake.arrivals.prepare(batch)]
 
     def publish(self, messages: Segment, takers: list[tuple[Replica, Ranges]]) -> None:
         """The same messages for several queues, each with the offsets that are not for it."""
@@ -48,9 +48,9 @@ class JointCommit:
         publication = Publication(messages, [], [self._producer], [self._batch])
         self._publications.append(publication)
         for replica, done in takers:
-            first_id = replica.intake.take_ids(messages.count)
+            first_id = replica.intake.arrivals.take_ids(messages.count)
             dedup_ids = _dedup_ids(messages, done)
-            replica.intake.on_their_way(dedup_ids or ())
+            replica.intake.dedup.under_way.update(dedup_ids or ())
             target = Target(replica.info.queue_id, replica.epoch, first_id, done, dedup_ids)
             publication.targets.append(target)
             self._targets.append((replica, publication, target))
@@ -61,7 +61,7 @@ class JointCommit:
         pledge = replica.dispatch.pledge(holder, ranges)
         if pledge is None:
             raise LeaseLost(
-                f"a message of queue {replica.info.name!r} is no longer held: nothing of the "
+                f"a message of queue {replica.info.title} is no longer held: nothing of the "
                 "transaction was done"
             )
         self._pledges.append((replica, pledge))
@@ -80,18 +80,18 @@ class JointCommit:
         for replica, pledge in self._pledges:
             replica.dispatch.redeem(pledge)
         for replica, write in self._writes:
-            replica.intake.came(write.segment, write.dedup_ids)
+            replica.intake.arrivals.came(write.segment, write.dedup_ids)
         for replica, publication, target in self._targets:
-            replica.intake.came(publication.segment(target), target.dedup_ids)
+            replica.intake.arrivals.came(publication.segment(target), target.dedup_ids)
 
     def give_up(self) -> None:
         """Nothing of it will be stored."""
         for replica, pledge in self._pledges:
             replica.dispatch.release(pledge)
         for replica, write in self._writes:
-            replica.intake.not_coming(write.segment.first_id, write.dedup_ids or ())
+            replica.intake.arrivals.not_coming(write.segment.first_id, write.dedup_ids or ())
         for replica, _, target in self._targets:
-            replica.intake.not_coming(target.first_id, target.dedup_ids or ())
+            replica.intake.arrivals.not_coming(target.first_id, target.dedup_ids or ())
 
     async def _commit(self, store: Store) -> None:
         writes = [write for replica, write in self._writes if replica.info.durable]

@@ -34,12 +34,12 @@ class Later:
         self,
         holding: Holding,
         became_due: Callable[[], None],
-        under_way: Callable[[], set[int]],
+        known: Callable[[list[Segment]], list[Segment]],
     ) -> None:
         self._holding = holding
         self._became_due = became_due
-        # First ids of segments that may be in the store, and of which we are not told yet.
-        self._under_way = under_way
+        # Without those that are stored this very moment: they come by themselves.
+        self._known = known
         self._horizon: tuple[float, int] = END
         self._reading: asyncio.Task[None] | None = None
         # What was left to the store while it was being read, and may not have been found there.
@@ -49,9 +49,9 @@ class Later:
 
     async def load(self) -> None:
         """Everything a new owner finds is in the store."""
-        holding = self._holding
-        holding.queue.later_in_store = await holding.store.count_due(holding.info.queue_id)
-        if holding.queue.later_in_store:
+        holding, delayed = self._holding, self._holding.queue.delayed
+        delayed.in_store = await holding.store.count_due(holding.info.queue_id)
+        if delayed.in_store:
             self._horizon = BEGINNING
             self.read_ahead()
 
@@ -65,12 +65,12 @@ class Later:
             and not holding.budget.has_room_for(segment.cost_bytes)
         ):
             # What is due last waits in the store only.
-            self._horizon = min(holding.queue.evict_later(), self._horizon)
+            self._horizon = min(holding.queue.delayed.evict(), self._horizon)
         if key <= self._horizon:
             holding.queue.add_for_later(segment)
             self.set_alarm()
         else:
-            holding.queue.later_in_store += segment.open
+            holding.queue.delayed.in_store += segment.open
             if self._reading is not None:
                 self._left_meanwhile.append(segment)
 
@@ -79,13 +79,13 @@ class Later:
     def set_alarm(self) -> None:
         """Ring when the next message is due; none but the earliest counts."""
         holding = self._holding
-        queue, clock = holding.queue, holding.clock
+        delayed, clock = holding.queue.delayed, holding.clock
         wait_s = min(
-            queue.scheduled.next_due - clock.wall(),
-            queue.retrying.next_due - clock.monotonic(),
+            delayed.scheduled.next_due - clock.wall(),
+            delayed.retrying.next_due - clock.monotonic(),
             ALARM_S_MAX,
         )
-        if wait_s == ALARM_S_MAX and not queue.scheduled.count and not queue.retrying.count:
+        if wait_s == ALARM_S_MAX and not delayed.scheduled.count and not delayed.retrying.count:
             return
         loop = asyncio.get_running_loop()
         at = loop.time() + max(wait_s, ALARM_S_MIN)
@@ -116,17 +116,17 @@ class Later:
     def read_ahead(self) -> None:
         """Bring back what is due soon, and more while there is room."""
         holding = self._holding
-        if not holding.queue.later_in_store or self._reading is not None or holding.fenced:
+        if not holding.queue.delayed.in_store or self._reading is not None or holding.fenced:
             return
         near = self._horizon[0] <= holding.clock.wall() + NEAR_S
         if near or (
-            holding.budget.has_room_for(CHUNK_BYTES) and holding.queue.scheduled.count == 0
+            holding.budget.has_room_for(CHUNK_BYTES) and holding.queue.delayed.scheduled.count == 0
         ):
             self._reading = asyncio.create_task(self._read(), name="read-later")
 
     async def _read(self) -> None:
         holding = self._holding
-        queue = holding.queue
+        queue, delayed = holding.queue, holding.queue.delayed
         behind = self._horizon
         try:
             segments = await holding.store.read_due(
@@ -138,17 +138,14 @@ class Later:
         else:
             if holding.fenced or self._horizon != behind:
                 return
-            under_way = self._under_way()
-            for segment in self._with_what_was_left(segments):
-                if segment.first_id in under_way:
-                    continue  # stored this very moment: it comes by itself
-                queue.later_in_store = max(queue.later_in_store - segment.open, 0)
+            for segment in self._known(self._with_what_was_left(segments)):
+                delayed.in_store = max(delayed.in_store - segment.open, 0)
                 queue.add_for_later(segment)
                 self._horizon = _key(segment)
             if not segments:
                 # Nothing is there where we counted something.
-                queue.later_in_store = sum(segment.open for segment in self._left_meanwhile)
-            if not queue.later_in_store:
+                delayed.in_store = sum(segment.open for segment in self._left_meanwhile)
+            if not delayed.in_store:
                 self._horizon = END
         finally:
             self._reading = None

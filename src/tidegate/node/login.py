@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING
 
 from tidegate.access.scram import WRONG, ServerLogin
 from tidegate.core.errors import NotAuthenticated, UnexpectedPacket
-from tidegate.wire import packets as w
 from tidegate.wire.connection import Received, State
+from tidegate.wire.packet import Success
+from tidegate.wire.packets.login import (
+    ActFor,
+    Authenticate,
+    AuthenticateResponse,
+    Prove,
+    ProveResponse,
+)
 
 if TYPE_CHECKING:
     from tidegate.node.session import Session
@@ -20,7 +27,7 @@ log = logging.getLogger(__name__)
 _AFTER_FAILURE_S = 0.5
 
 
-async def authenticate(session: Session, packet: w.Authenticate, event: Received) -> None:
+async def authenticate(session: Session, packet: Authenticate, event: Received) -> None:
     if session.state is not State.OPENED or session.login is not None:
         raise UnexpectedPacket("a login comes first, and once")
     accounts = session.node.accounts
@@ -29,10 +36,10 @@ async def authenticate(session: Session, packet: w.Authenticate, event: Received
     await accounts.refresh()
     challenge = login.challenge(packet.message)
     session.login_account = accounts.account(login.user)
-    session.answer(w.AuthenticateResponse(challenge), event.packet_id)
+    session.answer(AuthenticateResponse(challenge), event.packet_id)
 
 
-async def prove(session: Session, packet: w.Prove, event: Received) -> None:
+async def prove(session: Session, packet: Prove, event: Received) -> None:
     login = session.login
     if session.state is not State.CHALLENGED or login is None:
         raise UnexpectedPacket("a proof follows a challenge, once")
@@ -48,10 +55,10 @@ async def prove(session: Session, packet: w.Prove, event: Received) -> None:
         session.end(NotAuthenticated(WRONG), event.packet_id)
         return
     session.logged_in(accounts.guard_of(login.user))
-    session.answer(w.ProveResponse(signature), event.packet_id)
+    session.answer(ProveResponse(signature), event.packet_id)
 
 
-async def act_for(session: Session, packet: w.ActFor, event: Received) -> None:
+async def act_for(session: Session, packet: ActFor, event: Received) -> None:
     """Another node speaks for a user of its own connections."""
     if not session.is_node or session.state is not State.AUTHENTICATED:
         raise UnexpectedPacket("only nodes act for others, once, after their login")
@@ -59,4 +66,4 @@ async def act_for(session: Session, packet: w.ActFor, event: Received) -> None:
     # The other node may have heard of a new user before us.
     await accounts.refresh()
     session.guard = accounts.guard_acting_for(packet.user)
-    session.answer(w.Success(), event.packet_id)
+    session.answer(Success(), event.packet_id)

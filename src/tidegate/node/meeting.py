@@ -65,14 +65,15 @@ class Meeting:
         while True:
             replicas = await self.bring(needs, partial=partial)
             full = [
-                replica.info.name
+                replica.info.title
                 for queue_id, replica in replicas.items()
-                if not replica.intake.knows(*key) and not replica.intake.room_for(*needs[queue_id])
+                if not replica.intake.knows(*key)
+                and not replica.intake.room.lets_in(*needs[queue_id])
             ]
             if not full:
                 return replicas
             if clock.monotonic() > deadline:
-                raise LimitReached(f"queue {full[0]!r} is full, and stayed so for {_ROOM_S:g} s")
+                raise LimitReached(f"queue {full[0]} is full, and stayed so for {_ROOM_S:g} s")
             await asyncio.sleep(_ROOM_POLL_S)
 
     async def bring(self, queue_ids: Iterable[int], *, partial: bool = False) -> dict[int, Replica]:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from tidegate.client.client import Client
 from tidegate.client.credentials import Credentials
+from tidegate.client.link import Answered
 from tidegate.core.errors import TidegateError, Unavailable
 from tidegate.node.accounts import NODE_USER
 from tidegate.telemetry.numbers import NodeNumbers
-from tidegate.wire.packets import SetOwner
+from tidegate.wire.packet import Packet, Request
+from tidegate.wire.packets.cluster import SetOwner
 
 if TYPE_CHECKING:
     from tidegate.node.server import Node
@@ -59,17 +61,37 @@ class Neighbours:
         except TimeoutError:
             raise Unavailable(f"the node at {address} does not answer") from None
 
-    async def numbers(self, addresses: list[str], queue_id: int | None) -> list[NodeNumbers]:
+    async def ask(self, address: str, request: Request, within_s: float) -> Packet:
+        """Ask a node for something, as a node; this one too, by its own address."""
+        return (await self.asked(address, request, within_s)).packet
+
+    async def asked(self, address: str, request: Request, within_s: float) -> Answered:
+        """The same, with the body of the answer."""
+        try:
+            async with asyncio.timeout(within_s):
+                link = await (await self._client(address)).connected()
+                return await link.ask(request)
+        except TimeoutError:
+            raise Unavailable(f"the node at {address} does not answer") from None
+
+    async def numbers(
+        self,
+        addresses: list[str],
+        queue_id: int | None,
+        steps: int | None,
+        with_durations: bool = True,
+    ) -> list[NodeNumbers]:
         """The numbers of those that answer in time."""
 
         async def ask(address: str) -> list[NodeNumbers]:
             try:
                 async with asyncio.timeout(_PATIENCE_S):
-                    nodes = (await (await self._client(address)).node_stats()).nodes
+                    client = await self._client(address)
+                    nodes = (await client.node_stats(steps=steps, durations=with_durations)).nodes
             except (TidegateError, TimeoutError):
                 return []
             for node in nodes:
-                node.queues = [q for q in node.queues if queue_id in (None, q.queue_id)]
+                node.queues = [q for q in node.queues if queue_id in (None, q.queue_id, q.alias_id)]
             return nodes
 
         answers = await asyncio.gather(*map(ask, addresses))

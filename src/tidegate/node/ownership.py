@@ -16,6 +16,7 @@ from tidegate.core.errors import (
     InvalidValue,
     NotOwner,
     QueueNotExisting,
+    RetryLater,
     StaleEpoch,
     TidegateError,
     Unavailable,
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_FINISH_MOVES_S = 2.0
+
 
 class Ownership:
     """The queues of one node."""
@@ -34,6 +37,8 @@ class Ownership:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.replicas: dict[int, Replica] = {}
+        # Of them, those whose policy has a goal for the prefetch: few, and often asked for.
+        self.with_prefetch_goal: dict[int, Replica] = {}
         self._routing: dict[int, asyncio.Task[Replica | str]] = {}
         # Queues that are on their way to another member: who asks for them waits.
         self._handing_over: dict[int, asyncio.Event] = {}
@@ -63,6 +68,14 @@ class Ownership:
             task.add_done_callback(lambda _: self._routing.pop(queue_id, None))
         return await asyncio.shield(task)
 
+    async def settle(self, queue_id: int) -> None:
+        """Claim a queue that was just made, unless somebody else is about to.
+
+        It is made, whoever has it: who made it must not hear that it should try again.
+        """
+        with contextlib.suppress(RetryLater):
+            await self.route(queue_id)
+
     async def _find(self, queue_id: int) -> Replica | str:
         leaving = self._handing_over.get(queue_id)
         if leaving is not None:
@@ -81,12 +94,17 @@ class Ownership:
         claimed_at = self._node.clock.monotonic()
         claim = await self._node.store.claim(queue_id, self._node.member_id)
         if claim is None:
-            raise Unavailable(f"queue {location.queue.name!r} is being taken over: try again")
+            raise Unavailable(f"queue {location.queue.title} is being taken over: try again")
         replica = self._node.replica_of(location.queue, claim.epoch)
+        if location.queue.alias_id or location.queue.elastic:
+            await self._finish_moves(replica)
         await replica.load()
+        await self._node.aliases.owned(replica)
         if replica.fenced:
-            raise StaleEpoch(f"queue {location.queue.name!r} was taken over")
+            raise StaleEpoch(f"queue {location.queue.title} was taken over")
         self.replicas[queue_id] = replica
+        replica.on_policy = lambda: self._note_goal(replica)
+        self._note_goal(replica)
         if self._node.recording is not None:
             self._node.recording.owned(
                 replica,
@@ -96,12 +114,43 @@ class Ownership:
         log.info("owns queue", extra={"queue": location.queue.name, "epoch": claim.epoch})
         return replica
 
+    async def _finish_moves(self, replica: Replica) -> None:
+        """What a former owner was giving away is either here or there, and never both."""
+        store = self._node.store
+        try:
+            await store.finish_moves(replica.info.queue_id, replica.epoch)
+        except Unavailable as failure:
+            # The store of whoever was to get it is away. It is out of the queue until it is back.
+            log.warning("moves from %s are not finished yet: %s", replica.info.name, failure)
+            replica.departures.has_open_moves = True
+            self._node.do_soon(self._finish_moves_later(replica))
+
+    async def _finish_moves_later(self, replica: Replica) -> None:
+        while not replica.fenced:
+            await asyncio.sleep(_FINISH_MOVES_S)
+            with contextlib.suppress(Unavailable):
+                if await self._node.store.finish_moves(replica.info.queue_id, replica.epoch):
+                    # Something has come back: whoever loads the queue anew finds it.
+                    replica.fence(StaleEpoch(f"queue {replica.info.title} is loaded anew"))
+                replica.departures.has_open_moves = False
+                return
+
     def forget(self, replica: Replica) -> None:
+        self._node.aliases.disowned(replica)
         if self._node.recording is not None:
             self._node.recording.disowned(replica)
         if self.replicas.get(replica.info.queue_id) is replica:
             del self.replicas[replica.info.queue_id]
+            self._note_goal(replica)
             log.info("no longer owns queue", extra={"queue": replica.info.name})
+
+    def _note_goal(self, replica: Replica) -> None:
+        """It came, went or promises something else: is its prefetch to be steered here?"""
+        queue_id = replica.info.queue_id
+        if self.replicas.get(queue_id) is replica and replica.holding.policy.prefetch is not None:
+            self.with_prefetch_goal[queue_id] = replica
+        elif self.with_prefetch_goal.get(queue_id) is replica:
+            del self.with_prefetch_goal[queue_id]
 
     async def bring_here(self, queue_id: int) -> Replica:
         """Own a queue, asking its present owner to let it go."""
@@ -131,7 +180,7 @@ class Ownership:
             raise InvalidValue(f"no living member {member_id}; there are {sorted(alive)}")
         if not replica.info.durable and not replica.is_empty:
             raise InvalidValue(
-                f"queue {replica.info.name!r} is transient: what is in it cannot move"
+                f"queue {replica.info.title} is transient: what is in it cannot move"
             )
         async with self._taking_out(replica):
             try:
@@ -140,29 +189,30 @@ class Ownership:
                     replica.info.queue_id, replica.epoch, member_id
                 )
             finally:
-                replica.fence(NotOwner(f"queue {replica.info.name!r} moved to member {member_id}"))
+                replica.fence(NotOwner(f"queue {replica.info.title} moved to member {member_id}"))
         if not released:
-            raise StaleEpoch(f"queue {replica.info.name!r} had a new owner already")
+            raise StaleEpoch(f"queue {replica.info.title} had a new owner already")
 
     async def delete_queue(self, replica: Replica) -> None:
         async with self._taking_out(replica):
             try:
                 deleted = await self._node.store.delete_queue(replica.info.queue_id)
             except TidegateError:
-                replica.fence(StaleEpoch(f"queue {replica.info.name!r} may be deleted: ask again"))
+                replica.fence(StaleEpoch(f"queue {replica.info.title} may be deleted: ask again"))
                 raise
             replica.deleted()
         if not deleted:
-            raise QueueNotExisting(f"no queue {replica.info.name!r}")
+            raise QueueNotExisting(f"no queue {replica.info.title}")
 
     @contextlib.asynccontextmanager
     async def _taking_out(self, replica: Replica) -> AsyncIterator[None]:
         """Out of the table: what comes now waits until it is clear where to."""
         queue_id = replica.info.queue_id
         if queue_id in self._handing_over or self.replicas.get(queue_id) is not replica:
-            raise NotOwner(f"queue {replica.info.name!r} is leaving already: ask again")
+            raise NotOwner(f"queue {replica.info.title} is leaving already: ask again")
         gone = self._handing_over[queue_id] = asyncio.Event()
         del self.replicas[queue_id]
+        self._note_goal(replica)
         try:
             yield
         finally:

@@ -21,7 +21,8 @@ from tidegate.node.joint_commit import JointCommit
 from tidegate.node.meeting import Meeting, insist
 from tidegate.node.once import OnceEach
 from tidegate.node.replica import Replica
-from tidegate.wire.packets import Publish, PutMessages, PutToQueues
+from tidegate.wire.packets.puts import PutMessages, PutToQueues
+from tidegate.wire.packets.topics import Publish
 
 if TYPE_CHECKING:
     from tidegate.node.server import Node
@@ -134,7 +135,7 @@ class Publishing:
                 takers = []
                 for replica, header_filter in filters.items():
                     left_out = unmatched(header_filter, columns.attributes, columns.count)
-                    left_out |= replica.intake.duplicates(columns.attributes, seen[replica])
+                    left_out |= replica.intake.dedup.duplicates(columns.attributes, seen[replica])
                     if len(left_out) < columns.count:
                         takers.append((replica, ranges_of(left_out)))
                 commit.publish(columns, takers)

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tidegate.core.errors import (
+    ChangedMeanwhile,
     InvalidValue,
     LeaseLost,
     NoMessagesRetrieved,
     TidegateError,
     UniqueConstraint,
 )
-from tidegate.core.model import Order
+from tidegate.core.model import Order, promised_by_another
+from tidegate.node.alias_verbs import ALIAS_VERBS, at_every_replica, refuse_at_alias
 from tidegate.node.batch import Batch
 from tidegate.node.checks import (
     check_context,
@@ -27,13 +31,38 @@ from tidegate.node.checks import (
     check_wait,
 )
 from tidegate.node.consumer import Consumer, Reader
+from tidegate.node.person_change import note_policy
 from tidegate.node.replica import Replica
 from tidegate.node.runs import run_of
+from tidegate.node.trial import check_no_other_trial, try_prefetch
 from tidegate.queueing.lane import NO_ID
-from tidegate.queueing.queue import Match
-from tidegate.wire import packets as w
+from tidegate.queueing.match import Match
 from tidegate.wire.connection import FRAME_BYTES_MAX
 from tidegate.wire.frames import Frame
+from tidegate.wire.packet import Packet, Success
+from tidegate.wire.packets.browsing import (
+    AcknowledgeIds,
+    AcknowledgeIdsResponse,
+    GetMessages,
+    GetMessagesResponse,
+    GetWaitingIds,
+    GetWaitingIdsResponse,
+)
+from tidegate.wire.packets.cluster import SetOwner
+from tidegate.wire.packets.dead_letters import Redrive, RedriveResponse
+from tidegate.wire.packets.prefetch import SetConsumerPrefetch, SetPrefetch
+from tidegate.wire.packets.puts import PutMessageResponse, PutMessages
+from tidegate.wire.packets.queues import DeleteQueue, PurgeQueue, PurgeQueueResponse, SetPolicy
+from tidegate.wire.packets.reads import (
+    ReadMessage,
+    ReadMessageResponse,
+    ReadResponse,
+    ReadResponseResponse,
+    Withdraw,
+)
+from tidegate.wire.packets.run import Run
+from tidegate.wire.packets.settling import Extend, Return, Settle, SettleResponse
+from tidegate.wire.packets.subscriptions import Subscribe, SubscribeResponse, Unsubscribe
 
 if TYPE_CHECKING:
     from tidegate.node.session import Session
@@ -41,13 +70,13 @@ if TYPE_CHECKING:
 BROWSE_COUNT_MAX = 10_000
 
 
-def put(session: Session, replica: Replica, packet: w.PutMessages, frame: Frame) -> None:
+def put(session: Session, replica: Replica, packet: PutMessages, frame: Frame) -> None:
     check_put(packet, len(frame.body), session.limits)
     packet_id = frame.packet_id
 
     def confirmed(first_id: int, ids: list[int] | None, stored_at: float) -> None:
         session.cycle.ready_at = stored_at
-        session.answer(w.PutMessageResponse(first_id, ids), packet_id)
+        session.answer(PutMessageResponse(first_id, ids), packet_id)
 
     replica.intake.put(
         Batch(
@@ -69,37 +98,38 @@ def _kept(body: bytes | bytearray | memoryview) -> bytes | memoryview:
     return bytes(body)
 
 
-def read_message(session: Session, replica: Replica, packet: w.ReadMessage, frame: Frame) -> None:
+def read_message(session: Session, replica: Replica, packet: ReadMessage, frame: Frame) -> None:
     match = None
     if packet.sender is not None:
         check_id(packet.sender)
         match = Match(sender=packet.sender)
-    _read(session, replica, packet, frame, packet.order, match, w.ReadMessageResponse)
+    _read(session, replica, packet, frame, packet.order, match, ReadMessageResponse)
 
 
-def read_response(session: Session, replica: Replica, packet: w.ReadResponse, frame: Frame) -> None:
+def read_response(session: Session, replica: Replica, packet: ReadResponse, frame: Frame) -> None:
     check_context(packet.context)
     match = Match(context=packet.context, asker=session.client_id)
-    _read(session, replica, packet, frame, Order.OLDEST, match, w.ReadResponseResponse)
+    _read(session, replica, packet, frame, Order.OLDEST, match, ReadResponseResponse)
 
 
 def _read(
     session: Session,
     replica: Replica,
-    packet: w.ReadMessage | w.ReadResponse,
+    packet: ReadMessage | ReadResponse,
     frame: Frame,
     order: Order,
     match: Match | None,
-    response: type[w.ReadMessageResponse | w.ReadResponseResponse],
+    response: type[ReadMessageResponse | ReadResponseResponse],
 ) -> None:
+    refuse_at_alias(replica)
     check_wait(packet.wait_ms, packet.lease_ms)
 
-    def answer(run: w.Run, body: memoryview) -> None:
-        session.forget_reader(frame.packet_id)
+    def answer(run: Run, body: memoryview) -> None:
+        session.ties.forget_reader(frame.packet_id)
         session.answer(response(run), frame.packet_id, [body] if len(body) else None)
 
     def miss(error: TidegateError) -> None:
-        session.forget_reader(frame.packet_id)
+        session.ties.forget_reader(frame.packet_id)
         session.fail(frame.packet_id, error)
 
     reader = Reader(
@@ -109,44 +139,50 @@ def _read(
         None if packet.lease_ms is None else packet.lease_ms / 1e3,
         answer,
         miss,
-        lambda: replica.dispatch.reading_holder(session),
+        lambda: replica.dispatch.holders.reading(session),
     )
-    session.remember_reader(frame.packet_id, reader, replica)
-    replica.dispatch.read(reader, packet.wait_ms / 1e3)
+    session.ties.add_reader(frame.packet_id, reader, replica)
+    replica.dispatch.readers.read(reader, packet.wait_ms / 1e3)
 
 
-def withdraw(session: Session, replica: Replica, packet: w.Withdraw, frame: Frame) -> None:
-    reader = session.reader(packet.read_packet_id)
+def withdraw(session: Session, replica: Replica, packet: Withdraw, frame: Frame) -> None:
+    reader = session.ties.reader(packet.read_packet_id)
     if reader is not None:
-        replica.dispatch.drop_reader(reader)
+        replica.dispatch.readers.drop(reader)
         reader.miss(NoMessagesRetrieved("the read was withdrawn"))
-    session.answer(w.Success(), frame.packet_id)
+    session.answer(Success(), frame.packet_id)
 
 
-def subscribe(session: Session, replica: Replica, packet: w.Subscribe, frame: Frame) -> None:
+def subscribe(session: Session, replica: Replica, packet: Subscribe, frame: Frame) -> None:
     if packet.consumer < 1:
         raise InvalidValue("consumers are numbered from 1")
+    refuse_at_alias(replica)
     check_prefetch(packet.prefetch, session.limits)
-    if replica.dispatch.holder(session, packet.consumer) is not None:
+    if replica.dispatch.holders.of(session, packet.consumer) is not None:
         raise UniqueConstraint(f"consumer {packet.consumer} exists on this connection")
-    session.uses(replica)
+    session.ties.use(replica)
     lease_ms = int(replica.lease_s * 1e3)
     # Before the first delivery, so that the client knows what it belongs to.
-    session.answer(w.SubscribeResponse(lease_ms), frame.packet_id)
+    session.answer(SubscribeResponse(lease_ms), frame.packet_id)
     replica.dispatch.subscribe(
-        session, packet.consumer, packet.prefetch, packet.order, packet.automatic
+        session,
+        packet.consumer,
+        packet.prefetch,
+        packet.order,
+        packet.automatic,
+        mine_only=packet.mine_only,
     )
 
 
-def unsubscribe(session: Session, replica: Replica, packet: w.Unsubscribe, frame: Frame) -> None:
+def unsubscribe(session: Session, replica: Replica, packet: Unsubscribe, frame: Frame) -> None:
     if packet.consumer == 0 or not replica.dispatch.unsubscribe(session, packet.consumer):
         raise InvalidValue(f"no consumer {packet.consumer} on this connection")
-    session.answer(w.Success(), frame.packet_id)
+    session.answer(Success(), frame.packet_id)
 
 
-def settle(session: Session, replica: Replica, packet: w.Settle, frame: Frame) -> None:
+def settle(session: Session, replica: Replica, packet: Settle, frame: Frame) -> None:
     check_ranges(packet.ranges)
-    holder = replica.dispatch.holder(session, packet.consumer)
+    holder = replica.dispatch.holders.of(session, packet.consumer)
     if not packet.confirm:
         session.cycle.unanswered()
         if holder is not None:
@@ -159,33 +195,33 @@ def settle(session: Session, replica: Replica, packet: w.Settle, frame: Frame) -
         if replica.fenced:
             session.fail(frame.packet_id, LeaseLost("the queue has moved to another node"))
         else:
-            session.answer(w.SettleResponse(lost), frame.packet_id)
+            session.answer(SettleResponse(lost), frame.packet_id)
 
     replica.dispatch.settle(holder, packet.ranges, confirm)
 
 
-def give_back(session: Session, replica: Replica, packet: w.Return, frame: Frame) -> None:
+def give_back(session: Session, replica: Replica, packet: Return, frame: Frame) -> None:
     check_ranges(packet.ranges)
     holder = _holder(session, replica, packet.consumer)
     if packet.delay_ms is not None:
         check_wait(packet.delay_ms, None)
     check_error(packet.error)
     lost = replica.dispatch.give_back(holder, packet.ranges, packet)
-    session.answer(w.SettleResponse(lost), frame.packet_id)
+    session.answer(SettleResponse(lost), frame.packet_id)
 
 
-def extend(session: Session, replica: Replica, packet: w.Extend, frame: Frame) -> None:
+def extend(session: Session, replica: Replica, packet: Extend, frame: Frame) -> None:
     if packet.ranges is not None:
         check_ranges(packet.ranges)
     check_wait(0, packet.lease_ms)
     holder = _holder(session, replica, packet.consumer)
     lease_s = None if packet.lease_ms is None else packet.lease_ms / 1e3
     lost = replica.dispatch.extend(holder, packet.ranges, lease_s)
-    session.answer(w.SettleResponse(lost), frame.packet_id)
+    session.answer(SettleResponse(lost), frame.packet_id)
 
 
 def _holder(session: Session, replica: Replica, consumer: int) -> Consumer:
-    holder = replica.dispatch.holder(session, consumer)
+    holder = replica.dispatch.holders.of(session, consumer)
     if holder is None:
         raise _gone()
     return holder
@@ -195,36 +231,49 @@ def _gone() -> LeaseLost:
     return LeaseLost("the subscription has ended, and its messages went back")
 
 
-def set_prefetch(session: Session, replica: Replica, packet: w.SetPrefetch, frame: Frame) -> None:
+def set_prefetch(session: Session, replica: Replica, packet: SetPrefetch, frame: Frame) -> None:
     # Nothing more: who drains wants to keep what it works on.
     check_prefetch(packet.prefetch, session.limits, at_least=0)
-    holder = replica.dispatch.holder(session, packet.consumer)
+    holder = replica.dispatch.holders.of(session, packet.consumer)
     if holder is None or packet.consumer == 0:
         raise InvalidValue(f"no consumer {packet.consumer} on this connection")
-    session.answer(w.Success(), frame.packet_id)
+    session.answer(Success(), frame.packet_id)
     replica.dispatch.set_prefetch(holder, packet.prefetch)
 
 
 def set_consumer_prefetch(
-    session: Session, replica: Replica, packet: w.SetConsumerPrefetch, frame: Frame
+    session: Session, replica: Replica, packet: SetConsumerPrefetch, frame: Frame
 ) -> None:
-    check_prefetch(packet.prefetch, session.limits)
+    check_prefetch(packet.prefetch, session.limits, at_least=0 if packet.trial else 1)
     found = [
         consumer
-        for consumer in replica.dispatch.consumers
+        for consumer in replica.dispatch.holders.consumers
         if consumer.outlet.client_id == packet.client_id and consumer.consumer == packet.consumer
     ]
     if not found:
         raise InvalidValue(f"client {packet.client_id} has no consumer {packet.consumer} here")
+    if packet.prefetch and any(consumer.control is not None for consumer in found):
+        raise InvalidValue(
+            f"the prefetch of the consumers of {replica.info.title} is steered: set it by hand for "
+            "all of them (`tidegate policy QUEUE --prefetch-manual N`), or steer no more "
+            "(--prefetch-off)"
+        )
     for consumer in found:
-        consumer.outlet.prefetch_changed(consumer.consumer, packet.prefetch)
-        replica.dispatch.set_prefetch(consumer, packet.prefetch)
-    session.answer(w.Success(), frame.packet_id)
+        check_no_other_trial(consumer, session)
+    for consumer in found:
+        if packet.trial:
+            session.ties.use(replica)
+            try_prefetch(replica.dispatch, consumer, packet.prefetch, session)
+        else:
+            consumer.trial = None
+            consumer.outlet.prefetch_changed(consumer.consumer, packet.prefetch)
+            replica.dispatch.set_prefetch(consumer, packet.prefetch)
+    session.answer(Success(), frame.packet_id)
 
 
-async def browse(session: Session, replica: Replica, packet: w.GetMessages, frame: Frame) -> None:
+async def browse(session: Session, replica: Replica, packet: GetMessages, frame: Frame) -> None:
     last_id = _checked_last_id(packet.limit, packet.last_id)
-    runs: list[w.Run] = []
+    runs: list[Run] = []
     bodies: list[memoryview | bytes] = []
     room = FRAME_BYTES_MAX // 2
     limit = min(packet.limit, BROWSE_COUNT_MAX)
@@ -238,7 +287,46 @@ async def browse(session: Session, replica: Replica, packet: w.GetMessages, fram
             break
         runs.append(run_of(span, tag=0))
         bodies.append(body)
-    session.answer(w.GetMessagesResponse(runs, more_from), frame.packet_id, bodies)
+    if replica.info.elastic:
+        await _browse_replicas(session, replica, packet, runs, bodies)
+    session.answer(GetMessagesResponse(runs, more_from), frame.packet_id, bodies)
+
+
+async def _browse_replicas(
+    session: Session,
+    alias: Replica,
+    packet: GetMessages,
+    runs: list[Run],
+    bodies: list[memoryview | bytes],
+) -> None:
+    """What the replicas of a logical queue hold, up to the limit, with the ids it has there."""
+    limit = min(packet.limit, BROWSE_COUNT_MAX) - sum(len(run.lengths) for run in runs)
+    room = FRAME_BYTES_MAX // 2 - sum(map(len, bodies))
+
+    async def here(replica: Replica) -> GetMessagesResponse:
+        last_id = _checked_last_id(packet.limit, packet.last_id)
+        spans, _ = await replica.by_id.browse(max(limit, 1), max(packet.first_id, 0), last_id)
+        mine = [span.segment.body(span.low, span.high) for span in spans]
+        bodies_here.append(b"".join(mine))
+        return GetMessagesResponse([run_of(span, tag=0) for span in spans])
+
+    bodies_here: list[bytes] = []
+    request = GetMessages(0, max(limit, 1), packet.first_id, packet.last_id)
+    answers = await at_every_replica(
+        session, alias, here, lambda queue_id: msgspec.structs.replace(request, queue_id=queue_id)
+    )
+    local = iter(bodies_here)
+    for answer, remote in answers:
+        body = memoryview(remote) if isinstance(remote, memoryview) else memoryview(next(local))
+        for run in answer.runs:
+            size = sum(run.lengths)
+            if limit <= 0 or room < size:
+                return
+            runs.append(run)
+            bodies.append(body[:size])
+            body = body[size:]
+            limit -= len(run.lengths)
+            room -= size
 
 
 def _checked_last_id(limit: int, last_id: int | None) -> int:
@@ -248,69 +336,107 @@ def _checked_last_id(limit: int, last_id: int | None) -> int:
 
 
 async def waiting_ids(
-    session: Session, replica: Replica, packet: w.GetWaitingIds, frame: Frame
+    session: Session, replica: Replica, packet: GetWaitingIds, frame: Frame
 ) -> None:
     last_id = _checked_last_id(packet.limit, packet.last_id)
+    refuse_at_alias(replica)
     # Before what waits is looked at: what comes meanwhile may be on the list or not.
-    below_id = replica.intake.ids_given_below
+    below_id = replica.intake.ids.next_id
     ranges = await replica.by_id.waiting_ids(packet.limit, last_id)
-    session.answer(w.GetWaitingIdsResponse(ranges, below_id), frame.packet_id)
+    session.answer(GetWaitingIdsResponse(ranges, below_id), frame.packet_id)
 
 
 async def acknowledge_ids(
-    session: Session, replica: Replica, packet: w.AcknowledgeIds, frame: Frame
+    session: Session, replica: Replica, packet: AcknowledgeIds, frame: Frame
 ) -> None:
     check_id_ranges(packet.ranges)
+    refuse_at_alias(replica)
     count = await replica.by_id.acknowledge(packet.ranges)
-    session.answer(w.AcknowledgeIdsResponse(count), frame.packet_id)
+    session.answer(AcknowledgeIdsResponse(count), frame.packet_id)
 
 
-async def purge(session: Session, replica: Replica, packet: w.PurgeQueue, frame: Frame) -> None:
-    session.answer(w.PurgeQueueResponse(await replica.purge()), frame.packet_id)
+async def purge(session: Session, replica: Replica, packet: PurgeQueue, frame: Frame) -> None:
+    count = await replica.purge()
+    if replica.info.elastic:
+
+        async def here(one: Replica) -> PurgeQueueResponse:
+            return PurgeQueueResponse(await one.purge())
+
+        answers = await at_every_replica(session, replica, here, PurgeQueue)
+        count += sum(answer.count for answer, _ in answers)
+    session.answer(PurgeQueueResponse(count), frame.packet_id)
 
 
-async def delete(session: Session, replica: Replica, packet: w.DeleteQueue, frame: Frame) -> None:
+async def delete(session: Session, replica: Replica, packet: DeleteQueue, frame: Frame) -> None:
+    if replica.info.alias_id:
+        # Its messages would be lost, and the topology go on naming it.
+        raise InvalidValue(
+            f"{replica.info.title} cannot be deleted alone: have fewer replicas "
+            "(`tidegate scale`), or delete the queue"
+        )
     await session.node.ownership.delete_queue(replica)
-    session.answer(w.Success(), frame.packet_id)
+    session.answer(Success(), frame.packet_id)
 
 
-async def set_owner(session: Session, replica: Replica, packet: w.SetOwner, frame: Frame) -> None:
+async def set_owner(session: Session, replica: Replica, packet: SetOwner, frame: Frame) -> None:
     await session.node.ownership.hand_over(replica, packet.member_id)
-    session.answer(w.Success(), frame.packet_id)
+    session.answer(Success(), frame.packet_id)
 
 
-async def set_policy(session: Session, replica: Replica, packet: w.SetPolicy, frame: Frame) -> None:
+async def set_policy(session: Session, replica: Replica, packet: SetPolicy, frame: Frame) -> None:
+    if replica.info.alias_id and not session.guard.is_node:
+        raise InvalidValue(
+            f"{replica.info.title} has the policy of that queue: set it for the queue as a whole"
+        )
     check_policy(packet.policy, replica.info.name, session.limits)
-    await replica.set_policy(packet.policy)
-    session.answer(w.Success(), frame.packet_id)
+    before = replica.holding.policy
+    # Asked a second time, when the answer to the first was lost, it is so already.
+    expected = None if before == packet.policy else packet.before
+    try:
+        await replica.set_policy(packet.policy, expected)
+    except ChangedMeanwhile:
+        raise promised_by_another(replica.info.name) from None
+    if not session.guard.is_node:
+        await note_policy(session, replica.info.name, before, packet.policy)
+    if replica.info.elastic:
+
+        async def here(one: Replica) -> Success:
+            await one.set_policy(packet.policy)
+            return Success()
+
+        await at_every_replica(
+            session, replica, here, lambda queue_id: SetPolicy(queue_id, packet.policy)
+        )
+    session.answer(Success(), frame.packet_id)
 
 
-async def redrive(session: Session, replica: Replica, packet: w.Redrive, frame: Frame) -> None:
+async def redrive(session: Session, replica: Replica, packet: Redrive, frame: Frame) -> None:
     check_redrive(packet, session.limits)
     count = await session.node.dead_letters.redrive(replica, packet, session.guard)
-    session.answer(w.RedriveResponse(count), frame.packet_id)
+    session.answer(RedriveResponse(count), frame.packet_id)
 
 
 # The session, the replica, the packet, and the frame it came in.
 QueueVerb = Callable[["Session", Replica, Any, Frame], Awaitable[None] | None]
-QUEUE_VERBS: dict[type[w.Packet], QueueVerb] = {
-    w.PutMessages: put,
-    w.ReadMessage: read_message,
-    w.ReadResponse: read_response,
-    w.Withdraw: withdraw,
-    w.Subscribe: subscribe,
-    w.Unsubscribe: unsubscribe,
-    w.Settle: settle,
-    w.Return: give_back,
-    w.Extend: extend,
-    w.SetPrefetch: set_prefetch,
-    w.SetConsumerPrefetch: set_consumer_prefetch,
-    w.GetMessages: browse,
-    w.GetWaitingIds: waiting_ids,
-    w.AcknowledgeIds: acknowledge_ids,
-    w.PurgeQueue: purge,
-    w.DeleteQueue: delete,
-    w.SetOwner: set_owner,
-    w.SetPolicy: set_policy,
-    w.Redrive: redrive,
+QUEUE_VERBS: dict[type[Packet], QueueVerb] = {
+    PutMessages: put,
+    ReadMessage: read_message,
+    ReadResponse: read_response,
+    Withdraw: withdraw,
+    Subscribe: subscribe,
+    Unsubscribe: unsubscribe,
+    Settle: settle,
+    Return: give_back,
+    Extend: extend,
+    SetPrefetch: set_prefetch,
+    SetConsumerPrefetch: set_consumer_prefetch,
+    GetMessages: browse,
+    GetWaitingIds: waiting_ids,
+    AcknowledgeIds: acknowledge_ids,
+    PurgeQueue: purge,
+    DeleteQueue: delete,
+    SetOwner: set_owner,
+    SetPolicy: set_policy,
+    Redrive: redrive,
+    **ALIAS_VERBS,
 }

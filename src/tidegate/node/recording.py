@@ -129,7 +129,7 @@ class Recording:
             self._node.name, holding, replica.dispatch, now, interval_s
         )
         if self._watched is not None:
-            holding.watch = LifecycleWatch(holding.info.name, self._watched)
+            holding.watch = LifecycleWatch(holding.logical_name, self._watched)
         taken = from_member not in (None, self._node.member_id)
         detail = {"epoch": str(holding.epoch)}
         if taken:

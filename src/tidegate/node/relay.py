@@ -4,8 +4,8 @@ Frames pass unread in both directions: packet ids and consumer numbers are the c
 so nothing is translated. One relay per session and owner, so nothing is mixed up either. It logs
 in as a node, which knows the store's secret, and says for which user it speaks: the owner asks
 for that user's rights, as if the client had come there itself. When it breaks, every request under
-way gets an answer and every subscription an end; the client then asks again, and the question is
-routed anew.
+way gets an answer, every subscription an end and who has come to a logical queue is told to come
+again; the client then asks again, and the question is routed anew.
 """
 
 from __future__ import annotations
@@ -15,11 +15,30 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tidegate.access.scram import ClientLogin
 from tidegate.client.address import parse_url
-from tidegate.core.errors import NotOwner, StaleEpoch, TidegateError, Unavailable, from_code
+from tidegate.core.errors import (
+    IoFailure,
+    NotOwner,
+    StaleEpoch,
+    TidegateError,
+    Unavailable,
+    from_code,
+)
+from tidegate.core.replication import Role
 from tidegate.node.accounts import NODE_USER
-from tidegate.wire import packets as w
 from tidegate.wire.connection import Connection, Received, relayed
 from tidegate.wire.frames import Frame
+from tidegate.wire.packet import Error, Packet, Request
+from tidegate.wire.packets.clients import IdentifyClient
+from tidegate.wire.packets.login import (
+    ActFor,
+    Authenticate,
+    AuthenticateResponse,
+    Prove,
+    ProveResponse,
+)
+from tidegate.wire.packets.membership import Join, JoinAgain, Leave
+from tidegate.wire.packets.settling import Settle
+from tidegate.wire.packets.subscriptions import ConsumerEnded, Subscribe, Unsubscribe
 
 if TYPE_CHECKING:
     from tidegate.node.session import Session
@@ -36,9 +55,11 @@ class Relay(asyncio.Protocol):
         self._wire = Connection(server=False)
         self._transport: asyncio.Transport | None = None
         # The answer to the one question of the introduction that is open.
-        self._introduction: asyncio.Future[w.Packet] | None = None
+        self._introduction: asyncio.Future[Packet] | None = None
         self._asked: set[int] = set()
         self._consumers: set[int] = set()
+        # Logical queues to which the client has come through here, and as what.
+        self._joined: dict[int, set[tuple[Role, int]]] = {}
         self.alive = False
 
     @classmethod
@@ -66,17 +87,17 @@ class Relay(asyncio.Protocol):
         """Log in as a node, then speak for the client and its user."""
         session = self._session
         login = ClientLogin(NODE_USER, session.node.accounts.node_password)
-        challenge = await self._ask(w.Authenticate(login.first()))
-        assert isinstance(challenge, w.AuthenticateResponse)
+        challenge = await self._ask(Authenticate(login.first()))
+        assert isinstance(challenge, AuthenticateResponse)
         proof = await asyncio.to_thread(login.proof, challenge.message)
-        signature = await self._ask(w.Prove(proof))
-        assert isinstance(signature, w.ProveResponse)
+        signature = await self._ask(Prove(proof))
+        assert isinstance(signature, ProveResponse)
         login.check(signature.message)
         if not session.guard.is_node:
-            await self._ask(w.ActFor(session.guard.user))
-        await self._ask(w.IdentifyClient(client_id=session.client_id))
+            await self._ask(ActFor(session.guard.user))
+        await self._ask(IdentifyClient(client_id=session.client_id))
 
-    async def _ask(self, packet: w.Request) -> w.Packet:
+    async def _ask(self, packet: Request) -> Packet:
         if self._transport is None or self._transport.is_closing():
             raise Unavailable("the node that owns the queue hung up: ask again")
         self._introduction = asyncio.get_running_loop().create_future()
@@ -95,11 +116,15 @@ class Relay(asyncio.Protocol):
         if self._introduction is not None and not self._introduction.done():
             self._introduction.set_exception(gone)
         session = self._session
-        session.relay_ended(self)
+        session.routes.ended(self)
+        # Not Unavailable: what was asked may have been done, and is not asked of others.
+        unknown = IoFailure("the node that owns the queue went away; the outcome is not known")
         for packet_id in self._asked:
-            session.send(w.Error(code=gone.code, text=str(gone)), packet_id)
+            session.send(Error(code=unknown.code, text=str(unknown)), packet_id)
         for consumer in self._consumers:
             session.consumer_ended(consumer, gone)
+        for queue_id in self._joined:
+            session.send(JoinAgain(queue_id), 0)
 
     def close(self) -> None:
         if self._transport is not None:
@@ -132,13 +157,23 @@ class Relay(asyncio.Protocol):
 
     def forward(self, packet: Any, frame: Frame) -> None:
         # An ack that asks for no confirmation is the one request without an answer.
-        if not isinstance(packet, w.Settle) or packet.confirm:
+        if not isinstance(packet, Settle) or packet.confirm:
             self._asked.add(frame.packet_id)
-        if isinstance(packet, w.Subscribe):
+        if isinstance(packet, Subscribe):
             self._consumers.add(packet.consumer)
-        elif isinstance(packet, w.Unsubscribe):
+        elif isinstance(packet, Unsubscribe):
             self._consumers.discard(packet.consumer)
+        elif isinstance(packet, Join):
+            self._joined.setdefault(packet.queue_id, set()).add((packet.role, packet.member))
+        elif isinstance(packet, Leave):
+            self._leave(packet)
         self._write(relayed(frame))
+
+    def _leave(self, packet: Leave) -> None:
+        members = self._joined.get(packet.queue_id, set())
+        members.discard((packet.role, packet.member))
+        if not members:
+            self._joined.pop(packet.queue_id, None)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -151,14 +186,17 @@ class Relay(asyncio.Protocol):
     def _answer(self, event: Received) -> None:
         packet = event.packet
         if self._introduction is not None and not self._introduction.done():
-            if isinstance(packet, w.Error):
+            if isinstance(packet, Error):
                 self._introduction.set_exception(from_code(packet.code, packet.text))
             else:
                 self._introduction.set_result(packet)
             return
         self._asked.discard(event.packet_id)
-        if isinstance(packet, w.Error | w.ConsumerEnded) and packet.code in _MOVED:
-            self._session.forget_routes(self)
-        if isinstance(packet, w.ConsumerEnded):
+        if isinstance(packet, Error | ConsumerEnded) and packet.code in _MOVED:
+            self._session.routes.forget(self)
+        if isinstance(packet, ConsumerEnded):
             self._consumers.discard(packet.consumer)
+        elif isinstance(packet, JoinAgain):
+            self._joined.pop(packet.queue_id, None)
+            self._session.routes.forget(self)
         self._session.pass_on(relayed(event.frame))

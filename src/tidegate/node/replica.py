@@ -17,20 +17,22 @@ from collections.abc import Callable
 from tidegate.core.budget import Budget
 from tidegate.core.errors import NotOwner, QueueNotExisting, TidegateError
 from tidegate.core.model import DeathReason, Overflow, QueueInfo, QueuePolicy
-from tidegate.core.ports import Clock, Settlement, Store
+from tidegate.core.ports import Clock, Store
 from tidegate.core.segment import Segment
+from tidegate.node.brief_numbers import BriefNumbers
 from tidegate.node.by_id import ById
+from tidegate.node.departures import Departures
 from tidegate.node.dispatch import Dispatch
+from tidegate.node.full_numbers import full_numbers
 from tidegate.node.holding import Holding
 from tidegate.node.intake import Intake
-from tidegate.node.lifecycle_watch import DROPPED
 from tidegate.node.limits import Limits
+from tidegate.node.replica_homes import ReplicaHomes
 from tidegate.node.settling import Settling
-from tidegate.queueing.lifecycle import Event
 from tidegate.queueing.span import Span
 from tidegate.storage.writer import Settler, Writer
 from tidegate.telemetry.meters import QueueMeters
-from tidegate.telemetry.numbers import ConsumerNumbers, QueueNumbers, durations
+from tidegate.telemetry.numbers import QueueNumbers
 
 _DRAIN_POLL_S = 0.002
 
@@ -67,11 +69,20 @@ class Replica:
         self._on_fenced = on_fenced
         self._settling = Settling(self._holding, settler)
         self.dispatch = Dispatch(
-            self._holding, self._settling, lambda: self.intake.first_ids_under_way()
+            self._holding, self._settling, lambda found: self.intake.without_under_way(found)
         )
         self.intake = Intake(self._holding, writer, self._admit)
         self._holding.made_room = self.intake.made_room
         self.by_id = ById(self._holding, self.dispatch, self._settling)
+        self.departures = Departures(self._holding, self.dispatch, self._settling)
+        self.homes = ReplicaHomes(self._holding, self.intake, self.dispatch, self.departures)
+        self.brief = BriefNumbers(self)
+        # What comes from other queues is not purged half way.
+        self.exchanging = asyncio.Lock()
+        # Told when something became ready, if anybody wants to know.
+        self.on_ready: Callable[[], None] = lambda: None
+        # The same of another policy.
+        self.on_policy: Callable[[], None] = lambda: None
 
     @property
     def holding(self) -> Holding:
@@ -114,12 +125,13 @@ class Replica:
         keep = (
             not holding.info.durable
             or holding.budget.has_room_for(segment.cost_bytes)
-            or queue.resident_bytes < tail.head_bytes_least()
+            or queue.residents.cost_bytes < tail.head_bytes_least()
         )
         if queue.add(segment, keep=keep):
             self.dispatch.serve(segment.receivers)
         else:
             self.dispatch.spilled(segment)
+        self.on_ready()
         if holding.policy.overflow is Overflow.DROP:
             self._shed()
 
@@ -127,67 +139,16 @@ class Replica:
         """Beyond the limit the oldest are given up."""
         policy, queue = self._holding.policy, self._holding.queue
         while policy.length_max is not None and len(queue) > policy.length_max:
-            if not self.dispatch.shed(len(queue) - policy.length_max):
+            if not self.dispatch.giving_up.shed(len(queue) - policy.length_max):
                 break
         while policy.bytes_max is not None and queue.waiting_bytes > policy.bytes_max:
             # The oldest may be in the store only: then it has to wait.
-            if not self.dispatch.shed(1):
+            if not self.dispatch.giving_up.shed(1):
                 break
 
-    # Messages that move to another queue
-
-    def take_ready(self, count: int) -> list[Span]:
-        """Up to `count` messages for anyone, the oldest first, which thereby are nobody's."""
-        spans = self._holding.queue.take_regardless(count)
-        return [span.advance(Event.GIVEN_UP) for span in spans]
-
-    async def more_from_store(self) -> bool:
-        """Bring back what only the store holds; whether there is something to take now."""
-        return await self.dispatch.tail.more()
-
-    def stay(self, spans: list[Span]) -> None:
-        """Messages that were to leave do not."""
-        if not self.fenced:
-            self._holding.queue.stay(spans)
-            self.dispatch.serve_all()
-
-    def settlement_of(self, spans: list[Span]) -> Settlement | None:
-        """What to write when these messages leave; None when nothing of them is in the store."""
-        if not self.info.durable:
-            return None
-        settlement = Settlement(self.info.queue_id, self.epoch)
-        leaving: dict[Segment, list[Span]] = {}
-        for span in spans:
-            leaving.setdefault(span.segment, []).append(span)
-        for segment, pieces in leaving.items():
-            if segment.open == sum(map(len, pieces)):
-                settlement.finished.append(segment.first_id)
-                if segment.failed is not None:
-                    settlement.forgotten.append(segment.first_id)
-            else:
-                settlement.partly[segment.first_id] = [(span.low, span.high) for span in pieces]
-        return settlement
-
-    def left(self, spans: list[Span], settlement: Settlement | None, outcome: str) -> None:
-        """They have left, and that is on disk."""
-        if self.fenced:
-            return
-        self._holding.note_ended(spans, outcome)
-        written = set(settlement.finished) if settlement is not None else set()
-        for span in spans:
-            finished = self._holding.queue.done(span, Event.MOVED)
-            # The others of its segment may have been settled meanwhile.
-            if finished and span.segment.first_id not in written:
-                self._settling.note_done(span, True)
-        self.dispatch.serve_all()
-        self._holding.made_room()
-
-    def drop(self, spans: list[Span]) -> None:
-        """Messages that were given up, and have nowhere to go."""
-        self._holding.note_ended(spans, DROPPED)
-        for span in spans:
-            self._settling.note_done(span, self._holding.queue.done(span, Event.MOVED))
-        self._holding.made_room()
+    async def settled(self) -> None:
+        """Wait until what was acknowledged, and what failed, is on disk."""
+        await self._settling.on_disk()
 
     @property
     def meters(self) -> QueueMeters:
@@ -206,31 +167,45 @@ class Replica:
         self.dispatch.tail.fenced()
         self.dispatch.later.fenced()
         self._settling.fenced()
-        holding.queue.forget()
+        holding.queue.residents.clear()
         if holding.watch is not None:
             holding.watch.over()
         self._on_fenced(self)
 
     async def quiesce(self) -> None:
         """Before handing over: end consumers, then let everything accepted reach the disk."""
-        moving = NotOwner(f"queue {self.info.name!r} is moving to another node")
+        moving = NotOwner(f"queue {self.info.title} is moving to another node")
         self.intake.close()
         self.dispatch.end_all(moving, give_back=True)
         while self.intake.busy or self._settling.busy:
             self._settling.hurry()
             await asyncio.sleep(_DRAIN_POLL_S)
 
+    def become_elastic(self, elastic: bool) -> None:
+        """From now on replicas hold the messages of this queue, or no longer."""
+        if self.info.elastic == elastic and not (elastic and not self.dispatch.is_idle):
+            return
+        self._holding.set_elastic(elastic)
+        if elastic:
+            # Who consumes does so from a replica: it comes back through the alias.
+            spread = NotOwner(f"queue {self.info.title} is spread over replicas now: join it")
+            self.dispatch.end_all(spread, give_back=True)
+
     def deleted(self) -> None:
-        self.fence(QueueNotExisting(f"queue {self.info.name!r} was deleted"))
+        self.fence(QueueNotExisting(f"queue {self.info.title} was deleted"))
 
     # The whole queue
 
-    async def set_policy(self, policy: QueuePolicy) -> None:
-        """Promise something else from now on."""
+    async def set_policy(self, policy: QueuePolicy, before: QueuePolicy | None = None) -> None:
+        """Promise something else from now on; with `before` only if that was it, as in the store.
+
+        ChangedMeanwhile: it was not, and nothing is done.
+        """
         holding = self._holding
-        if not await holding.store.set_policy(self.info.queue_id, policy):
-            raise QueueNotExisting(f"no queue {self.info.name!r}")
+        if not await holding.store.set_policy(self.info.queue_id, policy, before):
+            raise QueueNotExisting(f"no queue {self.info.title}")
         holding.set_policy(policy)
+        self.on_policy()
         self.intake.made_room()
         self.dispatch.serve_all()
 
@@ -242,11 +217,16 @@ class Replica:
         return await asyncio.shield(asyncio.create_task(self._purge()))
 
     async def _purge(self) -> int:
+        async with self.exchanging:
+            return await self._purge_now()
+
+    async def _purge_now(self) -> int:
         holding = self._holding
-        below_id = self.intake.ids_given_below
+        below_id = self.intake.ids.next_id
         dropped, count = holding.queue.purge()
         self.dispatch.later.forget()
         kept = self.intake.first_ids_under_way() | self.dispatch.first_ids_held()
+        kept.update(self.departures.segments)
         if holding.watch is not None:
             holding.watch.purged(dropped, kept, holding.clock.monotonic())
         for span in dropped:
@@ -273,21 +253,21 @@ class Replica:
 
     @property
     def is_empty(self) -> bool:
-        return len(self._holding.queue) == 0 and self.dispatch.unacknowledged == 0
+        return len(self._holding.queue) == 0 and self.dispatch.holders.unacknowledged == 0
 
     def has_for(self, client_id: int) -> bool:
-        return self._holding.queue.has_for(client_id)
+        return self._holding.queue.lanes.has_for(client_id)
 
     def knows_all_for(self, client_id: int) -> bool:
         """Whether nothing is addressed to the client that only the store knows of."""
-        return self._holding.queue.unsearched_from(client_id) is None
+        return self._holding.queue.tails.unsearched_from(client_id) is None
 
     # Once in a while
 
     def tick(self) -> None:
         """Lapsed leases go back; whoever waits for room gets another chance."""
         self.dispatch.expire(self._holding.clock.monotonic())
-        self.dispatch.expire_messages()
+        self.dispatch.giving_up.expire()
         self.dispatch.later.release()
         self.dispatch.dispatch()
         # What has expired or was purged has left, even while nothing is delivered.
@@ -295,61 +275,9 @@ class Replica:
 
     def tick_rates(self, now: float) -> None:
         self._holding.meters.tick(now)
-        for consumer in self.dispatch.consumers:
+        for consumer in self.dispatch.holders.consumers:
             consumer.meters.tick(now)
 
-    def numbers(self) -> QueueNumbers:
-        holding = self._holding
-        meters, queue = holding.meters, holding.queue
-        oldest = queue.oldest()
-        return QueueNumbers(
-            queue_id=self.info.queue_id,
-            name=self.info.name,
-            durable=self.info.durable,
-            epoch=self.epoch,
-            waiting=len(queue),
-            waiting_in_store=queue.tail_count,
-            unacknowledged=self.dispatch.unacknowledged,
-            oldest_age_s=ready_for_s(oldest, holding.clock.wall()) if oldest else 0.0,
-            resident_bytes=queue.resident_bytes,
-            put=meters.put.total,
-            delivered=meters.delivered.total,
-            acked=meters.acked.total,
-            returned=meters.returned.total,
-            redelivered=meters.redelivered.total,
-            refused=meters.refused.total,
-            put_per_s=meters.put.per_s,
-            delivered_per_s=meters.delivered.per_s,
-            acked_per_s=meters.acked.per_s,
-            readers_waiting=self.dispatch.readers_waiting,
-            wait=durations(meters.wait),
-            service=durations(meters.service),
-            consumers=[
-                ConsumerNumbers(
-                    consumer=consumer.consumer,
-                    client_id=consumer.outlet.client_id,
-                    client_name=consumer.outlet.client_name,
-                    prefetch=consumer.prefetch,
-                    unacknowledged=consumer.book.outstanding,
-                    delivered=consumer.meters.delivered.total,
-                    acked=consumer.meters.acked.total,
-                    delivered_per_s=consumer.meters.delivered.per_s,
-                    acked_per_s=consumer.meters.acked.per_s,
-                    automatic=consumer.automatic,
-                    service=durations(consumer.meters.service),
-                )
-                for consumer in self.dispatch.consumers
-            ],
-            delayed=queue.later_count,
-            dead_lettered=meters.dead_lettered.total,
-            dropped=meters.dropped.total,
-            expired=meters.expired.total,
-            deduplicated=meters.deduplicated.total,
-            paused=holding.policy.paused,
-        )
-
-
-def ready_for_s(segment: Segment, now: float) -> float:
-    """How long it could have been delivered."""
-    # A delay that was asked for is no wait.
-    return max(now - (segment.due_at or segment.arrived_at), 0.0)
+    def numbers(self, steps: int | None = 1) -> QueueNumbers:
+        """With so many control steps of each consumer at most; None: nothing of consumers."""
+        return full_numbers(self, steps)

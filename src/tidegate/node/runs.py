@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from tidegate.node.holding import Holding
+from tidegate.queueing.lease import Lease
 from tidegate.queueing.span import Span
-from tidegate.wire.packets import Run
+from tidegate.wire.packets.run import Run
 
 Entry = TypeVar("Entry")
 
@@ -33,6 +35,24 @@ def run_of(span: Span, tag: int) -> Run:
         redelivered=segment.reloaded,
         deliveries=deliveries,
     )
+
+
+def counted_run(holding: Holding, lease: Lease) -> Run:
+    """A leased span as it travels, counted."""
+    span = lease.span
+    segment = span.segment
+    meters = holding.meters
+    meters.delivered.add(len(span))
+    watch = holding.watch
+    if watch is not None and segment.first_id in watch.segments:
+        watch.delivered(span, lease.granted_at)
+    if segment.reloaded or segment.attempts is not None:
+        meters.redelivered.add(len(span))
+    else:
+        # A delay that was asked for is no wait.
+        waited_s = holding.clock.wall() - (segment.due_at or segment.arrived_at)
+        meters.wait.add(max(waited_s, 0.0), len(span))
+    return run_of(span, lease.tag)
 
 
 def _cut(column: list[Entry], low: int, high: int) -> list[Entry]:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from tidegate.node.consumer import Consumer
 from tidegate.node.dispatch import Dispatch
+from tidegate.node.figures import process_cpu_s, process_memory_bytes
 from tidegate.node.holding import Holding
-from tidegate.node.replica import ready_for_s
+from tidegate.node.waiting_time import ready_for_s
 from tidegate.telemetry.histogram import BUCKETS, Histogram
 from tidegate.telemetry.recorder import Row
 
@@ -112,9 +113,9 @@ class QueueSampler:
     ) -> None:
         self._node = node
         self._interval_s = interval_s
-        self._names = (node, holding.info.name, 0, holding.epoch)
+        self._names = (node, holding.logical_name, holding.info.number, holding.epoch)
         self._consumers: dict[Consumer, ConsumerSampler] = {}
-        dispatch.departed = []
+        dispatch.holders.departed = []
         # What the last interval brought.
         self.since: tuple[int, ...] = ()
         self.consumers = 0
@@ -154,7 +155,14 @@ class QueueSampler:
             self._sampled_at = now
             self.since, self.producers = _IDLE_SINCE, _NOBODY
             self.consumers = self.readers = 0
-            return (at_us, interval_s, *self._names, *_IDLE, queue.resident_bytes, *_IDLE_CLIENTS)
+            return (
+                at_us,
+                interval_s,
+                *self._names,
+                *_IDLE,
+                queue.residents.cost_bytes,
+                *_IDLE_CLIENTS,
+            )
         since = self.since = tuple(map(sub, totals, self._totals))
         self._totals, self._sampled_at = totals, now
         wait_s, wait = self._wait.take()
@@ -168,17 +176,17 @@ class QueueSampler:
             # Another node says how things stand there.
             self.consumers = self.readers = 0
             return (*brought, 0, 0, 0, 0, 0.0, 0, 0, len(self.producers), 0, 0)
-        oldest = queue.oldest() if len(queue) else None
-        consumers = dispatch.consumers
-        self.consumers, self.readers = len(consumers), dispatch.readers_waiting
+        oldest = queue.contents.oldest() if len(queue) else None
+        consumers = dispatch.holders.consumers
+        self.consumers, self.readers = len(consumers), dispatch.readers.count
         return (
             *brought,
             len(queue),
-            queue.tail_count,
-            queue.later_count,
-            dispatch.unacknowledged,
+            queue.tails.count,
+            queue.delayed.count,
+            dispatch.holders.unacknowledged,
             ready_for_s(oldest, wall_s) if oldest else 0.0,
-            queue.resident_bytes,
+            queue.residents.cost_bytes,
             sum([consumer.prefetch for consumer in consumers]),
             len(self.producers),
             self.consumers,
@@ -187,21 +195,21 @@ class QueueSampler:
 
     def sample_consumers(self, at_us: int, now: float) -> list[Row]:
         """A row for each consumer, also for those that have gone since the last sample."""
-        known, dispatch = self._consumers, self._dispatch
-        present, departed = dispatch.consumers, dispatch.departed or []
+        known, holders = self._consumers, self._dispatch.holders
+        present, departed = holders.consumers, holders.departed or []
         if not present and not departed:
             return []
         rows = [self._sampler_of(each).sample(at_us, now) for each in (*present, *departed)]
         for consumer in departed:
             known.pop(consumer, None)
-        dispatch.departed = []
+        holders.departed = []
         return rows
 
     def _sampler_of(self, consumer: Consumer) -> ConsumerSampler:
         sampler = self._consumers.get(consumer)
         if sampler is None:
             sampler = self._consumers[consumer] = ConsumerSampler(
-                self._node, self._holding.info.name, consumer, self._interval_s
+                self._node, self._holding.logical_name, consumer, self._interval_s
             )
         return sampler
 
@@ -233,14 +241,14 @@ class NodeSampler:
 
     def _read_totals(self) -> tuple[float, ...]:
         node = self._node
-        commits, messages, commit_s = node.committed
+        commits, messages, commit_s = node.figures.committed
         return (
             node.packets_in,
             node.packets_out,
             commits,
             messages,
             commit_s,
-            node.process_cpu_s,
+            process_cpu_s(),
         )
 
     def sample(self, at_us: int, now: float, rows_dropped: int) -> Row:
@@ -254,16 +262,16 @@ class NodeSampler:
             node.name,
             "node",
             node.member_id,
-            node.connections,
+            len(node.sessions),
             len(self._producers),
             self._consumers,
             self._readers,
             len(node.replicas),
             *self._moved,
             *since,
-            node.process_memory_bytes,
+            process_memory_bytes(),
             cpu_s,
-            node.messages_memory_bytes,
+            node.budget.used_bytes,
             rows_dropped,
         )
         self._totals, self._sampled_at = totals, now

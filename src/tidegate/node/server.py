@@ -2,16 +2,14 @@
 
     server → session → replica → storage.writer
 
-Membership and ownership live in the store. A node renews its life at a third of its lease;
-when it could not, it stops delivering at the deadline, whatever the store says later.
+Here it starts, ticks and ends. Who is connected is in `sessions`, its lease in `membership`, what
+it owns in `ownership`, what it tells about itself in `figures`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import resource
 import socket
 import ssl
 from collections.abc import Coroutine
@@ -20,50 +18,38 @@ from typing import Any
 from tidegate.client.address import parse_address
 from tidegate.client.tls import verifying_context
 from tidegate.core.budget import Budget
-from tidegate.core.errors import (
-    InvalidValue,
-    LimitReached,
-    NotAuthenticated,
-    StaleEpoch,
-    TidegateError,
-    Unavailable,
-)
+from tidegate.core.ending import ended
+from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
 from tidegate.core.model import QueueInfo
 from tidegate.core.ports import Clock, Store
-from tidegate.core.secrecy import without_secrets
 from tidegate.node.accounts import Accounts, is_loopback
 from tidegate.node.admission import Admission
+from tidegate.node.aliases import Aliases
 from tidegate.node.dead_letters import DeadLetters
 from tidegate.node.doorstep import Doorstep
+from tidegate.node.exchange import Exchange
+from tidegate.node.figures import Figures
 from tidegate.node.guard import QueueNames
 from tidegate.node.limits import Limits
 from tidegate.node.meeting import Meeting
+from tidegate.node.membership import Membership
 from tidegate.node.neighbours import Neighbours
 from tidegate.node.ownership import Ownership
 from tidegate.node.publishing import Publishing
 from tidegate.node.recording import Recording
 from tidegate.node.replica import Replica
 from tidegate.node.session import Session
+from tidegate.node.sessions import Sessions
 from tidegate.node.tls import NodeTls
 from tidegate.node.topics import Topics
 from tidegate.node.transactions import Transactions
-from tidegate.storage.writer import Settler, Writer
-from tidegate.telemetry.histogram import Histogram
+from tidegate.storage.writer import Writers
 from tidegate.telemetry.meters import PhaseMeters
-from tidegate.telemetry.numbers import (
-    ClusterNumbers,
-    NodeNumbers,
-    PhaseNumbers,
-    QueueNumbers,
-    durations,
-)
 from tidegate.telemetry.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
 ALL_ADDRESSES = ("0.0.0.0", "::", "")
-# How long a client without a name is remembered after its connection has broken.
-_EPHEMERAL_S = 30.0
 _TICK_S = 0.25
 _TICKS_PER_S = 4
 # How often a node looks whether users have changed.
@@ -86,11 +72,18 @@ class Node:
         tls: NodeTls | None = None,
         login_always: bool = False,
         recorder: Recorder | None = None,
+        machine_id: int | None = None,
     ) -> None:
         self.store = store
+        # The machine of the fleet that it is on; None: it is on none.
+        self.machine_id = machine_id
         self.limits = limits or Limits()
         self.clock = clock or Clock()
         self.name = name or ""
+        self.budget = Budget(self.limits.memory_bytes)
+        self.figures = Figures(self)
+        self.membership = Membership(self)
+        self.sessions = Sessions(self)
         self.ownership = Ownership(self)
         self.replicas = self.ownership.replicas
         self.phases = PhaseMeters()
@@ -101,12 +94,15 @@ class Node:
         self.transactions = Transactions(self, meeting)
         self.topics = Topics(self)
         self.dead_letters = DeadLetters(self)
+        self.aliases = Aliases(self)
+        self.exchange = Exchange(self)
         self.tls = tls
-        self.accounts = Accounts(store, login_always=login_always, on_change=self._users_changed)
+        self.accounts = Accounts(
+            store, login_always=login_always, on_change=self.sessions.users_changed
+        )
         self.recording = None if recorder is None else Recording(self, recorder)
         self.admission = Admission(self.limits)
         self.names = QueueNames(store, self.replicas)
-        self.member_id = 0
         self.address = ""
         # Where an HTTP door shows this node, if there is one.
         self.metrics_address = ""
@@ -114,23 +110,23 @@ class Node:
         # Under which name others reach us; a node that listens on all addresses has none there.
         self._reached_as = advertise or (socket.gethostname() if host in ALL_ADDRESSES else host)
         self._port = port
-        self._budget = Budget(self.limits.memory_bytes)
-        self._commits = Histogram()
-        self._committed_messages = 0
-        self._writers: list[Writer] = []
-        self._settler = Settler(store, linger_s=self.limits.settle_linger_s)
-        self._sessions: set[Session] = set()
-        self._waiting_sessions: set[Session] = set()
-        self._alive_until = 0.0
-        # Whether it did when the lease was to be renewed.
-        self._store_answers = True
-        self._started_at = 0.0
+        self._writers = Writers(
+            store,
+            self.limits.writers,
+            on_commit=self.figures.count_commit,
+            on_free=self.sessions.resume_reading,
+            linger_s=self.limits.settle_linger_s,
+        )
+        self._is_serving = False
         self._server: asyncio.Server | Doorstep | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.neighbours = Neighbours(self)
         self.stopping = False
-        self._refused_at = float("-inf")
-        self._adopting: asyncio.Task[None] | None = None
+
+    @property
+    def member_id(self) -> int:
+        """Its number among the members; another one after it was declared dead."""
+        return self.membership.member_id
 
     # Life
 
@@ -162,19 +158,15 @@ class Node:
         self.address = f"{'tidegate' if self.tls is None else 'tidegates'}://{host}:{port}"
         # The port only now: nodes that were given any free one must not share a name.
         self.name = self.name or f"{socket.gethostname()}-{port}"
-        self._started_at = self.clock.monotonic()
-        await self._join()
-        self._writers = [
-            Writer(
-                self.store,
-                number=number,
-                on_commit=self._count_commit,
-                on_free=self._resume_reading,
-            )
-            for number in range(self.limits.writers)
-        ]
-        self._settler.start()
-        for work in (self._renew_forever(), self._tick_forever(), self._watch_users_forever()):
+        self.figures.start()
+        await self.membership.join()
+        self._is_serving = True
+        for work in (
+            self.membership.renew_forever(),
+            self._tick_forever(),
+            self._watch_users_forever(),
+            self.aliases.watch_forever(),
+        ):
             self._start(work)
         if self.recording is not None:
             self.recording.start()
@@ -203,11 +195,6 @@ class Node:
                 f"machines and needs {'; '.join(missing)}. Or listen on 127.0.0.1"
             )
 
-    async def _join(self) -> None:
-        asked_at = self.clock.monotonic()
-        self.member_id = await self.store.join(self.name, self.address, self.limits.lease_s)
-        self._alive_until = asked_at + self.limits.lease_s
-
     def _start(self, work) -> None:  # type: ignore[no-untyped-def]
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -230,18 +217,11 @@ class Node:
                 await self.dead_letters.drain()
                 for replica in list(self.replicas.values()):
                     await replica.quiesce()
-                for writer in self._writers:
-                    await writer.stop()
-                await self._settler.stop()
+                await self._writers.stop()
         except TimeoutError:
             log.warning("stopped before everything was drained")
-        try:
-            async with asyncio.timeout(self.limits.lease_s):
-                await self.store.leave(self.member_id)
-        except (TimeoutError, TidegateError) as failure:
-            log.warning("left without saying so: %s", failure or "no answer")
-        for session in list(self._sessions):
-            session.close()
+        await self.membership.leave()
+        self.sessions.close()
         await self._end_tasks()
         await self.neighbours.close()
         await self.store.close()
@@ -249,13 +229,11 @@ class Node:
             await self.recording.stop()
 
     async def _end_tasks(self) -> None:
-        ending = [*self._tasks, *self.ownership.searches]
-        if self._adopting is not None:
-            ending.append(self._adopting)
+        ending = [*self._tasks, *self.ownership.searches, *self.membership.tasks]
         await self.dead_letters.abort()
-        for task in ending:
-            task.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
+        await ended(ending)
+        await self.aliases.close()
+        await self.exchange.close()
         await self.publishing.close()
         await self.transactions.close()
 
@@ -264,11 +242,8 @@ class Node:
         self.stopping = True
         if self._server is not None:
             self._server.close()
-        for writer in self._writers:
-            writer.abort()
-        self._settler.abort()
-        for session in list(self._sessions):
-            session.abort()
+        self._writers.abort()
+        self.sessions.abort()
         for replica in list(self.replicas.values()):
             replica.fence(Unavailable("this node has ended"))
         await self._end_tasks()
@@ -277,24 +252,13 @@ class Node:
         if self.recording is not None:
             self.recording.abort()
 
-    def may_deliver(self) -> bool:
-        """A paused owner wakes up with its lease gone: look at the clock before every socket."""
-        return self.clock.monotonic() < self._alive_until and not self.stopping
-
     def why_not_ready(self) -> str | None:
-        """Why nobody should be sent here now, or None. Renewals ask the store all the time."""
+        """Why nobody should be sent here now, or None."""
         if self.stopping:
             return "draining: the node is about to stop"
-        if not self._writers:
+        if not self._is_serving:
             return "starting"
-        if self.clock.monotonic() >= self._alive_until:
-            return "the node's lease has lapsed: it could not be renewed in the store"
-        # Strangers read this: what exactly the store said is in the log.
-        return None if self._store_answers else "the store does not answer"
-
-    def _count_commit(self, duration_s: float, messages: int) -> None:
-        self._commits.add(duration_s)
-        self._committed_messages += messages
+        return self.membership.why_not_ready()
 
     def replica_of(self, info: QueueInfo, epoch: int) -> Replica:
         """A queue that has become ours."""
@@ -302,110 +266,17 @@ class Node:
             info,
             epoch,
             store=self.store,
-            writer=self._writers[info.queue_id % len(self._writers)],
-            settler=self._settler,
-            budget=self._budget,
+            writer=self._writers.writer(info.queue_id),
+            settler=self._writers.settler(info.queue_id),
+            budget=self.budget,
             limits=self.limits,
             clock=self.clock,
-            may_deliver=self.may_deliver,
+            may_deliver=self.membership.may_deliver_from(info.queue_id),
             on_fenced=self.ownership.forget,
             give_up=self.dead_letters.give_up,
         )
 
-    # Back-pressure
-
-    @property
-    def is_flooded(self) -> bool:
-        return self._budget.is_flooded
-
-    def resume_when_dry(self, session: Session) -> None:
-        """A session that reads no more until the store has caught up."""
-        self._waiting_sessions.add(session)
-
-    def _resume_reading(self) -> None:
-        if self._waiting_sessions and not self._budget.is_flooded:
-            waiting, self._waiting_sessions = self._waiting_sessions, set()
-            for session in waiting:
-                session.resume_reading()
-
-    # Sessions
-
-    def admit(self, session: Session) -> bool:
-        if self.stopping:
-            return False
-        try:
-            session.place = self.admission.arrive(session.address)
-        except LimitReached as full:
-            now = self.clock.monotonic()
-            if now - self._refused_at > 1.0:
-                # Once a second: who knocks a thousand times must not fill the log.
-                self._refused_at = now
-                log.warning("connection refused: %s", full)
-            return False
-        self._sessions.add(session)
-        return True
-
-    def forget_session(self, session: Session) -> None:
-        self._sessions.discard(session)
-        if session.place is not None:
-            self.admission.leave(session.place)
-            session.place = None
-        self._waiting_sessions.discard(session)
-
-    def forget_client(self, client_id: int) -> None:
-        """A client that lived as long as its connection, unless it comes back soon."""
-
-        async def delete() -> None:
-            await asyncio.sleep(_EPHEMERAL_S)
-            if any(session.client_id == client_id for session in self._sessions):
-                return
-            with contextlib.suppress(TidegateError):
-                await self.store.delete_client(client_id)
-
-        if not self.stopping:
-            self._start(delete())
-
     # Forever
-
-    async def _renew_forever(self) -> None:
-        """Renew at a third of the lease: two renewals may be lost before anyone takes over."""
-        while True:
-            await asyncio.sleep(self.limits.lease_s / 3)
-            asked_at = self.clock.monotonic()
-            try:
-                renewed = await self.store.renew(self.member_id, self.limits.lease_s)
-                self._store_answers = True
-                if renewed:
-                    self._alive_until = asked_at + self.limits.lease_s
-                else:
-                    await self._start_over()
-                if self._adopting is None or self._adopting.done():
-                    # Beside the renewal: a large queue takes longer to load than a lease lasts.
-                    self._adopting = asyncio.create_task(self.ownership.adopt())
-                await self._leave_the_dead()
-            except TidegateError as failure:
-                self._store_answers = False
-                log.warning("could not renew the lease: %s", failure)
-            except Exception:
-                # Without this loop the node would go on confirming and never deliver again.
-                log.exception("a bug while renewing the lease")
-
-    async def _leave_the_dead(self) -> None:
-        """What waits for the answer of a dead owner must be asked again: its socket may be open."""
-        relaying = [session for session in self._sessions if session.is_relaying]
-        if relaying:
-            alive = {m.address for m in await self.store.members() if m.alive}
-            for session in relaying:
-                session.keep_relays_to(alive)
-
-    async def _start_over(self) -> None:
-        """We were declared dead: everything we owned is somebody else's now."""
-        log.error("this node was declared dead and starts over")
-        for replica in list(self.replicas.values()):
-            replica.fence(StaleEpoch("this node lost its lease"))
-        await self._join()
-        if self.recording is not None:
-            self.recording.event("rejoin", str(self.member_id), {"address": self.address})
 
     async def _tick_forever(self) -> None:
         ticks = 0
@@ -425,13 +296,13 @@ class Node:
 
     def _tick(self, *, second: bool) -> None:
         now = self.clock.monotonic()
-        self._resume_reading()
+        self.sessions.resume_reading()
         for replica in list(self.replicas.values()):
             replica.tick()
             if second:
                 replica.tick_rates(now)
         if second:
-            self._hang_up_on_the_silent(now)
+            self.sessions.hang_up_on_the_silent(now)
 
     async def _forget_producers(self) -> None:
         before = self.clock.monotonic() - self.limits.dedup_window_s
@@ -451,102 +322,3 @@ class Node:
                 log.warning("could not look for changes of users: %s", failure)
             except Exception:
                 log.exception("a bug while looking for changes of users")
-
-    def _users_changed(self) -> None:
-        for session in list(self._sessions):
-            if not self.accounts.still_holds(session.guard):
-                session.end(NotAuthenticated("the user was changed or removed: log in again"))
-
-    def _hang_up_on_the_silent(self, now: float) -> None:
-        for session in self._sessions - self._waiting_sessions:
-            patience = (
-                3 * self.limits.heartbeat_s if session.identified else self.limits.handshake_s
-            )
-            # Before login, bytes that drip in are no sign of life.
-            since = session.last_heard if session.identified else session.connected_at
-            stalled_s = session.stalled_s(now)
-            if stalled_s is not None:
-                # We do not hear it either, since who does not read our answers is not asked more.
-                if stalled_s > self.limits.slow_reader_s:
-                    log.warning("hung up on who reads nothing", extra={"user": session.guard.user})
-                    session.hang_up()
-            elif now - since > patience:
-                session.hang_up()
-
-    # Numbers
-
-    async def numbers(self, queue_id: int | None, cluster: bool) -> ClusterNumbers:
-        if queue_id is not None:
-            # A queue that nobody has asked for since its owner went has no numbers yet.
-            await self.ownership.route(queue_id)
-        chosen = [
-            replica.numbers()
-            for number, replica in sorted(self.replicas.items())
-            if queue_id is None or number == queue_id
-        ]
-        nodes = [self.own_numbers(chosen)]
-        if cluster:
-            others = [
-                member.address
-                for member in await self.store.members()
-                if member.alive and member.member_id != self.member_id
-            ]
-            nodes += await self.neighbours.numbers(others, queue_id)
-        return ClusterNumbers(nodes)
-
-    @property
-    def connections(self) -> int:
-        return len(self._sessions)
-
-    @property
-    def committed(self) -> tuple[int, int, float]:
-        """Transactions that stored messages, how many those were, and the seconds they took."""
-        return self._commits.count, self._committed_messages, self._commits.sum_s
-
-    @property
-    def process_cpu_s(self) -> float:
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        return usage.ru_utime + usage.ru_stime
-
-    @property
-    def process_memory_bytes(self) -> int:
-        """Resident memory now (not its peak)."""
-        with open("/proc/self/statm") as statm:  # noqa: PTH123
-            return int(statm.read().split()[1]) * resource.getpagesize()
-
-    @property
-    def messages_memory_bytes(self) -> int:
-        """What messages take of it."""
-        return self._budget.used_bytes
-
-    def own_numbers(self, queues: list[QueueNumbers]) -> NodeNumbers:
-        """The numbers of this node, with those of some queues."""
-        return NodeNumbers(
-            member_id=self.member_id,
-            name=self.name,
-            address=self.address,
-            uptime_s=self.clock.monotonic() - self._started_at,
-            connections=self.connections,
-            memory_bound_bytes=self._budget.bound_bytes,
-            memory_resident_bytes=self.messages_memory_bytes,
-            process_memory_bytes=self.process_memory_bytes,
-            process_cpu_s=self.process_cpu_s,
-            commits=self._commits.count,
-            commit=durations(self._commits),
-            messages_per_commit=self._committed_messages / max(self._commits.count, 1),
-            packets_in=self.packets_in,
-            packets_out=self.packets_out,
-            queues=queues,
-            rows_recorded=0 if self.recording is None else self.recording.recorder.rows_recorded,
-            rows_dropped=0 if self.recording is None else self.recording.recorder.rows_dropped,
-            lake="" if self.recording is None else without_secrets(self.recording.recorder.lake),
-            metrics_address=self.metrics_address,
-            phases=PhaseNumbers(
-                wait_client=durations(self.phases.wait_client),
-                parse=durations(self.phases.parse),
-                store=durations(self.phases.store),
-                respond=durations(self.phases.respond),
-                total=durations(self.phases.total),
-                wait_message=durations(self.phases.wait_message),
-            ),
-        )

@@ -66,13 +66,14 @@ class Settling:
         watch = self._holding.watch
         now = self._holding.clock.monotonic()
         lost = 0
+        holder.meters.settlements += 1
         for first, last in ranges:
             held = 0
             for lease in holder.book.take(first, last):
                 count = len(lease.span)
                 held += count
                 meters.service.add(now - lease.granted_at, count)
-                holder.meters.service.add(now - lease.granted_at, count)
+                holder.meters.settled(lease.granted_at, now, count)
                 if watch is not None and lease.span.segment.first_id in watch.segments:
                     watch.ended(lease.span, ACKED, now)
                 self.note_done(lease.span, queue.done(lease.span))
@@ -162,8 +163,9 @@ class Settling:
         self._pledges.add(pledge)
         return pledge
 
-    def first_ids_pledged(self) -> set[int]:
-        return {lease.span.segment.first_id for each in self._pledges for lease in each.leases}
+    def segments_pledged(self) -> set[Segment]:
+        """Those of which messages are in the hands of transactions."""
+        return {lease.span.segment for each in self._pledges for lease in each.leases}
 
     def redeem(self, pledge: Pledge) -> None:
         """The transaction is on disk, and so is that these messages are done."""
@@ -174,8 +176,9 @@ class Settling:
         now = holding.clock.monotonic()
         for lease in pledge.leases:
             count = len(lease.span)
+            holding.meters.service.add(now - lease.granted_at, count)
+            pledge.holder.meters.settled(lease.granted_at, now, count)
             for meters in (holding.meters, pledge.holder.meters):
-                meters.service.add(now - lease.granted_at, count)
                 meters.acked.add(count)
             if holding.watch is not None and lease.span.segment.first_id in holding.watch.segments:
                 holding.watch.ended(lease.span, ACKED, now)

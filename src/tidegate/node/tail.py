@@ -17,7 +17,8 @@ from tidegate.core.segment import Segment
 from tidegate.node.consumer import Reader
 from tidegate.node.holding import Holding
 from tidegate.queueing.lane import Lane
-from tidegate.queueing.queue import EVERYTHING, Match
+from tidegate.queueing.match import Match
+from tidegate.queueing.rank import EVERYTHING
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +37,13 @@ class TailReader:
         self,
         holding: Holding,
         came_back: Callable[[], None],
-        under_way: Callable[[], set[int]],
+        known: Callable[[list[Segment]], list[Segment]],
     ) -> None:
         self._holding = holding
         self._came_back = came_back
-        # First ids of segments that may be in the store, and of which we are not told yet.
-        self._under_way = under_way
+        # Without those that are stored this very moment, by another connection than puts before
+        # and behind them: they come by themselves.
+        self._known = known
         self._reading: asyncio.Task[None] | None = None
         self._searches: set[asyncio.Task[None]] = set()
         # Receivers for whom a search is under way.
@@ -51,7 +53,7 @@ class TailReader:
         """Everything a new owner finds is a tail."""
         holding = self._holding
         for lane in await holding.store.lanes(holding.info.queue_id):
-            holding.queue.tail_lane(lane.priority, lane.addressed).expect_tail(
+            holding.queue.tails.lane(lane.priority, lane.addressed).expect_tail(
                 lane.first_id, lane.last_id, lane.count, lane.payload_bytes, lane.arrived_at
             )
         self.fill_head()
@@ -65,7 +67,7 @@ class TailReader:
         holding = self._holding
         if self._reading is not None or holding.fenced:
             return
-        wanted = holding.queue.tail_wanted(HEAD_BYTES_LOW)
+        wanted = holding.queue.tails.wanted(HEAD_BYTES_LOW)
         room = holding.budget.has_room_for(HEAD_BYTES_LOW)
         self._note_stalled([lane for lane, _ in wanted], room)
         for lane, addressed in wanted:
@@ -81,14 +83,14 @@ class TailReader:
         held_bytes_max = self._holding.limits.memory_bytes // 4 if room else self.head_bytes_least()
         for lane in lanes:
             was_stalled = lane.stalled
-            lane.stalled = self._holding.queue.is_crowded(lane, held_bytes_max)
+            lane.stalled = self._holding.queue.turnstile.is_crowded(lane, held_bytes_max)
             if lane.stalled and not was_stalled:
                 # Others may have waited for this one.
                 asyncio.get_running_loop().call_soon(self._came_back)
 
     async def _read(self, priority: int, addressed: bool) -> None:
         holding = self._holding
-        lane = holding.queue.tail_lane(priority, addressed)
+        lane = holding.queue.tails.lane(priority, addressed)
         part = 1 if holding.budget.has_room_for(HEAD_BYTES_LOW) else 8
         asked = (lane.tail_from, lane.tail_last)
         try:
@@ -143,7 +145,7 @@ class TailReader:
         """In the reader's order, so that the first one found is the first one there is."""
         priorities: list[int | None] = [None]
         if reader.order is Order.PRIORITY:
-            tails = self._holding.queue.tail_wanted(ALL_BYTES)
+            tails = self._holding.queue.tails.wanted(ALL_BYTES)
             priorities = [*sorted({lane.priority for lane, _ in tails}, reverse=True)]
         for priority in priorities:
             from_id = self._first_id(priority)
@@ -159,7 +161,7 @@ class TailReader:
 
     def _is_coming(self) -> bool:
         """Whether more of what is for anyone is on its way from the store."""
-        if not self._holding.queue.has_tail_for_anyone:
+        if not self._holding.queue.tails.has_any_for_anyone:
             return False
         self.fill_head()
         return self._reading is not None
@@ -176,11 +178,21 @@ class TailReader:
         await asyncio.wait([self._reading])
         return True
 
+    async def more_of_all(self) -> bool:
+        """The same for who takes what is addressed, too."""
+        if not self._holding.queue.tails.count:
+            return False
+        self.fill_head()
+        if self._reading is None:
+            return False
+        await asyncio.wait([self._reading])
+        return True
+
     def search_for_receiver(self, client_id: int) -> None:
         """Bring back all that is addressed to a client that is here."""
         if (
             client_id in self._searched_for
-            or self._holding.queue.unsearched_from(client_id) is None
+            or self._holding.queue.tails.unsearched_from(client_id) is None
         ):
             return
 
@@ -195,8 +207,8 @@ class TailReader:
 
     async def _pull_addressed(self, client_id: int) -> None:
         queue = self._holding.queue
-        while (from_id := queue.unsearched_from(client_id)) is not None:
-            end = queue.addressed_end
+        while (from_id := queue.tails.unsearched_from(client_id)) is not None:
+            end = queue.tails.addressed_end
             found = await self._pull(from_id, client_id, None)
             if found is None:
                 return
@@ -205,7 +217,7 @@ class TailReader:
             queue.searched(client_id, end)
 
     def _first_id(self, priority: int | None) -> int | None:
-        wanted = self._holding.queue.tail_wanted(ALL_BYTES)
+        wanted = self._holding.queue.tails.wanted(ALL_BYTES)
         starts = [lane.tail_from for lane, _ in wanted if priority in (None, lane.priority)]
         return min(starts, default=None)
 
@@ -232,15 +244,6 @@ class TailReader:
         holding.queue.bring_back(self._known(segments), pulled=True)
         return segments
 
-    def _known(self, segments: list[Segment]) -> list[Segment]:
-        """Without those that are stored this very moment, by another connection than puts before
-        and behind them: they come by themselves.
-        """
-        under_way = self._under_way()
-        if not under_way:
-            return segments
-        return [segment for segment in segments if segment.first_id not in under_way]
-
     def _start(self, search: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(search)
         self._searches.add(task)
@@ -250,7 +253,7 @@ class TailReader:
     async def look(self, first_id: int, last_id: int) -> tuple[list[Segment], int]:
         """Segments of the store that hold these ids, and up to which id these are all."""
         holding = self._holding
-        if not holding.queue.has_tail_between(first_id, last_id):
+        if not holding.queue.tails.has_between(first_id, last_id):
             return [], last_id
         found = await holding.store.read_between(
             holding.info.queue_id, first_id, last_id, CHUNK_SEGMENTS, HEAD_BYTES_LOW

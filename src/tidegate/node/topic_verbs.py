@@ -16,31 +16,43 @@ from tidegate.core.errors import (
     TopicNotExisting,
 )
 from tidegate.core.topic import check_filter
-from tidegate.node.checks import check_name, check_put
-from tidegate.wire import packets as w
+from tidegate.node.checks import check_name, check_put, check_queue_name
 from tidegate.wire.connection import Received
+from tidegate.wire.packet import Packet, Success
+from tidegate.wire.packets.topics import (
+    CreateTopic,
+    CreateTopicResponse,
+    DeleteTopic,
+    GetTopics,
+    GetTopicsResponse,
+    Publish,
+    PublishResponse,
+    SubscribeTopic,
+    SubscribeTopicResponse,
+    UnsubscribeTopic,
+)
 
 if TYPE_CHECKING:
     from tidegate.core.model import QueueInfo
     from tidegate.node.session import Session
 
 
-async def create_topic(session: Session, packet: w.CreateTopic, event: Received) -> None:
+async def create_topic(session: Session, packet: CreateTopic, event: Received) -> None:
     name = check_name(packet.name, session.limits)
     topic = await session.node.store.create_topic(name)
     if topic is None:
         raise TopicNameNotUnique(f"a topic named {name!r} exists")
-    session.answer(w.CreateTopicResponse(topic), event.packet_id)
+    session.answer(CreateTopicResponse(topic), event.packet_id)
 
 
-async def delete_topic(session: Session, packet: w.DeleteTopic, event: Received) -> None:
+async def delete_topic(session: Session, packet: DeleteTopic, event: Received) -> None:
     name = check_name(packet.name, session.limits)
     if not await session.node.store.delete_topic(name):
         raise _no_topic(name)
-    session.answer(w.Success(), event.packet_id)
+    session.answer(Success(), event.packet_id)
 
 
-async def topics(session: Session, packet: w.GetTopics, event: Received) -> None:
+async def topics(session: Session, packet: GetTopics, event: Received) -> None:
     guard = session.guard
     found = [
         msgspec.structs.replace(
@@ -48,13 +60,13 @@ async def topics(session: Session, packet: w.GetTopics, event: Received) -> None
         )
         for topic in guard.visible(await session.node.store.list_topics(), lambda each: each.name)
     ]
-    session.answer(w.GetTopicsResponse(found), event.packet_id)
+    session.answer(GetTopicsResponse(found), event.packet_id)
 
 
-async def subscribe_topic(session: Session, packet: w.SubscribeTopic, event: Received) -> None:
+async def subscribe_topic(session: Session, packet: SubscribeTopic, event: Received) -> None:
     store = session.node.store
     topic = check_name(packet.topic, session.limits)
-    name = check_name(packet.queue, session.limits)
+    name = check_queue_name(packet.queue, session.limits)
     check_filter(packet.filter)
     if await store.find_topic(topic) is None:
         raise _no_topic(topic)
@@ -71,11 +83,11 @@ async def subscribe_topic(session: Session, packet: w.SubscribeTopic, event: Rec
         raise QueueNameNotUnique(
             f"a queue named {name!r} exists, and one that goes with its connection must be new"
         )
-    await session.node.ownership.route(queue.queue_id)
-    session.answer(w.SubscribeTopicResponse(queue), event.packet_id)
+    await session.node.ownership.settle(queue.queue_id)
+    session.answer(SubscribeTopicResponse(queue), event.packet_id)
 
 
-async def _subscribe(session: Session, packet: w.SubscribeTopic) -> QueueInfo | None:
+async def _subscribe(session: Session, packet: SubscribeTopic) -> QueueInfo | None:
     node = session.node
     member_id = None if packet.durable else node.member_id
     queue = await node.store.add_subscription(packet.topic, packet.queue, packet.filter, member_id)
@@ -84,7 +96,7 @@ async def _subscribe(session: Session, packet: w.SubscribeTopic) -> QueueInfo | 
     return queue
 
 
-async def unsubscribe_topic(session: Session, packet: w.UnsubscribeTopic, event: Received) -> None:
+async def unsubscribe_topic(session: Session, packet: UnsubscribeTopic, event: Received) -> None:
     store = session.node.store
     topic = check_name(packet.topic, session.limits)
     queue = await store.find_queue(None, check_name(packet.queue, session.limits))
@@ -94,17 +106,17 @@ async def unsubscribe_topic(session: Session, packet: w.UnsubscribeTopic, event:
         if await store.find_topic(topic) is None:
             raise _no_topic(topic)
         raise InvalidValue(f"queue {packet.queue!r} is not subscribed to topic {topic!r}")
-    session.answer(w.Success(), event.packet_id)
+    session.answer(Success(), event.packet_id)
 
 
-async def publish(session: Session, packet: w.Publish, event: Received) -> None:
+async def publish(session: Session, packet: Publish, event: Received) -> None:
     check_name(packet.topic, session.limits)
     check_put(packet.messages, len(event.body), session.limits)
     counts = await session.node.publishing.publish(packet, bytes(event.body), session.client_id)
     if isinstance(counts, str):
         await session.forward_to(counts, packet, event.frame)
         return
-    session.answer(w.PublishResponse(counts), event.packet_id)
+    session.answer(PublishResponse(counts), event.packet_id)
 
 
 def _no_topic(name: str) -> TopicNotExisting:
@@ -112,11 +124,11 @@ def _no_topic(name: str) -> TopicNotExisting:
 
 
 TopicVerb = Callable[["Session", Any, Received], Awaitable[None]]
-TOPIC_VERBS: dict[type[w.Packet], TopicVerb] = {
-    w.CreateTopic: create_topic,
-    w.DeleteTopic: delete_topic,
-    w.GetTopics: topics,
-    w.SubscribeTopic: subscribe_topic,
-    w.UnsubscribeTopic: unsubscribe_topic,
-    w.Publish: publish,
+TOPIC_VERBS: dict[type[Packet], TopicVerb] = {
+    CreateTopic: create_topic,
+    DeleteTopic: delete_topic,
+    GetTopics: topics,
+    SubscribeTopic: subscribe_topic,
+    UnsubscribeTopic: unsubscribe_topic,
+    Publish: publish,
 }

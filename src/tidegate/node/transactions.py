@@ -20,8 +20,9 @@ from tidegate.node.once import OnceEach
 from tidegate.node.relay import Relay
 from tidegate.node.replica import Replica
 from tidegate.node.settling import Ranges
-from tidegate.wire import packets as w
 from tidegate.wire.connection import Received
+from tidegate.wire.packets.puts import PutMessageResponse
+from tidegate.wire.packets.transactions import Transact, TransactResponse
 
 if TYPE_CHECKING:
     from tidegate.node.server import Node
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 Held = list[tuple[Replica, Consumer, Ranges]]
 
 
-def transact(session: Session, packet: w.Transact, event: Received) -> Awaitable[None] | None:
+def transact(session: Session, packet: Transact, event: Received) -> Awaitable[None] | None:
     """Done here, or by the node that has the leases."""
     bodies = check_transact(packet, memoryview(event.body), session.limits)
     held: Held = []
@@ -44,30 +45,30 @@ def transact(session: Session, packet: w.Transact, event: Received) -> Awaitable
 
 
 async def _run(
-    session: Session, packet: w.Transact, bodies: list[bytes], held: Held, event: Received
+    session: Session, packet: Transact, bodies: list[bytes], held: Held, event: Received
 ) -> None:
     done = await session.node.transactions.run(packet, bodies, held, session.client_id)
     if isinstance(done, str):
         await session.forward_to(done, packet, event.frame)
         return
-    session.answer(w.TransactResponse(done), event.packet_id)
+    session.answer(TransactResponse(done), event.packet_id)
 
 
-def _place(session: Session, packet: w.Transact) -> Held | Relay:
+def _place(session: Session, packet: Transact) -> Held | Relay:
     """Where the leases are: who holds them here, or the way to the node that has them."""
     held: Held = []
     relays: set[Relay] = set()
     for ack in packet.acks:
         replica = session.node.replicas.get(ack.queue_id)
         if replica is None:
-            relay = session.relay_for(ack.queue_id)
+            relay = session.routes.to(ack.queue_id)
             if relay is None:
                 raise _lost(str(ack.queue_id))
             relays.add(relay)
             continue
-        holder = replica.dispatch.holder(session, ack.consumer)
+        holder = replica.dispatch.holders.of(session, ack.consumer)
         if holder is None:
-            raise _lost(replica.info.name)
+            raise _lost(replica.info.title)
         if not replica.info.durable:
             raise _transient(replica)
         held.append((replica, holder, ack.ranges))
@@ -85,8 +86,7 @@ def _lost(queue: str) -> LeaseLost:
 
 def _transient(replica: Replica) -> InvalidValue:
     return InvalidValue(
-        f"queue {replica.info.name!r} is transient: only what is stored can be part of a "
-        "transaction"
+        f"queue {replica.info.title} is transient: only what is stored can be part of a transaction"
     )
 
 
@@ -96,22 +96,22 @@ class Transactions:
     def __init__(self, node: Node, meeting: Meeting) -> None:
         self._node = node
         self._meeting = meeting
-        self._once: OnceEach[list[w.PutMessageResponse] | str] = OnceEach()
+        self._once: OnceEach[list[PutMessageResponse] | str] = OnceEach()
 
     async def close(self) -> None:
         await self._once.close()
 
     async def run(
-        self, packet: w.Transact, bodies: list[bytes], held: Held, sender: int
-    ) -> list[w.PutMessageResponse] | str:
+        self, packet: Transact, bodies: list[bytes], held: Held, sender: int
+    ) -> list[PutMessageResponse] | str:
         """The ids of the puts; or the address of the node that should be asked."""
         return await self._once.run(
             (packet.producer, packet.batch), lambda: self._run(packet, bodies, held, sender)
         )
 
     async def _run(
-        self, packet: w.Transact, bodies: list[bytes], held: Held, sender: int
-    ) -> list[w.PutMessageResponse] | str:
+        self, packet: Transact, bodies: list[bytes], held: Held, sender: int
+    ) -> list[PutMessageResponse] | str:
         if not held:
             elsewhere = await self._meeting.coordinator({put.queue_id for put in packet.puts})
             if elsewhere is not None:
@@ -119,8 +119,8 @@ class Transactions:
         return await insist(lambda: self._try(packet, bodies, held, sender))
 
     async def _try(
-        self, packet: w.Transact, bodies: list[bytes], held: Held, sender: int
-    ) -> list[w.PutMessageResponse]:
+        self, packet: Transact, bodies: list[bytes], held: Held, sender: int
+    ) -> list[PutMessageResponse]:
         key = (packet.producer, packet.batch)
         replicas = await self._meeting.gather(
             {put.queue_id: (len(put.lengths), sum(put.lengths)) for put in packet.puts}, key
@@ -137,18 +137,18 @@ class Transactions:
                 "may no longer have been held: begin anew with those that come"
             )
         commit = JointCommit(*key)
-        answers: list[w.PutMessageResponse] = []
+        answers: list[PutMessageResponse] = []
         try:
             for replica, holder, ranges in held:
-                if replica.fenced or not replica.dispatch.is_held_by(holder):
-                    raise _lost(replica.info.name)
+                if replica.fenced or not replica.dispatch.holders.has(holder):
+                    raise _lost(replica.info.title)
                 commit.ack(replica, holder, ranges)
             for put, body in zip(packet.puts, bodies, strict=True):
                 batch = Batch(
                     put,
                     body,
                     sender,
-                    lambda first_id, ids, _: answers.append(w.PutMessageResponse(first_id, ids)),
+                    lambda first_id, ids, _: answers.append(PutMessageResponse(first_id, ids)),
                     _never_refused,
                 )
                 commit.put(replicas[put.queue_id], batch)

@@ -4,6 +4,9 @@ A message is out from when it lies in its lane until it is done: leased, returne
 stays its group's only one. Those behind it are kept aside here, so they stand in nobody's way, and
 taking needs to know nothing of groups: what lies in a lane may be taken.
 
+Of a group that is frozen (it is to go to another queue) none comes out any more: all wait here,
+behind the one that is with somebody.
+
 Part of a queue may lie in the store only. A message whose group may have an older one there is kept
 aside too, until everything up to the message is in memory: the horizon has passed it.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tidegate.core.segment import Segment
 from tidegate.queueing.lifecycle import State
@@ -37,9 +40,10 @@ def has_groups(segment: Segment) -> bool:
 class Groups:
     """The groups of one receiver. All spans in here are of one message."""
 
-    __slots__ = ("_beyond", "_out", "_waiting")
+    __slots__ = ("_beyond", "_is_frozen", "_out", "_waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, is_frozen: Callable[[str], bool] = lambda group: False) -> None:
+        self._is_frozen = is_frozen
         # Where the message lies that is out: its segment, and its offset there.
         self._out: dict[str, tuple[Segment, int]] = {}
         self._waiting: dict[str, Row] = {}
@@ -69,7 +73,7 @@ class Groups:
             return False
         waiting = self._waiting.get(group)
         is_first = waiting is None or first_id < waiting[0].first_id
-        if is_first and first_id < horizon:
+        if is_first and first_id < horizon and not self._is_frozen(group):
             self._out[group] = (span.segment, span.low)
             return True
         self._wait(group, span)
@@ -106,7 +110,7 @@ class Groups:
     def next_out(self, group: str, horizon: int) -> Span | None:
         """None of the group is out: the first that waits is from now on, if there is one."""
         waiting = self._waiting.get(group)
-        if waiting is None:
+        if waiting is None or self._is_frozen(group):
             return None
         span = waiting[0]
         if span.first_id >= horizon:
@@ -129,6 +133,23 @@ class Groups:
                 span = self.next_out(group, horizon)
                 if span is not None:
                     yield span
+
+    # Freezing
+
+    def frozen_out(self) -> list[tuple[str, Span]]:
+        """Messages of frozen groups that are out."""
+        return [
+            (group, Span(segment, offset, offset + 1, State.READY))
+            for group, (segment, offset) in self._out.items()
+            if self._is_frozen(group)
+        ]
+
+    def thawed(self, horizon: int) -> Iterator[Span]:
+        """Other groups are frozen than before: who is out now."""
+        for group in [group for group in self._waiting if group not in self._out]:
+            span = self.next_out(group, horizon)
+            if span is not None:
+                yield span
 
     # Who waits
 

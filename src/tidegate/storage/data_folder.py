@@ -107,3 +107,8 @@ class DataFolder:
         with contextlib.suppress(OSError, msgspec.DecodeError):
             return msgspec.json.decode(self._lock_path.read_bytes(), type=Holder)
         return None
+
+
+def opener_0600(path: str, flags: int) -> int:
+    """For files that are only ours to read."""
+    return os.open(path, flags, 0o600)

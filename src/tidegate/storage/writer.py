@@ -19,6 +19,7 @@ from typing import Protocol
 from tidegate.core.crash import crash_point
 from tidegate.core.errors import LimitReached, TidegateError, Unavailable
 from tidegate.core.ports import Settlement, Store, Write
+from tidegate.core.replication import STORE_SHIFT
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +37,8 @@ class WriteSource(Protocol):
         """What waits now; it is under way from here on."""
         ...
 
-    def written(self, write: Write, stored: bool) -> None:
-        """The fate of one write: on disk, or fenced off."""
+    def written(self, write: Write, stored: bool | None) -> None:
+        """The fate of one write: on disk, or fenced off; None: fenced off, and perhaps on disk."""
         ...
 
     def refused(self, writes: Sequence[Write], error: TidegateError) -> None:
@@ -164,7 +165,7 @@ class Writer:
         self._store.submit([write for _, write in pending], done, writer=self._number)
 
     @staticmethod
-    def _tell(source: WriteSource, write: Write, stored: bool) -> None:
+    def _tell(source: WriteSource, write: Write, stored: bool | None) -> None:
         """One source's bug is not the others' loss: the writer must go on."""
         try:
             source.written(write, stored)
@@ -219,7 +220,9 @@ class Writer:
         del self._lost[: len(missing)]
         if isinstance(outcome, list):
             for (source, write), fate in zip(missing, outcome, strict=True):
-                self._tell(source, write, fate)
+                # Fenced off now; but the first try may have been stored, and what it stored been
+                # taken away by whoever owns the queue since.
+                self._tell(source, write, fate or None)
         else:
             self._refuse(missing, outcome)
 
@@ -308,3 +311,58 @@ class Settler:
                 source.settled(settlement, stored)
             except Exception:
                 log.exception("a bug while a settlement was handed on")
+
+
+class Writers:
+    """Writers and settlers by store: one that is away holds up nobody else's commits."""
+
+    def __init__(
+        self,
+        store: Store,
+        count: int,
+        *,
+        on_commit: Callable[[float, int], None] | None = None,
+        on_free: Callable[[], None] | None = None,
+        linger_s: float = 0.05,
+    ) -> None:
+        self._store = store
+        # For each store.
+        self._count = count
+        self._on_commit = on_commit
+        self._on_free = on_free
+        self._linger_s = linger_s
+        self._writers: dict[tuple[int, int], Writer] = {}
+        self._settlers: dict[int, Settler] = {}
+
+    def writer(self, queue_id: int) -> Writer:
+        """The one that the writes of a queue go through."""
+        number = queue_id % self._count
+        key = (queue_id >> STORE_SHIFT, number)
+        writer = self._writers.get(key)
+        if writer is None:
+            writer = self._writers[key] = Writer(
+                self._store, number=number, on_commit=self._on_commit, on_free=self._on_free
+            )
+        return writer
+
+    def settler(self, queue_id: int) -> Settler:
+        settler = self._settlers.get(queue_id >> STORE_SHIFT)
+        if settler is None:
+            settler = Settler(self._store, linger_s=self._linger_s)
+            self._settlers[queue_id >> STORE_SHIFT] = settler
+            settler.start()
+        return settler
+
+    async def stop(self) -> None:
+        """Return when everything is written."""
+        for writer in self._writers.values():
+            await writer.stop()
+        for settler in self._settlers.values():
+            await settler.stop()
+
+    def abort(self) -> None:
+        """Write nothing more."""
+        for writer in self._writers.values():
+            writer.abort()
+        for settler in self._settlers.values():
+            settler.abort()

@@ -21,19 +21,10 @@ from tidegate.core.errors import (
     from_code,
 )
 from tidegate.wire.frames import Frame, FrameReader, frame_pieces
-from tidegate.wire.packets import (
-    ANSWERS,
-    PUSHES,
-    REQUESTS,
-    Answer,
-    AuthenticateResponse,
-    Error,
-    IdentifyClientResponse,
-    Packet,
-    ProveResponse,
-    RegisterClientResponse,
-    Request,
-)
+from tidegate.wire.packet import Answer, Error, Packet, Request
+from tidegate.wire.packets.clients import IdentifyClientResponse, RegisterClientResponse
+from tidegate.wire.packets.login import AuthenticateResponse, ProveResponse
+from tidegate.wire.packets.registry import ANSWERS, PUSHES, REQUESTS
 
 FRAME_BEFORE_LOGIN_BYTES = 8 * 1024
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024

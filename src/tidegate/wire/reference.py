@@ -6,7 +6,9 @@ import msgspec
 
 from tidegate.core.errors import BY_CODE
 from tidegate.wire.connection import TRANSITIONS
-from tidegate.wire.packets import ANSWERS, PUSHES, REQUESTS, Packet, Run
+from tidegate.wire.packet import Packet
+from tidegate.wire.packets.registry import ANSWERS, PUSHES, REQUESTS
+from tidegate.wire.packets.run import Run
 
 
 def requests_table() -> str:

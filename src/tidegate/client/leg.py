@@ -1,0 +1,262 @@
+"""One consumer as a node knows it: a queue, a number, a connection; and what it holds there.
+
+A subscription stands on one leg, on two while it goes over to another replica, and has one more at
+its home, for what is addressed to it. A message
+belongs to the leg that it came with: there it is acknowledged, in ranges, given back or extended.
+With its connection, or its queue's owner, a leg is lost: what it held has gone back to the queue
+and comes again, so what is left of it here is dropped, and a late ack is too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from tidegate.client.link import Link
+from tidegate.client.message import Comeback, MessageBatch, batches_of
+from tidegate.core.errors import InvalidValue, LeaseLost, TidegateError
+from tidegate.core.model import Order
+from tidegate.telemetry.numbers import ClusterNumbers
+from tidegate.wire.packets.live_numbers import Stats
+from tidegate.wire.packets.prefetch import SetPrefetch
+from tidegate.wire.packets.settling import Extend, Return, Settle, SettleResponse
+from tidegate.wire.packets.subscriptions import (
+    ConsumerEnded,
+    Deliver,
+    Subscribe,
+    SubscribeResponse,
+    Unsubscribe,
+)
+
+# Acknowledgements that leave the node enough credit may wait for company this long: a packet
+# each would cost the node more than the messages do.
+_ACK_LINGER_S = 0.003
+UNSTARTED = Comeback(unstarted=True)
+
+
+class Leg:
+    """A holder of messages."""
+
+    def __init__(
+        self,
+        queue: str,
+        queue_id: int,
+        consumer: int,
+        link: Link,
+        *,
+        prefetch: int,
+        order: Order,
+        automatic: bool,
+        mine_only: bool = False,
+        on_arrived: Callable[[list[MessageBatch]], None],
+        on_ended: Callable[[Leg, ConsumerEnded], None],
+        on_prefetch: Callable[[Leg, int], None],
+    ) -> None:
+        # The name that users know.
+        self.queue = queue
+        self.queue_id = queue_id
+        self.consumer = consumer
+        self.prefetch = prefetch
+        self.automatic = automatic
+        self._mine_only = mine_only
+        self.lease_s = 60.0
+        self.lost = False
+        self._link = link
+        self._order = order
+        self._on_arrived = on_arrived
+        self._on_ended = on_ended
+        self._on_prefetch = on_prefetch
+        # Tags count up from 1.
+        self._last_tag = 0
+        self._ack_low = 0
+        self._ack_high = -1
+        self._acks: list[tuple[int, int]] = []
+        self._acks_scheduled = False
+        self._acks_pending = 0
+        self._ack_timer: asyncio.TimerHandle | None = None
+        self._settled = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def is_connected(self) -> bool:
+        return not self.lost and self._link.alive
+
+    # Coming and going
+
+    async def subscribe(self) -> None:
+        answered = await self._link.ask(
+            Subscribe(
+                self.queue_id,
+                self.consumer,
+                self.prefetch,
+                self._order,
+                self.automatic,
+                self._mine_only,
+            )
+        )
+        assert isinstance(answered.packet, SubscribeResponse)
+        self.lease_s = answered.packet.lease_ms / 1e3
+
+    async def unsubscribe(self) -> None:
+        if self._link.alive:
+            self.flush_acks()
+            # If it fails, the connection or the queue is gone, and the subscription with it.
+            with contextlib.suppress(TidegateError):
+                await self._link.ask(Unsubscribe(self.queue_id, self.consumer))
+
+    def abandon(self) -> None:
+        """Unsubscribe without waiting: it may stand already, or be about to."""
+        self.lost = True
+        self._link.submit(
+            Unsubscribe(self.queue_id, self.consumer), None, lambda answer, body: None
+        )
+
+    async def withdraw_credit(self) -> None:
+        """Take no more. What was sent before the node knew has arrived when this returns."""
+        self.flush_acks()
+        await self._link.ask(SetPrefetch(self.queue_id, self.consumer, 0))
+
+    async def give_back(self, ranges: list[tuple[int, int]]) -> None:
+        """As if they had never been delivered."""
+        if ranges:
+            await self._link.ask(
+                Return(self.queue_id, self.consumer, ranges, **UNSTARTED._asdict())
+            )
+
+    async def until_settled(self) -> None:
+        """Wait until nothing is held any more; until then it stays ours.
+
+        What is held is asked of the node, who counts it anyway.
+        """
+        while self.is_connected and self._last_tag:
+            self._settled.clear()
+            try:
+                answered = await self._link.ask(
+                    Extend(self.queue_id, self.consumer, [(1, self._last_tag)])
+                )
+            except TidegateError:
+                return
+            assert isinstance(answered.packet, SettleResponse)
+            if answered.packet.lost >= self._last_tag:
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._settled.wait(), self.lease_s / 3)
+
+    async def renew(self) -> None:
+        """While we live, what we hold stays ours."""
+        if self.is_connected:
+            with contextlib.suppress(TidegateError):
+                await self._link.ask(Extend(self.queue_id, self.consumer))
+
+    # Pushes
+
+    def delivered(self, packet: Deliver, body: memoryview) -> None:
+        if self.lost:
+            return
+        batches = batches_of(packet.runs, body, self, 0)
+        run = packet.runs[-1]
+        self._last_tag = run.tag + len(run.lengths) - 1
+        self._on_arrived(batches)
+
+    def ended(self, packet: ConsumerEnded) -> None:
+        self._on_ended(self, packet)
+
+    async def waiting(self) -> int | None:
+        """Messages that are ready where it stands; None: its node has no numbers of the queue."""
+        # Only the node that delivers: many ask, and often, and the others know nothing of it.
+        # Nothing of its consumers: each of them asks.
+        asked = Stats(self.queue_id, cluster=False, consumers=False)
+        answered = await self._link.ask(asked)
+        numbers = msgspec.json.decode(answered.body, type=ClusterNumbers)
+        for queue in (queue for node in numbers.nodes for queue in node.queues):
+            if queue.queue_id == self.queue_id:
+                return 0 if queue.paused else queue.waiting - queue.delayed
+        return None
+
+    def prefetch_changed(self, prefetch: int, lasting: bool) -> None:
+        self.prefetch = prefetch
+        if lasting:
+            self._on_prefetch(self, prefetch)
+
+    async def set_prefetch(self, prefetch: int) -> None:
+        await self._link.ask(SetPrefetch(self.queue_id, self.consumer, prefetch))
+        self.prefetch = prefetch
+
+    # Settling
+
+    def lease_of(self, generation: int) -> tuple[Link, int, int]:
+        """Connection, queue and consumer; LeaseLost when the connection was another one."""
+        if self.automatic:
+            raise InvalidValue("this subscription acknowledges by itself")
+        self._check_held()
+        return self._link, self.queue_id, self.consumer
+
+    def _check_held(self) -> None:
+        if self.lost or not self._link.alive:
+            raise LeaseLost("the connection was lost meanwhile, and the message went back")
+
+    def ack_tag(self, tag: int, generation: int) -> None:
+        self.ack_range(tag, tag, generation)
+
+    def ack_range(self, first: int, last: int, generation: int) -> None:
+        if self.lost or self.automatic:
+            return  # it has gone back to the queue, and will come again flagged
+        if first == self._ack_high + 1:
+            self._ack_high = last
+        else:
+            if self._ack_high >= self._ack_low:
+                self._acks.append((self._ack_low, self._ack_high))
+            self._ack_low, self._ack_high = first, last
+        self._acks_pending += last - first + 1
+        if self._ack_timer is None:
+            self._ack_timer = self._loop.call_later(_ACK_LINGER_S, self.flush_acks)
+        # A quarter of the prefetch: the node still has work for us while they travel.
+        if not self._acks_scheduled and 4 * self._acks_pending >= self.prefetch:
+            self._acks_scheduled = True
+            self._loop.call_soon(self.flush_acks)
+
+    def flush_acks(self) -> None:
+        self._acks_scheduled = False
+        self._acks_pending = 0
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
+        if self._ack_high < self._ack_low:
+            return
+        self._acks.append((self._ack_low, self._ack_high))
+        ranges, self._acks = self._acks, []
+        # Continue after the last one, so that a run of acks stays one range.
+        self._ack_low = self._ack_high + 1
+        if not self.lost:
+            self._link.post(Settle(self.queue_id, self.consumer, ranges))
+            self._settled.set()
+
+    async def ack_tags(self, first: int, last: int, generation: int) -> None:
+        self.flush_acks()
+        lost = await self._settle(Settle, first, last, confirm=True)
+        if lost and first == last:
+            raise LeaseLost("the message was no longer held: it has gone to somebody else")
+
+    async def return_tags(self, first: int, last: int, generation: int, how: Comeback) -> None:
+        self.flush_acks()
+        await self._settle(Return, first, last, **how._asdict())
+
+    async def extend_tags(self, first: int, last: int, generation: int, lease_s: float) -> None:
+        lost = await self._settle(Extend, first, last, lease_ms=max(int(lease_s * 1e3), 1))
+        if lost:
+            raise LeaseLost("the message was no longer held: it has gone to somebody else")
+
+    async def _settle(
+        self, kind: type[Settle | Return | Extend], first: int, last: int, **more: Any
+    ) -> int:
+        self._check_held()
+        answered = await self._link.ask(
+            kind(queue_id=self.queue_id, consumer=self.consumer, ranges=[(first, last)], **more)
+        )
+        self._settled.set()
+        assert isinstance(answered.packet, SettleResponse)
+        return answered.packet.lost

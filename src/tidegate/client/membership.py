@@ -1,0 +1,131 @@
+"""Coming to a logical queue: asked for on every connection, and again every few seconds.
+
+The owner of the alias counts who has come, says where they are to be, and pushes what changes. It
+may go away and another one take its place, who knows nobody: then a client is told to come again,
+by the one that went or by the node in between. In case nobody could tell it, it says where it is
+every few seconds, whether or not it has heard anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tidegate.core.errors import NotOwner, RetryLater, TidegateError
+from tidegate.core.replication import ReplicaPlace, Role, Topology
+from tidegate.wire.packets.membership import Join, JoinResponse, Leave, Migrated
+
+if TYPE_CHECKING:
+    from tidegate.client.calls import Calls
+
+REFRESH_S = 5.0
+_BACKOFF_FIRST_S = 0.02
+_BACKOFF_MAX_S = 1.0
+
+
+class Membership:
+    """One producer or consumer of a logical queue, and where it is."""
+
+    def __init__(
+        self,
+        client: Calls,
+        queue_id: int,
+        role: Role,
+        member: int,
+        *,
+        wanted: int | None = None,
+        is_bound: bool = False,
+        on_news: Callable[[], None],
+        on_refused: Callable[[TidegateError], None],
+    ) -> None:
+        self._client = client
+        self.queue_id = queue_id
+        self.role = role
+        self.member = member
+        self._wanted = wanted
+        # There or nowhere, as a worker is that lives with its replica.
+        self._is_bound = is_bound
+        self._on_news = on_news
+        self._on_refused = on_refused
+        self._again = asyncio.Event()
+        self._joining: asyncio.Task[None] | None = None
+        self.topology: Topology | None = None
+        # Where it is to be; 0: everywhere, or (for a consumer) nowhere yet.
+        self.replica_id = 0
+
+    @property
+    def place(self) -> ReplicaPlace | None:
+        """The replica that it was elected onto."""
+        if self.topology is None or not self.replica_id:
+            return None
+        return next((p for p in self.topology.replicas if p.queue_id == self.replica_id), None)
+
+    def start(self) -> None:
+        self._client.add_membership(self)
+        self._joining = self._client.spawn(self._keep_joined())
+
+    def join_again(self, *, elsewhere: bool = False) -> None:
+        """There is a new connection, or where we are (`elsewhere`) is not where we can be."""
+        if elsewhere:
+            self.replica_id = 0
+        self._again.set()
+
+    async def leave(self) -> None:
+        self._client.drop_membership(self)
+        if self._joining is not None:
+            self._joining.cancel()
+        link = self._client.link
+        if link is not None and link.alive:
+            # If it fails, whoever counted us is gone.
+            with contextlib.suppress(TidegateError):
+                await link.ask(Leave(self.queue_id, self.role, self.member))
+
+    async def _keep_joined(self) -> None:
+        backoff_s = _BACKOFF_FIRST_S
+        while True:
+            self._again.clear()
+            place = self.place
+            wanted = self._wanted if place is None or self._is_bound else place.number
+            join = Join(self.queue_id, self.role, self.member, wanted, self._is_bound)
+            try:
+                link = await self._client.connected()
+                answered = await link.ask(join)
+            except RetryLater as refusal:
+                if isinstance(refusal, NotOwner) and await self._is_plain():
+                    self._on_refused(refusal)
+                    return
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+                continue
+            except TidegateError as error:
+                self._on_refused(error)
+                return
+            backoff_s = _BACKOFF_FIRST_S
+            assert isinstance(answered.packet, JoinResponse)
+            self.replica_id = answered.packet.replica_id
+            self.learn(answered.packet.topology)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._again.wait(), REFRESH_S)
+
+    async def _is_plain(self) -> bool:
+        """Whether the queue has no replicas, and nobody can join it."""
+        try:
+            return not (await self._client.queue(self.queue_id)).elastic
+        except TidegateError:
+            return False
+
+    def learn(self, topology: Topology) -> None:
+        """What has changed; an older truth than the one we know is none."""
+        if self.topology is None or topology.version >= self.topology.version:
+            self.topology = topology
+        self._on_news()
+
+    def is_meant(self, packet: Migrated) -> bool:
+        mine = (self.queue_id, self.role, self.member)
+        return mine == (packet.queue_id, packet.role, packet.member)
+
+    def moved(self, replica_id: int) -> None:
+        self.replica_id = replica_id
+        self._on_news()

@@ -1,0 +1,420 @@
+"""Puts to a logical queue, dealt to its replicas by their shares.
+
+What is put within a turn of the event loop is dealt at its end, in runs: each replica gets its
+share, with an error of less than a message. Every replica has an outbox with batches and numbers
+of its own, so a resend is known where it was stored. Replicas that cannot be reached get nothing
+for a while; with none left everything goes to the alias, which keeps it for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING
+
+from tidegate.client.batch import Batch
+from tidegate.client.membership import Membership
+from tidegate.client.options import PLAIN, Special
+from tidegate.client.outbox import Outbox
+from tidegate.client.replica_outbox import STALL_S, HomeOutbox, ReplicaOutbox
+from tidegate.client.unsent import Unsent
+from tidegate.core.errors import NotOwner, QueueNotExisting, TidegateError
+from tidegate.core.replication import (
+    ALIAS,
+    ReplicaPlace,
+    ReplicaState,
+    Role,
+    home_index,
+    home_key,
+)
+from tidegate.laws.splitter import Splitter
+from tidegate.wire.packets.puts import GetFate, GetFateResponse
+
+if TYPE_CHECKING:
+    from tidegate.client.client import Client
+
+_AWAY_FIRST_S = 0.05
+_AWAY_MAX_S = 1.0
+# A replica at its limit gets nothing new for so long, while others have room.
+_FULL_S = 0.25
+
+
+class Spread:
+    """What is on its way to one logical queue."""
+
+    def __init__(
+        self,
+        client: Client,
+        queue: str,
+        queue_id: int,
+        *,
+        member: int = 0,
+        wanted: int | None = None,
+    ) -> None:
+        self.client = client
+        self.queue = queue
+        self.queue_id = queue_id
+        self.membership = Membership(
+            client,
+            queue_id,
+            Role.PRODUCER,
+            member,
+            wanted=wanted,
+            on_news=self._learned,
+            on_refused=self._not_joined,
+        )
+        self._loop = asyncio.get_running_loop()
+        self._payloads: list[bytes] = []
+        self._futures: list[asyncio.Future[int]] = []
+        self._special: list[Special] | None = None
+        self._scheduled = False
+        # Producers that begin elsewhere do not all send their first message to one replica.
+        self._splitter = Splitter({}, random.random())
+        self._places: dict[int, ReplicaPlace] = {}
+        self._alias = ReplicaOutbox(self, queue_id)
+        self._outboxes: dict[int, ReplicaOutbox] = {queue_id: self._alias}
+        self._homes: dict[tuple[int, bool], HomeOutbox] = {}
+        self._watching = False
+        # Queues that get nothing now, and how often in a row each has refused.
+        self._away: set[int] = set()
+        self._refusals: dict[int, int] = {}
+        self._gone: set[int] = set()
+        # Queues that had no room a moment ago.
+        self._full: set[int] = set()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._ready.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self.membership.start()
+
+    async def ready(self) -> None:
+        """Wait until it is known where messages go."""
+        await asyncio.shield(self._ready)
+
+    # Gathering
+
+    def add(self, payload: bytes) -> asyncio.Future[int]:
+        """A plain message."""
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._payloads.append(payload)
+        self._futures.append(future)
+        if self._special is not None:
+            self._special.append(PLAIN)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._deal)
+        return future
+
+    def add_special(self, payload: bytes, special: Special) -> asyncio.Future[int]:
+        """A message with a receiver, context, priority or attributes."""
+        if self._special is None:
+            self._special = [PLAIN] * len(self._payloads)
+        future = self.add(payload)
+        self._special[-1] = special
+        return future
+
+    async def add_many(self, payloads: list[bytes], priority: int) -> list[list[int]]:
+        """Many at once, each replica's run in batches of its own."""
+        await self.ready()
+        self._deal()  # what was put before goes first
+        self._watch()
+        runs = []
+        at = 0
+        for number, count in self._splitter.deal(len(payloads)).items():
+            run = payloads[at : at + count]
+            at += count
+            runs.append(self._outbox_of(number).add_many(run, priority))
+        return [ids for answers in await asyncio.gather(*runs) for ids in answers]
+
+    def take(self, unsent: Unsent) -> None:
+        """Messages that were gathered elsewhere."""
+        if unsent.special is not None and self._special is None:
+            self._special = [PLAIN] * len(self._payloads)
+        self._payloads += unsent.payloads
+        self._futures += unsent.futures
+        if self._special is not None:
+            self._special += unsent.special or [PLAIN] * len(unsent.payloads)
+        self._deal()
+
+    def take_over(self, outbox: Outbox) -> None:
+        """What an outbox gathered before it was known that the queue is a logical one."""
+        refused, unsent = outbox.give_refused(), outbox.give_unsent()
+        for batch in refused:
+            messages = Unsent.of(batch)
+            if messages is None:
+                self._alias.adopt(batch)
+            else:
+                self.take(messages)
+        self.take(unsent)
+
+    @property
+    def unconfirmed(self) -> int:
+        return len(self._payloads) + sum(outbox.unconfirmed for outbox in self._all())
+
+    # Dealing
+
+    def _deal(self) -> None:
+        self._scheduled = False
+        if not self._payloads or not self._ready.done():
+            return
+        if not self._watching:
+            self._watch()
+        payloads, futures, special = self._payloads, self._futures, self._special
+        self._payloads, self._futures, self._special = [], [], None
+        if special is not None:
+            payloads, futures, special = self._send_home(payloads, futures, special)
+        counts = self._splitter.deal(len(payloads))
+        if len(counts) == 1:
+            self._outbox_of(next(iter(counts))).take(Unsent(payloads, futures, special))
+            return
+        at = 0
+        for number, count in counts.items():
+            end = at + count
+            self._outbox_of(number).take(
+                Unsent(
+                    payloads[at:end],
+                    futures[at:end],
+                    None if special is None else special[at:end],
+                )
+            )
+            at = end
+
+    def _send_home(
+        self, payloads: list[bytes], futures: list[asyncio.Future[int]], special: list[Special]
+    ) -> tuple[list[bytes], list[asyncio.Future[int]], list[Special]]:
+        """Hand over what has a home; the rest may go anywhere."""
+        rest: list[tuple[bytes, asyncio.Future[int], Special]] = []
+        for message in zip(payloads, futures, special, strict=True):
+            about = message[2].attributes
+            group = None if about is None else about.group
+            dedup_id = None if about is None else about.dedup_id
+            key = home_key(message[2].receiver, group, dedup_id)
+            if key is None:
+                rest.append(message)
+                continue
+            payload, future, its_special = message
+            outbox = self._home_outbox(home_index(key), group is None and dedup_id is None)
+            outbox.take(Unsent([payload], [future], [its_special]))
+        return [m[0] for m in rest], [m[1] for m in rest], [m[2] for m in rest]
+
+    def _home_outbox(self, index: int, may_wait_at_alias: bool) -> HomeOutbox:
+        outbox = self._homes.get((index, may_wait_at_alias))
+        if outbox is None:
+            outbox = HomeOutbox(self, index, may_wait_at_alias=may_wait_at_alias)
+            self._homes[index, may_wait_at_alias] = outbox
+        return outbox
+
+    def home(self, index: int, *, may_be_alias: bool) -> int | None:
+        """The queue in which everything of a home belongs now; None: it is about to move there."""
+        topology = self.membership.topology
+        number = topology.homes[index] if topology is not None and topology.homes else ALIAS
+        if number < 0 and not may_be_alias:
+            return None
+        place = self._places.get(number)
+        if place is None or (may_be_alias and not self._is_reachable(place)):
+            return self.queue_id
+        return place.queue_id
+
+    def _outbox_of(self, number: int) -> ReplicaOutbox:
+        place = self._places.get(number)
+        if place is None:
+            return self._alias
+        outbox = self._outboxes.get(place.queue_id)
+        if outbox is None:
+            outbox = self._outboxes[place.queue_id] = ReplicaOutbox(self, place.queue_id)
+        return outbox
+
+    def _all(self) -> list[ReplicaOutbox]:
+        return [*self._outboxes.values(), *self._homes.values()]
+
+    # Where to
+
+    def _learned(self) -> None:
+        """The topology has changed, or the replica that we are at."""
+        topology = self.membership.topology
+        assert topology is not None
+        self._places = {place.number: place for place in topology.replicas}
+        listed = {place.queue_id for place in topology.replicas}
+        self._gone &= listed
+        if not self._ready.done():
+            self._ready.set_result(None)
+        self._choose()
+        for queue_id, outbox in list(self._outboxes.items()):
+            if queue_id not in listed and outbox is not self._alias:
+                self._empty(outbox)
+                if outbox.is_idle:
+                    del self._outboxes[queue_id]
+        self._deal()
+        for home in self._homes.values():
+            home.flush()
+
+    def _watch(self) -> None:
+        """Look for replicas that are silent, for as long as anything waits for an answer."""
+        if not self._watching:
+            self._watching = True
+            self._loop.call_later(STALL_S / 2, self._look_for_stalls)
+
+    def _look_for_stalls(self) -> None:
+        self._watching = False
+        now = self._loop.time()
+        others = set(self._splitter.shares)
+        for number in list(others):
+            outbox = self._outbox_of(number)
+            # The last one is waited for: slow is better than nowhere.
+            if outbox.is_stalled(now) and len(others) > 1:
+                others.discard(number)
+                self.away(outbox)
+        if self.unconfirmed:
+            self._watch()
+
+    def _is_reachable(self, place: ReplicaPlace) -> bool:
+        return (
+            place.address is not None
+            and place.queue_id not in self._away
+            and place.queue_id not in self._gone
+        )
+
+    def _choose(self) -> None:
+        """Who gets what of new messages."""
+        places = [place for place in self._places.values() if self._is_reachable(place)]
+        roomy = [place for place in places if place.queue_id not in self._full]
+        shares = self._shares_among(roomy) or self._shares_among(places)
+        if not shares:
+            serving = [place for place in places if place.state is ReplicaState.SERVING]
+            shares = {place.number: 1.0 for place in serving}
+        self._splitter.set_shares(shares)
+
+    def _shares_among(self, places: list[ReplicaPlace]) -> dict[int, float]:
+        elected = [place for place in places if place.queue_id == self.membership.replica_id]
+        return {place.number: 1.0 for place in elected} or {
+            place.number: place.share for place in places if place.share > 0
+        }
+
+    def away(self, outbox: Outbox, *, gone: bool = False) -> None:
+        """A replica refused, or did not answer: others get its share until it is tried again."""
+        queue_id, link = outbox.queue_id, self.client.link
+        if link is None or not link.alive:
+            return  # that is nobody's fault over there
+        if queue_id is None or queue_id == self.queue_id or queue_id in self._away:
+            return
+        if gone:
+            # Until a topology that we are about to hear of says what is there instead.
+            self._gone.add(queue_id)
+        self._away.add(queue_id)
+        times = self._refusals[queue_id] = self._refusals.get(queue_id, 0) + 1
+        delay_s = min(_AWAY_FIRST_S * 2 ** min(times, 6), _AWAY_MAX_S) * random.uniform(0.5, 1.0)
+        self._loop.call_later(delay_s, self._try_again, queue_id)
+        self._choose()
+        sent_to = self._outboxes.get(queue_id)
+        if sent_to is not None:
+            self._empty(sent_to)
+        self.membership.join_again(elsewhere=queue_id == self.membership.replica_id)
+
+    def _try_again(self, queue_id: int) -> None:
+        outbox = self._outboxes.get(queue_id)
+        if outbox is not None and outbox.is_stalled(self._loop.time()) and self._splitter.shares:
+            self._loop.call_later(_AWAY_MAX_S, self._try_again, queue_id)
+            return
+        self._away.discard(queue_id)
+        self._choose()
+        for home in self._homes.values():
+            home.flush()
+
+    def answered(self, outbox: Outbox) -> None:
+        """It takes messages."""
+        queue_id = outbox.queue_id
+        if self._refusals and queue_id is not None and self._refusals.pop(queue_id, 0):
+            self._away.discard(queue_id)
+            self._choose()
+
+    def _empty(self, outbox: ReplicaOutbox) -> None:
+        """Deal what waits in an outbox to others; only what may be stored there stays."""
+        refused, unsent = outbox.give_refused(), outbox.give_unsent()
+        for batch in refused:
+            self._outbox_of(self._splitter.next()).adopt(batch)
+        if unsent.payloads:
+            self.take(unsent)
+
+    def deal_again(self, outbox: ReplicaOutbox, batch: Batch) -> bool:
+        """Give a refused batch, whole, to another replica; False: there is none."""
+        other = self._outbox_of(self._splitter.next())
+        if other is outbox:
+            return False
+        other.adopt(batch)
+        return True
+
+    def find_room(self, outbox: ReplicaOutbox, batch: Batch) -> bool:
+        """Offer a batch to a replica that has not refused it yet; False: all of them are full."""
+        queue_id = batch.packet.queue_id
+        batch.full_at += (queue_id,)
+        if queue_id not in self._full:
+            self._full.add(queue_id)
+            self._loop.call_later(_FULL_S, self._may_have_room, queue_id)
+            self._choose()
+        left = [
+            place
+            for place in self._places.values()
+            if place.share > 0 and self._is_reachable(place) and place.queue_id not in batch.full_at
+        ]
+        if not left:
+            return False
+        # It may not fit where a smaller one does: those that were full come last, but they come.
+        self._outbox_of(
+            min(left, key=lambda place: (place.queue_id in self._full, random.random())).number
+        ).adopt(batch)
+        if not self._full.issuperset(place.queue_id for place in left):
+            self._empty(outbox)
+        return True
+
+    def _may_have_room(self, queue_id: int) -> None:
+        self._full.discard(queue_id)
+        if self._ready.done():
+            self._choose()
+
+    async def fate(self, replica_id: int, producer: int, batch: int) -> bool:
+        """Whether a replica that is gone had stored a batch."""
+        answered = await self.client.ask(GetFate(self.queue_id, replica_id, producer, batch))
+        assert isinstance(answered.packet, GetFateResponse)
+        return answered.packet.stored
+
+    # Connections come and go
+
+    def flush(self) -> None:
+        """There is a new connection."""
+        self.membership.join_again()
+        self._away.clear()
+        if self._ready.done():
+            self._choose()
+        for outbox in self._all():
+            outbox.flush()
+
+    def fail(self, error: TidegateError) -> None:
+        """Nothing of this will arrive."""
+        for outbox in self._all():
+            outbox.fail(error)
+        for future in self._futures:
+            if not future.done():
+                future.set_exception(error)
+        self._payloads, self._futures, self._special = [], [], None
+        if not self._ready.done():
+            self._ready.set_exception(error)
+
+    def _not_joined(self, error: TidegateError) -> None:
+        """Nobody may join: it was deleted, or is a logical queue no longer, or we may not write."""
+        self.client.forget_outbox(self, error)
+        if not isinstance(error, QueueNotExisting | NotOwner):
+            self.fail(error)
+            return
+        # A queue of that name may have been made anew, or be a plain one: that is looked up.
+        left = [Unsent(self._payloads, self._futures, self._special)]
+        self._payloads, self._futures, self._special = [], [], None
+        for outbox in self._all():
+            messages = [Unsent.of(batch) for batch in outbox.give_refused(of_one_each=True)]
+            left = [*(each for each in messages if each is not None), outbox.give_unsent(), *left]
+        for unsent in left:
+            if unsent.payloads:
+                self.client.outbox(self.queue).take(unsent)
+        if not self._ready.done():
+            self._ready.set_exception(error)
+
+    async def close(self) -> None:
+        """Leave; what is under way goes on."""
+        await self.membership.leave()

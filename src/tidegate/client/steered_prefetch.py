@@ -1,0 +1,229 @@
+"""A worker's prefetch that sets itself, on any engine.
+
+    steered = SteeredPrefetch("orders", PrefetchGoal(rate_per_s=400.0), start=10)
+    await steered.run(subscription)        until cancelled; again with the next subscription
+
+Strategy: several ticks a sample set the whole numbers whose mean is the controller's level, and at
+each sample's end what arrived, was handled and lay here meanwhile goes to PrefetchSteering. It
+measures at the consumer itself, since nobody knows its arrivals better. While the subscription is
+broken nothing is measured: the loop holds, falls back when that lasts, and goes on without a bump.
+A new prefetch that has not come through yet is waited for, and no second one sent after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tidegate.client.engine import EngineSubscription
+from tidegate.client.handling import Handled, Handling
+from tidegate.core.errors import TidegateError
+from tidegate.core.prefetch import ConsumerSample, PrefetchGoal, PrefetchModel
+from tidegate.core.steering import Decision
+from tidegate.laws.control_step import ControlStep, Mode, Saturation
+from tidegate.laws.prefetch_decision import explained
+from tidegate.laws.prefetch_steering import PrefetchSteering
+
+log = logging.getLogger(__name__)
+
+TICKS = 20
+# Where each change costs a resubscription.
+TICKS_COSTLY = 2
+TICK_S_MIN = 0.02
+# Of a sample, how long we wait to hear whether the queue has anything.
+ASKED_FOR = 0.5
+# What goes on is told again so seldom.
+TOLD_AGAIN_S = 60.0
+
+
+class PrefetchStep(NamedTuple):
+    """One step of a worker's loop, for whoever listens."""
+
+    queue: str
+    goal: PrefetchGoal
+    # In use; None: nothing is known yet.
+    model: PrefetchModel | None
+    # None: it was lost.
+    sample: ConsumerSample | None
+    step: ControlStep
+    # As set by now.
+    prefetch: int
+
+    def explained(self) -> Decision:
+        """In the words of every loop."""
+        return explained(self.step, self.goal, self.model, service=self.queue, output=self.prefetch)
+
+
+OnStep = Callable[[PrefetchStep], None]
+
+
+class _Reading(NamedTuple):
+    at: float
+    delivered: int
+    handled: Handled | None
+
+
+class SteeredPrefetch:
+    """The loop of one consumer; it outlives the subscriptions that it steers."""
+
+    def __init__(
+        self,
+        queue: str,
+        goal: PrefetchGoal,
+        *,
+        start: int,
+        model: PrefetchModel | None = None,
+        handling: Handling | None = None,
+        on_step: OnStep | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.queue = queue
+        self.steering = PrefetchSteering(goal, model, start)
+        self._handling = handling
+        self._on_step = on_step
+        self._clock = clock or asyncio.get_running_loop().time
+        self._setting: asyncio.Task[None] | None = None
+        # Of the sample under way:
+        self._since = _Reading(0.0, 0, None)
+        self._ticked_at = 0.0
+        self._prefetch_s = 0.0
+        self._held_s = 0.0
+        self._was_broken = False
+        # What was told last, and when.
+        self._told: tuple[Mode, Saturation, bool] | None = None
+        self._told_at = -math.inf
+
+    @property
+    def goal(self) -> PrefetchGoal:
+        return self.steering.goal
+
+    async def run(self, subscription: EngineSubscription) -> None:
+        """Steer this subscription until cancelled."""
+        self._begin_sample(subscription)
+        try:
+            while True:
+                ticks = TICKS_COSTLY if subscription.is_prefetch_costly else TICKS
+                tick_s = max(self.goal.sample_s / ticks, TICK_S_MIN)
+                ends_at = self._since.at + self.goal.sample_s
+                while (now := self._clock()) < ends_at:
+                    self._tick(subscription)
+                    await asyncio.sleep(min(tick_s, ends_at - now))
+                await self._sampled(subscription)
+        finally:
+            if self._setting is not None:
+                self._setting.cancel()
+                await asyncio.wait({self._setting})
+                self._setting = None
+
+    async def _sampled(self, subscription: EngineSubscription) -> None:
+        sample = await self.sense(subscription)
+        lost = sample is None
+        step = self.steering.lose(self._clock()) if lost else self.steering.step(sample)
+        self._begin_sample(subscription)
+        self._tell(
+            PrefetchStep(
+                self.queue,
+                self.goal,
+                self.steering.model,
+                sample,
+                step,
+                subscription.prefetch,
+            )
+        )
+
+    async def sense(self, subscription: EngineSubscription) -> ConsumerSample | None:
+        """What was measured since the sample began; None: nothing that counts."""
+        self._count(subscription)
+        before, now = self._since, self._read(subscription)
+        interval_s = now.at - before.at
+        if self._was_broken or not interval_s > 0.0:
+            return None
+        processed_per_s = busy = None
+        if self._handling is not None and before.handled and now.handled:
+            processed_per_s = (now.handled.messages - before.handled.messages) / interval_s
+            slots_s = self._handling.slots * interval_s
+            busy = min((now.handled.busy_s - before.handled.busy_s) / slots_s, 1.0)
+        return ConsumerSample(
+            at=now.at,
+            interval_s=interval_s,
+            arrived_per_s=(now.delivered - before.delivered) / interval_s,
+            processed_per_s=processed_per_s,
+            busy=busy,
+            held=self._held_s / interval_s,
+            prefetch=self._prefetch_s / interval_s,
+            starved=await self._is_starved(subscription, now.delivered - before.delivered),
+        )
+
+    async def _is_starved(self, subscription: EngineSubscription, arrived: int) -> bool:
+        """Whether the queue has nothing for us; where nobody can tell, nothing came of it."""
+        if subscription.held:
+            return False
+        waiting: int | None = None
+        with contextlib.suppress(TidegateError, TimeoutError):
+            async with asyncio.timeout(ASKED_FOR * self.goal.sample_s):
+                waiting = await subscription.waiting()
+        # More prefetch brings nothing out of a queue that gives nothing, whatever waits in it.
+        return not arrived if waiting is None else waiting == 0
+
+    # Ticks
+
+    def _tick(self, subscription: EngineSubscription) -> None:
+        self._count(subscription)
+        wanted = self.steering.tick()
+        if self._setting is not None:
+            if not self._setting.done():
+                return
+            self._setting = None
+        if wanted != subscription.prefetch and subscription.is_live:
+            setting = self._set(subscription, wanted)
+            self._setting = asyncio.get_running_loop().create_task(setting)
+
+    async def _set(self, subscription: EngineSubscription, prefetch: int) -> None:
+        try:
+            await subscription.set_prefetch(prefetch)
+        except TidegateError as failure:
+            # Whoever takes messages hears it too, and knows what to do about it.
+            self._was_broken = True
+            log.debug("a prefetch was not set: %s", failure, extra={"queue": self.queue})
+
+    def _begin_sample(self, subscription: EngineSubscription) -> None:
+        self._since = self._read(subscription)
+        self._ticked_at = self._since.at
+        self._prefetch_s = self._held_s = 0.0
+        self._was_broken = not subscription.is_live
+
+    def _read(self, subscription: EngineSubscription) -> _Reading:
+        handled = None if self._handling is None else self._handling.read()
+        return _Reading(self._clock(), subscription.delivered, handled)
+
+    def _count(self, subscription: EngineSubscription) -> None:
+        """What was set and lay here since the last tick."""
+        now = self._clock()
+        lasted_s, self._ticked_at = now - self._ticked_at, now
+        self._prefetch_s += lasted_s * subscription.prefetch
+        self._held_s += lasted_s * subscription.held
+        self._was_broken = self._was_broken or not subscription.is_live
+
+    # Telling
+
+    def _tell(self, told: PrefetchStep) -> None:
+        if self._on_step is not None:
+            try:
+                self._on_step(told)
+            except Exception:
+                log.exception("who listens to prefetch steps has failed")
+        step = told.step
+        is_redesigned = any(note.startswith(("redesigned", "swings")) for note in step.notes)
+        now = self._clock()
+        news = (step.mode, step.saturated, told.model is not None)
+        if news == self._told and not is_redesigned and now - self._told_at < TOLD_AGAIN_S:
+            return
+        self._told, self._told_at = news, now
+        log.info(
+            "the prefetch is steered",
+            extra={"queue": self.queue, "prefetch": told.prefetch, "why": told.explained().reason},
+        )

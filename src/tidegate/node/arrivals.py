@@ -1,0 +1,134 @@
+"""Segments that somebody else stores in a queue of ours.
+
+Together with changes of other queues, moved here from a sibling, or cut apart from one that is
+here already. The queue is told when they are on disk; until then whoever reads the store leaves
+them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from tidegate.core.id_ranges import Range
+from tidegate.core.ports import Write
+from tidegate.core.segment import Segment
+from tidegate.node.batch import Batch, build_segments
+from tidegate.node.deduplication import Deduplication
+from tidegate.node.holding import Holding
+from tidegate.node.message_ids import MessageIds
+
+
+class Arrivals:
+    """What comes to one replica by other ways than a put."""
+
+    def __init__(
+        self,
+        holding: Holding,
+        ids: MessageIds,
+        dedup: Deduplication,
+        admit: Callable[[Segment], None],
+    ) -> None:
+        self._holding = holding
+        self._ids = ids
+        self._dedup = dedup
+        self._admit = admit
+        # First ids of what is being stored together with changes of other queues.
+        self.first_ids: set[int] = set()
+        # Ids, each [first, last], under which segments come over from another queue.
+        self._coming_over: set[Range] = set()
+
+    def without(self, segments: list[Segment], under_way: set[int]) -> list[Segment]:
+        """Of segments that were read from the store, those that do not come by themselves."""
+        if not under_way and not self._coming_over:
+            return segments
+        return [
+            segment
+            for segment in segments
+            if segment.first_id not in under_way and not self._comes_over(segment)
+        ]
+
+    def _comes_over(self, segment: Segment) -> bool:
+        return any(first <= segment.first_id <= last for first, last in self._coming_over)
+
+    # Together with changes of other queues
+
+    def take_ids(self, count: int) -> int:
+        """The first of so many ids for a segment that is stored by somebody else."""
+        first_id = self._ids.take(count)
+        self.first_ids.add(first_id)
+        return first_id
+
+    def prepare(self, batch: Batch) -> list[Write]:
+        """The segments of a batch that somebody else stores, all on their way from here on."""
+        holding = self._holding
+        packet = batch.packet
+        now = holding.clock.wall()
+        if packet.attributes is not None or packet.delays_s or packet.ttls_s:
+            batch.stamp(now)
+        batch.skip(self._dedup.duplicates(packet.attributes, set()))
+        writes: list[Write] = []
+        try:
+            for builder in build_segments([batch]):
+                first_id = self.take_ids(len(builder.lengths))
+                segment = builder.build(holding.info.queue_id, first_id, now)
+                writes.append(builder.write(segment, holding.epoch))
+                self._dedup.under_way.update(writes[-1].dedup_ids or ())
+                builder.release()
+        except BaseException:
+            for write in writes:
+                self.not_coming(write.segment.first_id, write.dedup_ids or ())
+            raise
+        return writes
+
+    def not_coming(self, first_id: int, dedup_ids: Iterable[str] = ()) -> None:
+        """The segment with that id will not be stored."""
+        self.first_ids.discard(first_id)
+        self._dedup.settled(dedup_ids)
+
+    def came(self, segment: Segment, dedup_ids: list[str] | None = None) -> None:
+        """A segment of ours was stored by somebody else."""
+        holding = self._holding
+        self.first_ids.discard(segment.first_id)
+        if dedup_ids:
+            self._dedup.stored.add(dedup_ids, holding.clock.monotonic())
+            self._dedup.settled(dedup_ids)
+        if not holding.fenced:  # else the new owner finds it in the store
+            holding.meters.put.add(segment.open)
+            if holding.watch is not None:
+                holding.watch.stored(segment, None, holding.clock.monotonic())
+            self._admit(segment)
+
+    # Over from another queue
+
+    def expect(self, count: int) -> Range:
+        """So many ids, [first, last], for segments that somebody else moves here."""
+        first_id = self._ids.take(count)
+        block = (first_id, first_id + count - 1)
+        self._coming_over.add(block)
+        return block
+
+    def came_over(self, block: Range, segments: Sequence[Segment]) -> None:
+        """All that was moved here under these ids; nothing more will be."""
+        self._coming_over.discard(block)
+        holding = self._holding
+        if holding.fenced:
+            return  # the new owner finds them in the store
+        for segment in segments:
+            holding.meters.taken_over.add(segment.open)
+            if holding.watch is not None:
+                holding.watch.stored(segment, None, holding.clock.monotonic())
+            dedup_ids = [a.dedup_id for a in segment.attributes or () if a and a.dedup_id]
+            self._dedup.stored.add(dedup_ids, holding.clock.monotonic())
+            self._admit(segment)
+
+    # Cut apart
+
+    def on_its_way(self, first_id: int) -> None:
+        """A segment of messages that are here already is being stored by somebody else."""
+        self.first_ids.add(first_id)
+
+    def came_apart(self, segment: Segment) -> None:
+        """Messages that were here already are a segment of their own now."""
+        self.first_ids.discard(segment.first_id)
+        if not self._holding.fenced:
+            self._admit(segment)

@@ -1,0 +1,292 @@
+"""Several PostgreSQL servers as one store: replicas spread over them.
+
+The first is the catalogue: members, leader, users, clients, topics, every queue that is not a
+replica, and which replicas there are. The others hold replicas, with their leases, epochs and
+messages. The high bits of a queue's id say where it is, so whoever has an id knows whom to ask,
+and what is fenced is fenced by one transaction of one server.
+
+What belongs to both is written so that a crash between the two can be healed by anybody:
+
+    add      catalogue first: the id is taken once. Who wants to serve a replica that its store does
+             not have makes it there, which changes nothing if it is there.
+    end      the catalogue notes that it ends, its store ends it if it is empty, the catalogue
+             forgets it. Whoever leads goes on from where it stands.
+    delete   the other stores first: an alias that is still there can be deleted again.
+    move     see `several_moves`.
+
+Here every call is led to the store that it is for; adding and ending are in `several_replicas`.
+
+A store that is away takes nothing with it but its replicas; it is joined again when it answers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+from tidegate.core.errors import InvalidValue
+from tidegate.core.model import QueueInfo, QueuePolicy
+from tidegate.core.ports import (
+    Claim,
+    Location,
+    MemberInfo,
+    Publication,
+    Settlement,
+    Write,
+)
+from tidegate.core.replication import STORE_SHIFT, Move, Topology
+from tidegate.storage.postgres import PostgresStore
+from tidegate.storage.postgres_commits import Committed
+from tidegate.storage.postgres_queues import queue_of
+from tidegate.storage.several_moves import finish_departures, move_between
+from tidegate.storage.several_replicas import SeveralReplicas
+
+_REPLICA_NAME = re.compile(r"(.+)#(\d+)")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _where_the_queue_is(
+    method: Callable[P, Coroutine[Any, Any, T]],
+) -> Callable[P, Coroutine[Any, Any, T]]:
+    """The same call, of the store that its first argument, a queue, is in."""
+
+    async def call(*arguments: P.args, **options: P.kwargs) -> T:
+        everywhere, queue_id, *others = arguments
+        assert isinstance(everywhere, SeveralStores)
+        assert isinstance(queue_id, int)
+        there: Any = await everywhere.others.holder(queue_id)
+        unbound: Any = method
+        return await unbound(there, queue_id, *others, **options)  # type: ignore[no-any-return]
+
+    return call
+
+
+class SeveralStores(SeveralReplicas):
+    """The catalogue, and the stores beside it."""
+
+    async def open(self) -> None:
+        """The catalogue must answer; others may come later, but must be those that are meant."""
+        await self._prepare()
+        await self._check_place(1 + len(self.others.all))
+        try:
+            await self.others.open()
+        except Exception:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        await self.others.close()
+        await super().close()
+
+    def standing(self, queue_id: int) -> int | None:
+        other = self.others.of(queue_id)
+        return 0 if other is None else other.standing(queue_id)
+
+    # Members
+
+    async def join(self, name: str, address: str, lease_s: float) -> int:
+        member_id = await super().join(name, address, lease_s)
+        await self.others.join(member_id, name, address, lease_s)
+        return member_id
+
+    async def renew(self, member_id: int, lease_s: float) -> bool:
+        self.others.keep_beside(lease_s)
+        return await super().renew(member_id, lease_s)
+
+    async def leave(self, member_id: int) -> None:
+        await self.others.leave()
+        await super().leave(member_id)
+
+    async def members(self) -> list[MemberInfo]:
+        members = await super().members()
+        elsewhere: dict[int, int] = {}
+        for _, known in await self.others.ask(PostgresStore.members):
+            for member in known:
+                elsewhere[member.member_id] = elsewhere.get(member.member_id, 0) + member.queues
+        for member in members:
+            member.queues += elsewhere.get(member.member_id, 0)
+        return members
+
+    # Queues
+
+    async def find_queue(self, queue_id: int | None, name: str | None) -> QueueInfo | None:
+        if queue_id is not None and queue_id >> STORE_SHIFT:
+            location = await self.locate(queue_id)
+            return None if location is None else location.queue
+        found = await super().find_queue(queue_id, name)
+        if found is None and name is not None and _REPLICA_NAME.fullmatch(name):
+            for there, _, _, known_as, *_ in await self.others.places(None):
+                if known_as == name:
+                    return await self.find_queue(there, None)
+        return found
+
+    async def active_queues(self, client_id: int) -> list[QueueInfo]:
+        ids = {row[0] for row in await self._call("select active_ids(%s)", client_id)}
+        for _, rows in await self.others.ask(lambda s: s.ask("select active_ids(%s)", client_id)):
+            ids |= {row[0] for row in rows}
+        rows = await self._call("select * from queues_by_id(%s::int[])", sorted(ids))
+        return [queue_of(row) for row in rows]
+
+    async def set_policy(
+        self, queue_id: int, policy: QueuePolicy, before: QueuePolicy | None = None
+    ) -> bool:
+        if self.others.of(queue_id) is not None:
+            return await (await self.others.holder(queue_id)).set_policy(queue_id, policy, before)
+        changed = await super().set_policy(queue_id, policy, before)
+        topology = await PostgresStore.topology(self, queue_id)
+        for number in _numbers(topology):
+            # One that is away gets it when it is back.
+            if self.others.all[number - 1] in self.others.up:
+                await self.others.copy_policy(self.others.all[number - 1], queue_id, policy)
+        return changed
+
+    async def delete_queue(self, queue_id: int) -> bool:
+        for number in _numbers(await PostgresStore.topology(self, queue_id)):
+            await (await self.others.holder(number << STORE_SHIFT)).delete_queue(queue_id)
+        return await super().delete_queue(queue_id)
+
+    # Ownership
+
+    async def locate(self, queue_id: int) -> Location | None:
+        other = self.others.of(queue_id)
+        if other is None:
+            return None if queue_id >> STORE_SHIFT > 0 else await super().locate(queue_id)
+        there = await self.others.holder(queue_id)
+        location = await there.locate(queue_id)
+        if location is None and await self.others.make(other, queue_id):
+            location = await there.locate(queue_id)
+        return location
+
+    async def claim(self, queue_id: int, member_id: int) -> Claim | None:
+        other = self.others.of(queue_id)
+        if other is None:
+            return await super().claim(queue_id, member_id)
+        # A wish of the catalogue's, not a fence: what counts is the epoch in the other store.
+        rows = await self._call("select %s::int in (select reserved(%s::int))", queue_id, member_id)
+        if rows[0][0]:
+            return None
+        return await (await self.others.holder(queue_id)).claim(queue_id, member_id)
+
+    async def orphans(self, member_id: int | None = None) -> list[int]:
+        found = await super().orphans(member_id)
+        places = await self.others.places(None)
+        if not places:
+            return found
+        reserved = {row[0] for row in await self._call("select reserved(%s::int)", member_id)}
+        ids = {row[0] for row in places} - reserved
+        up = {other.number for other in self.others.up}
+        lost = {row[0] for row in places if not row[-1] and row[0] >> STORE_SHIFT in up}
+        for _, rows in await self.others.ask(lambda s: s.ask("select orphans(null::int)")):
+            lost |= {row[0] for row in rows}
+        return found + sorted(ids & lost)
+
+    release = _where_the_queue_is(PostgresStore.release)
+    reserve_ids = _where_the_queue_is(PostgresStore.reserve_ids)
+
+    # Messages
+
+    def submit(self, writes: Sequence[Write], done: Committed, *, writer: int = 0) -> None:
+        number = _one_store(write.segment.queue_id for write in writes)
+        if number == 0:
+            super().submit(writes, done, writer=writer)
+        else:
+            self.others.all[number - 1].submit(writes, done, writer=writer)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:
+        numbers = [settlement.queue_id >> STORE_SHIFT for settlement in settlements]
+        stored: dict[int, bool] = {}
+        for number in sorted(set(numbers)):
+            here = [s for s, n in zip(settlements, numbers, strict=True) if n == number]
+            there = await self.others.holder(number << STORE_SHIFT)
+            flags = await PostgresStore.settle(there, here)
+            stored |= {id(s): flag for s, flag in zip(here, flags, strict=True)}
+        return [stored[id(settlement)] for settlement in settlements]
+
+    async def transact(
+        self,
+        writes: Sequence[Write],
+        settlements: Sequence[Settlement],
+        publications: Sequence[Publication] = (),
+    ) -> bool:
+        targets = [target for publication in publications for target in publication.targets]
+        number = _one_store(
+            [
+                *(write.segment.queue_id for write in writes),
+                *(settlement.queue_id for settlement in settlements),
+                *(target.queue_id for target in targets),
+            ]
+        )
+        there = await self.others.holder(number << STORE_SHIFT)
+        return await PostgresStore.transact(there, writes, settlements, publications)
+
+    drop_done = _where_the_queue_is(PostgresStore.drop_done)
+    stored = _where_the_queue_is(PostgresStore.stored)
+    lanes = _where_the_queue_is(PostgresStore.lanes)
+    read_lane = _where_the_queue_is(PostgresStore.read_lane)
+    read_between = _where_the_queue_is(PostgresStore.read_between)
+    find_segments = _where_the_queue_is(PostgresStore.find_segments)
+    read_due = _where_the_queue_is(PostgresStore.read_due)
+    count_due = _where_the_queue_is(PostgresStore.count_due)
+    marks = _where_the_queue_is(PostgresStore.marks)
+    purge = _where_the_queue_is(PostgresStore.purge)
+
+    async def dedup_ids(self, queue_id: int, newer_than_s: float) -> dict[str, float]:
+        """Of the logical queue: another replica of it may be in another store."""
+        there = await self.others.holder(queue_id)
+        found = await PostgresStore.dedup_ids(there, queue_id, newer_than_s)
+        info = await self.find_queue(queue_id, None)
+        if info is None or not (info.elastic or info.alias_id):
+            return found
+        alias_id = info.alias_id or queue_id
+        for _, seen in await self.others.ask(lambda s: s.dedup_ids(alias_id, newer_than_s)):
+            found |= seen
+        return found | await super().dedup_ids(alias_id, newer_than_s)
+
+    async def forget_dedup(self) -> int:
+        elsewhere = await self.others.ask(PostgresStore.forget_dedup)
+        return await super().forget_dedup() + sum(count for _, count in elsewhere)
+
+    async def forget_marks(self, older_than_s: float) -> int:
+        elsewhere = await self.others.ask(lambda s: s.forget_marks(older_than_s))
+        return await super().forget_marks(older_than_s) + sum(count for _, count in elsewhere)
+
+    async def free_payloads(self) -> int:
+        elsewhere = await self.others.ask(PostgresStore.free_payloads)
+        return await super().free_payloads() + sum(count for _, count in elsewhere)
+
+    # Moves
+
+    async def move(self, move: Move) -> bool:
+        source = await self.others.holder(move.source)
+        target = await self.others.holder(move.target)
+        if source is target:
+            return await PostgresStore.move(source, move)
+        return await move_between(source, target, move)
+
+    async def has_arrived(self, move_id: str, target: int) -> bool:
+        return await PostgresStore.has_arrived(await self.others.holder(target), move_id, target)
+
+    async def finish_moves(self, queue_id: int, epoch: int) -> int:
+        source = await self.others.holder(queue_id)
+        return await finish_departures(source, self.others.holder, queue_id, epoch)
+
+
+def _one_store(queue_ids: Iterable[int]) -> int:
+    """The number of the store that all of these are in."""
+    numbers = {queue_id >> STORE_SHIFT for queue_id in queue_ids}
+    if len(numbers) > 1:
+        raise InvalidValue(
+            f"these queues are in different stores ({', '.join(map(str, sorted(numbers)))}): what "
+            "is done all or none is done in one store"
+        )
+    return numbers.pop() if numbers else 0
+
+
+def _numbers(topology: Topology | None) -> list[int]:
+    """The stores beside the catalogue that have something of it."""
+    if topology is None:
+        return []
+    return sorted({place.store_number for place in topology.replicas} - {0})

@@ -1,0 +1,59 @@
+"""Packets about nodes, the queues that they own, and the machines that they are on."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidegate.core.model import Mode
+from tidegate.core.users import Right
+from tidegate.wire.packet import Answer, Request, Success
+
+
+class Member(msgspec.Struct, array_like=True):
+    """A node of the cluster."""
+
+    member_id: int
+    name: str
+    address: str
+    alive: bool
+    queues: int
+
+
+class GetMembersResponse(Answer):
+    """The nodes."""
+
+    method = 0x68
+    members: list[Member]
+
+
+class GetMembers(Request):
+    """List the nodes of the cluster."""
+
+    method = 0x67
+    answer = GetMembersResponse
+    right = None
+
+
+class SetOwner(Request):
+    """As admin: move a queue to another node."""
+
+    method = 0x65
+    answer = Success
+    right = Right.ADMIN
+    mode = Mode.ADMIN
+    queue_id: int
+    member_id: int
+
+
+class GetFleetResponse(Answer):
+    """Leader, machines, slots and warm pool; JSON in the body."""
+
+    method = 0x96
+
+
+class GetFleet(Request):
+    """Show the machines."""
+
+    method = 0x95
+    answer = GetFleetResponse
+    right = None

@@ -1,0 +1,33 @@
+"""Packets to send dead letters back."""
+
+from __future__ import annotations
+
+from tidegate.core.model import Mode
+from tidegate.core.users import Right
+from tidegate.wire.packet import Answer, Claim, Request
+
+
+class RedriveResponse(Answer):
+    """How many messages were sent back."""
+
+    method = 0x6C
+    count: int
+
+
+class Redrive(Request):
+    """Send dead letters back to where they died, or to `to`; all, or a selection."""
+
+    method = 0x6B
+    answer = RedriveResponse
+    right = Right.READ
+    mode = Mode.READ_WRITE
+    queue_id: int
+    to: str | None = None
+    message_ids: list[int] | None = None
+    reason: str | None = None
+    limit: int | None = None
+
+    def claims(self) -> list[Claim]:
+        # Without `to` they go where they died, which only the node finds out: it asks there.
+        where: list[Claim] = [] if self.to is None else [(Right.WRITE, self.to)]
+        return [(Right.READ, self.queue_id), *where]
