@@ -1,0 +1,1 @@
+"""Machines, their slots and their providers; starts nodes, workers and HTTP applications."""

@@ -1,0 +1,119 @@
+"""A child that says through a pipe that it serves, or else why it does not (ready_pipe.py).
+
+Nodes, doors and consoles are such: started, heard, ended here; what each is started with, where it
+is then found and when it is started again is its owner's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+from tidegate.core.errors import Unavailable
+from tidegate.fleet.parent import for_child
+from tidegate.fleet.ready_pipe import READY_VARIABLE
+
+log = logging.getLogger(__name__)
+
+_START_S = 20.0
+
+
+class AnnouncedProcess:
+    """One process at a time, and where it will be heard."""
+
+    def __init__(self, what: str, schemes: tuple[str, ...], log_file: IO[bytes] | None) -> None:
+        # For people: "a node".
+        self._what = what
+        # Of the address that its word begins with.
+        self._schemes = schemes
+        # Where its log lines go; None is our stderr.
+        self._log_file = log_file
+        self._process: subprocess.Popen[bytes] | None = None
+        # Where its word comes from; None: it was heard, or has not been started.
+        self._ready_fd: int | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    @property
+    def has_died(self) -> bool:
+        return self._process is None or self._process.poll() is not None
+
+    @property
+    def is_unheard(self) -> bool:
+        """Whether it was started, and its word has not been taken yet."""
+        return self._ready_fd is not None
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether its word can be had without waiting, or none will come."""
+        assert self._ready_fd is not None
+        readable, _, _ = select.select([self._ready_fd], [], [], 0.0)
+        return bool(readable)
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Begin; from the main thread, since the child is to end with whoever started it."""
+        ready_fd, child_fd = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env={**environment, **for_child(), READY_VARIABLE: str(child_fd)},
+                pass_fds=(child_fd,),
+                # A group of its own: Ctrl-C is for us, and we tell our children in order.
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                # What users' code prints below it is no word of ours either.
+                stdout=self._log_file,
+                stderr=self._log_file,
+            )
+        except OSError:
+            os.close(ready_fd)
+            raise
+        finally:
+            os.close(child_fd)
+        self._ready_fd = ready_fd
+
+    def line(self) -> str:
+        """Its word, once, which begins with an address; Unavailable with what it says instead."""
+        assert self._process is not None
+        assert self._ready_fd is not None
+        ready_fd, self._ready_fd = self._ready_fd, None
+        with os.fdopen(ready_fd, "rb") as ready:
+            readable, _, _ = select.select([ready], [], [], _START_S)
+            line = ready.readline().decode().strip() if readable else ""
+        if not line.startswith(self._schemes):
+            self._process.kill()
+            code = self._process.wait()
+            where = "what it printed" if self._log_file is None else self._log_file.name
+            raise Unavailable(
+                line or f"{self._what} did not start (exit code {code}): {where} says why"
+            )
+        return line
+
+    def tell_of_death(self, address: str) -> None:
+        assert self._process is not None
+        log.error(
+            "%s died and is started again",
+            self._what,
+            extra={"address": address, "code": self._process.returncode},
+        )
+
+    def terminate(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+
+    def wait(self, within_s: float) -> None:
+        """Until it has ended, by force if it takes longer than it is given."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            log.error("%s did not stop and is killed", self._what, extra={"pid": self.pid})
+            self._process.kill()
+            self._process.wait()

@@ -1,0 +1,107 @@
+"""One command of the user's, bounded in time and in output, and gone when its time is over.
+
+It runs without a shell in a process group of its own; at the deadline the whole group is killed.
+We wait for the command, not for the end of its output: what it leaves in the background may keep
+the pipe open for as long as it likes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+from collections.abc import Mapping, Sequence
+
+from tidegate.core.errors import Unavailable
+from tidegate.core.harmless import harmless
+from tidegate.core.quantities import format_duration
+from tidegate.core.secrecy import without_secrets
+
+OUTPUT_BYTES_MAX = 1 << 20
+# Of what it has said, in an error.
+_TOLD_MAX = 800
+# What is in the pipe when the command ends is read at once; longer is somebody else's.
+_REST_S = 0.2
+_READ_BYTES = 1 << 16
+
+
+async def run_command(
+    name: str,
+    words: Sequence[str],
+    deadline_s: float,
+    environment: Mapping[str, str] | None = None,
+) -> str:
+    """Its standard output; Unavailable says how it failed and what it said."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as failure:
+        raise Unavailable(
+            f"the {name} command cannot be run: {failure} ({shlex.join(words)})"
+        ) from None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    output, complaints = _Reading(process.stdout), _Reading(process.stderr)
+    try:
+        async with asyncio.timeout(deadline_s):
+            code = await process.wait()
+        await asyncio.wait((output.task, complaints.task), timeout=_REST_S)
+    except TimeoutError:
+        raise Unavailable(
+            f"the {name} command did not end within {format_duration(deadline_s)} and was killed"
+            f"{_said(complaints, output)}"
+        ) from None
+    finally:
+        if process.returncode is None:
+            # Its own group's, and its pid is taken until we have waited for it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        output.task.cancel()
+        complaints.task.cancel()
+    if code != 0:
+        how = f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
+        raise Unavailable(f"the {name} command {how}{_said(complaints, output)}")
+    if output.is_cut:
+        raise Unavailable(f"the {name} command printed more than {OUTPUT_BYTES_MAX} bytes")
+    return output.text
+
+
+class _Reading:
+    """Keeps what comes, up to a bound, and throws the rest away so that nobody blocks."""
+
+    def __init__(self, stream: asyncio.StreamReader) -> None:
+        self._kept = bytearray()
+        self._stream = stream
+        self.is_cut = False
+        self.task = asyncio.create_task(self._read())
+
+    @property
+    def text(self) -> str:
+        return self._kept.decode(errors="replace")
+
+    async def _read(self) -> None:
+        while chunk := await self._stream.read(_READ_BYTES):
+            room = OUTPUT_BYTES_MAX - len(self._kept)
+            self._kept += chunk[:room]
+            self.is_cut = self.is_cut or len(chunk) > room
+
+
+def _said(*readings: _Reading) -> str:
+    """The end of what it said, on one line."""
+    text = " | ".join(
+        line.strip() for reading in readings for line in reading.text.splitlines() if line.strip()
+    )
+    if not text:
+        return "; it said nothing"
+    if len(text) > _TOLD_MAX:
+        text = "…" + text[-_TOLD_MAX:]
+    return f"; it said: {harmless(without_secrets(text))}"

@@ -1,0 +1,513 @@
+"""The machines of a fleet, over a store and a provider: what the leader orders, and what is so.
+
+    boot    row (booting) → provider, again with backoff → it joins → warm or up
+                                    └ gives up → failed, with what the provider said
+    halt    row (halting) → provider, again with backoff → row gone
+
+Every order is a row first, under the leader's epoch, and only then a call to the provider; so a
+leader that dies in between leaves a row by which the next one goes on (`reconcile`), and one that
+was deposed is refused before it has done anything. A machine counts as running when its node is a
+living member, whatever its provider says; a provider that cannot be asked changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol
+
+import msgspec
+
+from tidegate.core.crash import crash_point
+from tidegate.core.ending import ended
+from tidegate.core.errors import (
+    LimitReached,
+    RetryLater,
+    StaleEpoch,
+    TidegateError,
+    Unavailable,
+)
+from tidegate.core.fleet import (
+    FleetStore,
+    Machine,
+    MachineInfo,
+    MachineState,
+    Provider,
+    told,
+)
+from tidegate.core.hosting import HostingStore, InstanceState
+from tidegate.core.quantities import format_duration
+from tidegate.core.replication import ReplicationStore
+from tidegate.core.scaling import Provisioning
+from tidegate.core.steering import MachineSample
+from tidegate.fleet.occupancy import Occupancy
+from tidegate.telemetry.recorder import Recorder
+
+log = logging.getLogger(__name__)
+
+RUNNING = (MachineState.WARM, MachineState.UP)
+# What a provider calls machines that no longer run.
+ENDED = ("halted", "stopped")
+# After so many failed boots, the longest wait before another machine is ordered.
+_NO_BOOT_S_MAX = 300.0
+_DOUBLINGS_MAX = 16
+
+
+class OrderStore(FleetStore, ReplicationStore, HostingStore, Protocol):
+    """What the leader needs of a store."""
+
+
+class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How patient the fleet is."""
+
+    # From the order of a machine until it has joined.
+    boot_deadline_s: float = 300.0
+    # Tries of one boot, and the waits between them: doubled each time.
+    tries: int = 4
+    backoff_s: float = 1.0
+    backoff_max_s: float = 30.0
+    # How long a machine may be without a living node before it is given up.
+    lost_s: float = 3.0
+    # Between two lists of the provider.
+    list_s: float = 2.0
+    machines_max: int = 256
+    # Where machines may sit; none: the provider knows.
+    hosts: list[str] = []
+    # On one of them; 0: any number.
+    machines_per_host: int = 0
+    provisioning: Provisioning = Provisioning.ENERGY
+    # Failed machines are shown so long, and not more than so many.
+    failed_kept_s: float = 600.0
+    failed_max: int = 20
+
+
+class Fleet:
+    """What the control shell has of machines."""
+
+    def __init__(
+        self,
+        store: OrderStore,
+        provider: Provider,
+        options: FleetOptions | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.provider = provider
+        # What the provider cannot do now; "": it can.
+        self.trouble = ""
+        # Why the last machine that was ordered never ran; "": it did.
+        self.boot_trouble = ""
+        # One after the other, and until when no other is ordered.
+        self._failed_boots = 0
+        self._no_boot_until = float("-inf")
+        self._store = store
+        self._options = options or FleetOptions()
+        self._recorder = recorder
+        # One piece of work for a machine at a time.
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._listed: dict[int, Machine] | None = None
+        self._listed_at = float("-inf")
+        # When we first saw it so, by the monotonic clock.
+        self._booting_since: dict[int, float] = {}
+        self._booted_at: dict[int, float] = {}
+        self._lost_since: dict[int, float] = {}
+        self._failed_since: dict[int, float] = {}
+
+    # Orders
+
+    async def boot(self, slots: int, host: str | None, leader_epoch: int) -> MachineInfo:
+        """Order a machine; it is booting when this returns, and will join or be failed."""
+        rows = await self._store.machines()
+        if len(rows) >= self._options.machines_max:
+            raise LimitReached(
+                f"{len(rows)} machines are the most (fleet.machines_max): none is booted"
+            )
+        if time.monotonic() < self._no_boot_until:
+            raise Unavailable(
+                f"{self._failed_boots} machines could not be booted, another is tried in a while: "
+                f"{self.boot_trouble}"
+            )
+        host = host or self._host_for(rows)
+        crash_point("before-boot-row")
+        row = await self._store.add_machine(self.provider.name, slots, host, leader_epoch)
+        crash_point("after-boot-row")
+        log.info("machine ordered", extra={"machine": row.machine_id, "slots": slots, "host": host})
+        self._booting_since[row.machine_id] = time.monotonic()
+        self._begin(row.machine_id, self._boot(row, leader_epoch))
+        return row
+
+    def _host_for(self, rows: list[MachineInfo]) -> str | None:
+        """Where the next machine comes to: few hosts, or the least loaded one."""
+        if not self._options.hosts:
+            return None
+        counts = dict.fromkeys(self._options.hosts, 0)
+        for row in rows:
+            if row.host in counts and row.state is not MachineState.FAILED:
+                counts[row.host] += 1
+        most = self._options.machines_per_host or math.inf
+        with_room = [host for host, count in counts.items() if count < most]
+        if not with_room:
+            raise LimitReached(
+                f"each of {len(counts)} hosts has its {most} machines (fleet.machines_per_host)"
+            )
+        if self._options.provisioning is Provisioning.PERFORMANCE:
+            return min(with_room, key=lambda host: counts[host])
+        return max(with_room, key=lambda host: counts[host])
+
+    async def halt(self, machine_id: int, leader_epoch: int, why: str = "") -> bool:
+        """Order the end of a machine; False: there is no such machine."""
+        crash_point("before-halt-row")
+        if not await self._store.set_machine_state(
+            machine_id, MachineState.HALTING, leader_epoch, why
+        ):
+            return False
+        crash_point("after-halt-row")
+        log.info("machine halts", extra={"machine": machine_id, "why": why})
+        self._replace(machine_id, self._halt(machine_id, leader_epoch))
+        return True
+
+    async def samples(self) -> list[MachineSample]:
+        """The machines as the provisioner sees them."""
+        rows, taken = await self._store.machines(), await self._occupancy()
+        return [
+            MachineSample(
+                machine_id=row.machine_id,
+                state=row.state,
+                slots=row.slots,
+                used=taken.used[row.machine_id],
+                draining=taken.draining[row.machine_id],
+                host=row.host,
+                added_at=float(row.machine_id),
+            )
+            for row in rows
+        ]
+
+    async def _occupancy(self) -> Occupancy:
+        return Occupancy(await self._store.topologies(), await self._store.instances())
+
+    async def stand_down(self) -> None:
+        """Another leads, or we end: what was begun is left to the next leader."""
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        await ended(tasks)
+        for memory in self._memories:
+            memory.clear()
+        self._boots_work()
+        self._listed, self._listed_at = None, float("-inf")
+
+    async def close(self) -> None:
+        await self.stand_down()
+        await self.provider.close()
+
+    @property
+    def _memories(self) -> tuple[dict[int, float], ...]:
+        return self._booting_since, self._booted_at, self._lost_since, self._failed_since
+
+    # What is so
+
+    async def reconcile(self, leader_epoch: int) -> list[MachineInfo]:
+        """Bring rows, the provider's machines and living members together; the rows after it.
+
+        StaleEpoch: we no longer lead.
+        """
+        # The list before the rows: whoever is listed had its row by then, or has it no longer.
+        is_fresh = await self._list()
+        rows = await self._store.machines()
+        used = (await self._occupancy()).used
+        for row in rows:
+            await self._look_at(row, used[row.machine_id], leader_epoch)
+        known = {row.machine_id for row in rows}
+        if is_fresh:
+            self._halt_strangers(known)
+        for memory in self._memories:
+            for number in memory.keys() - known:
+                del memory[number]
+        await self._forget_failed(rows, leader_epoch)
+        return await self._store.machines()
+
+    async def _look_at(self, row: MachineInfo, used: int, leader_epoch: int) -> None:
+        number = row.machine_id
+        listed = None if self._listed is None else self._listed.get(number)
+        is_gone = self._listed is not None and (listed is None or listed.state in ENDED)
+        if row.state is MachineState.HALTING:
+            if listed is None and is_gone and number not in self._tasks:
+                # Somebody else has put it away, and there is nothing left to halt.
+                await self._store.remove_machine(number, leader_epoch)
+            else:
+                self._begin(number, self._halt(number, leader_epoch))
+        elif row.state is MachineState.FAILED:
+            self._failed_since.setdefault(number, time.monotonic())
+            if used:
+                # Whoever gave it up died before it had seen to that.
+                await self._unload(number, leader_epoch)
+            if listed is not None and listed.state not in ENDED:
+                # It may come back from wherever it was, and its place is taken.
+                self._begin(number, self._put_away(number))
+        elif row.alive:
+            await self._look_at_running(row, used, leader_epoch)
+        elif row.state is MachineState.BOOTING:
+            await self._look_at_booting(row, is_gone, listed, leader_epoch)
+        else:
+            lost_s = time.monotonic() - self._lost_since.setdefault(number, time.monotonic())
+            if listed is not None and listed.state == "stopped":
+                # In good order, with whoever kept it: nothing to report.
+                await self.halt(number, leader_epoch, "it was stopped")
+            elif is_gone:
+                words = f": {listed.detail}" if listed is not None and listed.detail else ""
+                await self._fail(row, f"it died{words}", leader_epoch)
+            elif lost_s >= self._options.lost_s:
+                gone_s = format_duration(self._options.lost_s)
+                await self._fail(row, f"its node did not come back within {gone_s}", leader_epoch)
+
+    async def _look_at_booting(
+        self,
+        row: MachineInfo,
+        is_gone: bool,
+        listed: Machine | None,
+        leader_epoch: int,
+    ) -> None:
+        number = row.machine_id
+        now = time.monotonic()
+        # Ordered before our time: by the wall clock, once.
+        since = self._booting_since.setdefault(number, now - max(time.time() - row.ordered_at, 0.0))
+        if now - since > self._options.boot_deadline_s:
+            waited = format_duration(self._options.boot_deadline_s)
+            said = f"; last: {row.detail}" if row.detail else ""
+            await self._fail(row, f"it did not join within {waited}{said}", leader_epoch)
+        elif number not in self._booted_at:
+            if is_gone:
+                # Whoever ordered it may have died before the provider heard of it.
+                self._begin(number, self._boot(row, leader_epoch))
+        elif (
+            listed is not None
+            and listed.state == "halted"
+            # Seen after its boot, and not what was there before.
+            and self._listed_at > self._booted_at[number]
+        ):
+            await self._fail(row, f"it ended while it booted: {listed.detail}", leader_epoch)
+
+    async def _look_at_running(self, row: MachineInfo, used: int, leader_epoch: int) -> None:
+        self._lost_since.pop(row.machine_id, None)
+        if self._booting_since.pop(row.machine_id, None) is not None:
+            self._boots_work()
+            took_s = None if row.joined_at is None else max(row.joined_at - row.ordered_at, 0.0)
+            self._record("boot", row, took_s)
+            log.info("machine runs", extra={"machine": row.machine_id, "boot_s": took_s})
+        state = MachineState.UP if used else MachineState.WARM
+        if row.state is not state:
+            await self._store.set_machine_state(row.machine_id, state, leader_epoch, row.detail)
+
+    async def _fail(self, row: MachineInfo, why: str, leader_epoch: int) -> None:
+        """Report it, let what it held go to whoever can serve it, and see that it is off."""
+        detail = told(why)
+        await self._store.set_machine_state(
+            row.machine_id, MachineState.FAILED, leader_epoch, detail
+        )
+        log.error("machine failed", extra={"machine": row.machine_id, "why": detail})
+        if row.state is MachineState.BOOTING:
+            self._boot_failed(detail)
+        self._record("machine_failed", row, None, why=detail)
+        await self._unload(row.machine_id, leader_epoch)
+        self._replace(row.machine_id, self._put_away(row.machine_id))
+
+    async def _unload(self, machine_id: int, leader_epoch: int) -> None:
+        """Take what it held from a machine that is gone."""
+        for topology in await self._store.topologies():
+            for place in topology.replicas:
+                if place.machine_id == machine_id:
+                    await self._store.assign_replica(
+                        topology.queue_id, place.number, None, leader_epoch
+                    )
+        for instance in await self._store.instances():
+            if instance.machine_id != machine_id:
+                continue
+            if instance.state is InstanceState.DRAINING:
+                # It has nothing left to answer.
+                await self._store.remove_instance(instance.instance_id, leader_epoch)
+            elif instance.state is not InstanceState.FAILED:
+                await self._store.set_instance(
+                    instance.instance_id,
+                    leader_epoch,
+                    state=InstanceState.ORDERED,
+                    detail=f"machine {machine_id} is gone",
+                )
+
+    def _boot_failed(self, why: str) -> None:
+        """A cloud without quota is not asked again each second: each time twice as late."""
+        self._failed_boots += 1
+        doublings = min(self._failed_boots, _DOUBLINGS_MAX)
+        wait_s = min(self._options.backoff_s * 2.0**doublings, _NO_BOOT_S_MAX)
+        self._no_boot_until = time.monotonic() + wait_s
+        self.boot_trouble = why
+
+    def _boots_work(self) -> None:
+        self._failed_boots, self._no_boot_until, self.boot_trouble = 0, float("-inf"), ""
+
+    def _halt_strangers(self, wanted: set[int]) -> None:
+        for number, machine in (self._listed or {}).items():
+            if number not in wanted and machine.state not in ENDED:
+                log.warning("a machine that nobody ordered is halted", extra={"machine": number})
+                self._begin(number, self._put_away(number))
+
+    async def _forget_failed(self, rows: list[MachineInfo], leader_epoch: int) -> None:
+        """Failures are shown for a while, the newest of them."""
+        failed = [row for row in rows if row.state is MachineState.FAILED]
+        failed.sort(key=lambda row: -row.machine_id)
+        now = time.monotonic()
+        for index, row in enumerate(failed):
+            since = self._failed_since.get(row.machine_id, now)
+            is_old = now - since > self._options.failed_kept_s
+            if (is_old or index >= self._options.failed_max) and row.machine_id not in self._tasks:
+                await self._store.remove_machine(row.machine_id, leader_epoch)
+
+    async def _list(self) -> bool:
+        """Ask the provider, not too often; when it cannot say, what it said before is void."""
+        now = time.monotonic()
+        if now - self._listed_at < self._options.list_s:
+            return False
+        self._listed_at = now
+        try:
+            machines = await self.provider.list()
+        except RetryLater as failure:
+            if self.trouble != str(failure):
+                log.error("the provider does not say what runs: %s", failure)
+            self.trouble, self._listed = str(failure), None
+            return False
+        self.trouble = ""
+        self._listed = {machine.machine_id: machine for machine in machines}
+        return True
+
+    # Work in the background
+
+    async def _boot(self, row: MachineInfo, leader_epoch: int) -> None:
+        """Have the provider boot it, again if need be; then it joins by itself."""
+        number = row.machine_id
+
+        async def failed(attempt: int, failure: RetryLater) -> None:
+            detail = f"boot {attempt} of {self._options.tries}: {failure}"
+            await self._store.set_machine_state(number, MachineState.BOOTING, leader_epoch, detail)
+
+        def boot() -> Awaitable[Machine]:
+            return self.provider.boot(number, row.slots, row.host)
+
+        try:
+            crash_point("before-boot")
+            await self._try("boot", number, boot, failed)
+            crash_point("after-boot")
+        except RetryLater as failure:
+            await self._fail(row, f"it could not be booted: {failure}", leader_epoch)
+        else:
+            self._booted_at[number] = time.monotonic()
+        # The list that we have knows nothing of it yet.
+        self._listed_at = float("-inf")
+
+    async def _halt(self, machine_id: int, leader_epoch: int) -> None:
+        begun = time.monotonic()
+
+        async def failed(attempt: int, failure: RetryLater) -> None:
+            detail = f"halt {attempt} of {self._options.tries}: {failure}"
+            await self._store.set_machine_state(
+                machine_id, MachineState.HALTING, leader_epoch, detail
+            )
+
+        try:
+            crash_point("before-halt")
+            await self._try("halt", machine_id, lambda: self.provider.halt(machine_id), failed)
+            crash_point("after-halt")
+        except RetryLater as failure:
+            # It stays a halting one, which costs money: said again and again, tried again.
+            log.error("machine %d cannot be halted: %s", machine_id, failure)
+            return
+        was_known = await self._store.remove_machine(machine_id, leader_epoch)
+        crash_point("after-machine-removed")
+        # A look that began before it was gone may have begun this once more.
+        if was_known and self._recorder is not None:
+            self._recorder.event(
+                "halt",
+                f"machine {machine_id}",
+                at_s=time.time(),
+                duration_s=time.monotonic() - begun,
+            )
+        self._listed_at = float("-inf")
+
+    async def _put_away(self, machine_id: int) -> None:
+        """Make sure that a machine that is no longer wanted is off."""
+        await self._try("halt", machine_id, lambda: self.provider.halt(machine_id), None)
+        self._listed_at = float("-inf")
+
+    async def _try(
+        self,
+        what: str,
+        machine_id: int,
+        call: Callable[[], Awaitable[object]],
+        failed: Callable[[int, RetryLater], Awaitable[None]] | None,
+    ) -> None:
+        """Call the provider until it works, or the last try has failed too."""
+        wait_s = self._options.backoff_s
+        for attempt in range(1, self._options.tries + 1):
+            try:
+                await call()
+                return
+            except RetryLater as failure:
+                log.warning(
+                    "%s of machine %d failed: %s",
+                    what,
+                    machine_id,
+                    failure,
+                    extra={"attempt": attempt, "tries": self._options.tries},
+                )
+                if failed is not None:
+                    await failed(attempt, failure)
+                if attempt == self._options.tries:
+                    raise
+            await asyncio.sleep(wait_s)
+            wait_s = min(2.0 * wait_s, self._options.backoff_max_s)
+
+    def _begin(self, machine_id: int, work: Coroutine[Any, Any, None]) -> None:
+        """Do it beside, unless something is being done for this machine."""
+        if machine_id in self._tasks:
+            work.close()
+            return
+        task = asyncio.create_task(self._worked(machine_id, work))
+        self._tasks[machine_id] = task
+
+    def _replace(self, machine_id: int, work: Coroutine[Any, Any, None]) -> None:
+        """Do this instead of what is being done for this machine."""
+        before = self._tasks.pop(machine_id, None)
+        if before is not None and before is not asyncio.current_task():
+            before.cancel()
+        self._begin(machine_id, work)
+
+    async def _worked(self, machine_id: int, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except StaleEpoch:
+            log.warning("another leads: machine %d is left to it", machine_id)
+        except TidegateError as failure:
+            log.error("%s", failure, extra={"machine": machine_id})
+        except Exception:
+            log.exception("work for machine %d failed", machine_id)
+            # A fault of ours: what is begun again at once would fail again at once.
+            await asyncio.sleep(self._options.backoff_max_s)
+        finally:
+            if self._tasks.get(machine_id) is asyncio.current_task():
+                del self._tasks[machine_id]
+
+    def _record(
+        self, event: str, row: MachineInfo, duration_s: float | None, **detail: str
+    ) -> None:
+        if self._recorder is None:
+            return
+        about = {"provider": row.provider, **detail}
+        if row.host is not None:
+            about["host"] = row.host
+        self._recorder.event(
+            event,
+            f"machine {row.machine_id}",
+            at_s=time.time(),
+            duration_s=duration_s,
+            value=float(row.slots),
+            detail=about,
+        )

@@ -1,0 +1,312 @@
+"""One machine: a node, workers per replica that is assigned to it, and instances of services.
+
+    each look:  what is assigned to us → workers and instances wanted → a step towards it
+                is the node alive → start it again
+                does the keeper live, does anybody want us → else end, in good order
+
+What is wanted is read from the store each time, so any of the steps may be lost with a process and
+is taken again by the next. A store that does not answer changes nothing: what runs, runs on.
+
+A draining replica keeps its workers while they have something to do, one of them at least while
+anything is stored in it (groups and delayed messages leave by no other way); the others go one by
+one, the idlest first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from tidegate.client.connect import connect
+from tidegate.core.ending import ended
+from tidegate.core.errors import TidegateError, Unavailable
+from tidegate.core.fleet import FleetStore
+from tidegate.core.hosting import HostingStore, Instance
+from tidegate.core.model import QueueInfo
+from tidegate.core.replication import ReplicaPlace, ReplicaState, ReplicationStore
+from tidegate.core.scaling import Scaling
+from tidegate.fleet.app_instance import AppOptions
+from tidegate.fleet.backoff import Backoff
+from tidegate.fleet.hosted_instances import HostedInstances
+from tidegate.fleet.node_process import NodeProcess
+from tidegate.fleet.parent import keeper
+from tidegate.fleet.replica_workers import ReplicaWorkers
+from tidegate.telemetry.numbers import ClusterNumbers, QueueNumbers
+
+log = logging.getLogger(__name__)
+
+# Between two questions whether we are wanted.
+_REPORT_S = 1.0
+_ASK_NODE_S = 2.0
+_NODE_BACKOFF_S = (0.5, 10.0)
+# client/lifeline.py calls a client that has no name program@host-pid-token.
+_PID_IN_NAME = re.compile(r"@.*-(\d+)-[0-9a-f]+$")
+
+
+class MachineStore(FleetStore, ReplicationStore, HostingStore, Protocol):
+    """What a machine needs of a store."""
+
+    async def find_queue(self, queue_id: int | None, name: str | None) -> QueueInfo | None: ...
+
+
+class MachineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a machine lives."""
+
+    slots: int = 1
+    poll_s: float = 0.25
+    # How long a worker or an instance may finish what it has begun.
+    drain_s: float = 30.0
+    # Where instances listen, and under which name others reach them (None: the same).
+    host: str = "127.0.0.1"
+    advertise: str | None = None
+    # Where code that was sent is kept.
+    data: Path = Path("tidegate-data")
+
+
+class _Wanted(NamedTuple):
+    """What the workers of a replica run, and how many there are to be."""
+
+    target: str
+    workers: int
+    is_leaving: bool
+
+    def workers_for(self, queue: QueueNumbers | None) -> int:
+        # Not known is not empty.
+        if not self.is_leaving or queue is None:
+            return self.workers
+        return 1 if queue.waiting or queue.unacknowledged else 0
+
+
+class MachineSupervisor:
+    """Holds the processes of one machine."""
+
+    def __init__(
+        self, machine_id: int, store: MachineStore, node: NodeProcess, options: MachineOptions
+    ) -> None:
+        self.machine_id = machine_id
+        self._store = store
+        self._node = node
+        self._options = options
+        self._workers: dict[str, ReplicaWorkers] = {}
+        self._known: dict[int, QueueInfo] = {}
+        # Something is to be reported before the next look is due.
+        self._news = asyncio.Event()
+        self._hosted = HostedInstances(
+            store,
+            AppOptions(
+                machine_id=machine_id,
+                host=options.host,
+                advertise=options.advertise,
+                drain_s=options.drain_s,
+            ),
+            options.data,
+            self._news.set,
+        )
+        self._node_backoff = Backoff(*_NODE_BACKOFF_S)
+        self._node_trouble = ""
+        self._slots_trouble = ""
+        self._reported_at = float("-inf")
+        self._reported = ""
+
+    async def run(self, stop: asyncio.Event) -> str:
+        """Until told to stop, or nobody wants us; why it ended."""
+        if not await self._store.report_machine(self.machine_id, ""):
+            raise Unavailable(
+                f"nobody wants machine {self.machine_id}: no leader has ordered it, or it was "
+                "halted or given up meanwhile"
+            )
+        kept_by = keeper()
+        try:
+            while True:
+                if kept_by is not None and not kept_by.is_alive:
+                    return "the process that keeps this machine is gone"
+                if not await self._is_wanted():
+                    return "nobody wants this machine any more"
+                await self._look()
+                if await self._pause(stop):
+                    return "told to stop"
+        finally:
+            await self._end()
+
+    async def _pause(self, stop: asyncio.Event) -> bool:
+        """Until the next look; True: told to stop."""
+        waiting = {asyncio.create_task(stop.wait()), asyncio.create_task(self._news.wait())}
+        await asyncio.wait(
+            waiting, timeout=self._options.poll_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        await ended(waiting)
+        self._news.clear()
+        return stop.is_set()
+
+    async def _look(self) -> None:
+        await self._ensure_node()
+        if not self._node.address:
+            return
+        try:
+            mine = [
+                one for one in await self._store.instances() if one.machine_id == self.machine_id
+            ]
+            places = await self._store.assigned(self.machine_id)
+            places, mine = self._within_slots(places, mine)
+            await self._hosted.adjust(mine, self._node.address)
+            wanted = await self._wanted(places)
+        except TidegateError as failure:
+            log.warning("what runs, runs on: %s", failure, extra={"machine": self.machine_id})
+            return
+        for name, replica in wanted.items():
+            workers = self._workers.get(name)
+            if workers is None or (workers.target != replica.target and workers.are_gone):
+                self._workers[name] = ReplicaWorkers(
+                    name, replica.target, self.machine_id, self._options.drain_s
+                )
+        numbers = await self._numbers(wanted)
+        for name, workers in list(self._workers.items()):
+            queue = numbers.get(name)
+            count = 0
+            if (now_wanted := wanted.get(name)) and now_wanted.target == workers.target:
+                count = now_wanted.workers_for(queue)
+            await workers.adjust(count, self._node.address, _held(queue))
+            if name not in wanted and workers.are_gone:
+                del self._workers[name]
+
+    async def _wanted(self, places: list[ReplicaPlace]) -> dict[str, _Wanted]:
+        """The replicas that are ours to work for, by name."""
+        wanted: dict[str, _Wanted] = {}
+        scalings: dict[int, Scaling | None] = {}
+        known: dict[int, QueueInfo] = {}
+        for place in places:
+            info = self._known.get(place.queue_id)
+            info = info or await self._store.find_queue(place.queue_id, None)
+            if info is None:
+                continue
+            known[place.queue_id] = info
+            if info.alias_id not in scalings:
+                topology = await self._store.topology(info.alias_id)
+                scalings[info.alias_id] = None if topology is None else topology.scaling
+            scaling = scalings[info.alias_id]
+            if scaling is not None and scaling.worker is not None:
+                wanted[info.name] = _Wanted(
+                    scaling.worker,
+                    scaling.workers_per_replica,
+                    # What still gets new messages still works on them.
+                    place.state is ReplicaState.DRAINING and place.share == 0.0,
+                )
+        self._known = known
+        return wanted
+
+    def _within_slots(
+        self, places: list[ReplicaPlace], instances: list[Instance]
+    ) -> tuple[list[ReplicaPlace], list[Instance]]:
+        """Never more than there are slots: those that we have, then replicas, then the oldest."""
+        slots = self._options.slots
+        self._slots_trouble = ""
+        if len(places) + len(instances) <= slots:
+            return places, instances
+        also = f" and {len(instances)} instances" if instances else ""
+        self._slots_trouble = f"{len(places)} replicas{also} are assigned to {slots} slots"
+        have = self._hosted.ids
+        turns: list[tuple[bool, bool, int]] = [
+            *((place.queue_id not in self._known, False, place.queue_id) for place in places),
+            *((one.instance_id not in have, True, one.instance_id) for one in instances),
+        ]
+        kept = {(is_instance, number) for _, is_instance, number in sorted(turns)[:slots]}
+        return (
+            [place for place in places if (False, place.queue_id) in kept],
+            [one for one in instances if (True, one.instance_id) in kept],
+        )
+
+    # The node
+
+    async def _ensure_node(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if not self._node.has_died:
+            return
+        if not self._node_backoff.is_due(now):
+            return
+        if self._node.pid is not None:
+            log.error("the node died and is started again", extra={"machine": self.machine_id})
+        try:
+            # Not in a thread: the child is to end with the thread that starts it.
+            self._node.start()
+            await asyncio.to_thread(self._node.wait_until_ready)
+        except (TidegateError, OSError) as failure:
+            self._node_backoff.failed(asyncio.get_running_loop().time())
+            self._node_trouble = f"its node does not start: {failure}"
+            log.error("%s", self._node_trouble, extra={"machine": self.machine_id})
+        else:
+            self._node_backoff.succeeded()
+            self._node_trouble = ""
+            log.info(
+                "node serves", extra={"machine": self.machine_id, "address": self._node.address}
+            )
+
+    async def _numbers(self, wanted: dict[str, _Wanted]) -> dict[str, QueueNumbers]:
+        """What nodes say of the replicas of which somebody is to be let go, when there are any."""
+        leaving = [
+            name
+            for name, workers in self._workers.items()
+            if name not in wanted
+            or wanted[name].is_leaving
+            or wanted[name].workers < len(workers.pids)
+        ]
+        if not leaving:
+            return {}
+        try:
+            async with asyncio.timeout(_ASK_NODE_S):
+                connecting = connect(self._node.address, mode="read-only", reconnect_s=_ASK_NODE_S)
+                async with connecting as mq:
+                    found = _by_name(await mq.node_stats())
+                    for name in leaving:
+                        # Another node may have it still, or again.
+                        if name not in found:
+                            found |= _by_name(await mq.stats(name))
+                    return found
+        except (TidegateError, TimeoutError) as failure:
+            log.warning(
+                "the node does not say who is idle: %s", failure, extra={"machine": self.machine_id}
+            )
+            return {}
+
+    # Its life
+
+    async def _is_wanted(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        troubles = [self._node_trouble, self._slots_trouble, self._hosted.trouble]
+        troubles += [workers.trouble for workers in self._workers.values()]
+        detail = "; ".join(trouble for trouble in troubles if trouble)
+        if detail == self._reported and now - self._reported_at < _REPORT_S:
+            return True
+        try:
+            wanted = await self._store.report_machine(self.machine_id, detail)
+        except TidegateError as failure:
+            log.warning("the store was not told: %s", failure, extra={"machine": self.machine_id})
+            return True
+        self._reported, self._reported_at = detail, now
+        return wanted
+
+    async def _end(self) -> None:
+        """Workers first: they return what they hold to the node."""
+        await asyncio.gather(
+            self._hosted.end(), *(workers.end() for workers in self._workers.values())
+        )
+        self._node.terminate()
+        await asyncio.to_thread(self._node.wait)
+
+
+def _by_name(cluster: ClusterNumbers) -> dict[str, QueueNumbers]:
+    return {queue.name: queue for node in cluster.nodes for queue in node.queues}
+
+
+def _held(queue: QueueNumbers | None) -> dict[int, int]:
+    """What each process holds unacknowledged, by pid; whoever has a name of its own is left out."""
+    held: dict[int, int] = {}
+    for consumer in [] if queue is None else queue.consumers:
+        if found := _PID_IN_NAME.search(consumer.client_name):
+            pid = int(found[1])
+            held[pid] = held.get(pid, 0) + consumer.unacknowledged
+    return held

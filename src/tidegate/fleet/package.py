@@ -1,0 +1,178 @@
+"""Code on its way to machines: a folder or a wheel as one archive, known by its SHA-256.
+
+The same files give the same bytes, whoever packs them and when, so what is deployed twice is
+stored once and starts nothing anew. A wheel goes as it is. What is unpacked came over the network:
+it is what its hash says, or it is refused; and no name in it leads out of its folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import stat
+import struct
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from tidegate.core.errors import InvalidValue, TooLarge
+
+# Of all files together, as they lie on a disk.
+UNPACKED_BYTES_MAX = 1024 * 1024 * 1024
+PACKED_BYTES_MAX = 256 * 1024 * 1024
+FILES_MAX = 50_000
+# What is nobody's code; a folder with this file in it is a virtual environment.
+_LEFT_OUT = frozenset({"__pycache__", "node_modules"})
+_ENVIRONMENT_MARK = "pyvenv.cfg"
+_LONG_AGO = (1980, 1, 1, 0, 0, 0)
+_CHUNK_BYTES = 1 << 20
+# What zipfile says to archives that somebody has thought up. A RuntimeError: it is encrypted.
+_BROKEN = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    ValueError,
+    LookupError,
+    RuntimeError,
+)
+
+
+def packed(path: Path) -> bytes:
+    """A folder or a wheel as the archive that machines are sent."""
+    if path.is_file() and path.suffix == ".whl":
+        content = path.read_bytes()
+        _open(content).close()
+        return content
+    if not path.is_dir():
+        raise InvalidValue(f"{path} is neither a folder nor a wheel (.whl): nothing can be shipped")
+    return _packed_folder(path.resolve())
+
+
+def _packed_folder(folder: Path) -> bytes:
+    archive = io.BytesIO()
+    unpacked_bytes = count = 0
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        for path in _code_in(folder):
+            content = path.read_bytes()
+            unpacked_bytes += len(content)
+            count += 1
+            if unpacked_bytes > UNPACKED_BYTES_MAX or count > FILES_MAX:
+                raise _too_large(folder)
+            name = path.relative_to(folder).as_posix()
+            about = zipfile.ZipInfo(name, _LONG_AGO)
+            about.compress_type = zipfile.ZIP_DEFLATED
+            # Read by all, and run by all what its owner may run.
+            mode = 0o755 if path.stat().st_mode & stat.S_IXUSR else 0o644
+            about.external_attr = (stat.S_IFREG | mode) << 16
+            file.writestr(about, content)
+    if not count:
+        raise InvalidValue(f"{folder} holds no files: nothing can be shipped")
+    if archive.tell() > PACKED_BYTES_MAX:
+        raise _too_large(folder)
+    return archive.getvalue()
+
+
+def _code_in(folder: Path) -> Iterator[Path]:
+    """The files of a folder in order, without what is hidden, made by Python, or an environment."""
+    for here, folders, files in os.walk(folder):
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not (name.startswith(".") or name in _LEFT_OUT)
+            and not (Path(here) / name / _ENVIRONMENT_MARK).exists()
+        )
+        for name in sorted([*folders, *files]):
+            path = Path(here) / name
+            if path.is_symlink() and not path.resolve().is_relative_to(folder):
+                raise InvalidValue(
+                    f"{path} is a link to {path.resolve()}, which is not shipped: copy it there"
+                )
+            # A link to a folder inside is what it links to, once.
+            if path.is_symlink() and path.is_dir():
+                raise InvalidValue(f"{path} links to a folder: ship the folder itself")
+            if path.is_file() and not name.endswith(".pyc") and not name.startswith("."):
+                yield path
+
+
+def unpack(content: bytes, digest: str, folder: Path) -> None:
+    """Have the files of an archive in `folder`, all of them or none; InvalidValue if damaged."""
+    found = hashlib.sha256(content).hexdigest()
+    if found != digest:
+        raise InvalidValue(
+            f"the code {digest[:12]}… is damaged: its SHA-256 is {found[:12]}…; deploy it again"
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        _open(content) as archive,
+        tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder.parent) as made,
+    ):
+        whole = Path(made) / "code"
+        whole.mkdir()
+        for member in archive.infolist():
+            _unpack_one(archive, member, whole)
+        # At once: nobody ever finds half of it.
+        whole.rename(folder)
+
+
+def _open(content: bytes) -> zipfile.ZipFile:
+    """An archive all of whose names and sizes may be unpacked."""
+    if len(content) > PACKED_BYTES_MAX:
+        raise TooLarge(f"an archive of more than {PACKED_BYTES_MAX} bytes is not shipped")
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(content))
+    except _BROKEN as failure:
+        raise InvalidValue(f"this is no archive of code: {failure}") from None
+    members = archive.infolist()
+    if len(members) > FILES_MAX:
+        raise TooLarge(f"an archive of more than {FILES_MAX} files is not unpacked")
+    # As they claim; what comes is counted again.
+    if sum(member.file_size for member in members) > UNPACKED_BYTES_MAX:
+        raise TooLarge(f"an archive of more than {UNPACKED_BYTES_MAX} bytes is not unpacked")
+    for member in members:
+        _check(member)
+    return archive
+
+
+def _check(member: zipfile.ZipInfo) -> None:
+    name = PurePosixPath(member.filename)
+    leads_out = name.is_absolute() or ".." in name.parts or not name.parts
+    if leads_out or "\\" in member.filename or ":" in name.parts[0] or "\0" in member.filename:
+        raise InvalidValue(f"an archive with a file {member.filename!r} is not unpacked")
+    kind = stat.S_IFMT(member.external_attr >> 16)
+    if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+        raise InvalidValue(
+            f"an archive with {member.filename!r}, which is a link or a device, is not unpacked"
+        )
+
+
+def _unpack_one(archive: zipfile.ZipFile, member: zipfile.ZipInfo, folder: Path) -> None:
+    path = folder / PurePosixPath(member.filename)
+    if member.is_dir():
+        path.mkdir(parents=True, exist_ok=True)
+        return
+    left = member.file_size
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with archive.open(member) as source, path.open("xb") as target:
+            while chunk := source.read(_CHUNK_BYTES):
+                left -= len(chunk)
+                if left < 0:
+                    raise InvalidValue(f"{member.filename!r} is larger than it says")
+                target.write(chunk)
+    except (FileExistsError, NotADirectoryError):
+        raise InvalidValue(f"an archive with two of {member.filename!r} is not unpacked") from None
+    except _BROKEN as failure:
+        raise InvalidValue(f"{member.filename!r} cannot be unpacked: {failure}") from None
+    if (member.external_attr >> 16) & stat.S_IXUSR:
+        path.chmod(0o755)
+
+
+def _too_large(folder: Path) -> TooLarge:
+    return TooLarge(
+        f"{folder} has more than {FILES_MAX} files or {UNPACKED_BYTES_MAX} bytes: "
+        "leave data and virtual environments out of it"
+    )

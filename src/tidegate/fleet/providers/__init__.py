@@ -1,0 +1,1 @@
+"""Whoever makes machines: a process tree here, or the user's own commands."""
