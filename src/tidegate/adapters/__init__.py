@@ -1,0 +1,1 @@
+"""A sensor and an actuator for each engine, through its public door."""

@@ -1,0 +1,1 @@
+"""The embedded gateway as a door: see door.py."""

@@ -1,0 +1,1 @@
+"""Debian's HAProxy as a door: see door.py."""

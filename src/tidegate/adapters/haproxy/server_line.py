@@ -1,0 +1,47 @@
+"""An instance as HAProxy is told of it, in its configuration or at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tidegate.core.hosting import Backend
+from tidegate.gateway.limits import GatewayLimits
+
+# HAProxy's weights are whole numbers up to 256.
+_WEIGHT_MOST = 100
+_LIMITS = GatewayLimits()
+
+
+def weight_of(backend: Backend, among: Iterable[Backend]) -> int:
+    """Its weight on HAProxy's scale, the heaviest at 100; whoever has any gets at least 1.
+
+    Who drains has none: only what belongs to its sessions goes there. HAProxy shows it as in its
+    state `drain`, which no configuration can say.
+    """
+    heaviest = max((one.weight for one in among), default=0.0)
+    if backend.draining or backend.weight <= 0.0 or heaviest <= 0.0:
+        return 0
+    return max(round(backend.weight / heaviest * _WEIGHT_MOST), 1)
+
+
+def rests(backend: Backend) -> bool:
+    """Whether it is in maintenance: it drains, and keeps no sessions (session_grace.py)."""
+    return backend.draining and backend.sessions_until is None
+
+
+def server_line(backend: Backend, among: Iterable[Backend]) -> str:
+    """For the configuration: as it is to be from the first moment."""
+    disabled = " disabled" if rests(backend) else ""
+    return f"{new_server(backend, among)}{disabled}"
+
+
+def new_server(backend: Backend, among: Iterable[Backend]) -> str:
+    """For `add server`, which leaves it in maintenance."""
+    host = f"[{backend.host}]" if ":" in backend.host else backend.host
+    return (
+        f"{backend.name} {host}:{backend.port} weight {weight_of(backend, among)}"
+        f" maxconn {backend.concurrency}"
+        # Failed connections count as failed checks: three in a row, and it is out until one passes.
+        " check inter 1s fall 2 rise 1 observe layer4 error-limit 3 on-error mark-down"
+        f" pool-purge-delay {_LIMITS.pool_idle_s:g}s pool-max-conn {_LIMITS.pool_idle_max}"
+    )

@@ -1,0 +1,1 @@
+"""Tidegate's own nodes as an engine: stats in, orders out."""

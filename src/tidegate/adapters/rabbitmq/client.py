@@ -1,0 +1,373 @@
+"""RabbitMQ behind the API of a client: what workers need, and of the rest what RabbitMQ can do.
+
+What it cannot do is refused at the call, with a sentence that says what to do instead. Policies
+are kept here, on the client's side: RabbitMQ knows nothing of retries, backoff or deliveries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Literal, NoReturn, Self, Unpack
+
+from tidegate.adapters.rabbitmq.address import RabbitmqAddress, parse_address
+from tidegate.adapters.rabbitmq.answers import DIRECT, Answers
+from tidegate.adapters.rabbitmq.elastic.news import News
+from tidegate.adapters.rabbitmq.elastic.topology import ElasticTopology
+from tidegate.adapters.rabbitmq.lifeline import Lifeline
+from tidegate.adapters.rabbitmq.message import RabbitmqMessage
+from tidegate.adapters.rabbitmq.outage import Outage
+from tidegate.adapters.rabbitmq.properties import Properties, new_message_id, properties_of
+from tidegate.adapters.rabbitmq.publisher import Errands, Publisher
+from tidegate.adapters.rabbitmq.queues import Queues, RabbitmqQueue, check_name
+from tidegate.adapters.rabbitmq.replies import Replies
+from tidegate.adapters.rabbitmq.retries import Retries
+from tidegate.adapters.rabbitmq.subscription import RabbitmqSubscription
+from tidegate.client import tracing
+from tidegate.client.bound_replica import bound_replica
+from tidegate.client.checks import check_count, checked_payload
+from tidegate.client.client import Client
+from tidegate.client.connect import Connector
+from tidegate.client.options import PutOptions, Special, check_seconds, checked_options
+from tidegate.client.verdict import error_text
+from tidegate.core.errors import InvalidValue, NoMessagesInQueue, QueueNotExisting
+from tidegate.core.model import DEFAULT_POLICY, PRIORITY_DEFAULT, QueuePolicy
+from tidegate.core.replication import ReplicaState, replica_name
+
+# So many of a put_many are on their way at once.
+_PUTS_ABREAST = 1000
+_REFUSED = {
+    "receiver": "RabbitMQ addresses no clients: give each receiver a queue of its own",
+    "dedup_id": "RabbitMQ recognises no duplicates: let the handler do so, by message.message_id",
+    "group": "RabbitMQ keeps no groups in order: use a queue with one worker for each",
+    "tenant": "RabbitMQ shares nothing over tenants: give each tenant a queue of its own",
+}
+
+
+class NotOnRabbitmq(InvalidValue, AttributeError):  # type: ignore[misc]
+    """A call of the native client that RabbitMQ has nothing for."""
+
+
+class RabbitmqClient:
+    """Get one from `async with tidegate.connect("amqp://…") as mq`."""
+
+    engine_name = "rabbitmq"
+
+    def __init__(self, address: RabbitmqAddress, *, reconnect_s: float = 60.0) -> None:
+        self._address = address
+        self._reconnect_s = reconnect_s
+        self._policies: dict[str, QueuePolicy] = {}
+
+    async def open(self) -> Self:
+        outage = Outage(self._address.shown)
+        self.lifeline = Lifeline(self._address, self._reconnect_s, outage)
+        # A broker that is short of memory reads no acks where it is published.
+        self._publishing = Lifeline(
+            self._address, self._reconnect_s, outage, opens_when_needed=True
+        )
+        self._publisher = Publisher(self._publishing)
+        errands = Errands(self.lifeline)
+        self.queues = Queues(errands, self._address)
+        self.retries = Retries(self._publisher, errands, self.queues, self.policy_of)
+        self._replies = Replies(self._publishing)
+        self._answers = Answers(self._address, self._reconnect_s, outage)
+        self.news = News(self.lifeline)
+        await self.lifeline.open()
+        return self
+
+    async def close(self) -> None:
+        # One that RabbitMQ has blocked takes its time.
+        ends = (self._answers.close(), self._publishing.close(), self.lifeline.close())
+        await asyncio.gather(*ends)
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run something for as long as the client lives."""
+        return self.lifeline.spawn(work)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if not name.startswith("_") and hasattr(Client, name):
+            raise NotOnRabbitmq(
+                f"{name} is for tidegate:// only, RabbitMQ has nothing for it: docs/rabbitmq.md "
+                "says what works on both"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    # Queues
+
+    async def queue(self, name: str) -> RabbitmqQueue:
+        """Look a queue up; QueueNotExisting."""
+        check_name(name)
+        found = [await self.queues.look(one) for one in await self._names(name)]
+        # Whoever consumes from an elastic queue is at all of its replicas, or at one.
+        consumers = max(one.consumers for one in found)
+        return RabbitmqQueue(name, sum(one.messages for one in found), consumers)
+
+    async def _names(self, queue: str) -> list[str]:
+        """Of the queues that hold its messages: itself, and its replicas if it is elastic."""
+        topology = await self.news.topology(queue)
+        replicas = [] if topology is None else topology.replicas
+        there = [one.number for one in replicas if one.state is not ReplicaState.STARTING]
+        return [queue, *(replica_name(queue, number) for number in there)]
+
+    async def create_queue(
+        self,
+        name: str,
+        *,
+        durable: bool = True,
+        exist_ok: bool = False,
+        policy: QueuePolicy | None = None,
+        ephemeral: bool = False,
+    ) -> RabbitmqQueue:
+        """Make a queue of the URL's queue_type; one that exists is taken as it is."""
+        if ephemeral:
+            raise InvalidValue("ephemeral is for tidegate:// only: on RabbitMQ delete the queue")
+        await self.queues.create(name, durable=durable, exist_ok=exist_ok, policy=policy)
+        self.adopt_policy(name, policy)
+        return RabbitmqQueue(name, 0, 0)
+
+    async def delete_queue(self, name: str) -> None:
+        check_name(name)
+        if await self.news.topology(name) is not None:
+            raise InvalidValue(
+                f"queue {name!r} is elastic: `tidegate steer … --queue {name} --off` makes it a "
+                "plain one, which can be deleted"
+            )
+        await self.queues.delete(name)
+
+    async def waiting(self, queue: str) -> int | None:
+        """Messages that are ready; cheap enough to be asked once a second."""
+        return (await self.queue(queue)).messages
+
+    async def purge(self, name: str) -> int:
+        """How many messages it had."""
+        check_name(name)
+        return sum([await self.queues.purge(one) for one in await self._names(name)])
+
+    def adopt_policy(self, queue: str, policy: QueuePolicy | None) -> None:
+        """Give messages of this queue back as the policy says; it is kept here, for this client."""
+        if policy is not None:
+            self._policies[queue] = policy
+
+    def policy_of(self, queue: str) -> QueuePolicy:
+        return self._policies.get(queue, DEFAULT_POLICY)
+
+    # Putting
+
+    async def put(self, queue: str, payload: bytes, **options: Unpack[PutOptions]) -> int:
+        """Put a message; returns its id once RabbitMQ has confirmed it."""
+        check_name(queue)
+        data = checked_payload(payload)
+        topology = await self.news.topology(queue)
+        special = _checked(options, topology)
+        with tracing.publishing(queue, options.get("headers")) as headers:
+            message_id = new_message_id()
+            properties, delay_s = properties_of(message_id, special, headers, time.time())
+            if delay_s:
+                # The delay queue would take it, whoever it is for.
+                await self.queues.look(queue)
+            elif topology is not None:
+                key = options.get("group") or str(message_id)
+                await self._publish_spread(queue, data, properties, key)
+                return message_id
+            await self.retries.publish_later(data, properties, queue, delay_s)
+        return message_id
+
+    async def _publish_spread(
+        self, queue: str, payload: bytes, properties: Properties, key: str
+    ) -> None:
+        """To a replica, by the shares of the moment: the exchange hashes the key."""
+        try:
+            await self._publisher.publish(payload, properties, key, exchange=queue)
+        except QueueNotExisting:
+            # Somebody has deleted the exchange.
+            self.news.forget(queue)
+            await self._publisher.publish(payload, properties, queue)
+
+    async def put_many(
+        self, queue: str, payloads: Iterable[bytes], *, priority: int = PRIORITY_DEFAULT
+    ) -> list[int]:
+        """Put many messages; their ids once all are confirmed."""
+        message_ids: list[int] = []
+        coming = iter(payloads)
+        while some := list(itertools.islice(coming, _PUTS_ABREAST)):
+            puts = (self.put(queue, payload, priority=priority) for payload in some)
+            # What fails is told when nothing is on its way any more.
+            for result in await asyncio.gather(*puts, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    raise result
+                message_ids.append(result)
+        return message_ids
+
+    # Taking
+
+    def subscribe(
+        self,
+        queue: str,
+        *,
+        prefetch: int = 200,
+        ack: Literal["explicit", "automatic"] = "explicit",
+        order: str = "priority",
+        replica: int | None = None,
+    ) -> RabbitmqSubscription:
+        """Have messages pushed, at most `prefetch` of them unacknowledged."""
+        check_name(queue)
+        check_count("prefetch", prefetch)
+        if ack not in ("explicit", "automatic"):
+            raise InvalidValue(f"ack is explicit or automatic, not {ack!r}")
+        if order != "priority":
+            raise InvalidValue("RabbitMQ's queues decide the order")
+        bound = bound_replica(queue) if replica is None else replica
+        return RabbitmqSubscription(
+            self, queue, prefetch, automatic=ack == "automatic", bound=bound
+        )
+
+    async def consume(
+        self,
+        queue: str,
+        handler: Callable[[RabbitmqMessage], Awaitable[Any]],
+        *,
+        prefetch: int = 200,
+    ) -> None:
+        """Call `handler` for each message until cancelled."""
+        handler = tracing.traced_handler(handler)
+        async with self.subscribe(queue, prefetch=prefetch) as subscription:
+            async for message in subscription:
+                try:
+                    await handler(message)
+                except Exception as error:
+                    await message.nack(error=error_text(error))
+                else:
+                    message.ack()
+
+    async def get(
+        self, queue: str, *, wait: float = 0.0, order: str = "oldest", **more: Any
+    ) -> RabbitmqMessage:
+        """Take one message, which acknowledges it; NoMessagesInQueue when there is none."""
+        if order != "oldest" or any(value is not None for value in more.values()):
+            raise InvalidValue(
+                "on RabbitMQ get() takes the next message and acknowledges it: use subscribe() "
+                "to hold messages, and request() for replies"
+            )
+        check_name(queue)
+        check_seconds("wait", wait, at_least=0.0)
+        for name in await self._names(queue):
+            delivered = await self.queues.get(name)
+            if delivered is not None:
+                return RabbitmqMessage(delivered, queue, None, self.retries)
+        taken: RabbitmqMessage | None = None
+        if wait:
+            # Once it was taken it is acknowledged, and returned however late it is by then.
+            with contextlib.suppress(TimeoutError):
+                async with (
+                    asyncio.timeout(wait),
+                    self.subscribe(queue, prefetch=1, ack="automatic") as subscription,
+                ):
+                    taken = await anext(aiter(subscription))
+        if taken is None:
+            raise NoMessagesInQueue(f"queue {queue!r} is empty")
+        return taken
+
+    # Asking
+
+    async def request(
+        self,
+        queue: str,
+        payload: bytes,
+        *,
+        timeout: float = 30.0,
+        content_type: str | None = None,
+        headers: dict[str, str] | None = None,
+        priority: int = PRIORITY_DEFAULT,
+    ) -> RabbitmqMessage:
+        """Put a request, wait for the reply; NoReply when none comes in time."""
+        check_name(queue)
+        check_seconds("timeout", timeout, at_least=0.0)
+        data = checked_payload(payload)
+        special = checked_options(
+            {"content_type": content_type, "headers": headers, "priority": priority}
+        )
+        with tracing.publishing(queue, headers) as carried:
+            properties, _ = properties_of(new_message_id(), special, carried, time.time())
+            delivered = await self._replies.ask(queue, data, properties, timeout)
+        return RabbitmqMessage(delivered, queue, None, self.retries)
+
+    async def reply(
+        self,
+        message: RabbitmqMessage,
+        payload: bytes,
+        *,
+        content_type: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> int:
+        """Answer a request, to its sender only; nobody hears it when that one has gone."""
+        reply_to = message.properties.reply_to
+        if message.context is None:
+            raise InvalidValue("this message asks for no reply: it has no reply_to")
+        if not reply_to:
+            # Put with a context, not asked by request(): there is nowhere to send it to.
+            return 0
+        special = checked_options({"content_type": content_type, "headers": headers})
+        message_id = new_message_id()
+        properties, _ = properties_of(message_id, special, headers, time.time())
+        properties.correlation_id = message.properties.correlation_id
+        data = checked_payload(payload)
+        try:
+            if not reply_to.startswith(DIRECT):
+                await self._publisher.publish(data, properties, reply_to)
+            elif not await self._answers.send(data, properties, reply_to):
+                return 0
+        except QueueNotExisting:
+            return 0
+        return message_id
+
+
+def _checked(options: PutOptions, topology: ElasticTopology | None) -> Special:
+    special = checked_options(options)
+    for name, instead in _REFUSED.items():
+        # Of an elastic queue a group has one replica, for as long as shares do not change.
+        is_fine = name == "group" and topology is not None
+        if options.get(name) is not None and not is_fine:
+            raise InvalidValue(f"{name}= is for tidegate:// only. {instead}")
+    return special
+
+
+def connector(
+    url: str,
+    *,
+    name: str | None = None,
+    client_id: int | None = None,
+    mode: str = "read-write",
+    reconnect_s: float = 60.0,
+    user: str | None = None,
+    password: str | None = None,
+    password_file: str | os.PathLike[str] | None = None,
+    tls: bool | ssl.SSLContext | None = None,
+    ca_file: str | os.PathLike[str] | None = None,
+) -> Connector[RabbitmqClient]:
+    """The keywords are those of `tidegate.connect`."""
+    if client_id is not None or mode != "read-write":
+        raise InvalidValue(
+            "client_id= and mode= are for Tidegate's own nodes: on RabbitMQ the user's permissions "
+            "say what may be done"
+        )
+    address = parse_address(
+        url,
+        name=name,
+        user=user,
+        password=password,
+        password_file=password_file,
+        tls=tls,
+        ca_file=ca_file,
+    )
+    return Connector(lambda: RabbitmqClient(address, reconnect_s=reconnect_s))

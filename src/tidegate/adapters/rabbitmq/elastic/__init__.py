@@ -1,0 +1,1 @@
+"""The elastic queue on RabbitMQ: a consistent-hash exchange over queues that come and go."""

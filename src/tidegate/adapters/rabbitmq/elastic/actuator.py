@@ -1,0 +1,237 @@
+"""The actuator of RabbitMQ: actions in, bindings, queues and moved messages out.
+
+    AddReplica    ledger: starting → queue → its holders' queue; it serves when it is there
+    SetShares     ledger: weights and those before → each changed binding off and on again
+    Drain         ledger: draining; its share goes down by SetShares, and with the last of it the
+                  binding: nothing new comes, its consumers go on
+    Retire        ledger: leaving → consumers let go, nobody holds anything → the queue is deleted
+                  if it is empty and unused → ledger: gone
+
+The ledger is written first, so whoever is killed in the middle leaves a state that the next one
+reads and ends: every step here can be done again. That a queue is empty does not say that nobody
+holds a message of it, and the broker would delete it from under them. So consumers of ours stand in
+the holders' queue until they have settled the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from tidegate.adapters.rabbitmq.elastic.alias import bind_as_written, end_alias, make_alias, rebind
+from tidegate.adapters.rabbitmq.elastic.ledger import write_topology
+from tidegate.adapters.rabbitmq.elastic.link import SteererLink
+from tidegate.adapters.rabbitmq.elastic.moving import move
+from tidegate.adapters.rabbitmq.elastic.refusal import InTheWay
+from tidegate.adapters.rabbitmq.elastic.topology import (
+    ElasticReplica,
+    ElasticTopology,
+    holders_name,
+    weights_of,
+)
+from tidegate.core.crash import crash_point
+from tidegate.core.errors import TidegateError, Unavailable
+from tidegate.core.replication import ALIAS, ReplicaState, replica_name
+from tidegate.core.steering import (
+    Action,
+    AddReplica,
+    CancelDrain,
+    CancelPending,
+    Drain,
+    Exchange,
+    Migrate,
+    Retire,
+    SetShares,
+)
+
+# What one exchange may take of a period.
+_MOVE_S = 1.0
+_POINTS: Mapping[type[Action], str] = {
+    AddReplica: "replica-added",
+    SetShares: "shares",
+    Drain: "drain",
+    CancelDrain: "drain",
+    Retire: "retire",
+    Exchange: "exchange-order",
+    Migrate: "migrate",
+}
+
+
+class RabbitmqActuator:
+    """Carries out what was decided about one elastic queue, for who has its lock."""
+
+    def __init__(self, link: SteererLink, queue: str) -> None:
+        self._link = link
+        self._queue = queue
+        self._topology: ElasticTopology | None = None
+        # What was moved since it was last asked for, by the number of who got it.
+        self._moved: dict[int, int] = {}
+
+    @property
+    def topology(self) -> ElasticTopology:
+        assert self._topology is not None, "not taken over"
+        return self._topology
+
+    async def take_over(self, arguments: Mapping[str, Any]) -> ElasticTopology:
+        """Make the queue elastic, or go on from where another was stopped.
+
+        `arguments`: what it and its replicas are declared with, if it is new.
+        """
+        found = self._topology = await make_alias(self._link, self._queue, arguments)
+        for one in found.replicas:
+            if one.state is ReplicaState.STARTING:
+                await self._make_queues(one.number)
+        await bind_as_written(self._link, found)
+        # Those that wait for the news since before we came hear it now.
+        await self._write(found)
+        return self.topology
+
+    async def give_up(self) -> None:
+        """A plain queue again; its replicas are gone."""
+        await end_alias(self._link, msgspec.structs.replace(self.topology, is_over=True))
+
+    def moved(self) -> dict[int, int]:
+        """What went over since this was last asked: no new message, though the broker counts it."""
+        moved, self._moved = self._moved, {}
+        return moved
+
+    async def carry_out(self, action: Action) -> str | None:
+        """None: it was done; else a sentence that says why not."""
+        try:
+            if isinstance(action, CancelPending):
+                return None  # nothing waits for a machine here
+            point = _POINTS[type(action)]
+            crash_point(f"before-{point}")
+            failure = await self._do(action)
+            if failure is None:
+                crash_point(f"after-{point}")
+            return failure
+        except Unavailable:
+            # The connection, and with it the lock.
+            raise
+        except TidegateError as failure:
+            return str(failure)
+
+    async def _do(self, action: Action) -> str | None:
+        match action:
+            case AddReplica(count):
+                for _ in range(count):
+                    await self._add()
+            case SetShares(shares):
+                await self._set_shares(shares)
+            case Drain(number):
+                return await self._set_state(number, ReplicaState.DRAINING)
+            case CancelDrain(number):
+                return await self._set_state(number, ReplicaState.SERVING)
+            case Retire(number):
+                return await self._retire(number)
+            case Exchange(source, target, count):
+                return await self._exchange(source, target, count)
+            case Migrate():
+                return "on RabbitMQ consumers are at every replica already, or belong to one"
+            case _:
+                raise AssertionError(f"{action} is not about an elastic queue")
+        return None
+
+    async def serve(self, number: int) -> None:
+        """A replica that has come up gets messages from the next shares on."""
+        crash_point("before-serving")
+        await self._set_state(number, ReplicaState.SERVING)
+        crash_point("after-serving")
+
+    async def let_go(self, number: int) -> None:
+        """Have consumers leave a draining replica that is empty."""
+        one = self.topology.replica(number)
+        if one is not None and not one.is_leaving:
+            leaving = msgspec.structs.replace(one, is_leaving=True)
+            await self._write(self.topology.with_replica(leaving))
+            crash_point("after-let-go")
+
+    async def forget(self, number: int) -> None:
+        """A replica whose queue is gone, whoever deleted it."""
+        await self._clear_holders(number)
+        await self._write(self.topology.without(number))
+
+    async def _write(self, topology: ElasticTopology) -> None:
+        self._topology = await write_topology(await self._link.channel(), topology)
+
+    async def _add(self) -> None:
+        topology = self.topology
+        number = topology.next_number
+        noted = topology.with_replica(ElasticReplica(number=number))
+        await self._write(msgspec.structs.replace(noted, next_number=number + 1))
+        crash_point("after-replica-noted")
+        await self._make_queues(number)
+
+    async def _make_queues(self, number: int) -> None:
+        # Who holds is known before anybody can.
+        await self._link.declare_queue(holders_name(self._queue, number), {})
+        await self._link.declare_queue(replica_name(self._queue, number), self.topology.arguments)
+
+    async def _set_shares(self, shares: Mapping[int, float]) -> None:
+        weights = weights_of(shares)
+        topology = self.topology
+        if all(one.weight == weights.get(one.number, 0) for one in topology.replicas):
+            return
+        await self._write(topology.weighted(weights))
+        # Who gets more first: so there is somebody on the ring at every moment, if there can be.
+        changed = [one for one in self.topology.replicas if one.weight != one.weight_before]
+        for one in sorted(changed, key=lambda one: one.weight_before - one.weight):
+            await rebind(self._link, self._queue, one)
+
+    async def _set_state(self, number: int, state: ReplicaState) -> str | None:
+        one = self.topology.replica(number)
+        if one is None:
+            return f"replica {number} is gone"
+        changed = msgspec.structs.replace(one, state=state, is_leaving=False)
+        await self._write(self.topology.with_replica(changed))
+        return None
+
+    async def _exchange(self, source: int, target: int, count: int) -> str | None:
+        for number in (source, target):
+            if number != ALIAS and self.topology.replica(number) is None:
+                return f"replica {number} is gone"
+        moved = await move(
+            await self._link.channel(), self._name(source), self._name(target), count, _MOVE_S
+        )
+        self._moved[target] = self._moved.get(target, 0) + moved
+        return None
+
+    def _name(self, number: int) -> str:
+        return self._queue if number == ALIAS else replica_name(self._queue, number)
+
+    async def _retire(self, number: int) -> str | None:
+        one = self.topology.replica(number)
+        if one is None:
+            return None
+        if not one.is_leaving or one.weight:
+            return f"the consumers of replica {number} have not been told yet"
+        name = replica_name(self._queue, number)
+        if held := await self.holders(number):
+            return f"{held} consumers may still hold messages of replica {number}"
+        length = await self._link.length(name)
+        if length is not None:
+            if length.ready:
+                return f"{length.ready} messages are still in replica {number}"
+            if length.consumers:
+                return f"{length.consumers} consumers are still at replica {number}"
+            try:
+                # Quorum queues know no conditions: what was just seen has to do.
+                await self._link.delete_queue(name, conditions=self.topology.is_classic)
+            except InTheWay as came:
+                return f"something came to replica {number} at the last moment: {came}"
+            crash_point("after-replica-ended")
+        await self.forget(number)
+        return None
+
+    async def holders(self, number: int) -> int:
+        """Consumers of ours that may hold messages of a replica."""
+        length = await self._link.length(holders_name(self._queue, number))
+        return 0 if length is None else length.consumers
+
+    async def _clear_holders(self, number: int) -> None:
+        name = holders_name(self._queue, number)
+        if await self._link.length(name) is not None:
+            await self._link.delete_queue(name, conditions=False)

@@ -1,0 +1,189 @@
+"""The sensor of RabbitMQ: lengths by AMQP, rates by the management API, a sample out.
+
+    passive declare   ready messages and consumers of each queue: exact, of this moment
+    management API    rates and unacknowledged messages: as old as its statistics (5 s by default)
+    holders           consumers of ours that may hold a message of a replica
+
+Statistics are late, and may be missing: lengths that grow say at once that at least so many arrive.
+What nobody could measure is named, and stays out of what is explained; 0 stands in its place.
+Without rates lengths still say enough for the policies load and length.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from tidegate.adapters.rabbitmq.elastic.link import Length, SteererLink
+from tidegate.adapters.rabbitmq.elastic.topology import (
+    ElasticReplica,
+    ElasticTopology,
+    holders_name,
+)
+from tidegate.adapters.rabbitmq.management import ManagedQueue, ManagementApi
+from tidegate.core.errors import TidegateError
+from tidegate.core.replication import ALIAS, ReplicaState, replica_name
+from tidegate.core.steering import QueueSample, ReplicaSample
+
+# Over how long moved messages are spread: as the broker spreads what it counts.
+_MOVED_S = 5.0
+# Two looks that are closer than this make no rate.
+_SHORTEST_S = 0.2
+_RATES = ("arrived_per_s", "consumed_per_s", "capacity_per_s")
+# What a broker does not say by itself.
+UNKNOWN = ("resource_load",)
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """A sample, and how far it goes."""
+
+    sample: QueueSample
+    # Names of figures that nobody could measure.
+    unknown: list[str]
+    # Why not.
+    trouble: str = ""
+    # Replicas whose queue is not there.
+    missing: list[int] = []
+    # Of the queue itself, replica 0.
+    alias_consumers: int = 0
+
+
+class RabbitmqSensor:
+    """Samples of one elastic queue."""
+
+    def __init__(self, link: SteererLink, management: ManagementApi | None) -> None:
+        self._link = link
+        self._management = management
+        self._serving_since: dict[int, float] = {}
+        self._moved: deque[tuple[float, int, int]] = deque()
+        # When all lengths were last added up, their sum, and how fast it grew until then.
+        self._sum_at: tuple[float, int] | None = None
+        self._growth_per_s = 0.0
+
+    async def look(
+        self,
+        topology: ElasticTopology,
+        now: Callable[[], float],
+        moved: Mapping[int, int] | None = None,
+    ) -> Look:
+        """Ask the broker once. `moved`: messages that we brought to a replica since the last."""
+        managed, trouble = await self._managed(topology.queue)
+        at = now()
+        for number, count in (moved or {}).items():
+            self._moved.append((at, number, count))
+        while self._moved and at - self._moved[0][0] > _MOVED_S:
+            self._moved.popleft()
+        alias = await self._link.length(topology.queue)
+        replicas, missing = [], []
+        for one in topology.replicas:
+            length = await self._link.length(replica_name(topology.queue, one.number))
+            if length is None:
+                missing.append(one.number)
+            holders = await self._link.length(holders_name(topology.queue, one.number))
+            shown = managed.get(one.number)
+            replicas.append(self._replica(topology, one, length, holders, shown, at))
+        published = managed[ALIAS].message_stats.publish_details.rate if managed else 0.0
+        arrived = max(published - self._brought_per_s(ALIAS), 0.0)
+        unknown = [*UNKNOWN, "oldest_age_s"] if managed else [*UNKNOWN, "oldest_age_s", *_RATES]
+        if any(one.oldest_age_s for one in replicas):
+            unknown.remove("oldest_age_s")
+        alias_waiting = 0 if alias is None else alias.ready
+        growth_per_s = self._growth(at, alias_waiting + sum(one.waiting for one in replicas))
+        sample = QueueSample(
+            queue=topology.queue,
+            at=at,
+            replicas=replicas,
+            arrived_per_s=max(arrived + sum(one.produced_per_s for one in replicas), growth_per_s),
+            alias_waiting=alias_waiting,
+            age_s=now() - at,
+            # Who consumes from the queue itself consumes from all; who is bound to one, from that.
+            consumers_roam=alias is not None and alias.consumers > 0,
+        )
+        return Look(
+            sample=sample,
+            unknown=unknown,
+            trouble=trouble,
+            missing=missing,
+            alias_consumers=0 if alias is None else alias.consumers,
+        )
+
+    def _brought_per_s(self, number: int) -> float:
+        """What we brought to a replica: counted by the broker, and no put."""
+        return sum(count for _, to, count in self._moved if to == number) / _MOVED_S
+
+    def _growth(self, at: float, waiting: int) -> float:
+        """By how many messages a second lengths grew, all together: so many arrive at least."""
+        if self._sum_at is None:
+            self._sum_at = (at, waiting)
+        elif at - self._sum_at[0] >= _SHORTEST_S:
+            before_at, before = self._sum_at
+            self._growth_per_s = max(waiting - before, 0) / (at - before_at)
+            self._sum_at = (at, waiting)
+        return self._growth_per_s
+
+    async def _managed(self, queue: str) -> tuple[dict[int, ManagedQueue], str]:
+        """By number of the replica, the queue itself as ALIAS; nothing: it cannot be asked."""
+        if self._management is None:
+            return {}, "no management API is asked"
+        try:
+            found = await self._management.queues(queue)
+        except TidegateError as failure:
+            return {}, str(failure)
+        shown = {_number(one.name, queue): one for one in found}
+        return (shown, "") if ALIAS in shown else ({}, "the statistics have yet to come")
+
+    def _replica(
+        self,
+        topology: ElasticTopology,
+        one: ElasticReplica,
+        length: Length | None,
+        holders: Length | None,
+        shown: ManagedQueue | None,
+        at: float,
+    ) -> ReplicaSample:
+        if one.state is ReplicaState.STARTING:
+            self._serving_since.pop(one.number, None)
+        else:
+            self._serving_since.setdefault(one.number, at)
+        age_s = at - self._serving_since.get(one.number, at)
+        share = topology.shares[one.number]
+        if length is None:
+            return ReplicaSample(
+                number=one.number, state=one.state, share=share, age_s=age_s, reachable=False
+            )
+        held_by = 0 if holders is None else holders.consumers
+        stats = None if shown is None else shown.message_stats
+        published = 0.0 if stats is None else stats.publish_details.rate
+        unacknowledged = None if shown is None else shown.messages_unacknowledged
+        return ReplicaSample(
+            number=one.number,
+            state=one.state,
+            produced_per_s=max(published - self._brought_per_s(one.number), 0.0),
+            consumed_per_s=0.0 if stats is None else max(stats.ack_details.rate, 0.0),
+            waiting=length.ready,
+            unacknowledged=unacknowledged or 0,
+            oldest_age_s=_age_s(shown, length),
+            # Who has let go and still holds something is at it, too.
+            consumers=max(length.consumers, held_by if one.is_leaving else 0),
+            share=share,
+            age_s=age_s,
+            waiting_consumers=_idle(length, unacknowledged or 0),
+        )
+
+
+def _idle(length: Length, unacknowledged: int) -> int:
+    """Consumers that have nothing to do; who holds a message may be at work."""
+    return 0 if length.ready else max(length.consumers - unacknowledged, 0)
+
+
+def _age_s(shown: ManagedQueue | None, length: Length) -> float:
+    if shown is None or not shown.head_message_timestamp or not length.ready:
+        return 0.0
+    return max(time.time() - shown.head_message_timestamp, 0.0)
+
+
+def _number(name: str, queue: str) -> int:
+    return ALIAS if name == queue else int(name.removeprefix(f"{queue}#"))

@@ -1,0 +1,284 @@
+"""A connection to RabbitMQ that heals itself.
+
+Strategy: aio-pika's plain connection, and a task that makes another one whenever it has ended, for
+as long as it takes. (Its robust connection reopens channels and consumers by itself; ours are
+reopened by whoever uses them, because delivery tags belong to the channel that they came on and a
+late ack must never reach another one.) Calls wait for a connection up to `reconnect_s`.
+
+RabbitMQ stops reading from a connection that publishes while it is short of memory or disk, acks
+included. So a client publishes on another one than it consumes on, made when it is first needed.
+
+aiormq logs an error whenever nobody answers, once a second in an outage: of connections of ours we
+say ourselves, once, that they are lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import AsyncIterator, Coroutine
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+import aio_pika
+from aiormq.abc import AbstractChannel, AbstractConnection
+
+from tidegate.adapters.rabbitmq.address import RabbitmqAddress
+from tidegate.adapters.rabbitmq.failures import reaching, telling
+from tidegate.adapters.rabbitmq.leniency import read_leniently
+from tidegate.adapters.rabbitmq.outage import Outage
+from tidegate.core.errors import InvalidValue, RetryLater, TidegateError, Unavailable
+
+log = logging.getLogger(__name__)
+
+_CONNECT_S = 5.0
+_BACKOFF_FIRST_S = 0.05
+_BACKOFF_MAX_S = 1.0
+_CLOSE_S = 5.0
+_PAUSE_S = 0.02
+# How often somebody whose patience is over looks whether it is RabbitMQ that blocks.
+_LOOK_S = 0.25
+# A connection that ends sooner was ended by what is said on it, and that would be said again.
+_YOUNG_S = 5.0
+Result = TypeVar("Result")
+
+
+_is_ours = ContextVar("_is_ours", default=False)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not (_is_ours.get() and str(record.msg).startswith("error when creating transport"))
+
+
+class Patience:
+    """How long a call puts up with a connection that breaks."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.deadline = asyncio.get_running_loop().time() + limit_s
+
+    async def wait(self, failure: TidegateError) -> None:
+        """Some milliseconds; raises the failure when it is over."""
+        if asyncio.get_running_loop().time() >= self.deadline:
+            raise failure
+        await asyncio.sleep(_PAUSE_S)
+
+
+class Lifeline:
+    """One client's way to its broker."""
+
+    def __init__(
+        self,
+        address: RabbitmqAddress,
+        reconnect_s: float,
+        outage: Outage | None = None,
+        *,
+        opens_when_needed: bool = False,
+    ) -> None:
+        self.address = address
+        self._outage = outage or Outage(address.shown)
+        self._opens_when_needed = opens_when_needed
+        self._opening = asyncio.Lock()
+        self.reconnect_s = reconnect_s
+        self._connection: aio_pika.abc.AbstractConnection | None = None
+        self._up = asyncio.Event()
+        # Why there is no connection; what is not for later is raised at once.
+        self._failure: TidegateError = InvalidValue(
+            "not connected: use `async with tidegate.connect(url) as mq`"
+        )
+        self._closed = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def open(self) -> None:
+        read_leniently()
+        # A second time changes nothing.
+        logging.getLogger("aiormq.connection").addFilter(_is_news)
+        await self._connect()
+        self.spawn(self._keep())
+
+    async def _open_late(self) -> None:
+        """In an outage it is waited for like any that was lost."""
+        async with self._opening:
+            if self._opens_when_needed and not self._closed:
+                try:
+                    await self.open()
+                except RetryLater as failure:
+                    self._failure = failure
+                    self.spawn(self._keep())
+                self._opens_when_needed = False
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        async with self._opening:
+            pass  # what is being opened just now is closed as well
+        self._up.clear()
+        self._failure = Unavailable("the client is closed")
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._outage.forget(self)
+        await self._hang_up()
+
+    async def _hang_up(self) -> None:
+        if self._connection is not None:
+            # A broker that does not answer is left without a goodbye.
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._connection.close()
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run something for as long as the client lives."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def finish(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Await what goes on when nobody waits any more: half of a call closes its channel."""
+        task = self.spawn(work)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        result: Result = await asyncio.shield(task)
+        return result
+
+    async def connected(self) -> AbstractConnection:
+        """The connection, when there is one."""
+        if self._opens_when_needed:
+            await self._open_late()
+        if self._up.is_set() and self._transport().is_closed:
+            # Before our task has heard of it: who tries again at once would keep it from that.
+            self._up.clear()
+        if not self._up.is_set():
+            if not isinstance(self._failure, RetryLater) or self._closed:
+                raise self._failure
+            try:
+                async with asyncio.timeout(self.reconnect_s):
+                    await self._up.wait()
+            except TimeoutError:
+                raise self._failure from None
+            if self._closed:
+                raise self._failure
+        return self._transport()
+
+    async def channel(self, *, confirms: bool = False) -> AbstractChannel:
+        """A channel of its own."""
+        patience = Patience(self.reconnect_s)
+        while True:
+            connection = await self.connected()
+            try:
+                with telling(f"RabbitMQ at {self.address.shown}"):
+                    return await connection.channel(
+                        publisher_confirms=confirms, on_return_raises=confirms, timeout=_CONNECT_S
+                    )
+            except Unavailable as lost:
+                await patience.wait(lost)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether RabbitMQ reads nothing from it, because it is short of memory or disk."""
+        return self._up.is_set() and _is_blocked(self._transport())
+
+    async def unblocked(self, patience: Patience) -> None:
+        """Returns when there is a connection that RabbitMQ reads from; Unavailable."""
+        clock = asyncio.get_running_loop().time
+        while _is_blocked(connection := await self.connected()):
+            if (left_s := patience.deadline - clock()) <= 0:
+                raise self.blocked()
+            ready = asyncio.ensure_future(connection.ready())
+            # Who waits for what has ended is not told.
+            await asyncio.wait(
+                {ready, connection.closing}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            ready.cancel()
+
+    @contextlib.asynccontextmanager
+    async def unless_blocked(self, patience: Patience) -> AsyncIterator[None]:
+        """What waits for RabbitMQ meanwhile ends when patience does, if RabbitMQ reads nothing."""
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle
+
+        def look() -> None:
+            nonlocal timer
+            if self.is_blocked:
+                limit.reschedule(loop.time())
+            else:
+                timer = loop.call_later(_LOOK_S, look)
+
+        timer = loop.call_at(patience.deadline, look)
+        try:
+            async with asyncio.timeout(None) as limit:
+                yield
+        except TimeoutError:
+            if limit.expired():
+                raise self.blocked() from None
+            raise
+        finally:
+            timer.cancel()
+
+    def blocked(self) -> Unavailable:
+        return Unavailable(
+            f"RabbitMQ at {self.address.shown} has blocked publishers (connection.blocked): it is "
+            "short of memory or disk, its log says of which. Let consumers drain its queues, or "
+            "give it more"
+        )
+
+    def _transport(self) -> AbstractConnection:
+        assert self._connection is not None
+        assert self._connection.transport is not None
+        return self._connection.transport.connection
+
+    async def _connect(self) -> None:
+        _is_ours.set(True)
+        connection = aio_pika.Connection(self.address.url, ssl_context=self.address.tls)
+        try:
+            with reaching(self.address.shown, self.address.url.user):
+                await connection.connect(timeout=_CONNECT_S)
+        except BaseException:
+            await connection.close()
+            raise
+        self._connection = connection
+        self._failure = Unavailable(f"the connection to RabbitMQ at {self.address.shown} was lost")
+        self._up.set()
+
+    async def _keep(self) -> None:
+        """Whenever the connection has ended, make another."""
+        backoff_s, clock = _BACKOFF_FIRST_S, asyncio.get_running_loop().time
+        while True:
+            connected_at = clock()
+            if self._connection is not None:
+                lost = self._transport().closing
+                await asyncio.wait({lost})
+                if not lost.cancelled():
+                    lost.exception()  # seen
+                self._up.clear()
+                await self._hang_up()
+            self._outage.begins_for(self)
+            if clock() - connected_at > _YOUNG_S:
+                backoff_s = _BACKOFF_FIRST_S
+            while not self._up.is_set():
+                # Not all at once, when a broker comes back to many.
+                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+                backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+                try:
+                    await self._connect()
+                except TidegateError as failure:
+                    self._failure = failure
+                except Exception as failure:
+                    # Whatever answers there now: the broker may come back.
+                    log.exception("connecting to RabbitMQ failed strangely")
+                    self._failure = Unavailable(f"RabbitMQ at {self.address.shown}: {failure!r}")
+            self._outage.ends_for(self)
+
+
+def _is_blocked(connection: AbstractConnection) -> bool:
+    # aiormq tells who waits, and nobody who asks.
+    waiting = connection.ready()
+    try:
+        waiting.send(None)
+    except StopIteration:
+        return False
+    waiting.close()
+    return True

@@ -1,0 +1,223 @@
+"""Queues of RabbitMQ: looked up, made, and told apart.
+
+Existing queues are taken as they are. Which kind one is, RabbitMQ does not say, but it has to be
+known before consuming: the prefetch of a whole channel is live on classic queues, and asked for on
+a quorum queue it ends the connection. So the queue is declared as a classic one: equal, it is;
+otherwise the refusal names what differs. What cannot be told apart is treated as a quorum queue,
+which works with both.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+from aiormq.abc import AbstractChannel, DeliveredMessage
+
+from tidegate.adapters.rabbitmq.address import RabbitmqAddress
+from tidegate.adapters.rabbitmq.publisher import Errands
+from tidegate.core.errors import (
+    Forbidden,
+    InvalidValue,
+    QueueNameNotUnique,
+    QueueNotExisting,
+)
+from tidegate.core.model import Overflow, QueuePolicy
+
+# How often a message may be given back unbegun: workers stop, and prefetches change.
+_UNBEGUN_MAX = 20
+# Names of ours that are longer, of delay queues say, have to fit into 255 bytes.
+_NAME_LENGTH_MAX = 200
+# What aio-pika takes. RabbitMQ itself takes more.
+_NAME = re.compile(r"[a-zA-Z0-9\-_.:@#,/+ ]+")
+# What only classic queues can be declared with, or differ in.
+_CLASSIC_ONLY = {"durable", "auto_delete", "exclusive", "x-max-priority", "x-queue-mode"}
+_DIFFERS = re.compile(
+    r"inequivalent arg '(?P<name>[^']+)'.* but current is (?P<now>.*)$", re.DOTALL
+)
+
+
+class RabbitmqQueue(msgspec.Struct, frozen=True):
+    """A queue as a passive declaration shows it."""
+
+    name: str
+    # Ready, and not yet delivered to anybody.
+    messages: int
+    consumers: int
+
+
+class Queues:
+    """What one client knows of the queues of its vhost."""
+
+    def __init__(self, errands: Errands, address: RabbitmqAddress) -> None:
+        self._errands = errands
+        self._arguments = arguments_of(address)
+        self._queue_type = address.queue_type
+        self._classic: dict[str, bool] = {}
+
+    async def look(self, name: str) -> RabbitmqQueue:
+        """QueueNotExisting; Forbidden."""
+
+        async def passive(channel: AbstractChannel) -> RabbitmqQueue:
+            declared = await channel.queue_declare(name, passive=True)
+            return RabbitmqQueue(name, declared.message_count or 0, declared.consumer_count or 0)
+
+        return await self._errands.run(f"queue {name!r}", passive)
+
+    async def create(
+        self,
+        name: str,
+        *,
+        durable: bool = True,
+        exist_ok: bool = False,
+        policy: QueuePolicy | None = None,
+    ) -> None:
+        """Make a queue; of its policy, what RabbitMQ itself can keep."""
+        check_name(name)
+        arguments = self._arguments | self._kept(name, policy)
+        if not durable and self._queue_type != "classic":
+            raise InvalidValue(f"a {self._queue_type} queue is durable: leave durable=False out")
+        try:
+            await self.look(name)
+        except QueueNotExisting:
+            pass
+        else:
+            if exist_ok:
+                return
+            raise QueueNameNotUnique(f"queue {name!r} exists: use exist_ok=True, or another name")
+
+        if policy is not None and "x-dead-letter-exchange" in arguments:
+            # What goes nowhere would be dropped.
+            await self.create(arguments["x-dead-letter-routing-key"], exist_ok=True)
+
+        async def declare(channel: AbstractChannel) -> None:
+            await channel.queue_declare(name, durable=durable, arguments=arguments or None)
+
+        try:
+            await self._errands.run(f"queue {name!r}", declare)
+        except InvalidValue as refusal:
+            if not exist_ok or "inequivalent" not in str(refusal):
+                raise InvalidValue(
+                    f"{refusal}: somebody has made it otherwise meanwhile. Delete it, or take it "
+                    "as it is"
+                ) from refusal
+        else:
+            self._classic[name] = self._queue_type == "classic"
+
+    def _kept(self, name: str, policy: QueuePolicy | None) -> dict[str, Any]:
+        """A queue without a policy is a plain one: others may declare it as such."""
+        if policy is None:
+            return {}
+        if policy.paused:
+            raise InvalidValue("paused is for tidegate:// only: on RabbitMQ stop the workers")
+        kept: dict[str, Any] = {}
+        is_quorum = self._queue_type == "quorum"
+        if policy.ttl_s is not None:
+            kept["x-message-ttl"] = int(policy.ttl_s * 1e3)
+        if policy.length_max is not None:
+            kept["x-max-length"] = policy.length_max
+        if policy.bytes_max is not None:
+            kept["x-max-length-bytes"] = policy.bytes_max
+        if "x-max-length" in kept or "x-max-length-bytes" in kept:
+            if policy.overflow is not Overflow.REFUSE:
+                raise InvalidValue(
+                    f"overflow={policy.overflow.value} is for tidegate:// only: on RabbitMQ a full "
+                    "queue refuses, so say overflow=refuse"
+                )
+            kept["x-overflow"] = "reject-publish"
+        if is_quorum and policy.deliveries_max:
+            # For those that kill their consumers. RabbitMQ counts what was given back unbegun too,
+            # of which nothing sound must die.
+            kept["x-delivery-limit"] = policy.deliveries_max - 1 + _UNBEGUN_MAX
+        dead_letters = policy.dead_letter_queue(name)
+        if dead_letters is not None and (policy.keep_expired or "x-delivery-limit" in kept):
+            kept["x-dead-letter-exchange"] = ""
+            kept["x-dead-letter-routing-key"] = dead_letters
+            if is_quorum:
+                kept |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+        return kept
+
+    async def delete(self, name: str) -> None:
+        await self.look(name)
+        self._classic.pop(name, None)
+
+        async def delete(channel: AbstractChannel) -> None:
+            await channel.queue_delete(name)
+
+        await self._errands.run(f"queue {name!r}", delete)
+
+    async def purge(self, name: str) -> int:
+        async def purge(channel: AbstractChannel) -> int:
+            return (await channel.queue_purge(name)).message_count or 0
+
+        return await self._errands.run(f"queue {name!r}", purge)
+
+    async def get(self, name: str) -> DeliveredMessage | None:
+        """Take a message, which acknowledges it; None: there is none."""
+
+        async def get(channel: AbstractChannel) -> DeliveredMessage:
+            return await channel.basic_get(name, no_ack=True)
+
+        delivered = await self._errands.run(f"queue {name!r}", get, repeatable=False)
+        return None if delivered.delivery_tag is None else delivered
+
+    def forget(self, name: str) -> None:
+        """It may have been made anew, as another kind."""
+        self._classic.pop(name, None)
+
+    async def is_classic(self, name: str) -> bool:
+        """QueueNotExisting when there is none."""
+        await self.look(name)
+        known = self._classic.get(name)
+        if known is None:
+            known = self._classic[name] = await self._probe(name)
+        return known
+
+    async def _probe(self, name: str) -> bool:
+        async def declare(channel: AbstractChannel) -> None:
+            await channel.queue_declare(name, durable=True, arguments={"x-queue-type": "classic"})
+
+        try:
+            await self._errands.run(f"queue {name!r}", declare)
+        except Forbidden:
+            return False
+        except InvalidValue as refusal:
+            return is_classic_by(str(refusal))
+        return True
+
+
+def arguments_of(address: RabbitmqAddress) -> dict[str, Any]:
+    """What queues are made with, as the URL says."""
+    arguments: dict[str, Any] = {}
+    if address.queue_type != "classic":
+        arguments["x-queue-type"] = address.queue_type
+    if address.max_priority is not None:
+        arguments["x-max-priority"] = address.max_priority
+    return arguments
+
+
+def is_classic_by(refusal: str) -> bool:
+    found = _DIFFERS.search(refusal)
+    if found is None:
+        return False
+    if found["name"] == "x-queue-type":
+        return "quorum" not in found["now"] and "stream" not in found["now"]
+    return found["name"] in _CLASSIC_ONLY
+
+
+def check_name(name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise InvalidValue(f"a queue is named by a string that is not empty, not {name!r}")
+    if len(name) > _NAME_LENGTH_MAX:
+        raise InvalidValue(
+            f"a queue's name has up to {_NAME_LENGTH_MAX} bytes on RabbitMQ, {name[:20]!r}… has "
+            "more"
+        )
+    if not _NAME.fullmatch(name):
+        raise InvalidValue(
+            f"a queue's name has letters of ASCII, digits, blanks and -_.:@#,/+ on RabbitMQ, "
+            f"unlike {name!r}"
+        )
+    if name.startswith("amq."):
+        raise InvalidValue(f"names that begin with amq. are RabbitMQ's own, as is {name!r}")

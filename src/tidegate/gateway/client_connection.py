@@ -1,0 +1,282 @@
+"""A client's connection: requests one behind the other, each an exchange.
+
+The next request is looked at when the one before is answered; until then it is not read. Why a
+connection is not read is a set of reasons, and it is read again when the last has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Flag, auto
+from time import monotonic, time
+from typing import TYPE_CHECKING, cast
+
+from tidegate.gateway.exchange import Exchange
+from tidegate.gateway.forwarding import Peer, refusal_to_client
+from tidegate.gateway.refusal import Refusal
+from tidegate.gateway.request_head import RequestHead
+from tidegate.gateway.request_reader import END, RequestReader
+
+if TYPE_CHECKING:
+    from tidegate.gateway.front import Front
+
+
+class Hold(Flag):
+    """Why a client is not read."""
+
+    NONE = 0
+    # Its server takes no more, or is not connected yet.
+    SERVER = auto()
+    # Its next request is here already.
+    NEXT_REQUEST = auto()
+    # It does not read its answers.
+    ANSWERS = auto()
+
+
+class ClientConnection(asyncio.Protocol):
+    """Bytes of requests to exchanges, and of answers back."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        limits = front.limits
+        self._reader = RequestReader(limits.header_bytes_max, limits.body_bytes_max)
+        self._transport: asyncio.Transport | None = None
+        self._exchange: Exchange | None = None
+        self._hold = Hold.NONE
+        self._pumping = False
+        self._tunnel = False
+        # An answer that ends the connection is out; what still comes is dropped.
+        self._lingering = False
+        self._answered_any = False
+        self.half_closed = False
+        self.writing_paused_at: float | None = None
+        self.peer = Peer("unknown", False)
+        self.name = ""
+        # When the sweep is to look at it next; see Front.sweep.
+        self.look_at = 0.0
+
+    @property
+    def idle(self) -> bool:
+        return self._exchange is None and not self._reader.in_head
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        address = transport.get_extra_info("peername")
+        self.peer = self._front.trusted.peer(address[0] if address else "")
+        # A connection that sends nothing has no more time than a head that never ends.
+        self.look_at = monotonic() + self._front.limits.head_timeout_s
+        if not self._front.welcome(self):
+            self._close_with(self._front.shed("too many connections"), b"GET")
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingering:
+            return
+        exchange = self._exchange
+        if self._tunnel:
+            if exchange is not None:
+                exchange.tunnel_from_client(data)
+            return
+        was_in_head = self._reader.in_head
+        self._reader.receive(data)
+        if self._reader.in_head and not was_in_head and exchange is None:
+            self.look_at = monotonic() + self._front.limits.head_timeout_s
+        self._pump()
+
+    def _pump(self) -> None:
+        """Hand on what was read, as far as it goes."""
+        if self._pumping:
+            return
+        self._pumping = True
+        events = self._reader.events
+        while events and not self._lingering:
+            event = events[0]
+            exchange = self._exchange
+            if isinstance(event, RequestHead):
+                if exchange is not None:
+                    self._wait(Hold.NEXT_REQUEST)
+                    break
+                if self.writing_paused_at is not None:
+                    # Who asks and asks and takes no answer would fill our memory with them.
+                    self._wait(Hold.ANSWERS)
+                    break
+                events.popleft()
+                self._begin(event)
+            elif isinstance(event, Refusal):
+                if exchange is not None and exchange.request_done:
+                    # The request before it was whole, and gets its answer first.
+                    break
+                events.popleft()
+                self._refuse_bytes(event)
+            else:
+                events.popleft()
+                # Without an exchange it has been refused, and its body goes nowhere.
+                if exchange is not None:
+                    if isinstance(event, bytes):
+                        exchange.body(event)
+                    elif event is END:
+                        exchange.body_end()
+        self._pumping = False
+
+    def _begin(self, head: RequestHead) -> None:
+        exchange = self._exchange = Exchange(self, self._front, head)
+        self.look_at = 0.0
+        # What came with it goes to the server in one piece: END is looked at first.
+        events = self._reader.events
+        if events and events[0] is END:
+            events.popleft()
+            exchange.body_end()
+        refusal = self._front.admit(exchange)
+        if refusal is not None:
+            exchange.refuse(refusal)
+        else:
+            exchange.start()
+
+    def _refuse_bytes(self, refusal: Refusal) -> None:
+        self._front.count_refusal(refusal)
+        exchange = self._exchange
+        if exchange is not None:
+            # In the middle of a body: the server must not take what it has for the whole.
+            exchange.keep_alive = False
+            if exchange.answer_started:
+                self.abort()
+                return
+            exchange.abandon()
+        self._close_with(refusal, b"GET")
+
+    def exchange_done(self, *, keep_alive: bool) -> None:
+        if self._exchange is not None:
+            self._front.leave(self._exchange)
+        self._exchange = None
+        self._answered_any = True
+        if not keep_alive or self._tunnel:
+            self._close_gently()
+            return
+        self.look_at = monotonic() + self._front.limits.idle_timeout_s
+        self._reader.receive_rest()
+        if self._reader.in_head:
+            self.look_at = monotonic() + self._front.limits.head_timeout_s
+        self._go_on(Hold.NEXT_REQUEST | Hold.SERVER)
+        self._pump()
+        if self.half_closed and self._exchange is None:
+            self._close_gently()
+
+    def exchange_dropped(self) -> None:
+        """It ended without an answer, or in the middle of one; whoever ended it says what now."""
+        if self._exchange is not None:
+            self._front.leave(self._exchange)
+        self._exchange = None
+
+    # To the client.
+
+    def send(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def send_eof(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write_eof()
+
+    def send_refusal(self, refusal: Refusal, method: bytes, *, keep_alive: bool) -> None:
+        self.send(refusal_to_client(refusal, method, keep_alive=keep_alive, now_s=time()))
+
+    def become_tunnel(self) -> None:
+        self._tunnel = True
+        rest = self._reader.take_rest()
+        self._go_on(Hold.NEXT_REQUEST)
+        if rest and self._exchange is not None:
+            self._exchange.tunnel_from_client(rest)
+
+    def _close_with(self, refusal: Refusal, method: bytes) -> None:
+        self.send_refusal(refusal, method, keep_alive=False)
+        self._close_gently()
+
+    def _close_gently(self) -> None:
+        """Close for writing, and read what is still coming for a moment.
+
+        A connection that is closed with bytes unread is reset, and the answer lost with it.
+        """
+        transport = self._transport
+        if self._lingering or transport is None or transport.is_closing():
+            return
+        self._lingering = True
+        if self.half_closed or not transport.can_write_eof():
+            transport.close()
+            return
+        transport.write_eof()
+        self._go_on(~Hold.NONE)
+        self.look_at = monotonic() + self._front.limits.linger_s
+
+    def close_if_idle(self) -> None:
+        if self.idle and not self._lingering:
+            self._close_gently()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Backpressure.
+
+    def hold_for_server(self) -> None:
+        self._wait(Hold.SERVER)
+
+    def go_on_for_server(self) -> None:
+        self._go_on(Hold.SERVER)
+
+    def _wait(self, reason: Hold) -> None:
+        if not self._hold and self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+        self._hold |= reason
+
+    def _go_on(self, reason: Hold) -> None:
+        if not self._hold:
+            return
+        self._hold &= ~reason
+        if not self._hold and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        self.writing_paused_at = monotonic()
+        if self._exchange is not None:
+            self._exchange.client_is_full()
+
+    def resume_writing(self) -> None:
+        self.writing_paused_at = None
+        if self._exchange is not None:
+            self._exchange.client_has_room()
+        else:
+            self._go_on(Hold.ANSWERS)
+            self._pump()
+
+    # The end, and time.
+
+    def eof_received(self) -> bool:
+        exchange = self._exchange
+        self.half_closed = True
+        if self._tunnel and exchange is not None:
+            exchange.tunnel_eof_from_client()
+            return True
+        # Who hangs up before an answer has begun does not want it (most clients that give up only
+        # say so by this); later it may as well have closed the side that it no longer needs.
+        return exchange is not None and exchange.request_done and exchange.answer_started
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._lingering = True
+        self._front.goodbye(self)
+        exchange = self._exchange
+        if exchange is not None:
+            exchange.client_lost()
+
+    def expired(self, now: float) -> None:
+        """Its time to be looked at has come."""
+        exchange = self._exchange
+        if exchange is not None:
+            exchange.check_time(now)
+        elif self._lingering or self.writing_paused_at is not None:
+            self.abort()
+        elif self._reader.in_head:
+            refusal = Refusal(408, "the head came too slowly")
+            self._front.count_refusal(refusal)
+            self._close_with(refusal, b"GET")
+        else:
+            self._close_gently()

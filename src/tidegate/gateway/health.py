@@ -1,0 +1,62 @@
+"""Active checks: one loop for each server asks it whether it is well."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from tidegate.gateway.response_reader import BadAnswer, ResponseHead, ResponseReader
+from tidegate.gateway.server import Server
+from tidegate.gateway.servers import Servers
+
+
+@dataclass(frozen=True)
+class HealthCheck:
+    """What is asked, and how often."""
+
+    # None: it is enough that somebody listens.
+    path: str | None = None
+    interval_s: float = 1.0
+    timeout_s: float = 1.0
+    # An answer of this status or above is none of one that is well.
+    ill_from: int = 400
+
+
+async def check_forever(check: HealthCheck, servers: Servers, server: Server) -> None:
+    while True:
+        servers.checked(server, await failure_of(check, server))
+        await asyncio.sleep(check.interval_s)
+
+
+async def failure_of(check: HealthCheck, server: Server) -> str | None:
+    """Why it is not well; None: it is."""
+    try:
+        async with asyncio.timeout(check.timeout_s):
+            return await _asked(check, server)
+    except TimeoutError:
+        return f"no answer to a check within {check.timeout_s:g} s"
+    except (OSError, BadAnswer) as failure:
+        return f"check failed: {failure}"
+
+
+async def _asked(check: HealthCheck, server: Server) -> str | None:
+    # A connection of its own each time: that an old one still works says little about new ones.
+    address = server.address
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    try:
+        if check.path is None:
+            return None
+        request = "GET {} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nUser-Agent: tidegate\r\n\r\n"
+        writer.write(request.format(check.path, server.host_field.decode()).encode())
+        answer = ResponseReader(header_bytes_max=32 * 1024)
+        answer.expect(b"GET")
+        while data := await reader.read(65536):
+            answer.receive(data)
+            for event in answer.events:
+                if isinstance(event, ResponseHead) and not event.interim:
+                    is_well = event.status < check.ill_from
+                    return None if is_well else f"a check was answered {event.status}"
+            answer.events.clear()
+        return "hung up on a check"
+    finally:
+        writer.close()

@@ -1,0 +1,141 @@
+"""All servers behind a gateway: who may be elected, who is ejected, who leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from time import monotonic
+
+from tidegate.core.errors import InvalidValue
+from tidegate.gateway.server import Server, ServerAddress
+from tidegate.laws.availability_index import ServerSample, availability_index
+from tidegate.laws.ejection import Ejection, EjectionSettings, Standing
+
+
+class Servers:
+    """Live servers by name."""
+
+    def __init__(
+        self, settings: EjectionSettings, *, checked: bool, in_flight_per_server_max: int = 1_000
+    ) -> None:
+        self._settings = settings
+        self._most = in_flight_per_server_max
+        self._checked = checked
+        self._by_name: dict[str, Server] = {}
+        self._counted: dict[str, tuple[int, float]] = {}
+        # Whom a policy may elect; renewed whenever somebody's standing may have changed.
+        self.open: list[Server] = []
+
+    def __iter__(self) -> Iterator[Server]:
+        return iter(tuple(self._by_name.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def get(self, name: str | None) -> Server | None:
+        return None if name is None else self._by_name.get(name)
+
+    def named(self, name: str) -> Server:
+        server = self._by_name.get(name)
+        if server is None:
+            known = ", ".join(self._by_name) or "none"
+            raise InvalidValue(f"no server is called {name!r}; there are {known}")
+        return server
+
+    def put(self, address: ServerAddress) -> Server:
+        """Add it, or give it a new weight or address."""
+        server = self._by_name.get(address.name)
+        if server is None:
+            server = Server(address, Ejection(self._settings, checked=self._checked))
+            self._by_name[address.name] = server
+            # It starts at the mean of the others, and is neither avoided nor stormed.
+            known = [one.index for one in self._by_name.values() if one is not server]
+            server.index = sum(known) / len(known) if known else 100.0
+        else:
+            if (address.host, address.port) != (server.address.host, server.address.port):
+                server.close_idle()
+                server.ejection = Ejection(self._settings, checked=self._checked)
+            server.address = address
+        server.draining = address.draining
+        if server.draining:
+            server.sessions_until = monotonic() + address.sessions_s
+            server.close_idle()
+        server.most = self._most if address.concurrency is None else address.concurrency
+        self.refresh()
+        return server
+
+    def remove(self, name: str) -> None:
+        server = self._by_name.pop(name, None)
+        self._counted.pop(name, None)
+        if server is not None:
+            server.close_idle()
+            self.refresh()
+
+    def refresh(self, now: float | None = None) -> None:
+        at = monotonic() if now is None else now
+        for one in self._by_name.values():
+            one.weight = one.address.weight * one.ejection.share(at)
+        self.open = [one for one in self._by_name.values() if one.is_open()]
+
+    def failed(self, server: Server, why: str) -> None:
+        """A request came to nothing; a few in a row eject, if enough others are left."""
+        ejected = sum(1 for one in self if one.ejection.standing is Standing.EJECTED)
+        may_eject = ejected + 1 <= self._settings.share_max * len(self)
+        server.ejection.failed(monotonic(), why, may_eject=may_eject)
+        self._after(server)
+
+    def refused(self, server: Server, why: str) -> None:
+        """Nobody listens there."""
+        server.ejection.refused(monotonic(), why)
+        self._after(server)
+
+    def checked(self, server: Server, failure: str | None) -> None:
+        """What an active check has found; None: it is well."""
+        if failure is None:
+            server.ejection.check_passed(monotonic())
+        else:
+            server.ejection.check_failed(monotonic(), failure)
+        self._after(server)
+
+    def _after(self, server: Server) -> None:
+        if server.ejection.standing is Standing.EJECTED:
+            server.close_idle()
+        self.refresh()
+
+    def tick(self, now: float) -> None:
+        """Call a few times a second."""
+        for one in self._by_name.values():
+            one.ejection.tick(now)
+        self.refresh(now)
+
+    def measure(self, now: float) -> None:
+        """Renew rates and the availability index; call about once a second."""
+        samples: dict[str, ServerSample] = {}
+        for one in self._by_name.values():
+            one.meters.tick(now)
+            samples[one.name] = self._sample(one)
+        for name, index in availability_index(samples).items():
+            self._by_name[name].index = index
+
+    def _sample(self, server: Server) -> ServerSample:
+        """Of the last second; response time and throughput of an idle server are unknown."""
+        times = server.meters.response_time
+        count, sum_s = self._counted.get(server.name, (0, 0.0))
+        self._counted[server.name] = (times.count, times.sum_s)
+        answered = times.count - count
+        if not answered:
+            return ServerSample(free_memory_bytes=server.free_memory_bytes)
+        return ServerSample(
+            response_time_s=(times.sum_s - sum_s) / answered,
+            throughput_per_s=server.meters.answered.per_s,
+            free_memory_bytes=server.free_memory_bytes,
+        )
+
+
+def addresses(given: Iterable[ServerAddress]) -> list[ServerAddress]:
+    """The same, or an error if two have one name."""
+    found = list(given)
+    names = [one.name for one in found]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise InvalidValue(f"two servers are called {', '.join(sorted(twice))}; names are unique")
+    return found
