@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from tidegate.client.blocking import BlockingClient, BlockingMessage, LoopThread
 from tidegate.client.client import Client
 from tidegate.client.message import Message
+from tidegate.core.replication import Topology
 from tidegate.node.limits import Limits
 from tidegate.telemetry.numbers import QueueNumbers
 from tidegate.testing.broker import DEFAULT_LIMITS, Application, Broker
@@ -106,6 +107,10 @@ class BlockingBroker:
     def queue(self, queue: str) -> QueueNumbers:
         """A queue's numbers."""
         return self._turned.wait(self._broker.queue(queue))
+
+    def scale(self, queue: str, replicas: int) -> Topology:
+        """Spread a queue over so many replicas."""
+        return self._turned.wait(self._broker.scale(queue, replicas))
 
     def run(self, app: Application) -> None:
         """Run an app's workers until nothing moves any more."""

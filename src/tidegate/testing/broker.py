@@ -22,12 +22,14 @@ from tidegate.client.message import Message
 from tidegate.core.errors import InvalidValue, QueueNotExisting
 from tidegate.core.model import DEAD_SUFFIX
 from tidegate.core.ports import Clock
+from tidegate.core.replication import Topology, logical_name
 from tidegate.node.limits import Limits
 from tidegate.node.server import Node
 from tidegate.storage.memory import MemoryStore
 from tidegate.telemetry.numbers import QueueNumbers
 from tidegate.testing.deliveries import Delivery, Observer
 from tidegate.testing.network import DOMAIN
+from tidegate.testing.replicas import Replicas
 from tidegate.testing.virtual_time import PATIENCE_S, VirtualTimeLoop
 
 HOST = "broker" + DOMAIN
@@ -131,7 +133,7 @@ class Broker:
         return observer.asked, observer.answered
 
     def _queue_name(self, queue_id: int) -> str:
-        return self._started().replicas[queue_id].info.name
+        return logical_name(self._started().replicas[queue_id].info.name)
 
     async def stop(self) -> None:
         """End everything, and give the loop its own time back."""
@@ -234,6 +236,16 @@ class Broker:
         if numbers is None:
             raise QueueNotExisting(f"no queue {queue!r}")
         return numbers
+
+    # Logical queues
+
+    async def scale(self, queue: str, replicas: int) -> Topology:
+        """Spread a queue over so many replicas, or fewer than before; its clients go on.
+
+        Time passes when some have to go, until they are empty.
+        """
+        info = await (await self._look()).queue(queue)
+        return await Replicas(self._started(), info.queue_id).become(replicas, self.advance)
 
     # Workers
 

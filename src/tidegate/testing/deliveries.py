@@ -8,9 +8,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidegate.wire import packets as w
 from tidegate.wire.connection import FRAME_BYTES_MAX
 from tidegate.wire.frames import FrameReader
+from tidegate.wire.packets.reads import (
+    ReadMessage,
+    ReadMessageResponse,
+    ReadResponse,
+    ReadResponseResponse,
+)
+from tidegate.wire.packets.run import Run
+from tidegate.wire.packets.subscriptions import Deliver, Subscribe
 
 
 class Delivery(NamedTuple):
@@ -26,12 +33,12 @@ class Delivery(NamedTuple):
     at: float
 
 
-_decode_subscribe = msgspec.msgpack.Decoder(w.Subscribe).decode
-_decode_read = msgspec.msgpack.Decoder(w.ReadMessage).decode
-_decode_read_response = msgspec.msgpack.Decoder(w.ReadResponse).decode
-_decode_deliver = msgspec.msgpack.Decoder(w.Deliver).decode
-_decode_message = msgspec.msgpack.Decoder(w.ReadMessageResponse).decode
-_decode_response = msgspec.msgpack.Decoder(w.ReadResponseResponse).decode
+_decode_subscribe = msgspec.msgpack.Decoder(Subscribe).decode
+_decode_read = msgspec.msgpack.Decoder(ReadMessage).decode
+_decode_read_response = msgspec.msgpack.Decoder(ReadResponse).decode
+_decode_deliver = msgspec.msgpack.Decoder(Deliver).decode
+_decode_message = msgspec.msgpack.Decoder(ReadMessageResponse).decode
+_decode_response = msgspec.msgpack.Decoder(ReadResponseResponse).decode
 
 
 class Observer:
@@ -55,29 +62,29 @@ class Observer:
     def asked(self, data: bytes) -> None:
         """What the client wrote."""
         for frame in self._requests.receive(data):
-            if frame.method == w.Subscribe.method:
+            if frame.method == Subscribe.method:
                 subscribe = _decode_subscribe(frame.meta)
                 self._consumers[subscribe.consumer] = subscribe.queue_id
-            elif frame.method == w.ReadMessage.method:
+            elif frame.method == ReadMessage.method:
                 self._reads[frame.packet_id] = _decode_read(frame.meta).queue_id
-            elif frame.method == w.ReadResponse.method:
+            elif frame.method == ReadResponse.method:
                 self._reads[frame.packet_id] = _decode_read_response(frame.meta).queue_id
 
     def answered(self, data: bytes) -> None:
         """What the node wrote."""
         for frame in self._answers.receive(data):
             queue_id = self._reads.pop(frame.packet_id, None)
-            if frame.method == w.Deliver.method:
+            if frame.method == Deliver.method:
                 deliver = _decode_deliver(frame.meta)
                 self._note(self._consumers[deliver.consumer], deliver.runs, bytes(frame.body))
             elif queue_id is None:
                 continue
-            elif frame.method == w.ReadMessageResponse.method:
+            elif frame.method == ReadMessageResponse.method:
                 self._note(queue_id, [_decode_message(frame.meta).run], bytes(frame.body))
-            elif frame.method == w.ReadResponseResponse.method:
+            elif frame.method == ReadResponseResponse.method:
                 self._note(queue_id, [_decode_response(frame.meta).run], bytes(frame.body))
 
-    def _note(self, queue_id: int, runs: list[w.Run], body: bytes) -> None:
+    def _note(self, queue_id: int, runs: list[Run], body: bytes) -> None:
         queue = self._queue_name(queue_id)
         at = 0
         for run in runs:

@@ -1,0 +1,1 @@
+"""Loops: sense, decide by a law, act, and say why."""

@@ -1,0 +1,96 @@
+"""Queues that the settings promise something of, judged live while this node leads.
+
+    agreements of [pipeline] × queues that they govern → AgreementKeeping of each, once a second
+
+A queue need not scale to be judged: what can be done about a breach is then for people. One that
+scales by an agreement of its own is judged by its own loop (control/queue_loop.py), of that name
+not here again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tidegate.agreement.document import Agreement, AgreementInvalid
+from tidegate.agreement.scaling_terms import agreement_for
+from tidegate.control.agreement_keeping import AgreementKeeping
+from tidegate.core.ports import Store
+from tidegate.core.replication import Topology
+from tidegate.core.scaling import DEFAULT_SCALING
+from tidegate.core.steering import Decision
+
+PERIOD_S = 1.0
+# Between two looks at which queues there are.
+_LIST_S = 5.0
+
+
+class AgreedQueues:
+    """Holds queues to what the settings promise of them."""
+
+    def __init__(
+        self,
+        store: Store,
+        agreements: Sequence[Agreement],
+        new_keeping: Callable[[Agreement], AgreementKeeping],
+    ) -> None:
+        self._store = store
+        self._agreements = [one for one in agreements if one.queue is not None]
+        self._new_keeping = new_keeping
+        self._plain: list[Topology] = []
+        self._listed_at = self._began_at = float("-inf")
+        # By agreement and queue.
+        self._keepings: dict[tuple[str, int], AgreementKeeping] = {}
+        self._governed: list[tuple[Agreement, Topology]] = []
+
+    async def due(self, topologies: Sequence[Topology], now: float) -> list[Topology]:
+        """The queues that are to be looked at now; none: it is not time, or there are none."""
+        if not self._agreements or now - self._began_at < PERIOD_S:
+            return []
+        self._began_at = now
+        if now - self._listed_at >= _LIST_S:
+            self._plain = await self._plain_queues()
+            self._listed_at = now
+        self._governed = [
+            (agreement, topology)
+            for topology in (*topologies, *self._plain)
+            for agreement in self._agreements
+            if agreement.governs_queue(topology.queue) and not _has_own(topology, agreement)
+        ]
+        return [topology for _, topology in self._governed]
+
+    async def run_once(self, now: float, epoch: int) -> None:
+        """Judge what was looked at."""
+        known = self._keepings
+        self._keepings = {}
+        for agreement, topology in self._governed:
+            key = (agreement.name, topology.queue_id)
+            keeping = self._keepings[key] = known.get(key) or self._new_keeping(agreement)
+            await keeping.measure(topology, now)
+            decision = Decision(
+                at=now, loop="agreement", service=topology.queue, law="agreement", rule="judged"
+            )
+            await keeping.account(topology, decision, epoch)
+
+    def stand_down(self) -> None:
+        """Another leads: what was remembered is forgotten."""
+        self._listed_at = self._began_at = float("-inf")
+        self._keepings.clear()
+
+    async def _plain_queues(self) -> list[Topology]:
+        """Those that do not scale, as if they did with what they have."""
+        return [
+            Topology(one.queue_id, one.name, 0, DEFAULT_SCALING)
+            for one in await self._store.list_queues()
+            if not one.elastic and not one.alias_id
+        ]
+
+
+def _has_own(topology: Topology, agreement: Agreement) -> bool:
+    """Whether its own loop judges it by this agreement."""
+    text = topology.scaling.agreement
+    if text is None:
+        return False
+    try:
+        return agreement_for(text, topology.queue).name == agreement.name
+    except AgreementInvalid:
+        return False

@@ -1,0 +1,140 @@
+"""What a plan is made from: each figure with where it comes from, or that nobody knows it.
+
+A figure that whoever plans has said just now counts most. Of capacities and boot times, which are
+facts, what was learned comes next, and then what the agreement guesses. The growth to keep up with
+is a promise: there the agreement comes first. Loops that obey an agreement take theirs in the same
+order (docs/decisions/0008-whose-word-counts.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tidegate.agreement.document import Agreement
+from tidegate.telemetry.knowledge import Knowledge, Model
+
+ASKED = "said with the question"
+SAID = "said in the agreement"
+_FLEET = "fleet"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number with its origin; without a value, what would tell it."""
+
+    value: float | None
+    origin: str
+
+    @property
+    def is_known(self) -> bool:
+        return self.value is not None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What whoever plans has said."""
+
+    load_per_s: float | None = None
+    capacity_per_s: float | None = None
+    boot_s: float | None = None
+    slots_per_machine: int = 1
+    # How many there are; None: as many as it takes.
+    machines: int | None = None
+
+
+@dataclass(frozen=True)
+class Figures:
+    """All that a plan needs to know."""
+
+    # What is to be served without a warning.
+    load_per_s: Figure
+    # Of one replica with its workers.
+    capacity_per_s: Figure
+    # Of a machine with all its slots filled.
+    machine_capacity_per_s: Figure
+    sla_delta_per_s2: Figure
+    boot_s: Figure
+    # At which a replica does its best.
+    consumers: Figure
+
+
+def figures(agreement: Agreement, asked: Asked, knowledge: Knowledge | None) -> Figures:
+    """What is known of an agreement's service."""
+    queue = None if knowledge is None else _capacity(agreement, knowledge)
+    fleet = None if knowledge is None else knowledge.accepted("provisioning").get(_FLEET)
+    uses = agreement.resources
+    capacity = capacity_of(agreement, asked.capacity_per_s, queue)
+    filled = capacity.value and capacity.value * asked.slots_per_machine
+    return Figures(
+        load_per_s=_load(agreement, asked),
+        capacity_per_s=capacity,
+        machine_capacity_per_s=_first(
+            _learned(fleet, "machine_capacity_per_s"),
+            (filled, f"{asked.slots_per_machine} slot(s) of it, {capacity.origin}"),
+            unknown="it follows from a replica's capacity",
+        ),
+        sla_delta_per_s2=_first(
+            (uses.sla_delta_per_s2, SAID),
+            _learned(fleet, "sla_delta"),
+            unknown="say `sla_delta`, or let `tidegate learn` see the load grow",
+        ),
+        boot_s=_first(
+            (asked.boot_s, ASKED),
+            _learned(fleet, "boot_s"),
+            unknown="say --boot, or let `tidegate learn` see machines boot",
+        ),
+        consumers=_first(
+            _learned(queue, "best_consumers"), unknown="`tidegate learn` finds it of queues"
+        ),
+    )
+
+
+def capacity_of(agreement: Agreement, said_per_s: float | None, learned: Model | None) -> Figure:
+    """What one replica does: a person's word about it, what was learned, the agreement's guess."""
+    return _first(
+        (said_per_s, ASKED),
+        _learned(learned, "throughput_per_s"),
+        (agreement.resources.capacity_per_s, SAID),
+        unknown="say `capacity`, or --capacity; `tidegate learn` finds it of what was at its limit",
+    )
+
+
+def _load(agreement: Agreement, asked: Asked) -> Figure:
+    promised = next((one for one in agreement.metrics if one.name == "throughput"), None)
+    return _first(
+        (asked.load_per_s, ASKED),
+        (None if promised is None else promised.warning, "the throughput's warning point"),
+        unknown="promise a throughput, or say --load",
+    )
+
+
+def _capacity(agreement: Agreement, knowledge: Knowledge) -> Model | None:
+    """What was learned of a replica: of a queue's, or of an instance of an HTTP service."""
+    if agreement.http is not None:
+        return knowledge.accepted("http_capacity").get(agreement.http)
+    return _careful(agreement, knowledge.accepted("capacity"))
+
+
+def _careful(agreement: Agreement, learned: Mapping[str, Model]) -> Model | None:
+    """Of the queues that are governed the one that does least: any of them may be meant."""
+    governed = [
+        model
+        for queue, model in learned.items()
+        if agreement.governs_queue(queue) and model.parameters.get("throughput_per_s", 0.0) > 0.0
+    ]
+    return min(governed, key=lambda model: model.parameters["throughput_per_s"], default=None)
+
+
+def _learned(model: Model | None, parameter: str) -> tuple[float | None, str]:
+    if model is None:
+        return None, ""
+    return model.parameters.get(parameter), f"learned of {model.subject}"
+
+
+def _first(*said: tuple[float | None, str], unknown: str) -> Figure:
+    for value, origin in said:
+        if value is not None and math.isfinite(value) and value >= 0.0:
+            return Figure(value, origin)
+    return Figure(None, unknown)

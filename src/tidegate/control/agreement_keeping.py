@@ -1,0 +1,269 @@
+"""The agreement of one queue while its loop runs: measured, judged, accounted for, kept.
+
+    measure   meter → QueueAgreement: windows that are over, with their events; responses are put
+              together from waits and services (control/queue_responses.py)
+    before    the pledge and a capacity to begin with, for the law; what can be done inside
+    after     every event to the journal and the lake, a breach to whoever is to be alerted, and
+              where the agreement stands to the store: the next leader goes on from there
+
+Under any other policy all of it happens too, and the law is not told.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from tidegate.adapters.native.promise_meter import PromiseMeter
+from tidegate.adapters.native.sensor import NativeSensor
+from tidegate.agreement.document import Agreement, AgreementInvalid
+from tidegate.agreement.history import Standing
+from tidegate.agreement.kept_standing import KeptStanding
+from tidegate.agreement.ledger import Entry
+from tidegate.agreement.scaling_terms import agreement_for
+from tidegate.agreement.violations import Event, Turn
+from tidegate.control.alerts import Alert, Alerts
+from tidegate.control.journal import Journal
+from tidegate.control.queue_agreement import QueueAgreement
+from tidegate.control.queue_inside import Inside, adapted_inside
+from tidegate.control.queue_responses import QueueResponses
+from tidegate.core.ports import Store
+from tidegate.core.replication import Topology
+from tidegate.core.rule_words import in_words
+from tidegate.core.scaling import ScalingPolicy
+from tidegate.core.steering import WITHIN, Decision, QueueSample
+from tidegate.core.steering_words import counted, sentence
+from tidegate.telemetry.recorder import Recorder
+
+log = logging.getLogger(__name__)
+
+
+class AgreementKeeping:
+    """Holds one queue to its agreement while this node leads."""
+
+    def __init__(
+        self,
+        store: Store,
+        sensor: NativeSensor,
+        journal: Journal,
+        wall: Callable[[], float],
+        alerts: Alerts,
+        recorder: Recorder | None = None,
+        agreement: Agreement | None = None,
+    ) -> None:
+        # What somebody promises of a queue that has no agreement of its own.
+        self._given = agreement
+        self._store = store
+        self._sensor = sensor
+        self._meter = PromiseMeter(sensor)
+        self._journal = journal
+        self._wall = wall
+        self._recorder = recorder
+        self._alerts = alerts
+        self._responses = QueueResponses()
+        self._text: str | None = None
+        self._entries: list[Entry] = []
+        self._doing = ""
+        # Which alarm of the budget rings: fast, slow or None.
+        self._alarm: str | None = None
+        # What was said inside since the agreement is in danger; None: it is not, or not yet.
+        self._inside: Inside | None = None
+        # Why the queue's agreement is not kept; "": it is, or there is none.
+        self.trouble = ""
+        # None: the queue has none, or one that cannot be read.
+        self.agreement: QueueAgreement | None = None
+
+    async def measure(self, topology: Topology, now: float) -> None:
+        """Look at what came since the last time; the windows that are over wait for `account`."""
+        await self._follow(topology)
+        if self.agreement is None:
+            return
+        sample = self._meter.sample(topology, now, self._wall())
+        if sample is None:
+            return
+        if any(one.stem == "response" for one in self.agreement.said.metrics):
+            sample = self._responses.complete(sample)
+        self._entries += self.agreement.take(sample)
+
+    async def _follow(self, topology: Topology) -> None:
+        """The agreement that the queue has now; another one begins with what was kept of it."""
+        if self._given is not None:
+            if self.agreement is None:
+                await self._begin(self._given, topology.queue)
+            return
+        text = topology.scaling.agreement
+        if text == self._text:
+            return
+        self._text, self.agreement, self._entries, self._inside = text, None, [], None
+        self.trouble = ""
+        if text is None:
+            return
+        try:
+            agreement = agreement_for(text, topology.queue)
+        except AgreementInvalid as wrong:
+            log.error("the agreement of queue %s cannot be read: %s", topology.queue, wrong)
+            self.trouble = f"Its agreement cannot be read: {wrong}."
+            return
+        try:
+            await self._begin(agreement, topology.queue)
+        except BaseException:
+            self._text = None
+            raise
+
+    async def _begin(self, agreement: Agreement, queue: str) -> None:
+        found = QueueAgreement(agreement, queue)
+        document = (await self._store.standings()).get(found.key)
+        kept = None if document is None else KeptStanding.from_json(document)
+        self.agreement = QueueAgreement(agreement, queue, kept)
+        self._alarm = None if kept is None else kept.standing.alarm
+
+    def reconfigured(self, lead_s: float | None) -> None:
+        """How long the last replica that was ordered took to serve, for warnings and history."""
+        if self.agreement is None:
+            return
+        is_new = self.agreement.reconfigured(lead_s)
+        if is_new and lead_s is not None and self._recorder is not None:
+            self._recorder.reconfigured(
+                self.agreement.queue,
+                at_s=self._wall(),
+                took_s=lead_s,
+                detail={"what": "added a replica"},
+            )
+
+    async def inside(self, topology: Topology, sample: QueueSample) -> Inside | None:
+        """What can be done inside about a danger; None: there is none, or it was done."""
+        if self.agreement is None or not self.agreement.is_endangered:
+            self._inside = None
+            return None
+        if self._inside is not None:
+            return None
+        queue = await self._store.find_queue(topology.queue_id, None)
+        if queue is None:
+            return None
+        numbers = (self._sensor.numbers_of(place.queue_id) for place in topology.replicas)
+        consumers = [one for each in numbers if each is not None for one in each.consumers]
+        waiting = sample.alias_waiting + sum(one.waiting for one in sample.replicas)
+        self._inside = adapted_inside(queue.policy.prefetch, consumers, waiting)
+        return self._inside
+
+    async def account(self, topology: Topology, decision: Decision, epoch: int) -> None:
+        """Tell of what turned, and keep where the agreement stands."""
+        agreement = self.agreement
+        if agreement is None:
+            return
+        doing = self._doing_of(topology, decision)
+        is_new = bool(self._entries) or doing != self._doing
+        while self._entries:
+            # What cannot be told now is told in the next period.
+            entry = self._entries[0]
+            for event in entry.events:
+                await self._tell(topology, agreement, event, entry.standing, doing, epoch)
+            self._ring(topology, agreement, entry)
+            self._entries.pop(0)
+        standing = agreement.standing(doing) if is_new else None
+        if standing is not None:
+            await self._store.keep_standing(agreement.key, standing.to_json(), epoch)
+            self._doing = doing
+
+    async def _tell(
+        self,
+        topology: Topology,
+        agreement: QueueAgreement,
+        event: Event,
+        standing: Standing,
+        doing: str,
+        epoch: int,
+    ) -> None:
+        burn = standing.burn_hour
+        budget = f"{100.0 * standing.budget_left:.4g} % of the error budget is left"
+        if burn is not None:
+            budget += f", and in the last hour it burned {burn:.3g} times as fast as allowed"
+        await self._journal.write(
+            Decision(
+                at=event.ends_s,
+                loop="agreement",
+                service=topology.queue,
+                law="agreement",
+                rule=f"{event.metric} {_TURNED[event.turn]}",
+                inputs={} if event.worst is None else {"worst": event.worst},
+                outputs={"budget_left": standing.budget_left},
+                reason=f"{event.evidence}, in the {agreement.said.window_s:g} s until then.",
+                otherwise="",
+                outcome="; ".join(filter(None, (budget, doing))),
+            ),
+            epoch,
+        )
+        if self._recorder is not None:
+            self._recorder.agreement_turn(
+                event.agreement,
+                event.metric,
+                event.turn,
+                at_s=event.ends_s,
+                evidence=event.evidence,
+                worst=event.worst,
+                before_s=event.windows_before * agreement.said.window_s,
+            )
+        self._alerts.send(
+            Alert(
+                kind=_KINDS.get(event.turn, "over"),
+                agreement=event.agreement,
+                service=topology.queue,
+                at=event.ends_s,
+                summary=f"{event.metric} of queue {topology.queue} {_TURNED[event.turn]}",
+                evidence=[event.evidence],
+                budget_left=standing.budget_left,
+            )
+        )
+
+    def _ring(self, topology: Topology, agreement: QueueAgreement, entry: Entry) -> None:
+        """The budget is being used too fast: said when it begins."""
+        alarm, before = entry.standing.alarm, self._alarm
+        self._alarm = alarm
+        if alarm is None or alarm == before:
+            return
+        name, burns = agreement.said.name, entry.standing.burn_rates[alarm]
+        self._alerts.send(
+            Alert(
+                kind="burn-rate",
+                agreement=name,
+                service=topology.queue,
+                at=entry.window.ends_s,
+                summary=f"the error budget of {name} is used {burns[0]:.3g} times as fast as it "
+                f"may be ({alarm} burn)",
+                evidence=entry.window.evidence,
+                budget_left=entry.standing.budget_left,
+            )
+        )
+
+    def _doing_of(self, topology: Topology, decision: Decision) -> str:
+        """What is being done about it, in words; "": nothing need be."""
+        if not topology.replicas and self._given is not None:
+            return "monitored only: it does not scale"
+        if topology.scaling.policy is not ScalingPolicy.AGREEMENT or self._given is not None:
+            return f"monitored only: policy {topology.scaling.policy}"
+        words = [sentence(one) for one in decision.actions if not isinstance(one, WITHIN)]
+        coming = decision.inputs.get("coming", 0.0)
+        if not words and coming:
+            words = [f"{counted(int(coming), 'replica')} on the way"]
+        if not words and self.agreement is not None and self.agreement.is_endangered:
+            most = topology.scaling.replicas.max
+            # Not how many: who is short of them changes that number with every look.
+            is_short = decision.outputs.get("wanted", 0.0) > most
+            short = f"more replicas are needed than {most}, the most that there may be"
+            words = [short if is_short else _nothing(decision.rule)]
+        return ", ".join(words)
+
+
+def _nothing(rule: str) -> str:
+    """That nothing is being done, and why."""
+    words = in_words(rule)
+    return words if words.startswith("nothing") else f"nothing: {words}"
+
+
+_KINDS = {Turn.BREACHED: "violation", Turn.WARNED: "warning"}
+_TURNED = {
+    Turn.WARNED: "is warned of",
+    Turn.BREACHED: "is breached",
+    Turn.EASED: "is breached no more, and warned of",
+    Turn.KEPT: "is kept again",
+}

@@ -1,0 +1,213 @@
+"""What it would take to keep an agreement, before anything starts; and what is offered if not all.
+
+    replicas   ceil(load / capacity of one), within the agreement's bounds
+    machines   ceil(replicas / slots), and the warm pool beside them
+    warm       NPP = ceil(sla_delta · boot_s / machine_capacity)                laws.warm_pool
+
+What nobody knows is said and not guessed: without a capacity the plan is the least number of
+replicas, and says that it does not know whether that suffices. Resources that do not suffice are
+refused, or the agreement is reduced: less throughput, at points as far apart as before. Work comes
+before warmth, so what is missing is taken from the warm pool first. Below the least number of
+replicas there is nothing left to offer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from tidegate.agreement.document import Agreement, Insufficient
+from tidegate.agreement.metrics import Metric
+from tidegate.control.agreement_figures import Asked, Figures
+from tidegate.core.scaling import REPLICAS_MAX
+from tidegate.laws.warm_pool import ROUNDING, warm_machines
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The agreed quality of service: every promise with its warning and its breaching point."""
+
+    metrics: tuple[Metric, ...]
+    # Growth that is kept up with; None: not known.
+    sla_delta_per_s2: float | None
+    # Up to which all of it holds; None: not known.
+    load_max_per_s: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What it takes, what is missing, and what is offered."""
+
+    replicas: int
+    slots: int
+    machines_working: int
+    # None: not known.
+    machines_warm: int | None
+    # "keep-up" of a queue; None of http.
+    prefetch: str | None
+    consumer_rate_per_s: float | None
+    figures: Figures
+    # Why, what is not known, and what does not suffice; each a sentence.
+    because: tuple[str, ...]
+    unknown: tuple[str, ...]
+    missing: tuple[str, ...]
+    # None: refused.
+    offer: Offer | None
+
+    @property
+    def machines(self) -> int:
+        return self.machines_working + (self.machines_warm or 0)
+
+    @property
+    def state(self) -> str:
+        """What became of it, in a word: refused, reduced, offered; or that nobody can tell."""
+        if self.offer is None:
+            return "refused"
+        if self.missing:
+            return "reduced"
+        # Without both nothing says that it can be kept.
+        suffices = self.figures.load_per_s.is_known and self.figures.capacity_per_s.is_known
+        return "offered" if suffices else "not known"
+
+
+def plan(agreement: Agreement, known: Figures, asked: Asked) -> Plan:
+    """What an agreement takes with these figures, and what there is for it."""
+    needed, because = _replicas(agreement, known)
+    slots = asked.slots_per_machine
+    working, warm = math.ceil(needed / slots), _warm(known)
+    missing: list[str] = []
+    uses = agreement.resources
+    had, kept_warm = needed, warm
+    most = REPLICAS_MAX if uses.replicas_max is None else uses.replicas_max
+    if needed > most:
+        missing.append(f"{needed} replicas are needed, and replicas.max is {most}")
+        had = most
+    if asked.machines is not None:
+        fit = asked.machines * slots
+        if had > fit:
+            missing.append(
+                f"{had} replicas are needed, and {asked.machines} machine(s) of {slots} slot(s) "
+                f"take {fit}"
+            )
+            had = fit
+        left = asked.machines - math.ceil(had / slots)
+        if warm is not None and warm > left:
+            missing.append(
+                f"{warm} machine(s) are to be kept warm, and {left} of {asked.machines} are left"
+            )
+            kept_warm = left
+    offer, refusal = _offer(agreement, known, had, kept_warm, bool(missing))
+    if refusal:
+        missing.append(refusal)
+    if offer is not None and missing:
+        working, warm, needed = math.ceil(had / slots), kept_warm, had
+    keeps_up = None if agreement.queue is None else "keep-up"
+    return Plan(
+        replicas=needed,
+        slots=slots,
+        machines_working=working,
+        machines_warm=warm,
+        prefetch=keeps_up,
+        consumer_rate_per_s=None if keeps_up is None else _consumer_rate(known, needed),
+        figures=known,
+        because=(because, *_warm_words(known, _warm(known))),
+        unknown=tuple(_unknown(known)),
+        missing=tuple(missing),
+        offer=offer,
+    )
+
+
+def _replicas(agreement: Agreement, known: Figures) -> tuple[int, str]:
+    least = agreement.resources.replicas_min
+    load, capacity = known.load_per_s.value, known.capacity_per_s.value
+    if load is None or not capacity:
+        return max(least, 1), (
+            f"{max(least, 1)} replica(s), the least that is agreed: whether they suffice is not "
+            "known"
+        )
+    needed = _ceiling(load / capacity * (1.0 - ROUNDING))
+    said = f"{load:.4g}/s at {capacity:.4g}/s each take {needed} replica(s)"
+    if needed < least:
+        return least, f"{said}; at least {least} are agreed"
+    return needed, said
+
+
+def _warm(known: Figures) -> int | None:
+    delta, boot_s = known.sla_delta_per_s2.value, known.boot_s.value
+    capacity = known.machine_capacity_per_s.value
+    if delta == 0.0:
+        return 0
+    if delta is None or boot_s is None or not capacity:
+        return None
+    try:
+        return warm_machines(delta, boot_s, capacity)
+    except OverflowError:
+        return REPLICAS_MAX + 1
+
+
+def _ceiling(number: float) -> int:
+    """What is more than anybody can have is more than that, however much."""
+    return math.ceil(min(number, REPLICAS_MAX + 1.0))
+
+
+def _warm_words(known: Figures, warm: int | None) -> list[str]:
+    delta, boot_s = known.sla_delta_per_s2.value, known.boot_s.value
+    if warm is None or not delta or boot_s is None:
+        return []
+    return [
+        f"While a machine boots ({boot_s:.4g} s) the load may grow by {delta * boot_s:.4g}/s, and "
+        f"a machine does {known.machine_capacity_per_s.value:.4g}/s: {warm} warm"
+    ]
+
+
+def _offer(
+    agreement: Agreement, known: Figures, replicas: int, warm: int | None, is_short: bool
+) -> tuple[Offer | None, str]:
+    """What can be kept with so much; or None, and why there is nothing to offer."""
+    uses, capacity = agreement.resources, known.capacity_per_s.value
+    most = None if capacity is None else capacity * replicas
+    if not is_short:
+        return Offer(agreement.metrics, known.sla_delta_per_s2.value, most), ""
+    if uses.insufficient is Insufficient.REFUSE:
+        return None, ""
+    least = max(uses.replicas_min, 1)
+    if replicas < least:
+        return None, f"even reduced it needs {least} replica(s), and there is room for {replicas}"
+    metrics = tuple(_reduced(metric, most) for metric in agreement.metrics)
+    return Offer(metrics, _growth(known, warm), most), ""
+
+
+def _reduced(metric: Metric, load_max_per_s: float | None) -> Metric:
+    """The same promise, of throughput no more than can be had."""
+    if metric.name != "throughput" or load_max_per_s is None or metric.warning <= load_max_per_s:
+        return metric
+    share = load_max_per_s / metric.warning
+    return replace(metric, breach=metric.breach * share, warning=load_max_per_s)
+
+
+def _growth(known: Figures, warm: int | None) -> float | None:
+    """The growth that the warm machines are enough for."""
+    delta, boot_s = known.sla_delta_per_s2.value, known.boot_s.value
+    capacity = known.machine_capacity_per_s.value
+    if warm is None or delta is None or not boot_s or capacity is None:
+        return delta
+    return min(delta, warm * capacity / boot_s)
+
+
+def _consumer_rate(known: Figures, replicas: int) -> float | None:
+    load, consumers = known.load_per_s.value, known.consumers.value
+    return load / (replicas * consumers) if load is not None and consumers else None
+
+
+def _unknown(known: Figures) -> list[str]:
+    words = {
+        "the load": known.load_per_s,
+        "a replica's capacity": known.capacity_per_s,
+        "the growth of the load": known.sla_delta_per_s2,
+        "how long a machine boots": known.boot_s,
+    }
+    return [
+        f"{what} is not known: {figure.origin}"
+        for what, figure in words.items()
+        if not figure.is_known
+    ]

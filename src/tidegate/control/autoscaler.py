@@ -1,0 +1,337 @@
+"""How a logical queue's replicas are steered: one sample in, one explained decision out.
+
+    complaint?  → hold: nothing is done on stale, missing or impossible measurements
+    law         → how many replicas (laws/elasticity, election, feed_forward, length_target,
+                  wait_sizing)
+    guards      → a person's word, min, max, reversal guard, cool-down, step, nobody unreachable
+    manoeuvre   → cancel a removal before adding, cancel an order before removing
+    exchange    → waiting messages from where too many are
+    shares      → a person's word, else flow control; lengths are left to exchange if there is one
+    migration   → connected clients to where they are missing
+    retirement  → what is draining, has no share and is empty
+
+Synchronous and without a clock: the simulation runs it unchanged in virtual time. It believes the
+sample and not its own orders: an order that was refused, or only recommended, did not happen.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from tidegate.control.clients import by_clients, migrations, retirements
+from tidegate.control.guards import guarded
+from tidegate.control.history import History
+from tidegate.control.reading import Capacities, Reading, complaint
+from tidegate.core.scaling import Scaling, ScalingPolicy, Steering
+from tidegate.core.steering import (
+    Action,
+    AddReplica,
+    CancelDrain,
+    CancelPending,
+    Decision,
+    Drain,
+    QueueSample,
+    SetShares,
+)
+from tidegate.laws.elasticity import Elasticity, LoadLaw
+from tidegate.laws.exchange import DEFAULT_WORTH, Worth, exchanges
+from tidegate.laws.feed_forward import DEFAULT_FEED_FORWARD, FeedForward, FeedForwardLaw
+from tidegate.laws.length_target import LengthLaw
+from tidegate.laws.placement import goes_first
+from tidegate.laws.reversal import Caution, ReversalGuard
+from tidegate.laws.shares import DEFAULT_FLOW, Flow, differ, flow_shares, shares_by_hand
+from tidegate.laws.wait_sizing import DEFAULT_WAIT_SIZING, Pledge, WaitLaw
+from tidegate.laws.wish import Situation, Wish
+
+# After clients were sent over, so many periods until their new places show.
+MIGRATION_PERIODS = 5.0
+# Of the inhibition: after it a new replica is taken to work as it will.
+SETTLE_PART = 0.4
+
+
+class Autoscaler:
+    """Decides for one logical queue. `scaling` may be set anew at any time; memory stays."""
+
+    def __init__(
+        self,
+        scaling: Scaling,
+        *,
+        feed_forward: FeedForward = DEFAULT_FEED_FORWARD,
+        flow: Flow = DEFAULT_FLOW,
+        worth: Worth = DEFAULT_WORTH,
+    ) -> None:
+        self._feed_forward = feed_forward
+        self._flow = flow
+        self._worth = worth
+        self._capacities = Capacities()
+        self._history = History()
+        self._migrated_at = -math.inf
+        self._scaling = scaling
+        self._guard = ReversalGuard(_caution(scaling))
+        self._law = self._law_for(scaling)
+
+    @property
+    def scaling(self) -> Scaling:
+        return self._scaling
+
+    @scaling.setter
+    def scaling(self, scaling: Scaling) -> None:
+        before, self._scaling = self._scaling, scaling
+        if _caution(before) != _caution(scaling):
+            self._guard = ReversalGuard(_caution(scaling))
+        if _law_words(before) != _law_words(scaling):
+            self._law = self._law_for(scaling)
+
+    @property
+    def lead_s(self) -> float | None:
+        """From the order of a replica until it served, the last time; None: none was seen."""
+        return self._history.lead_s
+
+    @property
+    def has_seen_capacity(self) -> bool:
+        """Whether any replica was seen at its limit."""
+        return bool(self._capacities.per_s)
+
+    def decide(
+        self,
+        sample: QueueSample,
+        pledge: Pledge | None = None,
+        capacity_guess_per_s: float | None = None,
+    ) -> Decision:
+        """What to do about this sample, and why; `pledge` is what the agreement asks for.
+
+        The guess counts until what a replica can do was seen.
+        """
+        scaling = self._scaling
+        held = complaint(sample, scaling)
+        if held is None and scaling.policy is ScalingPolicy.AGREEMENT:
+            if isinstance(self._law, WaitLaw) and pledge is not None:
+                self._law.pledge = pledge
+            elif pledge is None:
+                held = "held: no agreement", "There is no agreement that can be read."
+        if held is not None:
+            return self._held(sample, *held)
+        reading = Reading(sample)
+        period_s = self._history.take(reading, scaling)
+        self._capacities.learn(reading, period_s)
+        verdict = self._guard.observe(
+            sample.at,
+            len(reading.serving),
+            reading.consumed_per_s,
+            sample.arrived_per_s,
+            reading.waiting,
+        )
+        seen_per_s = self._capacities.typical(reading)
+        leaving = self._leaving(reading)
+        now = self._history.situation(
+            reading,
+            scaling,
+            capacity_guess_per_s if seen_per_s is None else seen_per_s,
+            self._capacities.of_fewer(reversed(leaving)),
+        )
+        law, wish = self._wish(now, reading)
+        harm = verdict or self._guard.ceiling(sample.at)
+        wanted, rule, reason, otherwise = guarded(
+            scaling, now, reading, wish, harm, self._history.changed_at, self._history.busy_at
+        )
+        actions = self._manoeuvre(reading, wanted, leaving)
+        if actions is None:
+            actions, rule = [], "held: one removal at a time"
+            reason += " Another replica is still going; one at a time."
+        actions += retirements(scaling, reading)
+        moves = exchanges(
+            sample.replicas,
+            sample.alias_waiting,
+            {one.number: one.share for one in reading.serving},
+            period_s,
+            self._worth,
+        )
+        shares = flow_shares(
+            sample.replicas,
+            period_s,
+            self._known_capacities(reading),
+            correct_lengths=not moves,
+            flow=self._flow,
+        )
+        said = None if scaling.shares is None else shares_by_hand(sample.replicas, scaling.shares)
+        before = {one.number: one.share for one in sample.replicas}
+        if said is not None:
+            if any(abs(part - before[number]) >= 1e-3 for number, part in said.items()):
+                actions.append(SetShares(said))
+        elif shares and differ(before, shares, self._flow):
+            actions.append(SetShares(shares))
+        actions += moves
+        if sample.at - self._migrated_at >= MIGRATION_PERIODS * scaling.polling_interval_s:
+            going_over = migrations(scaling, reading)
+            if going_over:
+                self._migrated_at = sample.at
+            actions += going_over
+        recommended = scaling.steering is Steering.RECOMMEND
+        return Decision(
+            at=sample.at,
+            loop="queue",
+            service=sample.queue,
+            law=law,
+            rule=rule,
+            inputs=_inputs(now, reading, self._law),
+            outputs={"wanted": float(max(wish.replicas, 0)), "replicas": float(wanted)},
+            actions=list(actions),
+            reason=reason,
+            otherwise=otherwise,
+            carried_out=not recommended,
+            outcome="recommend-only: replicas are not changed" if recommended else "",
+        )
+
+    def not_migrated(self) -> None:
+        """What was decided about clients could not be done: no new places are to be waited for."""
+        self._migrated_at = -math.inf
+
+    # The law
+
+    def _law_for(self, scaling: Scaling) -> LoadLaw | FeedForwardLaw | LengthLaw | WaitLaw | None:
+        match scaling.policy:
+            case ScalingPolicy.AGREEMENT:
+                # What is promised comes with each sample.
+                setting = replace(DEFAULT_WAIT_SIZING, down_s=scaling.cooldown_period_s)
+                return WaitLaw(Pledge(), setting)
+            case ScalingPolicy.LOAD:
+                return LoadLaw(Elasticity(step_max=scaling.replicas_per_step))
+            case ScalingPolicy.FEED_FORWARD:
+                return FeedForwardLaw(self._feed_forward)
+            case ScalingPolicy.LENGTH:
+                return LengthLaw(
+                    scaling.queue_length,
+                    polling_s=scaling.polling_interval_s,
+                    stabilisation_s=scaling.cooldown_period_s,
+                )
+            case _:
+                return None
+
+    def _wish(self, now: Situation, reading: Reading) -> tuple[str, Wish]:
+        scaling = self._scaling
+        if scaling.steering is Steering.MANUAL:
+            wanted = scaling.replicas_wanted
+            if wanted is None:
+                wanted = now.replicas
+            # The law keeps looking, so that it knows what is going on when it is asked again.
+            if self._law is not None:
+                self._law.step(now)
+            return "manual", Wish(
+                wanted,
+                "manual",
+                f"A person has said {_counted(wanted)}.",
+                'Steering "auto" would let the policy speak.',
+            )
+        if self._law is not None:
+            return scaling.policy.value, self._law.step(now)
+        if scaling.policy is ScalingPolicy.CLIENTS:
+            return "clients", by_clients(scaling, now, reading)
+        return "fixed", Wish(
+            scaling.replicas.min,
+            "fixed",
+            f"The policy is fixed: {_counted(scaling.replicas.min)}.",
+            "Another policy or another `replicas.min`.",
+        )
+
+    def _manoeuvre(self, reading: Reading, wanted: int, leaving: list[int]) -> list[Action] | None:
+        """The steps from what there is towards what may be had; None: a removal goes on already."""
+        step = max(self._scaling.replicas_per_step, 1)
+        more = wanted - reading.replicas
+        if more > 0:
+            # The one that has kept most of its share is back at work first.
+            back = sorted(reading.draining, key=lambda one: (-one.share, -one.number))[:more]
+            actions: list[Action] = [CancelDrain(one.number) for one in back]
+            if more > len(back) and len(back) < step:
+                actions.append(AddReplica(min(more - len(back), step - len(back))))
+            return actions
+        if more < 0:
+            unplaced = min(-more, reading.sample.pending)
+            if unplaced:
+                return [CancelPending(unplaced)]
+            if reading.draining:
+                return None
+            return [Drain(number) for number in leaving[: min(-more, step)]]
+        return []
+
+    def _leaving(self, reading: Reading) -> list[int]:
+        """In which order replicas would go: what a removal is decided by, and what it does."""
+        here = reading.serving + reading.starting
+        slow = self._capacities.slow(reading)
+        return goes_first(here, self._scaling.provisioning, len(here), slow)
+
+    def _known_capacities(self, reading: Reading) -> dict[int, float]:
+        stated = self._scaling.capacity_per_s
+        if stated is None:
+            return dict(self._capacities.per_s)
+        # What was seen of a replica says more than what is said of all.
+        known = dict.fromkeys((one.number for one in reading.serving), stated)
+        known.update(self._capacities.per_s)
+        return known
+
+    def _held(self, sample: QueueSample, rule: str, why: str) -> Decision:
+        return Decision(
+            at=sample.at,
+            loop="queue",
+            service=sample.queue,
+            law=self._scaling.policy.value,
+            rule=rule,
+            inputs={
+                name: figure
+                for name, figure in (
+                    ("age_s", sample.age_s),
+                    ("replicas", float(len(sample.replicas))),
+                )
+                if math.isfinite(figure)
+            },
+            reason=f"{why} Nothing is changed on such input.",
+            otherwise="With fresh and complete measurements the policy would have spoken.",
+        )
+
+
+def _counted(replicas: int) -> str:
+    return "1 replica" if replicas == 1 else f"{replicas} replicas"
+
+
+def _caution(scaling: Scaling) -> Caution:
+    # Judged within the inhibition: before the next scale-up could hide what this one did.
+    return Caution(
+        settle_s=SETTLE_PART * scaling.inhibition_s, remembered_s=scaling.reversal_memory_s
+    )
+
+
+def _law_words(scaling: Scaling) -> tuple[object, ...]:
+    """What a law was made from: when it changes, what the law remembers is of no use."""
+    words: tuple[object, ...] = (scaling.policy,)
+    if scaling.policy is ScalingPolicy.LOAD:
+        words += (scaling.replicas_per_step,)
+    if scaling.policy is ScalingPolicy.AGREEMENT:
+        words += (scaling.cooldown_period_s,)
+    if scaling.policy is ScalingPolicy.LENGTH:
+        words += (scaling.queue_length, scaling.polling_interval_s, scaling.cooldown_period_s)
+    return words
+
+
+def _inputs(now: Situation, reading: Reading, law: object) -> dict[str, float]:
+    figures = {
+        "serving": float(now.serving),
+        "coming": float(now.coming),
+        "draining": float(now.draining),
+        "waiting": float(now.waiting),
+        "avg_load": now.average_load,
+        "min_load": now.min_load,
+        "max_load": now.max_load,
+        "arrived_per_s": reading.sample.arrived_per_s,
+        "consumed_per_s": now.consumed_per_s,
+        "oldest_age_s": now.oldest_age_s,
+        "resource_load": reading.sample.resource_load,
+    }
+    if isinstance(law, WaitLaw):
+        # Loads say nothing to it.
+        del figures["min_load"], figures["max_load"]
+        if law.pledge.wait_s is not None:
+            figures["wait_warns_at_s"] = law.pledge.wait_s
+    # What is not known is left out.
+    if now.capacity_per_s is not None:
+        figures["capacity_per_s"] = now.capacity_per_s
+    return figures

@@ -1,0 +1,272 @@
+"""The loop of one HTTP service: what was measured, what follows from it, and who is told.
+
+    store.door_samples, instances → Monitoring.take → Configuration.decide → orders → journal
+
+An agreement that cannot be read changes nothing about what runs, and the service's detail says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from tidegate.agreement.document import Agreement, AgreementInvalid, parse_agreement
+from tidegate.agreement.kept_standing import KeptStanding
+from tidegate.agreement.ledger import Entry
+from tidegate.control.agreement_news import AgreementNews
+from tidegate.control.alerts import Alerts
+from tidegate.control.configuration import Configuration
+from tidegate.control.journal import Journal
+from tidegate.control.kept_configuration import KeptConfiguration
+from tidegate.control.learned import Learned
+from tidegate.control.learned_agreement import with_learned
+from tidegate.control.monitoring import Disagreements, Measured, Monitoring
+from tidegate.control.probe import Probe
+from tidegate.control.service_seen import Seen
+from tidegate.core.crash import crash_point
+from tidegate.core.hosting import (
+    HostingStore,
+    InstanceState,
+    Service,
+    ServiceSpec,
+    decided_about,
+)
+from tidegate.core.ports import Clock
+from tidegate.core.probe_mark import probe_mark
+from tidegate.core.steering import (
+    AddInstance,
+    Admit,
+    AnyAction,
+    Decision,
+    DrainInstance,
+    MakeSpare,
+    Promote,
+    RemoveInstance,
+    SetConcurrency,
+    Weigh,
+)
+from tidegate.telemetry.recorder import Recorder
+
+if TYPE_CHECKING:
+    from tidegate.control.fleet_loop import FleetLoop
+
+log = logging.getLogger(__name__)
+
+_NO_FLEET = "no slot is free, and nobody boots machines here: set fleet.provider"
+
+
+class HostedServiceLoop:
+    """Keeps one agreement while this node leads."""
+
+    def __init__(
+        self,
+        store: HostingStore,
+        journal: Journal,
+        alerts: Alerts,
+        *,
+        standings: Mapping[str, bytes],
+        fleet_loop: FleetLoop | None,
+        recorder: Recorder | None,
+        clock: Clock,
+        probe: Probe,
+        learned: Learned | None = None,
+    ) -> None:
+        self._store = store
+        self._journal = journal
+        self._news = AgreementNews(alerts, recorder)
+        self._standings = standings
+        self._fleet_loop = fleet_loop
+        self._clock = clock
+        self._probe = probe
+        self._learned = learned or Learned(None)
+        # As it was written, before what was learned.
+        self._promised: Agreement | None = None
+        self._said: str | None = None
+        self._monitoring: Monitoring | None = None
+        self._disagreements = Disagreements()
+        self._last: tuple[Entry, str] | None = None
+        # What the store knows of what was decided; None: nothing.
+        self._kept: KeptConfiguration | None = None
+        self.configuration: Configuration | None = None
+
+    async def run_once(self, service: Service, now: float, epoch: int) -> None:
+        """One period."""
+        name = service.spec.name
+        try:
+            monitoring, configuration = await self._follow(service)
+        except AgreementInvalid as error:
+            await self._say(service, f"its agreement cannot be read: {error}", epoch)
+            return
+        instances = await self._store.instances(name)
+        samples = await self._store.door_samples(name)
+        measured = monitoring.take(samples, instances, now, self._clock.wall())
+        # Told before anything is ordered: a window is closed once, and an order may fail.
+        for entry in measured.entries:
+            self._news.window(name, monitoring, entry)
+        for instance, took_s in configuration.performance.see_starts(instances):
+            self._news.started(instance, took_s)
+        admission = await self._store.admission(name)
+        held = service.by_hand.in_flight_max
+        self._look_from_outside(
+            service, monitoring.agreement, measured, now, admission if held is None else held
+        )
+        decision = configuration.decide(
+            Seen(
+                at=now,
+                service=service,
+                instances=instances,
+                reading=measured.reading,
+                is_silent=measured.is_silent,
+                window=measured.window,
+                admission=admission,
+                slots_free=None if self._fleet_loop is None else self._fleet_loop.slots_free,
+                fleet_trouble=(_NO_FLEET if self._fleet_loop is None else self._fleet_loop.trouble),
+            )
+        )
+        await self._remember(service, configuration, epoch)
+        await self._act(service, decision, epoch)
+        await self._say(service, configuration.detail, epoch)
+        await self._keep(service, monitoring, measured.entries, decision, epoch)
+        await self._journal.write(decision, epoch)
+
+    def stop(self) -> None:
+        self._probe.stop()
+
+    async def _follow(self, service: Service) -> tuple[Monitoring, Configuration]:
+        """The agreement as it is written now: it may change while the service runs."""
+        if self._monitoring is None or self.configuration is None or self._said is None:
+            agreement = self._promised = self._agreement(service)
+            document = await self._store.kept_configuration(service.spec.name)
+            self._kept = None if document is None else KeptConfiguration.from_json(document)
+            # By its service: two of them may call their agreements the same.
+            kept = self._standings.get(decided_about(service.spec.name))
+            self._monitoring = Monitoring(
+                agreement, None if kept is None else KeptStanding.from_json(kept)
+            )
+            self.configuration = Configuration(agreement, self._kept, by_hand=service.by_hand)
+        elif self._said != service.spec.agreement:
+            agreement = self._promised = self._agreement(service)
+            # Other promises are another budget, and other bounds are not. What is known of the
+            # instances stays.
+            self._monitoring = Monitoring(agreement, self._standing(self._monitoring))
+            self.configuration.agreement = agreement
+        self._said = service.spec.agreement
+        self._move_warnings(self._monitoring, self.configuration)
+        return self._monitoring, self.configuration
+
+    def _move_warnings(self, monitoring: Monitoring, configuration: Configuration) -> None:
+        """Warnings that are to be learned go where history puts them, as soon as it does."""
+        assert self._promised is not None, "it was read just now"
+        moved, why = with_learned(self._promised, self._learned.warnings(self._promised.name))
+        if moved == monitoring.agreement:
+            return
+        monitoring.move_warnings(moved)
+        configuration.agreement = moved
+        log.info("warnings of %s: %s", moved.name, " ".join(why))
+
+    def _agreement(self, service: Service) -> Agreement:
+        return parse_agreement(service.spec.agreement, f"agreement of {service.spec.name}")
+
+    # Orders
+
+    async def _remember(self, service: Service, configuration: Configuration, epoch: int) -> None:
+        """What was decided, before it is ordered: who dies in between is finished by the next."""
+        decided = configuration.to_keep()
+        if not decided.is_news(self._kept):
+            return
+        await self._store.keep_configuration(service.spec.name, decided.to_json(), epoch)
+        self._kept = decided
+        crash_point("after-service-kept")
+
+    async def _act(self, service: Service, decision: Decision, epoch: int) -> None:
+        for action in decision.actions:
+            crash_point("before-service-order")
+            await self._carry_out(service.spec, action, epoch)
+            crash_point("after-service-order")
+
+    async def _carry_out(self, spec: ServiceSpec, action: AnyAction, epoch: int) -> None:
+        store, name = self._store, spec.name
+        match action:
+            case AddInstance(count, is_spare):
+                for _ in range(count):
+                    await store.add_instance(name, 0.0 if is_spare else 1.0, epoch)
+                if self._fleet_loop is not None:
+                    self._fleet_loop.hurry()
+            case Promote(instance_id):
+                await store.set_instance(instance_id, epoch, weight=1.0)
+            case MakeSpare(instance_id):
+                await store.set_instance(instance_id, epoch, weight=0.0)
+            case Weigh(weights):
+                for instance_id, weight in weights.items():
+                    await store.set_instance(instance_id, epoch, weight=weight)
+            case SetConcurrency(instance_id, concurrency):
+                await store.set_instance(instance_id, epoch, concurrency=concurrency)
+            case DrainInstance(instance_id):
+                # Its sessions are known to it alone: they go on there for a while.
+                until = self._clock.wall() + spec.session_grace_s if spec.sticky else None
+                await store.set_instance(
+                    instance_id, epoch, state=InstanceState.DRAINING, sessions_until=until
+                )
+            case RemoveInstance(instance_id):
+                await store.remove_instance(instance_id, epoch)
+            case Admit(in_flight_max):
+                await store.set_admission(name, in_flight_max, epoch)
+            case _:
+                raise AssertionError(f"{action} is not about a service")
+
+    async def _say(self, service: Service, detail: str, epoch: int) -> None:
+        if service.detail != detail:
+            await self._store.set_service_detail(service.spec.name, detail, epoch)
+
+    # What was found
+
+    async def _keep(
+        self,
+        service: Service,
+        monitoring: Monitoring,
+        entries: list[Entry],
+        decision: Decision,
+        epoch: int,
+    ) -> None:
+        """Where the agreement stands, for the next leader and for people."""
+        doing = "" if not decision.actions and not decision.outcome else decision.reason
+        doing = "; ".join(filter(None, (doing, decision.outcome)))
+        if entries:
+            self._last = (entries[-1], doing)
+        elif self._last is None or not doing or self._last[1] == doing:
+            return
+        else:
+            self._last = (self._last[0], doing)
+        kept = self._standing(monitoring)
+        assert kept is not None
+        await self._store.keep_standing(decided_about(service.spec.name), kept.to_json(), epoch)
+
+    def _standing(self, monitoring: Monitoring) -> KeptStanding | None:
+        """After the last window; None: there was none yet."""
+        if self._last is None:
+            return None
+        entry, doing = self._last
+        return KeptStanding.of(monitoring.agreement, entry, monitoring.ledger.history, doing)
+
+    def _look_from_outside(
+        self,
+        service: Service,
+        agreement: Agreement,
+        measured: Measured,
+        now: float,
+        admission: int | None,
+    ) -> None:
+        if measured.reading is not None:
+            self._probe.addresses = measured.reading.addresses
+            self._probe.path = service.spec.health_path
+            self._probe.mark = probe_mark(service.secret)
+            if self._disagreements.follow(measured.reading):
+                self._news.disagreement(service.spec.name, agreement, "", self._clock.wall())
+        for sample in self._probe.tick(now):
+            self._news.probed(service.spec.name, sample)
+            said = self._disagreements.take(
+                sample, now, is_silent=measured.is_silent, is_bounded=admission is not None
+            )
+            if said is not None:
+                self._news.disagreement(service.spec.name, agreement, said, self._clock.wall())

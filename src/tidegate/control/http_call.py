@@ -1,0 +1,101 @@
+"""One HTTP request on a connection of its own, bounded in time: for the probe and for webhooks.
+
+Nothing is kept from one to the next: who asks whether somebody answers must not be answered by a
+connection that still works. HTTP/1.1, `Connection: close`, no redirects and no proxies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from tidegate.core.errors import InvalidValue, Unavailable
+
+# Of an answer; nobody reads more here.
+_ANSWER_BYTES_MAX = 1024 * 1024
+_READ_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where an http or https URL leads."""
+
+    host: str
+    port: int
+    is_secure: bool
+    path: str
+    authority: str
+
+
+def address_of(url: str) -> Address:
+    """InvalidValue, with what to write, if it is no URL that can be asked."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError as error:
+        raise InvalidValue(f"{url!r} has no port that can be: {error}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InvalidValue(f"{url!r} is no address: write http://HOST:PORT/PATH")
+    if any(letter <= " " or letter > "~" for letter in url):
+        raise InvalidValue(f"{url!r} holds what no address may: encode it (%20)")
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    is_secure = parts.scheme == "https"
+    authority = parts.netloc.rpartition("@")[2]
+    return Address(parts.hostname, port or (443 if is_secure else 80), is_secure, path, authority)
+
+
+async def call(
+    method: str,
+    url: str,
+    *,
+    timeout_s: float,
+    body: bytes = b"",
+    content_type: str = "application/json",
+    fields: Mapping[str, str] | None = None,
+) -> int:
+    """The status of the answer, when it has come whole; Unavailable if none does in time."""
+    where = address_of(url)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _exchange(method, where, body, content_type, fields or {})
+    except TimeoutError as error:
+        raise Unavailable(f"no answer within {timeout_s:g} s") from error
+    except (OSError, EOFError) as error:
+        raise Unavailable(str(error) or type(error).__name__) from error
+
+
+async def _exchange(
+    method: str, where: Address, body: bytes, content_type: str, fields: Mapping[str, str]
+) -> int:
+    context = ssl.create_default_context() if where.is_secure else None
+    reader, writer = await asyncio.open_connection(where.host, where.port, ssl=context)
+    try:
+        head = [
+            f"{method} {where.path} HTTP/1.1",
+            f"Host: {where.authority}",
+            "User-Agent: tidegate",
+            "Accept: */*",
+            "Connection: close",
+            *(f"{name}: {value}" for name, value in fields.items()),
+        ]
+        if body:
+            head += [f"Content-Type: {content_type}", f"Content-Length: {len(body)}"]
+        writer.write("\r\n".join([*head, "", ""]).encode("ascii") + body)
+        await writer.drain()
+        line = await reader.readline()
+        words = line.split(None, 2)
+        if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+            raise EOFError("the connection was closed without an answer" if not line else "no HTTP")
+        left = _ANSWER_BYTES_MAX
+        while left > 0 and (chunk := await reader.read(_READ_BYTES)):
+            left -= len(chunk)
+        return int(words[1])
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError, asyncio.CancelledError, ssl.SSLError):
+            # Whoever is called closes when it likes; that is not waited for.
+            writer.transport.abort()

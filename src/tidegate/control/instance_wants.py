@@ -1,0 +1,55 @@
+"""Which instances of services need a slot, in which order, and what a service asks of the fleet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from tidegate.control.provisioner import Want
+from tidegate.core.fleet import MachineState, SlotKind
+from tidegate.core.hosting import Instance, InstanceState, Service
+from tidegate.core.steering import MachineSample
+
+# Those that are to answer, or to be ready to.
+_WANTED = (InstanceState.ORDERED, InstanceState.STARTING, InstanceState.READY)
+_GONE = (MachineState.FAILED, MachineState.HALTING)
+
+
+def homeless(
+    service: Service, instances: Iterable[Instance], machines: Iterable[MachineSample]
+) -> list[Instance]:
+    """Without a machine, or on one that is gone; spares last, then the oldest first."""
+    homes = {one.machine_id for one in machines if one.state not in _GONE}
+    found = [
+        one
+        for one in instances
+        if one.service == service.spec.name and one.state in _WANTED and one.machine_id not in homes
+    ]
+    return sorted(found, key=lambda one: (one.is_spare, one.instance_id))
+
+
+def want_of(
+    service: Service, waiting: Sequence[Instance], instances: Iterable[Instance] = ()
+) -> Want:
+    """A slot for each; urgent are those that are to answer, for somebody waits for it.
+
+    They are to be apart from those of the same service that there are among `instances`: a machine
+    that dies must not take all of them along. One that drains is as good as gone.
+    """
+    homeless_ids = {one.instance_id for one in waiting}
+    together = Counter(
+        one.machine_id
+        for one in instances
+        if one.service == service.spec.name
+        and one.state in _WANTED
+        and one.machine_id is not None
+        and one.instance_id not in homeless_ids
+    )
+    return Want(
+        queue=service.spec.name,
+        kind=SlotKind.INSTANCE,
+        pending=len(waiting),
+        urgent=sum(not one.is_spare for one in waiting),
+        slots_per_machine=service.spec.slots_per_machine,
+        together=dict(together),
+    )

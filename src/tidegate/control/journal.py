@@ -1,0 +1,122 @@
+"""Decisions on their way to people: the lake for history, the catalogue for `tidegate explain`.
+
+What changes the number of replicas or machines is always written. What goes on among them, is only
+wanted or is held back comes again every period with other numbers: it is written when it begins,
+and now and then while it lasts. The newest entry is not to be out of date: when what was held back
+or in trouble is so no more, that is written too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from tidegate.core.rule_words import in_words
+from tidegate.core.steering import WITHIN, AnyAction, Decision
+from tidegate.telemetry.recorder import Recorder
+
+# How often something that goes on is written again.
+_AGAIN_S = 60.0
+# Characters of a trouble that is over.
+_OVER_MAX = 200
+
+
+class DecisionNotes(Protocol):
+    """Where people look decisions up: the catalogue of a store, or the screen of who steers."""
+
+    async def note_decision(self, service: str, document: bytes, leader_epoch: int) -> None: ...
+
+
+class Journal:
+    """Writes down what the loops decide."""
+
+    def __init__(
+        self, notes: DecisionNotes, recorder: Recorder | None, wall: Callable[[], float]
+    ) -> None:
+        self._notes = notes
+        self._recorder = recorder
+        self._wall = wall
+        # What was written lately, and when.
+        self._written: dict[tuple[str, str, str, str, str], float] = {}
+        # By loop and service: what the newest entry says is wrong; "": nothing.
+        self._trouble: dict[tuple[str, str], str] = {}
+
+    async def write(self, decision: Decision, epoch: int, good: str = "") -> None:
+        """Keep a decision if it is worth it; `good` is what has come about, for people."""
+        now = self._wall()
+        about, trouble = (decision.loop, decision.service), _trouble(decision)
+        before = self._trouble.get(about, "")
+        is_news = self._is_news(decision, now)
+        if good or (before and not trouble and not is_news):
+            words = filter(None, (good or _over(before), decision.outcome))
+            decision = msgspec.structs.replace(decision, outcome="; ".join(words))
+        elif not is_news:
+            return
+        self._trouble[about] = trouble
+        # People and history live on the wall clock; the loops on one that never jumps. And JSON
+        # knows no infinity.
+        kept = msgspec.structs.replace(
+            decision, at=now, inputs=_finite(decision.inputs), outputs=_finite(decision.outputs)
+        )
+        if self._recorder is not None:
+            self._recorder.decision(
+                kept.loop,
+                kept.service,
+                kept.law,
+                at_s=now,
+                inputs=kept.inputs,
+                outputs=kept.outputs,
+                action=", ".join(map(told, kept.actions)) or "hold",
+                reason=" ".join(filter(None, (kept.reason, kept.outcome))),
+            )
+        await self._notes.note_decision(kept.service, msgspec.json.encode(kept), epoch)
+
+    def _is_news(self, decision: Decision, now: float) -> bool:
+        """What changes how many replicas or machines there are; of anything else, the first."""
+        if decision.carried_out and any(
+            not isinstance(action, WITHIN) for action in decision.actions
+        ):
+            return True
+        is_held = decision.rule.startswith("held")
+        if not (decision.is_worth_keeping or decision.outcome or is_held):
+            return False
+        kinds = {type(action).__name__ for action in decision.actions}
+        about = (
+            *(decision.loop, decision.service, decision.rule),
+            *(" ".join(sorted(kinds)), decision.outcome),
+        )
+        written = {key: at for key, at in self._written.items() if now - at < _AGAIN_S}
+        self._written = written
+        if about in written:
+            return False
+        written[about] = now
+        return True
+
+
+def _trouble(decision: Decision) -> str:
+    """What holds it back or went wrong; "": nothing."""
+    return decision.outcome or (decision.rule if decision.rule.startswith("held") else "")
+
+
+def _over(trouble: str) -> str:
+    """That it is so no more."""
+    if trouble in ("held: stale", "held: no measurement"):
+        return "it is measured again"
+    if trouble.startswith("recommend-only"):
+        return "nothing is recommended any more"
+    if trouble.startswith("held"):
+        return f"no longer so: {in_words(trouble)}"
+    return f"no longer so: {trouble[:_OVER_MAX]}"
+
+
+def _finite(numbers: dict[str, float]) -> dict[str, float]:
+    return {name: number for name, number in numbers.items() if math.isfinite(number)}
+
+
+def told(action: AnyAction) -> str:
+    """An action in a few words: `AddReplica 1`, `Drain 3`."""
+    values = (getattr(action, name) for name in action.__struct_fields__)
+    return " ".join([type(action).__name__, *(str(value) for value in values if value is not None)])

@@ -1,0 +1,87 @@
+"""What loops take from history: a queue's capacity, boot times, growth; and what they do without.
+
+A user's word counts most, then the newest accepted model of the knowledge folder, then what an
+agreement guesses, then a default that is safe and is said to be one
+(docs/decisions/0008-whose-word-counts.md).
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from tidegate.core.scaling import Scaling, ScalingPolicy
+from tidegate.laws.election import CAPACITY_CLIENTS
+from tidegate.telemetry.knowledge import Knowledge, Model
+
+log = logging.getLogger(__name__)
+
+_FLEET = "fleet"
+# Learned once in minutes at most.
+_RELOAD_S = 30.0
+
+
+class Learned:
+    """The accepted models that loops use, read again now and then."""
+
+    def __init__(self, knowledge: Knowledge | None) -> None:
+        self._knowledge = knowledge
+        self._read_at = float("-inf")
+        self._capacities: dict[str, Model] = {}
+        self._fleet: Model | None = None
+        # Of agreements, by their names.
+        self._warnings: dict[str, Model] = {}
+
+    def refresh(self, now: float) -> None:
+        """Read the folder again when it is time; one that cannot be read changes nothing."""
+        if self._knowledge is None or now - self._read_at < _RELOAD_S:
+            return
+        self._read_at = now
+        try:
+            self._capacities = self._knowledge.accepted("capacity")
+            self._fleet = self._knowledge.accepted("provisioning").get(_FLEET)
+            self._warnings = self._knowledge.accepted("warnings")
+        except OSError as failure:
+            log.warning("what was learned cannot be read: %s", failure)
+
+    def complete(self, queue: str, scaling: Scaling) -> Scaling:
+        """The same scaling with what was learned in place of what nobody has said."""
+        capacity, fleet = self._capacities.get(queue), self._parameters
+        changes: dict[str, float] = {}
+        if scaling.capacity_clients is None:
+            clients = None if capacity is None else capacity.parameters.get("clients")
+            changes["capacity_clients"] = clients or CAPACITY_CLIENTS
+        if scaling.boot_s is None and "boot_s" in fleet:
+            changes["boot_s"] = fleet["boot_s"]
+        if scaling.sla_delta is None and "sla_delta" in fleet:
+            changes["sla_delta"] = fleet["sla_delta"]
+        return msgspec.structs.replace(scaling, **changes) if changes else scaling
+
+    def capacity(self, queue: str) -> Model | None:
+        """What a replica of a queue was learned to do; None: nobody knows."""
+        return self._capacities.get(queue)
+
+    def warnings(self, agreement: str) -> Model | None:
+        """How fast the promises of an agreement got worse, and how long help took."""
+        return self._warnings.get(agreement)
+
+    @property
+    def machine_capacity_per_s(self) -> float | None:
+        """What a machine with all slots filled was seen to do."""
+        return self._parameters.get("machine_capacity_per_s")
+
+    @property
+    def _parameters(self) -> dict[str, float]:
+        return {} if self._fleet is None else self._fleet.parameters
+
+    def says(self, queue: str, scaling: Scaling, *, has_fleet: bool) -> str:
+        """Which defaults stand in for what was never said or learned, for people."""
+        missing = []
+        is_by_clients = scaling.policy is ScalingPolicy.CLIENTS
+        if is_by_clients and scaling.capacity_clients is None and queue not in self._capacities:
+            missing.append(f"a capacity of {CAPACITY_CLIENTS:g} clients per replica")
+        is_said = scaling.boot_s is not None and scaling.sla_delta is not None
+        if has_fleet and scaling.warm is None and self._fleet is None and not is_said:
+            missing.append("no warm machine")
+        return f"Nothing was learned yet: {', '.join(missing)} by default." if missing else ""

@@ -1,0 +1,311 @@
+"""How machines are steered: what has no place in, boots, places and halts out.
+
+    place   each pending replica of a queue or instance of a service, the urgent ones first, into a
+            free slot that runs (laws/placement.py); instances of one service apart from each other
+    boot    for those that are left: what boots already is counted first, so no need boots twice
+    warm    NPP = ceil(sla_delta · boot_s / machine_capacity) machines without work, refilled in
+            the background, the largest of what queues ask for
+    halt    warm machines beyond that: an emptied machine becomes a warm one, and a surplus goes
+
+Machines that failed or halt are nobody's capacity. One that boots is capacity to come: enough to
+boot no second one for the same replica, never enough to place one on it. Synchronous and without a
+clock of its own: the simulation runs it unchanged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from tidegate.core.fleet import MachineState, SlotKind
+from tidegate.core.scaling import Provisioning, Scaling
+from tidegate.core.steering import Boot, Decision, FleetAction, Halt, MachineSample, Place
+from tidegate.laws.placement import RUNNING, host_for, place, place_apart, used_by_host
+from tidegate.laws.warm_pool import warm_machines
+
+# Boots that one decision may order, whatever is wanted.
+BOOTS_MAX = 16
+_ONE = {SlotKind.REPLICA: "A replica", SlotKind.INSTANCE: "An instance"}
+
+
+class Want(msgspec.Struct, frozen=True, kw_only=True):
+    """What a queue or a service asks of the fleet."""
+
+    # The queue or the service, and what of it is placed.
+    queue: str
+    kind: SlotKind = SlotKind.REPLICA
+    # Replicas or instances without a place; so many of them are urgent.
+    pending: int = 0
+    urgent: int = 0
+    slots_per_machine: int = 1
+    provisioning: Provisioning = Provisioning.ENERGY
+    # How many of the same each machine has, where they are to be apart; None: they need not be.
+    together: dict[int, int] | None = None
+    # Machines to keep warm; None: NPP from the three below, else none.
+    warm: int | None = None
+    boot_s: float | None = None
+    sla_delta: float | None = None
+    machine_capacity_per_s: float | None = None
+
+    @classmethod
+    def of(
+        cls, queue: str, scaling: Scaling, pending: int, capacity_per_s: float | None = None
+    ) -> Want:
+        """From a queue's scaling; `capacity_per_s` of one replica, as measured."""
+        one = scaling.capacity_per_s or capacity_per_s or scaling.rate_max_per_s
+        return cls(
+            queue=queue,
+            pending=pending,
+            slots_per_machine=scaling.slots_per_machine,
+            provisioning=scaling.provisioning,
+            warm=scaling.warm,
+            boot_s=scaling.boot_s,
+            sla_delta=scaling.sla_delta,
+            machine_capacity_per_s=None if one is None else one * scaling.slots_per_machine,
+        )
+
+    @property
+    def key(self) -> tuple[SlotKind, str]:
+        """A service may be called as a queue is."""
+        return self.kind, self.queue
+
+    @property
+    def warm_wanted(self) -> int:
+        if self.warm is not None:
+            return max(self.warm, 0)
+        known = (self.sla_delta, self.boot_s, self.machine_capacity_per_s)
+        if any(figure is None or not math.isfinite(figure) for figure in known):
+            return 0
+        delta, boot_s, capacity = (figure or 0.0 for figure in known)
+        return warm_machines(delta, boot_s, capacity) if capacity > 0.0 else 0
+
+
+class Provisioner:
+    """Decides for a fleet of machines."""
+
+    def __init__(self, name: str = "fleet", machines_max: int | None = None) -> None:
+        self._name = name
+        # The most machines that there may be; None: as many as replicas ask for.
+        self._machines_max = machines_max
+
+    def decide(
+        self, machines: Sequence[MachineSample], wants: Sequence[Want], at: float = 0.0
+    ) -> Decision:
+        """What to boot, where to place and what to halt."""
+        plan = _Plan(machines, self._machines_max)
+        for want in _in_turn(wants):
+            plan.place(want)
+        # Those that need a machine each come first: the others take whatever slots are left.
+        for want in sorted(wants, key=lambda want: want.provisioning is Provisioning.ENERGY):
+            plan.boot_for(want)
+        warm = max((want.warm_wanted for want in wants), default=0)
+        plan.keep_warm(warm, wants)
+        return Decision(
+            at=at,
+            loop="fleet",
+            service=self._name,
+            law="provisioning",
+            rule=plan.rule,
+            inputs=_inputs(machines, wants, warm),
+            outputs={
+                "placed": float(plan.placed),
+                "boots": float(plan.boots),
+                "halts": float(plan.halts),
+            },
+            actions=list(plan.actions),
+            reason=" ".join(plan.reasons) or "Every replica has a place and the warm pool is full.",
+            otherwise=plan.otherwise(warm),
+        )
+
+
+class _Plan:
+    """One decision in the making: machines as they will be when it is carried out."""
+
+    def __init__(self, machines: Sequence[MachineSample], machines_max: int | None) -> None:
+        self._machines = {machine.machine_id: machine for machine in machines}
+        self._left: dict[tuple[SlotKind, str], int] = {}
+        # Of those that are to be apart: how many each machine has by now.
+        self._together: dict[tuple[SlotKind, str], Counter[int]] = {}
+        self.actions: list[FleetAction] = []
+        self.reasons: list[str] = []
+        self.placed = self.boots = self.halts = 0
+        alive = sum(
+            machine.state in RUNNING or machine.state is MachineState.BOOTING
+            for machine in machines
+        )
+        self._room = BOOTS_MAX
+        self._limited = False
+        if machines_max is not None:
+            self._room = min(self._room, max(machines_max - alive, 0))
+        # Machines on their way that nobody has claimed in this decision, the largest first, and
+        # slots of claimed ones that are still to have.
+        self._booting = sorted(
+            (machine.slots for machine in machines if machine.state is MachineState.BOOTING),
+            reverse=True,
+        )
+        self._slots_coming = 0
+
+    @property
+    def rule(self) -> str:
+        if self.placed:
+            return "a free slot"
+        if self.boots:
+            return "no free slot" if any(self._left.values()) else "warm pool below NPP"
+        if self.halts:
+            return "warm pool above NPP"
+        return "waiting for a boot" if any(self._left.values()) else "nothing to do"
+
+    def otherwise(self, warm: int) -> str:
+        if self._limited:
+            return "With more machines allowed, those that wait would have a place."
+        if self.boots and any(self._left.values()):
+            return f"A free slot, or more than {warm} warm machines, would have spared the boot."
+        if self.halts:
+            return "A larger `warm`, `sla_delta` or `boot` would have kept it."
+        if self.placed:
+            return "Without a free slot it would have waited until a machine had booted."
+        if self.boots:
+            return "A smaller `warm`, `sla_delta` or `boot` would have booted none."
+        if any(self._left.values()):
+            return "With a free slot on a machine that runs it would have its place now."
+        return "A replica without a place would have changed it."
+
+    def place(self, want: Want) -> None:
+        """One of them into a slot, if there is one."""
+        machine_id = self._choose(want)
+        if machine_id is None:
+            self._left[want.key] = self._left.get(want.key, 0) + 1
+            return
+        machine = self._machines[machine_id]
+        self._machines[machine_id] = msgspec.structs.replace(
+            machine, used=machine.used + 1, state=MachineState.UP
+        )
+        self.actions.append(Place(want.queue, machine_id, want.kind))
+        self.placed += 1
+        kind = "warm machine" if not machine.used else "machine"
+        self.reasons.append(
+            f"{_ONE[want.kind]} of {want.queue} comes to {kind} {machine_id}, which has "
+            f"{machine.slots - machine.used} of {machine.slots} slots free."
+        )
+
+    def _choose(self, want: Want) -> int | None:
+        machines = list(self._machines.values())
+        if want.together is None:
+            return place(machines, want.provisioning)
+        together = self._together.setdefault(want.key, Counter(want.together))
+        machine_id = place_apart(machines, together)
+        if machine_id is not None:
+            together[machine_id] += 1
+        return machine_id
+
+    def boot_for(self, want: Want) -> None:
+        """Machines for those of a queue or a service that found no slot."""
+        left = self._left.get(want.key, 0)
+        if not left:
+            return
+        alone = want.provisioning is Provisioning.PERFORMANCE
+        # What boots already is theirs first.
+        coming = self._claim_alone(left) if alone else self._claim_slots(left)
+        if coming:
+            self.reasons.append(
+                f"{coming} {want.kind}(s) of {want.queue} wait for machines that boot already."
+            )
+        left -= coming
+        slots = max(want.slots_per_machine, 1)
+        needed = left if alone else math.ceil(left / slots)
+        booted = self._boot(needed, slots, want, warm=False)
+        if booted:
+            self.reasons.append(
+                f"{left} {want.kind}(s) of {want.queue} have no free slot: {booted} machine(s) "
+                f"with {slots} slot(s) are booted."
+            )
+        if not alone:
+            self._slots_coming += max(booted * slots - left, 0)
+        if booted < needed:
+            self._limited = True
+            self.reasons.append(
+                f"{needed - booted} more machine(s) would be needed than may be booted now."
+            )
+
+    def _claim_alone(self, count: int) -> int:
+        """A machine for each of so many replicas: the smallest will do."""
+        claimed = min(count, len(self._booting))
+        if claimed:
+            del self._booting[-claimed:]
+        return claimed
+
+    def _claim_slots(self, count: int) -> int:
+        """Slots for so many replicas: of machines that are claimed already, then the largest."""
+        while self._slots_coming < count and self._booting:
+            self._slots_coming += self._booting.pop(0)
+        claimed = min(count, self._slots_coming)
+        self._slots_coming -= claimed
+        return claimed
+
+    def keep_warm(self, warm: int, wants: Sequence[Want]) -> None:
+        """Refill the pool, or halt what is too much of it."""
+        idle = [
+            machine
+            for machine in self._machines.values()
+            if machine.state in RUNNING and not machine.used
+        ]
+        missing = warm - len(idle) - len(self._booting)
+        if missing > 0:
+            ask = max(wants, key=lambda want: (want.warm_wanted, want.slots_per_machine))
+            booted = self._boot(missing, max(ask.slots_per_machine, 1), ask, warm=True)
+            if booted:
+                self.reasons.append(
+                    f"{warm} warm machine(s) are to be kept and {len(idle)} are there, "
+                    f"{len(self._booting)} boot: {booted} more in the background."
+                )
+            return
+        # Somebody waits for a slot: what is idle now is not too much.
+        if any(self._left.values()):
+            return
+        on_host = used_by_host(self._machines.values())
+        idle.sort(key=lambda one: (on_host[one.host], -one.added_at, -one.machine_id))
+        for machine in idle[: max(len(idle) - warm, 0)]:
+            self.actions.append(Halt(machine.machine_id))
+            self.halts += 1
+            self.reasons.append(
+                f"Machine {machine.machine_id} holds nothing, and {warm} warm one(s) are enough."
+            )
+
+    def _boot(self, count: int, slots: int, want: Want, *, warm: bool) -> int:
+        count = min(count, self._room)
+        for _ in range(count):
+            host = host_for(list(self._machines.values()), want.provisioning)
+            self.actions.append(Boot(slots=slots, warm=warm, host=host))
+        self._room -= count
+        self.boots += count
+        return count
+
+
+def _in_turn(wants: Sequence[Want]) -> list[Want]:
+    """One of each in turn: none takes all slots while another has none. The urgent come first."""
+    turns = []
+    rounds = max((want.pending for want in wants), default=0)
+    for turn in range(rounds):
+        turns += [want for want in wants if want.urgent > turn]
+    for turn in range(rounds):
+        turns += [want for want in wants if want.pending - want.urgent > turn]
+    return turns
+
+
+def _inputs(
+    machines: Sequence[MachineSample], wants: Sequence[Want], warm: int
+) -> dict[str, float]:
+    states = dict.fromkeys(MachineState, 0)
+    for machine in machines:
+        states[machine.state] += 1
+    running = [machine for machine in machines if machine.state in RUNNING]
+    return {
+        "pending": float(sum(want.pending for want in wants)),
+        "slots": float(sum(machine.slots for machine in running)),
+        "used": float(sum(machine.used for machine in running)),
+        "warm_wanted": float(warm),
+        **{f"machines_{state}": float(count) for state, count in states.items()},
+    }

@@ -1,0 +1,190 @@
+"""One queue and its agreement: samples in, verdicts out, and what the promise asks of the loop.
+
+    sample → agreement.ledger → windows, events, standing
+    windows → how fast promises get worse → agreement.learned_warnings → warning points
+    warning points → laws.wait_sizing.Pledge, the nearest of all promised waits
+
+Synchronous and without a clock: the queue's loop and the simulation use the same. What a replica
+can do and how long a reconfiguration takes are facts, so whoever has measured them is believed
+before the document (docs/decisions/0008-whose-word-counts.md).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from tidegate.agreement.document import Agreement
+from tidegate.agreement.evaluation import Verdict
+from tidegate.agreement.history import History, terms_of
+from tidegate.agreement.kept_standing import KeptStanding
+from tidegate.agreement.learned_warnings import Lesson, slope_seen, with_learned_warnings
+from tidegate.agreement.ledger import Entry, Ledger
+from tidegate.agreement.metrics import Metric
+from tidegate.agreement.windows import Sample
+from tidegate.control.learned_agreement import learned_slopes
+from tidegate.laws.wait_sizing import Pledge
+from tidegate.telemetry.knowledge import Model
+
+# Promises that grow with what waits; a response holds the service too.
+_WAITS = ("wait", "response", "oldest_age")
+# An age is one message: the last of so many.
+_AGE_PERCENTILE = 0.999
+# Of a response's warning point: what is left to waiting, however long the service takes.
+_WAIT_PART_MIN = 0.05
+# Windows that slopes are learned from, and reconfigurations that their time is.
+_WINDOWS_MAX = 360
+_RECONFIGURATIONS_MAX = 8
+_DANGER = (Verdict.WARNED, Verdict.BREACHED)
+
+
+class QueueAgreement:
+    """What is known of one agreement about one queue; `kept` is where the last leader left it."""
+
+    def __init__(self, agreement: Agreement, queue: str, kept: KeptStanding | None = None) -> None:
+        # A warning that is learned moves, and what is promised stays: it is one history.
+        self.said = agreement
+        self.queue = queue
+        is_ours = kept is not None and kept.history.terms == terms_of(agreement)
+        history = kept.history if kept is not None and is_ours else History.of(agreement)
+        self._slopes: dict[str, float] = (
+            dict(kept.slopes_per_s) if kept is not None and is_ours else {}
+        )
+        self._ledger = Ledger(agreement, history)
+        if kept is not None and is_ours:
+            # What goes on does not begin again.
+            self._ledger.go_on({one.metric: one.verdict for one in kept.promises})
+        self._seen: dict[str, deque[tuple[float, float]]] = {
+            metric.name: deque(maxlen=_WINDOWS_MAX)
+            for metric in agreement.metrics
+            if metric.learned
+        }
+        self._reconfigured_s: deque[float] = deque(maxlen=_RECONFIGURATIONS_MAX)
+        self._lead_s: float | None = None
+        self._service_s = 0.0
+        self.lessons: list[Lesson] = []
+        # The last window that was closed; None: none yet.
+        self.last: Entry | None = None
+
+    @property
+    def agreement(self) -> Agreement:
+        """With its warnings where they are now."""
+        return self._ledger.agreement
+
+    def take(self, sample: Sample) -> list[Entry]:
+        """A sample came; the windows that are over by it."""
+        self._feel_service(sample)
+        entries = self._ledger.take(sample)
+        for entry in entries:
+            self.last = entry
+            self._learn(entry)
+        return entries
+
+    def reconfigured(self, lead_s: float | None) -> bool:
+        """A replica that was ordered took so long to serve; False: that is no news."""
+        is_new = lead_s is not None and lead_s != self._lead_s
+        if is_new and lead_s is not None:
+            self._reconfigured_s.append(lead_s)
+        self._lead_s = lead_s
+        return is_new
+
+    def reconfiguration_s(
+        self, boot_s: float | None = None, learned: Model | None = None
+    ) -> float | None:
+        """Until what a warning sets off helps: as seen, learned of it or of boots, or written."""
+        seen = max(self._reconfigured_s, default=None)
+        learned_s = None if learned is None else learned.parameters.get("reconfiguration_s")
+        written = self.said.resources.reconfiguration_s
+        return next((one for one in (seen, learned_s, boot_s, written) if one), None)
+
+    def pledge(self, sla_delta: float | None) -> Pledge:
+        """What the loop is to keep, from the warning points as they are."""
+        waits = [
+            (self._wait_of(metric), metric)
+            for metric in self.agreement.metrics
+            if metric.stem in _WAITS
+        ]
+        nearest = min(waits, key=lambda one: one[0], default=None)
+        throughput = next((one for one in self.agreement.metrics if one.name == "throughput"), None)
+        promised = None if throughput is None else throughput.warning
+        if nearest is None:
+            return Pledge(
+                throughput_per_s=promised, growth_per_s2=sla_delta, endangered=self.is_endangered
+            )
+        wait_s, metric = nearest
+        return Pledge(
+            wait_s=wait_s,
+            metric=metric.name,
+            percentile=metric.percentile or _AGE_PERCENTILE,
+            throughput_per_s=promised,
+            growth_per_s2=sla_delta,
+            endangered=self.is_endangered,
+        )
+
+    @property
+    def is_endangered(self) -> bool:
+        """Whether the last window was warned of or breached; without data nothing is in danger."""
+        return self.last is not None and self.last.window.verdict in _DANGER
+
+    def learn_warnings(self, boot_s: float | None = None, learned: Model | None = None) -> None:
+        """Move the warnings that are to be learned to where they belong by now.
+
+        `learned` is what the lake says of the agreement: what was seen there counts as well.
+        """
+        took_s = self.reconfiguration_s(boot_s, learned)
+        if not self._seen or took_s is None:
+            return
+        slopes = {} if learned is None else learned_slopes(learned)
+        for name, slope in self._slopes.items():
+            slopes[name] = max(slope, slopes.get(name, 0.0))
+        agreement, self.lessons = with_learned_warnings(self.said, slopes, took_s)
+        if agreement != self._ledger.agreement:
+            self._ledger.agreement = agreement
+
+    def standing(self, doing: str) -> KeptStanding | None:
+        """What the next leader and `tidegate sla` are to know; None: no window is over yet."""
+        if self.last is None:
+            return None
+        about = replace(self.agreement, queue=self.queue)
+        kept = KeptStanding.of(about, self.last, self._ledger.history, doing)
+        return msgspec.structs.replace(kept, slopes_per_s=dict(self._slopes))
+
+    @property
+    def key(self) -> str:
+        """Under what its standing is kept: not that of an HTTP service, nor of a sibling."""
+        return f"{self.said.name}/{self.queue}"
+
+    def _wait_of(self, metric: Metric) -> float:
+        if metric.stem != "response":
+            return metric.warning
+        return max(metric.warning - self._service_s, _WAIT_PART_MIN * metric.warning)
+
+    def _feel_service(self, sample: Sample) -> None:
+        """How long handlers take on average, of late."""
+        mean_s = _mean(sample.times.get("service", ()))
+        if mean_s is not None:
+            self._service_s += (0.1 if self._service_s else 1.0) * (mean_s - self._service_s)
+
+    def _learn(self, entry: Entry) -> None:
+        for finding in entry.window.findings:
+            readings = self._seen.get(finding.metric.name)
+            if readings is None or finding.value is None:
+                continue
+            readings.append((entry.window.ends_s, finding.value))
+            slope = slope_seen(finding.metric, readings)
+            if slope is not None:
+                # What another leader has seen counts as well.
+                name = finding.metric.name
+                self._slopes[name] = max(slope, self._slopes.get(name, 0.0))
+
+    @property
+    def slopes_per_s(self) -> Mapping[str, float]:
+        return self._slopes
+
+
+def _mean(durations: Sequence[tuple[float, float]]) -> float | None:
+    count = sum(times for _, times in durations)
+    return sum(one_s * times for one_s, times in durations) / count if count > 0.0 else None

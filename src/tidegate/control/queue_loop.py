@@ -1,0 +1,281 @@
+"""The loop of one logical queue: keep up, sense, decide, act, write down.
+
+    upkeep → sensor.sample → autoscaler.decide → actuator.carry_out → journal
+             the queue's agreement, if it has one: measured before, accounted for after
+
+Thin: what is to be done, the autoscaler says. A new replica is only ordered here; it comes to be
+when there is a place for it (`pending`), which is the fleet's loop's business, or at once where
+there is no fleet.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tidegate.adapters.native.actuator import NativeActuator
+from tidegate.adapters.native.sensor import NativeSensor
+from tidegate.agreement.scaling_terms import obeying
+from tidegate.control.agreement_figures import Figure, capacity_of
+from tidegate.control.agreement_keeping import AgreementKeeping
+from tidegate.control.autoscaler import Autoscaler
+from tidegate.control.journal import Journal
+from tidegate.control.learned import Learned
+from tidegate.control.upkeep import SeenHomes, Upkeep, homecoming, missing_workers, out_of_reach
+from tidegate.control.worker_words import WorkerWords
+from tidegate.core.crash import crash_point
+from tidegate.core.errors import RetryLater
+from tidegate.core.ports import Store
+from tidegate.core.replication import ALIAS, ReplicaState, Topology
+from tidegate.core.rule_words import in_words
+from tidegate.core.scaling import Scaling, ScalingPolicy, Steering
+from tidegate.core.steering import (
+    WITHIN,
+    AddReplica,
+    AnyAction,
+    CancelPending,
+    Decision,
+    Migrate,
+    QueueSample,
+    ReplicaSample,
+    SetShares,
+)
+
+if TYPE_CHECKING:
+    from tidegate.control.fleet_loop import FleetLoop
+
+log = logging.getLogger(__name__)
+
+# Shares that have moved by less are left: every change is told to every client.
+_SHARE_STEP_MIN = 0.01
+
+
+class QueueLoop:
+    """Steers one logical queue while this node leads."""
+
+    def __init__(
+        self,
+        store: Store,
+        sensor: NativeSensor,
+        actuator: NativeActuator,
+        journal: Journal,
+        learned: Learned,
+        fleet_loop: FleetLoop | None,
+        keeping: AgreementKeeping,
+    ) -> None:
+        self._keeping = keeping
+        self._store = store
+        self._sensor = sensor
+        self._actuator = actuator
+        self._journal = journal
+        self._learned = learned
+        self._fleet_loop = fleet_loop
+        self._upkeep = Upkeep()
+        self._worker_words = WorkerWords()
+        # Replicas that serve since this period.
+        self._came: list[int] = []
+        self._autoscaler: Autoscaler | None = None
+        self.topology: Topology | None = None
+        # Ordered, and without a place yet.
+        self.pending = 0
+        self._began_at = float("-inf")
+
+    def is_due(self, topology: Topology, now: float) -> bool:
+        """Whether the period is over; another interval holds at once, also for this one."""
+        return now - self._began_at >= topology.scaling.polling_interval_s
+
+    async def run_once(self, topology: Topology, now: float, epoch: int) -> None:
+        """One period."""
+        self._began_at = now
+        self.topology = topology = await self._keep_up(topology, now, epoch)
+        slots_free = None if self._fleet_loop is None else self._fleet_loop.slots_free
+        sample = self._sensor.sample(topology, now, self.pending, slots_free)
+        await self._keeping.measure(topology, now)
+        decision = self._decide(topology, sample)
+        is_ours = topology.scaling.steering is Steering.AUTO
+        if is_ours and topology.scaling.policy is ScalingPolicy.AGREEMENT:
+            await self._inside_first(topology, sample, decision, epoch)
+        decision = await self._act(topology, sample, decision, epoch)
+        await self._journal.write(decision, epoch, self._arrivals())
+        await self._keeping.account(topology, decision, epoch)
+
+    async def _keep_up(self, topology: Topology, now: float, epoch: int) -> Topology:
+        if await self._forget_missing(topology, epoch):
+            topology = await self._store.topology(topology.queue_id) or topology
+        sample = self._sensor.sample(topology, now, self.pending)
+        queue_id, changed = topology.queue_id, False
+        self._came = self._upkeep.serving(topology, sample)
+        for number in self._came:
+            crash_point("before-serving")
+            changed |= await self._store.set_replica_state(
+                queue_id, number, ReplicaState.SERVING, epoch
+            )
+            crash_point("after-serving")
+        homes = self._upkeep.homes(topology, lambda number: self._seen(topology, number))
+        if homes is not None:
+            changed |= await self._store.set_homes(queue_id, homes, epoch)
+        return (await self._store.topology(queue_id) or topology) if changed else topology
+
+    async def _forget_missing(self, topology: Topology, epoch: int) -> bool:
+        """Retire replicas whose queue is gone: nobody will ever serve them, nor empty them."""
+        queue_id, changed = topology.queue_id, False
+        for place in topology.replicas:
+            try:
+                if place.address or await self._store.locate(place.queue_id) is not None:
+                    continue
+            except RetryLater:
+                continue  # its store is away, and does not say
+            log.warning("replica %s of %s is gone: forgotten", place.number, topology.queue)
+            state = ReplicaState.DRAINING
+            changed |= await self._store.set_replica_state(queue_id, place.number, state, epoch)
+            changed |= await self._store.retire_replica(queue_id, place.number, epoch)
+        return changed
+
+    def _seen(self, topology: Topology, number: int) -> SeenHomes | None:
+        place = topology.replica(number)
+        queue_id = (
+            topology.queue_id if number == ALIAS else None if place is None else place.queue_id
+        )
+        numbers = None if queue_id is None else self._sensor.numbers_of(queue_id)
+        return None if numbers is None else SeenHomes(numbers.homes_held, numbers.homes_ahead)
+
+    def _decide(self, topology: Topology, sample: QueueSample) -> Decision:
+        agreement = self._keeping.agreement
+        scaling = self.completed(topology)
+        if self._autoscaler is None:
+            self._autoscaler = Autoscaler(scaling)
+        self._autoscaler.scaling = scaling
+        pledge, lessons = None, ""
+        if agreement is not None:
+            self._keeping.reconfigured(self._autoscaler.lead_s)
+            agreement.learn_warnings(scaling.boot_s, self._learned.warnings(agreement.said.name))
+            pledge = agreement.pledge(scaling.sla_delta)
+            lessons = " ".join(f"{one.metric}: {one.because}." for one in agreement.lessons)
+        guess = self.capacity_guess(topology)
+        decision = self._autoscaler.decide(sample, pledge, None if guess is None else guess.value)
+        if guess is not None and guess.is_known and not self._autoscaler.has_seen_capacity:
+            lessons = (
+                f"What a replica can do is {guess.origin}, until it is seen. {lessons}".strip()
+            )
+        defaults = self._learned.says(
+            topology.queue, topology.scaling, has_fleet=self._fleet_loop is not None
+        )
+        return msgspec.structs.replace(
+            decision,
+            actions=[*decision.actions, *homecoming(sample)],
+            reason=" ".join(
+                filter(None, (decision.reason, self._keeping.trouble, lessons, defaults))
+            ),
+        )
+
+    def completed(self, topology: Topology) -> Scaling:
+        """A person's word, then what the agreement says, then what was learned."""
+        scaling, agreement = topology.scaling, self._keeping.agreement
+        if agreement is not None and scaling.policy is ScalingPolicy.AGREEMENT:
+            scaling = obeying(scaling, agreement.said)
+        return self._learned.complete(topology.queue, scaling)
+
+    def capacity_guess(self, topology: Topology) -> Figure | None:
+        """Of one replica until it was seen at its limit; None: no law asks."""
+        agreement, scaling = self._keeping.agreement, topology.scaling
+        if agreement is None or scaling.policy is not ScalingPolicy.AGREEMENT:
+            return None
+        learned = self._learned.capacity(topology.queue)
+        return capacity_of(agreement.said, scaling.capacity_per_s, learned)
+
+    async def _inside_first(
+        self, topology: Topology, sample: QueueSample, decision: Decision, epoch: int
+    ) -> None:
+        """At a warning, what can be done inside goes before any number of replicas."""
+        inside = await self._keeping.inside(topology, sample)
+        if inside is None:
+            return
+        failure = None
+        if inside.action is not None:
+            failure = await self._carry_out(topology, inside.action, epoch)
+        then = f"then the number of replicas, which is {decision.outputs.get('replicas', 0.0):.0f}"
+        first = Decision(
+            at=sample.at,
+            loop="agreement",
+            service=topology.queue,
+            law="agreement",
+            rule="inside first",
+            actions=[] if inside.action is None else [inside.action],
+            reason=inside.said,
+            carried_out=failure is None,
+            outcome="; ".join(filter(None, (failure, f"{then}: {in_words(decision.rule)}"))),
+        )
+        await self._journal.write(first, epoch)
+
+    async def _act(
+        self, topology: Topology, sample: QueueSample, decision: Decision, epoch: int
+    ) -> Decision:
+        recommends = topology.scaling.steering is Steering.RECOMMEND
+        # Without any replica nothing is delivered at all, and that nobody has recommended.
+        is_first = not topology.replicas and not self.pending
+        left, failures = [], []
+        for action in decision.actions:
+            if recommends and not isinstance(action, WITHIN) and not is_first:
+                left.append(action)
+                continue
+            failure = await self._carry_out(topology, action, epoch)
+            if failure is not None:
+                failures.append(failure)
+                if isinstance(action, Migrate) and self._autoscaler is not None:
+                    self._autoscaler.not_migrated()
+        outcome = list(dict.fromkeys(failures))
+        if left:
+            outcome.insert(0, decision.outcome)
+        if waiting := missing_workers(topology, sample):
+            outcome.append(await self._waits_for_workers(topology, sample, waiting))
+        if self.pending and self._fleet_loop is not None and self._fleet_loop.trouble:
+            outcome.append(f"{self.pending} wait for a machine: {self._fleet_loop.trouble}")
+        if away := out_of_reach(topology, sample):
+            outcome.append(f"{', '.join(away)} cannot be reached: the others have its share")
+        return msgspec.structs.replace(
+            decision, carried_out=not left and not failures, outcome="; ".join(outcome)
+        )
+
+    async def _waits_for_workers(
+        self, topology: Topology, sample: QueueSample, waiting: list[ReplicaSample]
+    ) -> str:
+        numbers = ", ".join(str(replica.number) for replica in waiting)
+        told = f"replica {numbers} waits for its workers ({topology.scaling.worker})"
+        machines = await self._store.machines()
+        words = self._worker_words.of(topology.queue, waiting, machines, sample.at)
+        return ": ".join([told, *words[:1]])
+
+    def _arrivals(self) -> str:
+        numbers = ", ".join(map(str, self._came))
+        return f"replica {numbers} serves now" if self._came else ""
+
+    async def _carry_out(self, topology: Topology, action: AnyAction, epoch: int) -> str | None:
+        match action:
+            case AddReplica(count):
+                self.pending += count
+                return None if self._fleet_loop else await self._add_here(topology, epoch)
+            case CancelPending(count):
+                self.pending = max(self.pending - count, 0)
+                return None
+            case SetShares(shares) if not _has_moved(topology, shares):
+                return None
+        return await self._actuator.carry_out(topology, action, epoch)  # type: ignore[arg-type]
+
+    async def _add_here(self, topology: Topology, epoch: int) -> str | None:
+        """Without a fleet every node has room."""
+        while self.pending:
+            place = await self._actuator.add_replica(topology, epoch, None)
+            self.pending -= 1
+            if place is None:
+                return "the queue scales no more"
+        return None
+
+
+def _has_moved(topology: Topology, shares: dict[int, float]) -> bool:
+    before = {place.number: place.share for place in topology.replicas if place.share}
+    after = {number: share for number, share in shares.items() if share}
+    if before.keys() != after.keys():
+        return True
+    return any(abs(share - before[number]) >= _SHARE_STEP_MIN for number, share in after.items())

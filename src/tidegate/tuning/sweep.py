@@ -1,0 +1,117 @@
+"""The open loop, cheaply: where the rate stops growing with the prefetch.
+
+Prefetches grow by √2 from one to the next. Each is held until two samples in a row agree, so a slow
+plant gets the time that it needs and a fast one costs two samples. When three steps have brought
+next to nothing the knee lies behind, and only the far end is looked at, to be sure; if there
+is more to be had there after all, the rest is swept as well.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tidegate.laws.linear_range import LinearRange, Shape, linear_range
+from tidegate.tuning.record import NEARLY_ALL, OpenLoopPoint, Phase, Record
+from tidegate.tuning.refusal import TuningRefused
+from tidegate.tuning.sampling import Sampling
+from tidegate.tuning.steps import sweep_prefetches
+from tidegate.tuning.wish import Wish
+
+# The rate grew by less than a tenth while the prefetch became 2.8 times as large.
+FLAT_STEPS = 3
+FLAT_GROWTH = 1.1
+# Prefetches below the knee that a line needs, and the part of the way to it that surely is a line.
+BELOW_KNEE_MIN = 4
+SAFELY_BELOW = 0.9
+
+
+async def sweep(sampling: Sampling, low: int, high: int) -> None:
+    """Measure the open loop into the record."""
+    points: list[OpenLoopPoint] = []
+    skipped: list[int] = []
+    for prefetch in sweep_prefetches(low, high):
+        if prefetch < high and _is_flat(points):
+            skipped.append(prefetch)
+            continue
+        points.append(await _point(sampling, prefetch))
+    most_before = max(one.rate_per_s for one in points[:-1])
+    if skipped and points[-1].rate_per_s > FLAT_GROWTH * most_before:
+        for prefetch in skipped:
+            await _point(sampling, prefetch)
+
+
+def _is_flat(points: list[OpenLoopPoint]) -> bool:
+    if len(points) <= FLAT_STEPS:
+        return False
+    return points[-1].rate_per_s < FLAT_GROWTH * points[-1 - FLAT_STEPS].rate_per_s
+
+
+async def _point(sampling: Sampling, prefetch: int) -> OpenLoopPoint:
+    rates = await sampling.rest(Phase.SWEEP, prefetch)
+    if not rates:
+        raise TuningRefused(
+            f"at prefetch {prefetch} the queue was empty in every sample. {sampling.enough()}",
+            sampling.record,
+        )
+    return sampling.record.add_point(prefetch, rates)
+
+
+def range_to_excite(sampling: Sampling, wish: Wish) -> LinearRange:
+    """Where the rate is a line in the prefetch, if the target can be reached there."""
+    record = sampling.record
+    ceiling = record.ceiling_per_s
+    if ceiling <= 0.0:
+        raise TuningRefused(
+            "not one message arrived at any prefetch: is somebody else taking all of them, or is "
+            "the queue paused?",
+            record,
+        )
+    enough = record.prefetch_of(NEARLY_ALL)
+    found = linear_range(record.levels())
+    if found.shape is Shape.SATURATED or enough < wish.low + BELOW_KNEE_MIN - 1:
+        lowest = record.open_loop[0]
+        raise TuningRefused(
+            f"prefetch does not matter here: {lowest.prefetch} already gives "
+            f"{lowest.rate_per_s:.0f} of {ceiling:.0f} msg/s, which is the most at any prefetch up "
+            f"to {wish.high}. A fixed prefetch of {enough} is right, and there is nothing to "
+            "steer; a higher rate needs a faster handler or more consumers",
+            record,
+        )
+    if found.shape is Shape.UNKNOWN:
+        raise TuningRefused(found.reason, record)
+    _check_target(wish, found, record)
+    if found.shape is Shape.LINEAR:
+        return found
+    # The sweep's steps are coarse: the knee is where the line meets the ceiling.
+    lowest = record.open_loop[0]
+    knee = lowest.prefetch + (ceiling - lowest.rate_per_s) / found.slope
+    high = min(math.floor(SAFELY_BELOW * knee), record.prefetch_of(NEARLY_ALL), wish.high)
+    high = max(high, wish.low + BELOW_KNEE_MIN - 1)
+    return LinearRange(
+        found.shape, found.low, float(high), found.slope, found.slope_beyond, found.reason
+    )
+
+
+def _check_target(wish: Wish, found: LinearRange, record: Record) -> None:
+    target, ceiling = wish.target_per_s, record.ceiling_per_s
+    if target > ceiling:
+        if found.shape is Shape.LINEAR:
+            advice = (
+                f"at prefetch {wish.high}, and the rate still grows with it: allow more with --to"
+            )
+        else:
+            advice = (
+                f"from prefetch {record.prefetch_of(NEARLY_ALL)} on. Ask for less than that, make "
+                "the handler faster, or add consumers"
+            )
+        raise TuningRefused(
+            f"{target:g} msg/s is above the ceiling: {ceiling:.0f} msg/s was the most, {advice}"
+        )
+    lowest = record.open_loop[0]
+    if target < NEARLY_ALL * lowest.rate_per_s:
+        less = "set a lower --from" if wish.low > 1 else "a prefetch cannot be smaller than 1"
+        raise TuningRefused(
+            f"{target:g} msg/s is below what prefetch {lowest.prefetch} gives already, "
+            f"{lowest.rate_per_s:.0f} msg/s: {less}; what is to be slower than that has to be "
+            "slowed down in its handler or at its producers"
+        )
