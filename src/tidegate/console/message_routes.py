@@ -1,0 +1,125 @@
+"""Messages: looked at without taking them, put, and dead letters sent back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from litestar import get, post
+from litestar.params import FromPath, JSONBody, QueryParameter
+
+from tidegate.client.options import PutOptions
+from tidegate.console.access import AnyRequest, person_of
+from tidegate.console.doing import not_now, noted, queue_in
+from tidegate.console.message_views import fits, message_view
+from tidegate.console.model import MessagePage, MessageView
+from tidegate.console.person import Person
+from tidegate.console.problems import answers
+from tidegate.console.wishes import Moved, NewMessage, Put, Redrive
+from tidegate.core.errors import InvalidValue
+
+MESSAGES_SHOWN = 50
+MESSAGES_MAX = 500
+# Messages that one request looks at for a text.
+_SEARCHED_MAX = 5_000
+# The same in bytes: of a queue of large messages it looks at fewer, and goes on when asked again.
+_SEARCHED_BYTES_MAX = 128 * 1024 * 1024
+_LOT_BYTES = 8 * 1024 * 1024
+# Before it is known how large they are.
+_LOT_FIRST = 8
+_LOOK_S_MAX = 12.0
+_ID_MAX = 2**53
+
+AfterParameter = Annotated[int, QueryParameter(name="after", ge=0, le=_ID_MAX)]
+CountParameter = Annotated[int, QueryParameter(name="count", ge=1, le=MESSAGES_MAX)]
+FilterParameter = Annotated[str, QueryParameter(name="filter", max_length=200)]
+
+
+@get(
+    "/queues/{name:str}/messages",
+    responses=answers(404),
+    operation_id="browse",
+    needs="read",
+    summary="Look at messages that wait; nothing is taken",
+)
+async def browse(
+    request: AnyRequest,
+    name: FromPath[str],
+    after: AfterParameter = 0,
+    count: CountParameter = MESSAGES_SHOWN,
+    wanted: FilterParameter = "",
+) -> MessagePage:
+    person = await person_of(request)
+    queue = queue_in(name)
+    async with asyncio.timeout(_LOOK_S_MAX):
+        is_elastic = (await person.client.queue(queue)).elastic
+        if is_elastic:
+            # Each replica counts its own ids: there is one page of all of them.
+            lot = await person.client.browse(queue, limit=MESSAGES_MAX if wanted else count)
+            found = [view for view in map(message_view, lot) if fits(view, wanted)]
+            return MessagePage(messages=found[:count])
+        return await _page(person, queue, after, count, wanted)
+
+
+async def _page(person: Person, queue: str, after: int, count: int, wanted: str) -> MessagePage:
+    """In lots of which each is some megabytes at most, however large the messages are."""
+    found: list[MessageView] = []
+    looked_at, looked_at_bytes, limit = 0, 0, _LOT_FIRST
+    while looked_at < _SEARCHED_MAX and looked_at_bytes < _SEARCHED_BYTES_MAX:
+        lot = await person.client.browse(queue, limit=limit, first_id=after + 1 if after else 0)
+        for message in lot:
+            if len(found) == count:
+                return MessagePage(messages=found, next_after=after)
+            after = message.message_id
+            view = message_view(message)
+            if fits(view, wanted):
+                found.append(view)
+        if len(lot) < limit:
+            return MessagePage(messages=found)
+        looked_at += len(lot)
+        looked_at_bytes += sum(len(message.payload) for message in lot)
+        mean_bytes = looked_at_bytes // looked_at + 1
+        limit = min(max(_LOT_BYTES // mean_bytes, 1), MESSAGES_MAX)
+    return MessagePage(messages=found, next_after=after)
+
+
+@post(
+    "/queues/{name:str}/messages",
+    responses=answers(404),
+    operation_id="put_message",
+    needs="write",
+    summary="Put a message",
+)
+async def put_message(request: AnyRequest, name: FromPath[str], data: JSONBody[NewMessage]) -> Put:
+    person, queue = await person_of(request), queue_in(name)
+    options = PutOptions(priority=data.priority)
+    if data.headers:
+        options["headers"] = data.headers
+    if data.delay_s is not None:
+        options["delay"] = data.delay_s
+    if data.group is not None:
+        options["group"] = data.group
+    async with noted(request, person, "put a message", queue) as doing:
+        message_id = await person.client.put(queue, data.text.encode(), **options)
+        doing.outcome = f"message {message_id}"
+    return Put(message_id)
+
+
+@post(
+    "/queues/{name:str}/redrive",
+    status_code=200,
+    responses=answers(404, 409),
+    operation_id="redrive",
+    needs="read there, write where they go",
+    summary="Send dead letters back; the queue is that of the dead letters",
+)
+async def redrive(request: AnyRequest, name: FromPath[str], data: JSONBody[Redrive]) -> Moved:
+    person, queue = await person_of(request), queue_in(name)
+    async with noted(request, person, "redrive dead letters", queue, is_long=True) as doing:
+        try:
+            moved = await person.client.redrive(queue, to=data.to, limit=data.count)
+        except InvalidValue as wrong:
+            # Such as a queue that the letters are to go to, and which is not there.
+            raise not_now(str(wrong)) from None
+        doing.outcome = f"{moved} went {'back' if data.to is None else f'to {data.to}'}"
+    return Moved(moved)

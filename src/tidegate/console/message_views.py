@@ -1,0 +1,65 @@
+"""Messages as one looks at them: as text or else in hexadecimal, and never all of a large one."""
+
+from __future__ import annotations
+
+import re
+
+from tidegate.client.message import Message
+from tidegate.console.model import MessageView
+
+TEXT_BYTES_MAX = 64 * 1024
+HEX_BYTES_MAX = 4 * 1024
+# A search looks at thousands of texts: letter by letter in Python everybody would wait for it.
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+
+
+def message_view(message: Message) -> MessageView:
+    payload = bytes(message.payload)
+    text = _text(payload[:TEXT_BYTES_MAX], is_cut=len(payload) > TEXT_BYTES_MAX)
+    shown = TEXT_BYTES_MAX if text is not None else HEX_BYTES_MAX
+    death = message.deaths[-1] if message.deaths else None
+    reason = ""
+    if death is not None:
+        reason = death.reason.value
+        if death.error:
+            reason += f": {death.error}"
+        elif death.failures and death.failures[-1].error:
+            reason += f": {death.failures[-1].error}"
+        elif death.failures:
+            reason += f": {death.failures[-1].reason}"
+    return MessageView(
+        message_id=message.message_id,
+        at=message.arrived_at,
+        priority=message.priority,
+        size_bytes=len(payload),
+        text=text,
+        payload_hex=payload[:HEX_BYTES_MAX].hex() if text is None else None,
+        truncated=len(payload) > shown,
+        headers=dict(message.headers),
+        delivery_count=message.delivery_count if death is None else death.deliveries,
+        reason=reason,
+        origin="" if death is None else death.queue,
+    )
+
+
+def fits(message: MessageView, wanted: str) -> bool:
+    """Whether a text is in it anywhere that is shown."""
+    if not wanted:
+        return True
+    lowered = wanted.lower()
+    texts = (message.text or message.payload_hex or "", message.reason, message.origin)
+    if any(lowered in one.lower() for one in texts) or wanted == str(message.message_id):
+        return True
+    return any(lowered in f"{key}: {value}".lower() for key, value in message.headers.items())
+
+
+def _text(payload: bytes, *, is_cut: bool) -> str | None:
+    """UTF-8 without control characters, but for a last character that the cut has broken."""
+    # At most the last three bytes are the beginning of a character.
+    for end in range(len(payload), max(len(payload) - 4, -1), -1) if is_cut else [len(payload)]:
+        try:
+            text = payload[:end].decode()
+        except UnicodeDecodeError:
+            continue
+        return None if _CONTROL.search(text) else text
+    return None

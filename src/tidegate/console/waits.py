@@ -1,0 +1,53 @@
+"""Percentiles of what happened between two looks, from totals that only grow.
+
+Nodes and doors count durations in buckets since they began. Two looks apart, the difference of each
+bucket is what the time between them brought; a histogram that has become smaller began anew, since
+another node owns the queue now, and counts from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+# The upper bound of a bucket in seconds, and how many were in it.
+Buckets = Sequence[tuple[float, int]]
+
+FRACTIONS = (0.50, 0.95, 0.99)
+
+
+class Waits(NamedTuple):
+    """The 50th, 95th and 99th percentile; None: nothing was delivered."""
+
+    p50_s: float | None = None
+    p95_s: float | None = None
+    p99_s: float | None = None
+
+
+NOTHING = Waits()
+
+
+def added(before: Buckets, now: Buckets) -> dict[float, int]:
+    """How many came to each bucket."""
+    known = dict(before)
+    grown = {bound: count - known.get(bound, 0) for bound, count in now}
+    if any(count < 0 for count in grown.values()) or not known.keys() <= grown.keys():
+        return dict(now)
+    return {bound: count for bound, count in grown.items() if count}
+
+
+def percentiles(parts: Iterable[dict[float, int]]) -> Waits:
+    """Of several histograms together."""
+    total: dict[float, int] = {}
+    for part in parts:
+        for bound, count in part.items():
+            total[bound] = total.get(bound, 0) + count
+    if not total:
+        return NOTHING
+    found: list[float] = []
+    seen, of_all = 0, sum(total.values())
+    for bound in sorted(total):
+        seen += total[bound]
+        while len(found) < len(FRACTIONS) and seen >= FRACTIONS[len(found)] * of_all:
+            found.append(bound)
+    return Waits(*found)
