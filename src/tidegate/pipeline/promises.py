@@ -1,11 +1,12 @@
-"""From samples to verdicts: what the queues of an agreement did in each window, and what it means.
+"""From samples to verdicts: what an agreement is about did in each window, and what it means.
 
     samples.transform(measured(agreements)).transform(judged(agreements))
 
-An agreement is about its queues together: their messages are one crowd, their rates add up. That a
-percentile is at or beyond a point means that too few were shorter: `count(< T) < p · count`. So
-counts are all that is needed, counts add up, and no percentile has to be computed. Queues find
-their agreements by a broadcast join, so rows are read once however many agreements there are.
+An agreement is about its queues, or the doors of its HTTP service, together: their messages are one
+crowd, their rates add up. That a percentile is at or beyond a point means that too few were
+shorter: `count(< T) < p · count`. So counts are all that is needed, counts add up, and no
+percentile has to be computed. A request that got no answer is among all, and before no point. Rows
+find their agreements by a broadcast join, so they are read once however many agreements there are.
 """
 
 from __future__ import annotations
@@ -18,16 +19,25 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from tidegate.agreement.document import Agreement
-from tidegate.agreement.evaluation import SEVERITY, Verdict, is_breached, is_warned
+from tidegate.agreement.evaluation import (
+    LOADED_MIN,
+    SEVERITY,
+    Verdict,
+    is_breached,
+    is_late,
+    is_warned,
+)
 from tidegate.agreement.metrics import Metric
+from tidegate.pipeline.agreed_samples import QUEUES, SERVICES, Subjects
 from tidegate.pipeline.buckets import first_bucket_from
 from tidegate.pipeline.transform import Transform
 
-_HISTOGRAMS = ("wait", "service")
 _RESPONSE = "response"
+_STEMS = ("wait", "service", _RESPONSE)
+# Any of them above 0: there was something to do.
+_COUNTS = ("accepted", "served", "refused", "waiting")
 # Which agreement, and where its window begins.
 _KEYS = ("number", "begins_us")
-_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -47,27 +57,50 @@ class Slot:
 
 
 def measured(agreements: Sequence[Agreement], lifecycles: DataFrame | None = None) -> Transform:
-    """Sums of each agreement and window; response times need sampled lifecycles."""
+    """Sums of each agreement and window, of `queue_samples`; response times need lifecycles."""
 
     def transform(samples: DataFrame) -> DataFrame:
-        rows = samples.transform(governed(agreements))
-        begins_us = F.col("at_us") - F.col("interval_s") * 1e6
-        sums = rows.groupBy(*_KEYS).agg(
-            F.sum("put").alias("put"),
-            F.sum("acked").alias("acked"),
-            F.sum("refused").alias("refused"),
-            F.sum(F.col("waiting") * F.col("interval_s")).alias("waiting_s"),
-            F.max("oldest_age_s").alias("oldest_age_s"),
-            # From the beginning of the first interval to the end of the last.
-            ((F.max("at_us") - F.min(begins_us)) / 1e6).alias("seconds"),
-        )
-        for stem in _HISTOGRAMS:
-            if slots := slots_of(agreements, stem):
-                sums = sums.join(rows.transform(_counted(stem, slots)), [*_KEYS], "left")
+        sums = samples.transform(_summed(agreements, QUEUES))
         if slots_of(agreements, _RESPONSE) and lifecycles is not None:
             responses = lifecycles.transform(_measured_responses(agreements))
             sums = sums.join(responses, [*_KEYS], "left")
         return sums.transform(_named(agreements))
+
+    return transform
+
+
+def measured_http(agreements: Sequence[Agreement]) -> Transform:
+    """The same of `http_samples`."""
+
+    def transform(samples: DataFrame) -> DataFrame:
+        return samples.transform(_summed(agreements, SERVICES)).transform(_named(agreements))
+
+    return transform
+
+
+def _summed(agreements: Sequence[Agreement], subjects: Subjects) -> Transform:
+    """Sums by number of the agreement and beginning of the window."""
+
+    def transform(samples: DataFrame) -> DataFrame:
+        rows = samples.transform(subjects.worded).transform(governed(agreements, subjects))
+        begins_us = F.col("at_us") - F.col("interval_s") * 1e6
+        counts = [F.coalesce(F.col(name), F.lit(0)) for name in _COUNTS]
+        has_work = F.greatest(*counts) > 0
+        sums = rows.groupBy(*_KEYS).agg(
+            *(F.sum(name).alias(name) for name in ("accepted", "served", "refused", "unanswered")),
+            F.sum(F.col("waiting") * F.col("interval_s")).alias("waiting_s"),
+            F.max("oldest_age_s").alias("oldest_age_s"),
+            F.min("free_memory_bytes").alias("free_memory_bytes"),
+            # From the beginning of the first interval to the end of the last.
+            ((F.max("at_us") - F.min(begins_us)) / 1e6).alias("seconds"),
+            F.sum(F.when(has_work, F.col("interval_s")).otherwise(0.0)).alias("loaded_s"),
+        )
+        for stem in subjects.histograms:
+            if slots := slots_of(agreements, stem):
+                sums = sums.join(rows.transform(_counted(stem, slots)), [*_KEYS], "left")
+        if _RESPONSE in subjects.histograms:
+            sums = sums.transform(_with_unanswered(slots_of(agreements, _RESPONSE)))
+        return sums
 
     return transform
 
@@ -99,24 +132,24 @@ def judged(agreements: Sequence[Agreement]) -> Transform:
     return transform
 
 
-def governed(agreements: Sequence[Agreement]) -> Transform:
-    """Each row once for every agreement about its queue, with what the agreement asks for."""
+def governed(agreements: Sequence[Agreement], subjects: Subjects) -> Transform:
+    """Each row once for every agreement about its subject, with what the agreement asks for."""
 
     def transform(rows: DataFrame) -> DataFrame:
-        queues = _names(rows, agreements)
-        slots = {stem: slots_of(agreements, stem) for stem in (*_HISTOGRAMS, _RESPONSE)}
+        names = _names(rows, agreements, subjects)
+        slots = {stem: slots_of(agreements, stem) for stem in _STEMS}
         every = [slot for of_stem in slots.values() for slot in of_stem]
         table = [
-            (queue, number, round(one.window_s * 1e6), *_points(one, slots))
+            (name, number, round(one.window_s * 1e6), *_points(one, slots, subjects))
             for number, one in enumerate(agreements)
-            for queue in queues
-            if one.governs_queue(queue)
+            for name in names
+            if subjects.governs(one, name)
         ]
         points = "".join(f", {slot.warning} double, {slot.breach} double" for slot in every)
-        schema = f"queue string, number int, window_us bigint{points}"
+        schema = f"subject string, number int, window_us bigint{points}"
         terms = rows.sparkSession.createDataFrame(table, schema)
         at_us = F.unix_micros("at")
-        return rows.join(F.broadcast(terms), "queue").withColumns(
+        return rows.join(F.broadcast(terms), "subject").withColumns(
             {"at_us": at_us, "begins_us": at_us - F.pmod(at_us, F.col("window_us"))}
         )
 
@@ -149,6 +182,23 @@ def _counted(stem: str, slots: Sequence[Slot]) -> Transform:
     return transform
 
 
+def _with_unanswered(slots: Sequence[Slot]) -> Transform:
+    """Responses with those that never came: they are among all, and before no point."""
+
+    def transform(sums: DataFrame) -> DataFrame:
+        counted = [point for slot in slots for point in (slot.warning, slot.breach)]
+        if not counted:
+            return sums
+        known = {name: F.coalesce(F.col(name), F.lit(0)) for name in counted}
+        total = F.col(f"{_RESPONSE}_total")
+        unanswered = F.coalesce(F.col("unanswered"), F.lit(0))
+        return sums.withColumns(
+            {**known, f"{_RESPONSE}_total": F.coalesce(total, F.lit(0)) + unanswered}
+        )
+
+    return transform
+
+
 def _measured_responses(agreements: Sequence[Agreement]) -> Transform:
     def transform(lifecycles: DataFrame) -> DataFrame:
         weight, response = F.col("weight"), F.col("response_us")
@@ -157,7 +207,8 @@ def _measured_responses(agreements: Sequence[Agreement]) -> Transform:
             for name in (slot.warning, slot.breach):
                 shorter = F.when(response < F.col(name), weight).otherwise(0.0)
                 sums.append(F.sum(shorter).alias(name))
-        return lifecycles.transform(governed(agreements)).groupBy(*_KEYS).agg(*sums)
+        rows = lifecycles.withColumnRenamed("queue", "subject")
+        return rows.transform(governed(agreements, QUEUES)).groupBy(*_KEYS).agg(*sums)
 
     return transform
 
@@ -177,15 +228,15 @@ def _named(agreements: Sequence[Agreement]) -> Transform:
     return transform
 
 
-def _names(rows: DataFrame, agreements: Sequence[Agreement]) -> list[str]:
-    """The queues that there are; those that are named in full need no looking."""
-    patterns = [one.queue for one in agreements if one.queue is not None]
+def _names(rows: DataFrame, agreements: Sequence[Agreement], subjects: Subjects) -> list[str]:
+    """The subjects that there are; those that are named in full need no looking."""
+    patterns = [said for one in agreements if (said := subjects.said(one)) is not None]
     if not any(wild in pattern for pattern in patterns for wild in "*?"):
         return sorted(set(patterns))
-    return [row["queue"] for row in rows.select("queue").distinct().collect()]
+    return [row["subject"] for row in rows.select("subject").distinct().collect()]
 
 
-def _points(one: Agreement, slots: dict[str, list[Slot]]) -> list[float | None]:
+def _points(one: Agreement, slots: dict[str, list[Slot]], subjects: Subjects) -> list[float | None]:
     """Of each slot the warning and the breach: buckets of histograms, else microseconds."""
     points: list[float | None] = []
     for stem, of_stem in slots.items():
@@ -197,7 +248,9 @@ def _points(one: Agreement, slots: dict[str, list[Slot]]) -> list[float | None]:
             metric = promised[slot.number]
             for point_s in (metric.warning, metric.breach):
                 points.append(
-                    1e6 * point_s if stem == _RESPONSE else float(first_bucket_from(point_s))
+                    float(first_bucket_from(point_s))
+                    if stem in subjects.histograms
+                    else 1e6 * point_s
                 )
     return points
 
@@ -234,12 +287,10 @@ def _promises(one: Agreement, known: set[str]) -> list[Column]:
 
 def _percentile_promise(metric: Metric, percentile: float, slot: Slot) -> Column:
     count = F.col(f"{slot.stem}_total")
-    # Just enough is enough: 55 % of 100 are 55, and 55.00000000000001 to a computer.
-    needed = count * (percentile - _ROUNDING)
     verdict = (
         F.when(count.isNull() | (count <= 0), Verdict.NO_DATA.value)
-        .when(F.col(slot.breach) < needed, Verdict.BREACHED.value)
-        .when(F.col(slot.warning) < needed, Verdict.WARNED.value)
+        .when(is_late(F.col(slot.breach), count, percentile), Verdict.BREACHED.value)
+        .when(is_late(F.col(slot.warning), count, percentile), Verdict.WARNED.value)
         .otherwise(Verdict.MET.value)
     )
     within = F.when(count > 0, F.col(slot.breach) / count)
@@ -247,20 +298,22 @@ def _percentile_promise(metric: Metric, percentile: float, slot: Slot) -> Column
 
 
 def _plain_promise(metric: Metric) -> Column:
-    seconds = F.when(F.col("seconds") > 0, F.col("seconds"))
-    # What could have been served: what came, or what was served and what still waited.
-    offered = F.greatest(
-        F.col("put") / seconds, (F.col("acked") + F.col("waiting_s") / seconds) / seconds
-    )
+    whole_s = F.when(F.col("seconds") > 0, F.col("seconds"))
+    loaded_s = F.least(F.col("loaded_s"), whole_s)
+    is_judged = loaded_s >= whole_s * LOADED_MIN
+    seconds = F.when(is_judged, loaded_s).otherwise(whole_s)
+    # What could have been served: what came, whether or not it was let in, or what was served and
+    # what still waited.
+    came = F.col("accepted") + F.coalesce(F.col("refused"), F.lit(0))
+    offered = F.greatest(came / seconds, (F.col("served") + F.col("waiting_s") / seconds) / seconds)
     values = {
-        "throughput": F.col("acked") / seconds,
+        "throughput": F.col("served") / seconds,
         "oldest_age": F.col("oldest_age_s"),
-        "availability": F.try_divide(F.col("put"), F.col("put") + F.col("refused")),
+        "free_memory": F.col("free_memory_bytes"),
+        "availability": F.try_divide(F.col("accepted"), F.col("accepted") + F.col("refused")),
     }
-    if metric.name not in values:
-        return _unknown(metric)
     value = values[metric.name]
-    load = offered if metric.name == "throughput" else None
+    load = F.when(is_judged, offered).otherwise(0.0) if metric.name == "throughput" else None
     verdict = (
         F.when(value.isNull(), Verdict.NO_DATA.value)
         .when(is_breached(metric, value, load), Verdict.BREACHED.value)

@@ -4,7 +4,8 @@
 
 On one machine the defaults suit two cores and little memory; a master of yours and every `spark.…`
 property win over them. Spark talks to a log in a temporary folder, of which people see the end only
-when it does not start. Nothing is left behind: not on errors, not on Ctrl-C.
+when it does not start. Nothing is left behind: not on errors, not on Ctrl-C. Where Spark's classes
+have been written down (`class_archive`), Java maps them and starts sooner.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import logging
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -31,12 +33,18 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from tidegate.core.errors import TidegateError
-from tidegate.pipeline.java import find_java, launchable_home
+from tidegate.pipeline.class_archive import archive_of
+from tidegate.pipeline.java import Java, find_java, launchable_home
 
 _ENDING_S_MAX = 10.0
+# With hundreds of megabytes to be written.
+_WRITING_S_MAX = 120.0
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOG_LINES_SHOWN = 5
 # Places in Spark's code, and what it says at every start.
 _NOISE = re.compile(r"^\tat |^WARNING: | WARN |^Using Spark's default")
+# Who has an archive of their own.
+_ABOUT_CLASSES = re.compile(r"-Xshare|-XX:(\w*Archive|AOT)")
 _LOCAL_MASTER = re.compile(r"local(\[.*\])?$")
 
 _LOGGING = """\
@@ -65,6 +73,8 @@ class SparkOptions:
     properties: Mapping[str, str] = field(default_factory=dict)
     # Whether it is over soon: code that runs once is not worth compiling well.
     brief: bool = False
+    # Where Java writes Spark's classes down when it ends, if it shall.
+    classes_to: Path | None = None
 
     @property
     def is_local(self) -> bool:
@@ -79,9 +89,10 @@ def spark_session(options: SparkOptions) -> Iterator[SparkSession]:
     with contextlib.ExitStack() as ending:
         ending.callback(shutil.rmtree, folder, ignore_errors=True)
         ending.enter_context(_quiet())
-        conf = _configured(options, folder)
-        gateway = _launched(conf, options, folder)
-        ending.callback(_end, gateway)
+        java = find_java(os.environ)
+        conf = _configured(options, folder, java)
+        gateway = _launched(conf, options, folder, java)
+        ending.callback(_end, gateway, _WRITING_S_MAX if options.classes_to else _ENDING_S_MAX)
         try:
             with _environment(_own_python(options)), _own_signal_handlers():
                 context = SparkContext(conf=conf, gateway=gateway)
@@ -93,7 +104,7 @@ def spark_session(options: SparkOptions) -> Iterator[SparkSession]:
                 # It has tried for a minute, and stopped by itself.
                 why = "nobody answers there"
             raise SparkDidNotStart(f"Spark did not start on {options.master}: {why}") from None
-        ending.callback(session.stop)
+        ending.callback(_stop, session)
         yield session
 
 
@@ -127,7 +138,7 @@ def defaults(options: SparkOptions, folder: Path) -> dict[str, str]:
             "spark.driver.memory": "2g",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.extraJavaOptions": f"{java} -Dlog4j2.configurationFile={log_settings}",
+            _JAVA_OPTIONS: f"{java} -Dlog4j2.configurationFile={log_settings}",
             # Adaptive execution joins those that turn out small.
             "spark.sql.shuffle.partitions": str(2 * cores),
             "spark.local.dir": str(folder / "scratch"),
@@ -136,18 +147,28 @@ def defaults(options: SparkOptions, folder: Path) -> dict[str, str]:
     return chosen
 
 
-def _configured(options: SparkOptions, folder: Path) -> SparkConf:
+def _configured(options: SparkOptions, folder: Path, java: Java) -> SparkConf:
     (folder / "log4j2.properties").write_text(_LOGGING)
     conf = SparkConf(loadDefaults=False)
     conf.setMaster(options.master)
     for key, value in (defaults(options, folder) | dict(options.properties)).items():
         conf.set(key, value)
+    said = conf.get(_JAVA_OPTIONS, "") or ""
+    if options.is_local and not _ABOUT_CLASSES.search(said):
+        conf.set(_JAVA_OPTIONS, f"{said} {shlex.join(_about_classes(options, java))}".strip())
     return conf
 
 
-def _launched(conf: SparkConf, options: SparkOptions, folder: Path) -> Any:
+def _about_classes(options: SparkOptions, java: Java) -> tuple[str, ...]:
+    archive = archive_of(java)
+    if options.classes_to is not None:
+        return archive.options_to_write(options.classes_to)
+    return archive.options
+
+
+def _launched(conf: SparkConf, options: SparkOptions, folder: Path, java: Java) -> Any:
     """The process that Spark lives in, its output in a log."""
-    java_home = launchable_home(find_java(os.environ), folder)
+    java_home = launchable_home(java, folder)
     environment = {"JAVA_HOME": str(java_home), **_own_python(options)}
     log = folder / "spark.log"
     with log.open("wb") as sink, _environment(environment):
@@ -164,13 +185,13 @@ def _own_python(options: SparkOptions) -> dict[str, str]:
     return {"PYSPARK_PYTHON": sys.executable}
 
 
-def _stop(context: SparkContext) -> None:
-    """One that has stopped by itself is stopped."""
+def _stop(one: SparkContext | SparkSession) -> None:
+    """One that has stopped by itself, or whose Java was told to stop as well, is stopped."""
     with contextlib.suppress(Exception):
-        context.stop()
+        one.stop()
 
 
-def _end(gateway: Any) -> None:
+def _end(gateway: Any, ending_s_max: float) -> None:
     """No process stays, and another session may be started."""
     SparkContext._gateway = None
     SparkContext._jvm = None
@@ -179,7 +200,7 @@ def _end(gateway: Any) -> None:
     # It lives as long as its standard input is open.
     gateway.proc.stdin.close()
     try:
-        gateway.proc.wait(_ENDING_S_MAX)
+        gateway.proc.wait(ending_s_max)
     except subprocess.TimeoutExpired:
         gateway.proc.kill()
         gateway.proc.wait()

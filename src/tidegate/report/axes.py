@@ -185,14 +185,16 @@ def say(
     )
 
 
-def limit_line(axes: Axes, level: float, words: str, colour: Colour = SOFT) -> None:
-    """A level that must not be passed, named above it at the left."""
+def limit_line(
+    axes: Axes, level: float, words: str, colour: Colour = SOFT, *, below: bool = False
+) -> None:
+    """A level that must not be passed, named above it at the left, or below."""
     axes.axhline(level, color=colour.light, linewidth=1.0, linestyle=(0, (4, 3)))
     axes.annotate(
         harmless(words),
         (0.0, level),
         xycoords=("axes fraction", "data"),
-        xytext=(3.0, 6.0),
+        xytext=(3.0, -6.0 if below else 6.0),
         textcoords="offset points",
         ha="left",
         va="center",

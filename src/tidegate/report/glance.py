@@ -63,6 +63,7 @@ class Kept:
     worst: Worst | None
     # What the promise that was kept worst says, where the document is at hand.
     worst_promise: Metric | None
+    of_http: bool = False
 
     @property
     def judged(self) -> int:
@@ -129,6 +130,7 @@ def _kept(
         ribbon=drawn.get(row["agreement"]),
         worst=worst,
         worst_promise=next((one for one in promised if worst and one.name == worst.metric), None),
+        of_http=agreement is not None and agreement.http is not None,
     )
 
 
@@ -136,15 +138,17 @@ def _terms(row: Row, agreement: Agreement | None) -> str:
     windows = f"{percent(row['objective'])} of windows of {duration(row['window_s'])}"
     if agreement is None:
         return windows
-    promised = ", ".join(promise(metric) for metric in agreement.metrics)
+    of_http = agreement.http is not None
+    promised = ", ".join(promise(metric, of_http=of_http) for metric in agreement.metrics)
     of = agreement.queue or agreement.http
     return f"{of}: {promised} in {windows} over {duration(agreement.period_s)}"
 
 
-def promise(metric: Metric) -> str:
+def promise(metric: Metric, *, of_http: bool = False) -> str:
     """What is promised of a metric: `wait p99 below 6 s`."""
     side = "below" if metric.worse is Worse.LARGER else "at least"
-    return f"{metric.name.replace('_', ' ')} {side} {measured(metric.breach, metric.unit)}"
+    point = measured(metric.breach, metric.unit, of_http=of_http)
+    return f"{metric.name.replace('_', ' ')} {side} {point}"
 
 
 def _summary(standings: Sequence[Standing]) -> str:
@@ -177,7 +181,7 @@ def card_of(kept: Kept) -> Card:
         facts.append(("Windows without data", count(kept.no_data)))
     if kept.worst:
         facts += [
-            ("Worst window", _measured_worst(kept.worst, kept.worst_promise)),
+            ("Worst window", _measured_worst(kept.worst, kept.worst_promise, of_http=kept.of_http)),
             ("which began", f"{clock(kept.worst.at)} UTC"),
         ]
     ribbon = kept.ribbon
@@ -194,10 +198,11 @@ def card_of(kept: Kept) -> Card:
     )
 
 
-def _measured_worst(worst: Worst, promised: Metric | None) -> str:
+def _measured_worst(worst: Worst, promised: Metric | None, *, of_http: bool) -> str:
     """How the worst window was: `0 % of waits below 500 ms`, `throughput 12 msg/s`."""
     if worst.within is None:
-        return f"{worst.metric.replace('_', ' ')} {measured(worst.value, worst.unit)}"
+        value = measured(worst.value, worst.unit, of_http=of_http)
+        return f"{worst.metric.replace('_', ' ')} {value}"
     stem, _, percentile = worst.metric.partition("_")
     times = f"{percent(worst.within)} of {_TIMES.get(stem, stem)} below"
     if promised is None:
@@ -205,13 +210,13 @@ def _measured_worst(worst: Worst, promised: Metric | None) -> str:
     return f"{times} {measured(promised.breach, promised.unit)}"
 
 
-def measured(value: float | None, unit: Unit) -> str:
+def measured(value: float | None, unit: Unit, *, of_http: bool = False) -> str:
     """A measurement in the unit of its metric."""
     match unit:
         case Unit.SECONDS:
             return duration(value)
         case Unit.PER_SECOND:
-            return rate(value)
+            return with_unit(value, "req/s") if of_http else rate(value)
         case Unit.FRACTION:
             return percent(value)
         case Unit.BYTES:

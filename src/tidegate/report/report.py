@@ -1,7 +1,7 @@
 """The report: what was learned, put together for people in the order in which they ask.
 
-Is the service level kept? How does each queue do? What models came out of it? Where is the time
-spent? And where does all this come from?
+Is the service level kept? How does each HTTP service and each queue do? What models came out of
+it? Where is the time spent? And where does all this come from?
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from tidegate.report.origin import left_out, origin_section, rows_read
 from tidegate.report.phases import phases_section
 from tidegate.report.provisioning import provisioning_section
 from tidegate.report.queues import QUEUES_MAX, queue_sections, traffic_by_queue
+from tidegate.report.services import governed_by, service_sections
+from tidegate.report.violations import turns, violations_section
 
 TITLE = "Service level report"
 
@@ -31,10 +33,15 @@ def document_of(
     """Everything that the newest run knows; agreements add what exactly was promised."""
     run = learned.run
     traffic = traffic_by_queue(learned)
-    sections = [
-        glance_section(learned, agreements),
-        *queue_sections(learned, traffic, queues_max, agreements),
-    ]
+    noticed = turns(learned)
+    services = service_sections(learned, noticed, agreements)
+    sections = [glance_section(learned, agreements), *services]
+    # Who hosts HTTP alone misses no queues.
+    if traffic or not services:
+        sections += queue_sections(learned, traffic, queues_max, agreements)
+    told = governed_by(learned, agreements)
+    if (rest := violations_section(noticed, told, run.until)) is not None:
+        sections.append(rest)
     others: tuple[Callable[[Learned], Section | None], ...] = (
         phases_section,
         consumers_section,
@@ -53,6 +60,7 @@ def document_of(
             ("Rows read", count(rows_read(run))),
             ("Left out", left_out(run)),
             ("Queues", count(len(traffic))),
+            *([("HTTP services", count(len(services)))] if services else []),
             ("Agreements", count(len(run.agreements))),
         ),
         sections=sections,

@@ -10,12 +10,11 @@ from statistics import median_low
 from matplotlib.axes import Axes
 
 from tidegate.agreement.document import Agreement
-from tidegate.report.axes import days, duration_axis, limit_line, mark_of, name_line_ends, time_axis
 from tidegate.report.chart import Chart, Table
 from tidegate.report.figures import clock, count, counted, duration
 from tidegate.report.glance import promise
 from tidegate.report.learned import Learned, grouped
-from tidegate.report.palette import AMBER, BLUE, BRICK, GREY
+from tidegate.report.percentile_lines import Limit, draw_percentiles
 from tidegate.report.series import POINTS_MAX, rows_behind, shortened
 
 _MUCH_LONGER = 2.0
@@ -94,27 +93,10 @@ def wait_chart(windows: Sequence[WaitWindow], limit: WaitLimit | None = None) ->
     points = shortened(windows, _worst, POINTS_MAX)
     worst = max(windows, key=lambda window: window.p99_s)
 
+    limits = [Limit(limit.words, limit.breach_s)] if limit else []
+
     def draw(axes: Axes) -> None:
-        at = days([point.begins for point in points])
-        p50, p95, p99 = ([getattr(p, name) for p in points] for name in ("p50_s", "p95_s", "p99_s"))
-        axes.fill_between(at, p50, p95, color=BLUE.light, alpha=0.22, linewidth=0)
-        axes.fill_between(at, p95, p99, color=AMBER.light, alpha=0.22, linewidth=0)
-        mark = mark_of(points)
-        axes.plot(at, p99, marker=mark, color=AMBER.light)
-        axes.plot(at, p95, marker=mark, color=GREY.light, linewidth=1.0)
-        axes.plot(at, p50, marker=mark, color=BLUE.light)
-        time_axis(axes, window_s)
-        lowest = min((value for value in p50 if value > 0), default=0.0)
-        highest = max(p99)
-        # A limit far above would press the waits flat.
-        if limit and limit.breach_s <= 20 * highest:
-            highest = max(highest, limit.breach_s * 1.08)
-        duration_axis(axes, lowest, highest)
-        if limit and limit.breach_s <= 20 * max(p99):
-            limit_line(axes, limit.breach_s, limit.words, BRICK)
-        name_line_ends(
-            axes, [(p50[-1], "median", BLUE), (p95[-1], "p95", GREY), (p99[-1], "p99", AMBER)]
-        )
+        draw_percentiles(axes, points, window_s, limits)
 
     each = len(windows) / max(len(points), 1)
     sentence = (

@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from tidegate.telemetry.histogram import BUCKETS, LARGEST_S, upper_bound_s
-from tidegate.telemetry.numbers import Durations, NodeNumbers, QueueNumbers
+from tidegate.telemetry.numbers import ControlNumbers, Durations, NodeNumbers, QueueNumbers
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 QUEUES_MAX = 500
@@ -180,6 +180,42 @@ QUEUE_METRICS: tuple[Shown[QueueNumbers], ...] = (
         lambda q: sum(consumer.prefetch for consumer in q.consumers),
     ),
     Shown(
+        "tidegate_queue_steered_consumers",
+        "gauge",
+        "Subscriptions whose prefetch the node steers to a goal.",
+        lambda q: len(steps_of(q)),
+    ),
+    Shown(
+        "tidegate_queue_prefetch_target_per_second",
+        "gauge",
+        "Messages a second that are wanted at them, on average; 0 when that is not known.",
+        lambda q: _mean(step.target_per_s for step in steps_of(q)),
+    ),
+    Shown(
+        "tidegate_queue_prefetch_error_per_second",
+        "gauge",
+        "By how much less arrives at them than wanted, on average.",
+        lambda q: _mean(step.error_per_s for step in steps_of(q)),
+    ),
+    Shown(
+        "tidegate_queue_prefetch_output_messages",
+        "gauge",
+        "Prefetch that their controllers want, with its fraction, on average.",
+        lambda q: _mean(step.level for step in steps_of(q)),
+    ),
+    Shown(
+        "tidegate_queue_prefetch_saturated_consumers",
+        "gauge",
+        "Of those, how many are at a limit of their prefetch.",
+        lambda q: sum(1 for step in steps_of(q) if step.saturated),
+    ),
+    Shown(
+        "tidegate_queue_prefetch_held_consumers",
+        "gauge",
+        "Of those, how many are not steered by what was measured: held, by hand, or fallen back.",
+        lambda q: sum(1 for step in steps_of(q) if step.mode != "automatic"),
+    ),
+    Shown(
         "tidegate_queue_waiting_readers",
         "gauge",
         "Reads that wait for a message.",
@@ -240,6 +276,18 @@ QUEUE_METRICS: tuple[Shown[QueueNumbers], ...] = (
         "Messages that were not stored, since one with their dedup id was.",
         lambda q: q.deduplicated,
     ),
+    Shown(
+        "tidegate_queue_handed_over_total",
+        "counter",
+        "Messages that went to a sibling: from an alias to a replica, or from one to another.",
+        lambda q: q.handed_over,
+    ),
+    Shown(
+        "tidegate_queue_taken_over_total",
+        "counter",
+        "Messages that came from a sibling.",
+        lambda q: q.taken_over,
+    ),
     Shown("tidegate_queue_paused", "gauge", "1 while the queue is paused.", lambda q: q.paused),
     Shown(
         "tidegate_queue_wait_seconds",
@@ -256,6 +304,16 @@ QUEUE_METRICS: tuple[Shown[QueueNumbers], ...] = (
 )
 
 
+def steps_of(queue: QueueNumbers) -> list[ControlNumbers]:
+    """The newest control step of each consumer that is steered."""
+    return [consumer.control[-1] for consumer in queue.consumers if consumer.control]
+
+
+def _mean(figures: Iterable[float | None]) -> float:
+    known = [figure for figure in figures if figure is not None]
+    return sum(known) / len(known) if known else 0.0
+
+
 class Exposition:
     """Writes the numbers of one node; remembers how the labels of its queues are written."""
 
@@ -264,34 +322,39 @@ class Exposition:
 
     def pieces(self, node: NodeNumbers) -> Iterator[bytes]:
         """The text, in pieces between which others may have their turn."""
-        of_node = _label_text({"node": node.name})
+        of_node = label_text({"node": node.name})
         lines: list[str] = []
         for shown in NODE_METRICS:
-            lines += _head(shown)
-            lines += _lines(shown.name, of_node, shown.read(node))
-        yield _joined(lines)
+            lines += head(shown)
+            lines += lines_of(shown.name, of_node, shown.read(node))
+        yield joined(lines)
         yield from self._learn_labels(node)
         for queue_metric in QUEUE_METRICS:
-            lines = _head(queue_metric)
+            lines = head(queue_metric)
             for queue in node.queues:
                 labels = self._labels[node.name, queue.name]
-                lines += _lines(queue_metric.name, labels, queue_metric.read(queue))
+                lines += lines_of(queue_metric.name, labels, queue_metric.read(queue))
                 if len(lines) >= _LINES_PER_PIECE:
-                    yield _joined(lines)
+                    yield joined(lines)
                     lines = []
             if lines:
-                yield _joined(lines)
+                yield joined(lines)
 
     def _learn_labels(self, node: NodeNumbers) -> Iterator[bytes]:
         """Those of the queues that are there now, and of no others; nothing to show for it."""
         known, self._labels = self._labels, {}
         for number, queue in enumerate(node.queues, 1):
             key = (node.name, queue.name)
-            self._labels[key] = known.get(key) or _label_text(
-                {"node": node.name, "queue": queue.name}
-            )
+            self._labels[key] = known.get(key) or label_text(_labels(node, queue))
             if number % _LABELS_PER_PIECE == 0:
                 yield b""
+
+
+def _labels(node: NodeNumbers, queue: QueueNumbers) -> dict[str, str]:
+    labels = {"node": node.name, "queue": queue.logical or queue.name}
+    if queue.replica:
+        labels["replica"] = str(queue.replica)
+    return labels
 
 
 def cumulative(durations: Durations) -> list[int]:
@@ -305,20 +368,23 @@ def cumulative(durations: Durations) -> list[int]:
 def table() -> str:
     """The metrics as a table for the docs."""
     rows = ["| metric | kind | labels | what it says |", "|---|---|---|---|"]
-    rows += [_row(shown, "`node`") for shown in NODE_METRICS]
-    rows += [_row(shown, "`node`, `queue`") for shown in QUEUE_METRICS]
+    rows += [table_row(shown, "`node`") for shown in NODE_METRICS]
+    rows += [table_row(shown, "`node`, `queue` (and `replica`)") for shown in QUEUE_METRICS]
     return "\n".join(rows)
 
 
-def _row(shown: Shown[NodeNumbers] | Shown[QueueNumbers], labels: str) -> str:
+def table_row(shown: Shown[Source], labels: str) -> str:
+    """A metric as a row of the docs."""
     return f"| `{shown.name}` | {shown.kind} | {labels} | {shown.says} |"
 
 
-def _head(shown: Shown[NodeNumbers] | Shown[QueueNumbers]) -> list[str]:
+def head(shown: Shown[Source]) -> list[str]:
+    """What stands above the figures of a metric."""
     return [f"# HELP {shown.name} {shown.says}", f"# TYPE {shown.name} {shown.kind}"]
 
 
-def _lines(name: str, labels: str, figure: float | Durations) -> list[str]:
+def lines_of(name: str, labels: str, figure: float | Durations) -> list[str]:
+    """The figures of a metric: one, or those of a histogram."""
     if not isinstance(figure, Durations):
         return [f"{name}{{{labels}}} {_figure(figure)}"]
     counts = cumulative(figure)
@@ -331,7 +397,8 @@ def _lines(name: str, labels: str, figure: float | Durations) -> list[str]:
     return lines
 
 
-def _joined(lines: list[str]) -> bytes:
+def joined(lines: list[str]) -> bytes:
+    """Lines as they are sent."""
     return ("\n".join(lines) + "\n").encode()
 
 
@@ -345,7 +412,7 @@ class _Only(Collector):
         return [self._metric]
 
 
-def _label_text(labels: dict[str, str]) -> str:
+def label_text(labels: dict[str, str]) -> str:
     """Labels as they stand between the braces, a queue may be called anything."""
     family = GaugeMetricFamily("x", "", labels=list(labels))
     family.add_metric(list(labels.values()), 0)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from tidegate.core.term import Term
+
 _STEPS_PER_DOUBLING = 8
 _SMALLEST_S = 1e-6
 LARGEST_S = 1800.0
@@ -27,7 +29,23 @@ def bucket_of(duration_s: float) -> int:
 
 def upper_bound_s(bucket: int) -> float:
     """The longest duration in a bucket."""
-    return float(_SMALLEST_S * 2.0 ** (bucket / _STEPS_PER_DOUBLING))
+    return float(ends_at_s(bucket))
+
+
+def ends_at_s(bucket: Term) -> Term:
+    """The same of numbers, arrays and Spark Columns."""
+    return _SMALLEST_S * 2.0 ** (bucket / _STEPS_PER_DOUBLING)
+
+
+def bucket_up_to(bound_s: float) -> int:
+    """The first bucket that reaches up to a bound; of one of our own bounds its bucket."""
+    if bound_s <= _SMALLEST_S:
+        return 0
+    if not math.isfinite(bound_s):
+        return BUCKETS - 1
+    # A bound that is ours but for rounding ends its bucket and does not begin the next.
+    steps = math.log2(bound_s / _SMALLEST_S) * _STEPS_PER_DOUBLING - 1e-6
+    return min(math.ceil(steps), BUCKETS - 1)
 
 
 class Histogram:

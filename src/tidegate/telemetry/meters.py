@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tidegate.telemetry.histogram import Histogram
 
 
@@ -27,16 +29,40 @@ class Rate:
         self._ticked_at = now
 
 
+class Probe:
+    """How long messages took that were delivered between two moments, from delivery to ack."""
+
+    __slots__ = ("count", "since", "sum_s", "until")
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.until = math.inf
+        self.count = 0
+        self.sum_s = 0.0
+
+
 class ConsumerMeters:
     """What one consumer does."""
 
-    __slots__ = ("acked", "delivered", "service")
+    __slots__ = ("acked", "delivered", "probe", "service", "settlements")
 
     def __init__(self) -> None:
         self.delivered = Rate()
         self.acked = Rate()
         # From delivery to acknowledgement.
         self.service = Histogram()
+        # How often it has acknowledged, one or many at a time.
+        self.settlements = 0
+        # Of some deliveries apart, while somebody wants to know; None: nobody does.
+        self.probe: Probe | None = None
+
+    def settled(self, granted_at: float, now: float, count: int) -> None:
+        """Messages of one delivery are done."""
+        self.service.add(now - granted_at, count)
+        probe = self.probe
+        if probe is not None and probe.since <= granted_at < probe.until:
+            probe.count += count
+            probe.sum_s += count * (now - granted_at)
 
     def tick(self, now: float) -> None:
         self.delivered.tick(now)
@@ -53,11 +79,13 @@ class QueueMeters:
         "delivered",
         "dropped",
         "expired",
+        "handed_over",
         "put",
         "redelivered",
         "refused",
         "returned",
         "service",
+        "taken_over",
         "wait",
     )
 
@@ -74,6 +102,9 @@ class QueueMeters:
         self.expired = Rate()
         # Puts that were not stored since their dedup id was.
         self.deduplicated = Rate()
+        # Messages that went to a sibling, and that came from one: neither done nor put.
+        self.handed_over = Rate()
+        self.taken_over = Rate()
         # From arrival to first delivery, and from delivery to acknowledgement.
         self.wait = Histogram()
         self.service = Histogram()

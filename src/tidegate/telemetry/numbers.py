@@ -21,6 +21,10 @@ class Durations(msgspec.Struct):
     sum_s: float = 0.0
 
 
+class UntoldDurations(Durations, omit_defaults=True):
+    """Nobody has asked for them: they travel as nothing."""
+
+
 def durations(histogram: Histogram) -> Durations:
     if not histogram.count:
         return Durations()
@@ -37,6 +41,37 @@ def durations(histogram: Histogram) -> Durations:
     )
 
 
+class ControlNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of what steers a consumer's prefetch; None: not known."""
+
+    # Seconds since 1970; its end.
+    at: float
+    interval_s: float
+    # automatic, held, fallback, manual
+    mode: str
+    # What was wanted and measured, and what the controller took for it.
+    target_per_s: float | None
+    rate_per_s: float | None
+    used_per_s: float | None
+    error_per_s: float | None
+    # The terms, their sum, within limits, and in whole messages.
+    proportional: float | None
+    integral: float | None
+    derivative: float | None
+    wanted: float | None
+    level: float
+    output: float
+    # "", low, high
+    saturated: str
+    acked_per_s: float
+    # Waiting in the consumer, unbegun.
+    held: float | None
+    # The prefetch on average, and whether the queue had less for it than that.
+    prefetch: float
+    starved: bool
+    notes: list[str] = []
+
+
 class ConsumerNumbers(msgspec.Struct):
     """One subscription."""
 
@@ -51,6 +86,10 @@ class ConsumerNumbers(msgspec.Struct):
     acked_per_s: float
     automatic: bool
     service: Durations
+    # The newest control step last, as many as were asked for; none: nobody steers it.
+    control: list[ControlNumbers] = []
+    # The client that tries out prefetches with it; empty: nobody.
+    trial_by: str = ""
 
 
 class QueueNumbers(msgspec.Struct):
@@ -86,6 +125,33 @@ class QueueNumbers(msgspec.Struct):
     expired: int = 0
     deduplicated: int = 0
     paused: bool = False
+    # The name that users know, and which replica it is; 0: a plain queue, or the alias itself.
+    logical: str = ""
+    replica: int = 0
+    # Of a replica, its alias; 0: it is none.
+    alias_id: int = 0
+    # Whether it is an alias: then `waiting` is what it has not handed over yet.
+    elastic: bool = False
+    # Of an alias those that have come to it; of a replica those that have put of late.
+    producers: int = 0
+    # Of an alias: number of a replica → producers and consumers that were sent there.
+    members: dict[int, tuple[int, int]] = {}
+    # Messages that went to a sibling, and that came from one; neither acknowledged nor put.
+    handed_over: int = 0
+    taken_over: int = 0
+    # Homes of groups and receivers of which it has anything, or may have.
+    homes_held: list[int] = []
+    # Those of which it takes puts, or has what comes before all that is put from now on.
+    homes_ahead: list[int] = []
+    # What the prefetch of its consumers is steered to, in words; empty: nobody steers it.
+    prefetch_goal: str = ""
+    # Those of `consumers`, also when they are not listed, and the prefetch of all together.
+    consumer_count: int = 0
+    prefetch: int = 0
+
+
+class BriefQueueNumbers(QueueNumbers, omit_defaults=True):
+    """The same for who looks at all of them all the time: what is as usual does not travel."""
 
 
 class PhaseNumbers(msgspec.Struct):
@@ -126,6 +192,8 @@ class NodeNumbers(msgspec.Struct):
     lake: str = ""
     rows_recorded: int = 0
     rows_dropped: int = 0
+    # How many commits may be under way at a time.
+    writers: int = 1
 
 
 class ClusterNumbers(msgspec.Struct):

@@ -82,6 +82,11 @@ class Recorder:
 
     # For whoever records
 
+    @property
+    def writer(self) -> str:
+        """Whose rows these are."""
+        return self._writer
+
     def start(self, writer: str) -> None:
         """Begin; files carry the writer's name."""
         self._writer = writer
@@ -132,6 +137,51 @@ class Recorder:
         seen, chosen = list(inputs.items()), list(outputs.items())
         row = (_us(at_s), self._writer, loop, service, law, seen, chosen, action, reason)
         self.add("decisions", [row])
+
+    def http_probe(
+        self,
+        service: str,
+        address: str,
+        *,
+        at_s: float,
+        duration_s: float,
+        status: int | None,
+        failure: str = "",
+        instance: int | None = None,
+    ) -> None:
+        """A probe has asked a service from outside; `failure` is why it is not content."""
+        row = (_us(at_s), self._writer, service, address, instance)
+        self.add("http_probes", [(*row, not failure, status, duration_s, failure)])
+
+    def agreement_turn(
+        self,
+        agreement: str,
+        metric: str,
+        turn: str,
+        *,
+        at_s: float,
+        evidence: str,
+        worst: float | None = None,
+        before_s: float | None = None,
+    ) -> None:
+        """A promise was warned of, breached, eased or is kept again (agreement.violations).
+
+        A breach is the event `violation`; `before_s` is how long the verdict before had lasted.
+        """
+        self.event(
+            "violation" if turn == "breached" else turn,
+            agreement,
+            at_s=at_s,
+            duration_s=before_s,
+            value=worst,
+            detail={"metric": metric, "turn": turn, "evidence": evidence},
+        )
+
+    def reconfigured(
+        self, service: str, *, at_s: float, took_s: float, detail: Mapping[str, str] | None = None
+    ) -> None:
+        """What a warning set off helps now, so long after it was decided."""
+        self.event("reconfigured", service, at_s=at_s, duration_s=took_s, detail=detail)
 
     def flush(self, timeout_s: float = _STOP_S) -> bool:
         """Write what waits now; whether that was done in time."""

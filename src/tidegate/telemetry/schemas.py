@@ -247,6 +247,130 @@ DECISIONS = Kind(
     ),
 )
 
+CONTROL_STEPS = Kind(
+    "control_steps",
+    1,
+    "One step of what steers the prefetch of one consumer, with every term.",
+    _columns(
+        at=_AT,  # end of its sample
+        interval_s=pa.float64(),
+        node=_NAME,
+        queue=_NAME,
+        replica=pa.int32(),
+        client=_NAME,
+        consumer=pa.int64(),
+        mode=_NAME,  # automatic, held, fallback, manual
+        # What was wanted, what was measured, what was taken for it (without outliers), and the
+        # difference. Null: not known.
+        target_per_s=_OrNull(pa.float64()),
+        rate_per_s=_OrNull(pa.float64()),
+        used_per_s=_OrNull(pa.float64()),
+        error_per_s=_OrNull(pa.float64()),
+        # The terms of the controller, before limits and after, and the whole number set.
+        proportional=_OrNull(pa.float64()),
+        integral=_OrNull(pa.float64()),
+        derivative=_OrNull(pa.float64()),
+        wanted=_OrNull(pa.float64()),
+        level=pa.float64(),
+        output=pa.float64(),
+        saturated=_NAME,  # "", low, high
+        acked_per_s=pa.float64(),
+        # Messages that wait unbegun in the consumer; null: not known.
+        held=_OrNull(pa.float64()),
+        # Set on average while it was measured, and whether the queue had less than that for it.
+        prefetch=pa.float64(),
+        starved=pa.bool_(),
+        notes=pa.list_(pa.string()),
+    ),
+)
+
+HTTP_SAMPLES = Kind(
+    "http_samples",
+    1,
+    "One door of an HTTP service in one interval, and each instance behind it as that door saw it.",
+    _columns(
+        at=_AT,
+        interval_s=pa.float64(),
+        node=_NAME,
+        service=_NAME,
+        # One running door: another after a restart.
+        door=_NAME,
+        # Null: the row of the door itself. What is the other row's to say is 0 here, so that sums
+        # over all rows are right.
+        instance=_OrNull(pa.int64()),
+        # Of the door: let in; whole answers of instances that went to clients; none did.
+        accepted=pa.int64(),
+        answered=pa.int64(),
+        refused=pa.int64(),
+        # Of an instance: sent to it, answered by it, of those with 500 and above; without a whole
+        # answer.
+        sent=pa.int64(),
+        served=pa.int64(),
+        server_errors=pa.int64(),
+        failed=pa.int64(),
+        # Of the door as clients see it, and of an instance from sending to the end of its answer.
+        response=_HISTOGRAM,
+        service_time=_HISTOGRAM,
+        # At the end of the interval. Of the door: all that it has in hand, and what waits there for
+        # an instance; of an instance: what it has not answered.
+        in_flight=pa.int64(),
+        waiting=pa.int64(),
+        outstanding=pa.int64(),
+        # Of an instance, as the store knows it; null of the door, and of one not in the store.
+        version=_OrNull(pa.int32()),
+        weight=_OrNull(pa.float64()),
+        concurrency=_OrNull(pa.int32()),
+        free_memory_bytes=_OrNull(pa.float64()),
+        # Why it is out of the balancing for now; "": it is not.
+        ejected=pa.string(),
+        # Of the door: what it cannot do now; "": it can.
+        trouble=pa.string(),
+        # Of the door: rows of it that could not be recorded since its last row.
+        rows_dropped=pa.int64(),
+    ),
+)
+
+HTTP_PROBES = Kind(
+    "http_probes",
+    1,
+    "A request that a probe made of an HTTP service from outside, and what came of it.",
+    _columns(
+        at=_AT,  # when it had ended
+        node=_NAME,
+        service=_NAME,
+        # Whom it asked: a door or an instance; null: not an instance by itself.
+        address=_NAME,
+        instance=_OrNull(pa.int64()),
+        ok=pa.bool_(),
+        status=_OrNull(pa.int32()),
+        duration_s=pa.float64(),
+        # Why it is not ok; "": it is.
+        failure=pa.string(),
+    ),
+)
+
+HTTP_REQUESTS = Kind(
+    "http_requests",
+    1,
+    "A sampled request of an HTTP service; never what it asked for, nor what it carried.",
+    _columns(
+        at=_AT,  # when it had been answered
+        node=_NAME,
+        service=_NAME,
+        door=_NAME,
+        # Who answered; null: the door itself.
+        instance=_OrNull(pa.int64()),
+        method=_NAME,
+        status=pa.int32(),
+        weight=pa.float64(),
+        # The phases add up to the total, as the door saw it.
+        wait_door_us=pa.float64(),
+        connect_us=pa.float64(),
+        server_us=pa.float64(),
+        total_us=pa.float64(),
+    ),
+)
+
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
@@ -257,5 +381,9 @@ KINDS: dict[str, Kind] = {
         LIFECYCLES,
         EVENTS,
         DECISIONS,
+        CONTROL_STEPS,
+        HTTP_SAMPLES,
+        HTTP_PROBES,
+        HTTP_REQUESTS,
     )
 }

@@ -14,7 +14,8 @@ from typing import Any
 
 from tidegate.client.address import shown
 from tidegate.client.blocking import BlockingClient
-from tidegate.client.connect import DEFAULT_URL, Connector, connect
+from tidegate.client.client import Client
+from tidegate.client.connect import Connector, connect, usual_url
 from tidegate.core.errors import InvalidValue, TidegateError
 
 READ = ("limit",)
@@ -35,7 +36,7 @@ class Options:
     """Where the queue is, and how it is read or written."""
 
     queue: str
-    url: str = field(default=DEFAULT_URL, repr=False)
+    url: str = field(default_factory=usual_url, repr=False)
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     password_file: str | None = None
@@ -69,7 +70,7 @@ class Options:
             told.tells = True  # type: ignore[attr-defined]
             raise told from None
 
-    def connector(self) -> Connector:
+    def connector(self) -> Connector[Client]:
         """A way to the node; a bad URL or a missing password raises here."""
         return connect(
             self.url,
@@ -92,7 +93,7 @@ def parse(options: Mapping[str, str], allowed: tuple[str, ...], purpose: str) ->
     if not options.get("queue"):
         raise InvalidValue('name a queue: .option("queue", "orders")')
     values = {
-        "url": options.get("url", DEFAULT_URL),
+        "url": options.get("url", usual_url()),
         "queue": options["queue"],
         "user": options.get("user"),
         "password": options.get("password"),

@@ -11,6 +11,7 @@ count that lie within one before the last of them, however far back `learn` look
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -26,7 +27,7 @@ from pyspark.sql.types import (
 from tidegate.agreement.document import Agreement
 from tidegate.agreement.evaluation import Verdict, budget_left, burn_rate
 from tidegate.pipeline.job import Inputs, Job, Outcome
-from tidegate.pipeline.promises import judged, measured
+from tidegate.pipeline.promises import judged, measured, measured_http
 from tidegate.pipeline.transform import Transform
 
 COMPLIANCE = StructType(
@@ -134,21 +135,19 @@ def _newest_period(declared: DataFrame) -> Transform:
 
 
 def run(inputs: Inputs) -> Outcome:
-    samples = inputs.frames["queue_samples"]
+    frames = inputs.frames
+    spark = frames["queue_samples"].sparkSession
     if not inputs.agreements:
-        return _nothing(samples.sparkSession)
-    agreements = [one for one in inputs.agreements if one.queue is not None]
-    if not agreements:
-        # What those about http did is not recorded: they are there, without data.
-        nothing = samples.sparkSession.createDataFrame([], COMPLIANCE)
-        levels = nothing.transform(service_levels(inputs.agreements))
-        return Outcome({**_nothing(samples.sparkSession).tables, "service_levels": levels})
-    windows = (
-        samples.transform(measured(agreements, inputs.frames["lifecycles"]))
-        .transform(judged(agreements))
-        # Three tables of one walk through the samples.
-        .localCheckpoint()
-    )
+        return _nothing(spark)
+    parts = []
+    if queues := [one for one in inputs.agreements if one.queue is not None]:
+        sums = frames["queue_samples"].transform(measured(queues, frames["lifecycles"]))
+        parts.append(sums.transform(judged(queues)))
+    if services := [one for one in inputs.agreements if one.http is not None]:
+        sums = frames["http_samples"].transform(measured_http(services))
+        parts.append(sums.transform(judged(services)))
+    # Three tables of one walk through the samples.
+    windows = reduce(DataFrame.unionByName, parts).localCheckpoint()
     return Outcome(
         {
             "compliance": windows.select(*COMPLIANCE.names),
@@ -167,7 +166,7 @@ _WRITES = {"compliance": COMPLIANCE, "promises": PROMISES, "service_levels": SER
 JOB = Job(
     "compliance",
     "Met, warned or breached, per agreement and window; error budgets",
-    reads=("queue_samples", "lifecycles"),
+    reads=("queue_samples", "lifecycles", "http_samples"),
     writes=_WRITES,
     run=run,
 )

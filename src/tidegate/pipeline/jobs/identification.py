@@ -9,7 +9,9 @@ held-out part. Within one level the prefetch is a constant, so of S1–S5 only t
 added up, and the others follow.
 
 Held out is a quarter of the time, in blocks of half a minute: neighbouring seconds resemble each
-other, and a second between two that were fitted would be no test.
+other, and a second between two that were fitted would be no test. Of some minutes blocks of half a
+minute might hold out nothing at all, or the only levels that were tried: there are always twenty
+blocks or so, shorter ones if need be.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ from tidegate.pipeline.job import Inputs, Job, Outcome
 from tidegate.pipeline.local_table import Numbers, frame_of
 
 BLOCK_S = 30
+BLOCK_S_MIN = 5.0
+BLOCKS = 20
 HELD_OUT = 0.25
 # Multiples of it, modulo 1, are spread evenly and repeat no pattern: blocks that are held out fall
 # into step with no regular change of the prefetch.
@@ -82,9 +86,14 @@ PREFETCH_LEVELS = StructType(
 )
 
 
-def with_held_out(samples: DataFrame) -> DataFrame:
+def block_s_for(span_s: float) -> float:
+    """How long blocks are in so much time."""
+    return min(max(span_s / BLOCKS, BLOCK_S_MIN), BLOCK_S)
+
+
+def with_held_out(samples: DataFrame, block_s: float = BLOCK_S) -> DataFrame:
     """Samples that say something of prefetch, and whether they are for fitting or for judging."""
-    block = F.floor(F.unix_seconds("at") / F.lit(BLOCK_S))
+    block = F.floor(F.unix_seconds("at") / F.lit(block_s))
     known = F.col("arrival_before_per_s").isNotNull() & F.col("prefetch_before").isNotNull()
     # A prefetch that changed within the interval was neither the one nor the other.
     is_steady = F.col("prefetch") == F.col("prefetch_before")
@@ -121,7 +130,9 @@ def run(inputs: Inputs) -> Outcome:
     """The model of every group that the samples speak of."""
     samples = inputs.frames["consumer_samples"]
     session = samples.sparkSession
-    groups, levels = consumer_groups(samples.transform(with_held_out).transform(by_level).toArrow())
+    block_s = block_s_for((inputs.until - inputs.since).total_seconds())
+    parts = samples.transform(with_held_out, block_s)
+    groups, levels = consumer_groups(parts.transform(by_level).toArrow())
     return Outcome(
         tables={
             "identification": frame_of(session, IDENTIFICATION, _identification(groups)),

@@ -2,6 +2,7 @@
 
     compliance-10s              agreements whose windows are ten seconds long
     compliance-10s-response     those among them that promise response times, which are sampled
+    compliance-10s-http         those about HTTP services
     rates                       anomalies in what goes into and out of queues
     phases                      anomalies in where the time of requests goes
 
@@ -21,9 +22,9 @@ from pyspark.sql import DataFrame
 from tidegate.agreement.document import Agreement
 from tidegate.agreement.evaluation import Verdict
 from tidegate.core.quantities import format_duration
-from tidegate.pipeline.promises import judged, measured
+from tidegate.pipeline.promises import judged, measured, measured_http
 from tidegate.pipeline.watching import anomalies, service_level
-from tidegate.telemetry.schemas import LIFECYCLES, QUEUE_SAMPLES, REQUESTS
+from tidegate.telemetry.schemas import HTTP_SAMPLES, LIFECYCLES, QUEUE_SAMPLES, REQUESTS
 
 # Rows by kind, and what the batch before carried over.
 Frames = Mapping[str, DataFrame]
@@ -51,31 +52,35 @@ def queries_of(agreements: Sequence[Agreement]) -> list[Query]:
 
 
 def _compliance(agreements: Sequence[Agreement]) -> list[Query]:
-    alike: dict[tuple[float, bool], list[Agreement]] = {}
+    alike: dict[tuple[float, str], list[Agreement]] = {}
     for one in agreements:
-        if one.queue is not None:
-            responds = any(metric.stem == "response" for metric in one.metrics)
-            alike.setdefault((one.window_s, responds), []).append(one)
+        responds = any(metric.stem == "response" for metric in one.metrics)
+        of = "-http" if one.queue is None else "-response" if responds else ""
+        alike.setdefault((one.window_s, of), []).append(one)
+    kinds = {
+        "": (QUEUE_SAMPLES.name,),
+        "-response": (QUEUE_SAMPLES.name, LIFECYCLES.name),
+        "-http": (HTTP_SAMPLES.name,),
+    }
     return [
         Query(
-            f"compliance-{format_duration(window_s)}{'-response' if responds else ''}",
-            (QUEUE_SAMPLES.name, *([LIFECYCLES.name] if responds else [])),
+            f"compliance-{format_duration(window_s)}{of}",
+            kinds[of],
             window_s,
             partial(_judged, judged_together),
         )
-        for (window_s, responds), judged_together in sorted(
-            alike.items(), key=lambda group: group[0]
-        )
+        for (window_s, of), judged_together in sorted(alike.items(), key=lambda group: group[0])
     ]
 
 
 def _judged(agreements: Sequence[Agreement], frames: Frames, carried: bytes | None) -> Found:
-    windows = (
-        frames[QUEUE_SAMPLES.name]
-        .transform(measured(agreements, frames.get(LIFECYCLES.name)))
-        .transform(judged(agreements))
-        .select("agreement", "window", "verdict")
+    doors = frames.get(HTTP_SAMPLES.name)
+    sums = (
+        frames[QUEUE_SAMPLES.name].transform(measured(agreements, frames.get(LIFECYCLES.name)))
+        if doors is None
+        else doors.transform(measured_http(agreements))
     )
+    windows = sums.transform(judged(agreements)).select("agreement", "window", "verdict")
     verdicts = [
         (row["agreement"], row["window"], Verdict(row["verdict"]))
         for row in windows.toArrow().to_pylist()

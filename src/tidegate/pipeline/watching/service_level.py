@@ -2,35 +2,20 @@
 
 Verdicts on windows come in; out goes a row for each agreement and window, with the counts of the
 hour that ends with it, burn rates over the spans of both alarms, and what is left of the budget.
-Counts are kept by the minute, and by the hour once they are only needed for the budget.
+The arithmetic is `agreement.history`'s, which loops and the simulation use as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 import msgspec
 import pyarrow as pa
 
 from tidegate.agreement.document import Agreement
-from tidegate.agreement.evaluation import (
-    FAST_BURN,
-    SLOW_BURN,
-    BurnAlarm,
-    Counts,
-    Verdict,
-    budget_left,
-    burn_rate,
-    worst,
-)
-
-_MINUTE_S = 60
-_HOUR_S = 3600
-_FINE_S = max(FAST_BURN.long_s, SLOW_BURN.long_s)
-SLIDING_S = 3600.0
-ALARMS = {"fast": FAST_BURN, "slow": SLOW_BURN}
+from tidegate.agreement.evaluation import Verdict, worst
+from tidegate.agreement.history import History, terms_of
 
 SCHEMA = pa.schema(
     [
@@ -50,16 +35,6 @@ SCHEMA = pa.schema(
         pa.field("budget_left", pa.float64()),
     ]
 )
-
-
-class History(msgspec.Struct):
-    """What is remembered of one agreement."""
-
-    # What it said: counts made under another document are not mixed with those of this one.
-    terms: str
-    # By the number of the minute, and of the hour, since 1970.
-    minutes: dict[int, Counts] = {}
-    hours: dict[int, Counts] = {}
 
 
 class Carried(msgspec.Struct):
@@ -92,85 +67,21 @@ def slide(
     return pa.Table.from_pylist(rows, SCHEMA), Carried(histories)
 
 
-def terms_of(agreement: Agreement) -> str:
-    """All that an agreement says, wherever it was read."""
-    return repr(replace(agreement, source=""))
-
-
 def _row(
     agreement: Agreement, history: History, window: datetime, verdict: Verdict
 ) -> dict[str, object]:
     # The window counts where it ends.
-    end_s = window.timestamp() + agreement.window_s
-    minute, hour = int(-(-end_s // _MINUTE_S)), int(-(-end_s // _HOUR_S))
-    one = Counts.of([verdict])
-    history.minutes[minute] = history.minutes.get(minute, Counts()) + one
-    history.hours[hour] = history.hours.get(hour, Counts()) + one
-    _forget(history, end_s, agreement.period_s)
-
-    def lately(span_s: float) -> Counts:
-        return _sum(history.minutes, minute - span_s / _MINUTE_S)
-
-    def rings(alarm: BurnAlarm) -> bool:
-        return bool(
-            alarm.rings(
-                *(_burn_at_least(agreement, lately(s), s) for s in (alarm.long_s, alarm.short_s))
-            )
-        )
-
-    last_hour = lately(SLIDING_S)
-    # By the minute as long as those are remembered: hours are too coarse for a short period.
-    period = (
-        lately(agreement.period_s)
-        if agreement.period_s <= _FINE_S
-        else _sum(history.hours, hour - agreement.period_s / _HOUR_S)
-    )
+    standing = history.take(agreement, window.timestamp() + agreement.window_s, verdict)
     return {
         "agreement": agreement.name,
         "window": window.astimezone(UTC),
         "window_s": agreement.window_s,
         "verdict": verdict.value,
-        "met": last_hour.met,
-        "warned": last_hour.warned,
-        "breached": last_hour.breached,
-        "no_data": last_hour.no_data,
-        "burn_hour": _burn(agreement, last_hour),
-        "alarm": next((name for name, alarm in ALARMS.items() if rings(alarm)), None),
-        "budget_left": budget_left(
-            period.breached, agreement.windows_in_period, agreement.objective
-        ),
+        "met": standing.last_hour.met,
+        "warned": standing.last_hour.warned,
+        "breached": standing.last_hour.breached,
+        "no_data": standing.last_hour.no_data,
+        "burn_hour": standing.burn_hour,
+        "alarm": standing.alarm,
+        "budget_left": standing.budget_left,
     }
-
-
-def _burn(agreement: Agreement, counts: Counts) -> float | None:
-    if not counts.judged:
-        return None
-    return float(burn_rate(counts.breached, counts.judged, agreement.objective))
-
-
-def _burn_at_least(agreement: Agreement, counts: Counts, span_s: float) -> float:
-    # Shortly after the start, or after a silence, one breach is all there is: windows that are
-    # missing count as met, or the first breach would always ring.
-    windows = max(span_s / agreement.window_s, counts.judged)
-    return float(burn_rate(counts.breached, windows, agreement.objective))
-
-
-def _sum(by_number: Mapping[int, Counts], after: float) -> Counts:
-    # Plain sums: this is done for every window, some hundreds at a time.
-    met = warned = breached = no_data = 0
-    for number, one in by_number.items():
-        if number > after:
-            met += one.met
-            warned += one.warned
-            breached += one.breached
-            no_data += one.no_data
-    return Counts(met, warned, breached, no_data)
-
-
-def _forget(history: History, end_s: float, period_s: float) -> None:
-    for counts, width_s, span_s in (
-        (history.minutes, _MINUTE_S, _FINE_S),
-        (history.hours, _HOUR_S, period_s),
-    ):
-        for number in [one for one in counts if one * width_s <= end_s - span_s - width_s]:
-            del counts[number]

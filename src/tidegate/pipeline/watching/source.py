@@ -50,7 +50,12 @@ from tidegate.telemetry.schemas import KINDS, Kind
 FORMAT = "tidegate_lake"
 _BATCH_ROWS = 16_384
 # By what Spark spreads rows over its tasks.
-_KEYS = {"queue_samples": "queue", "lifecycles": "queue", "requests": "node"}
+_KEYS = {
+    "http_samples": "service",
+    "lifecycles": "queue",
+    "queue_samples": "queue",
+    "requests": "node",
+}
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from tidegate.telemetry.schemas import REQUESTS
 # What makes a row itself: the same again is a copy.
 _IDENTITY: dict[str, tuple[str, ...]] = {
     "queue_samples": ("node", "queue", "replica", "at"),
+    "http_samples": ("node", "service", "door", "instance", "at"),
     "lifecycles": ("node", "queue", "message_id", "at"),
     # They have no name: two are the same if nothing tells them apart.
     "requests": tuple(REQUESTS.columns.names),

@@ -1,0 +1,50 @@
+"""The pages of a door process: /metrics, /healthz and /readyz, on a port beside the one it serves.
+
+They are made of what the door was last told to show, each second; asking asks nobody else. A door
+is ready while it has an instance that gets requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from http import HTTPStatus
+
+from tidegate.core.hosting import DoorSample
+from tidegate.telemetry.door_exposition import DoorExposition, StandingNumbers
+from tidegate.telemetry.exposition import CONTENT_TYPE
+from tidegate.telemetry.page_server import Answer, PageServer, refusal
+
+
+class DoorPages(PageServer):
+    """Shows one door from outside."""
+
+    def __init__(self, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        super().__init__(host=host, port=port)
+        self._exposition = DoorExposition()
+        self._sample: DoorSample | None = None
+
+    def take(self, sample: DoorSample, standings: Iterable[StandingNumbers] = ()) -> None:
+        """Show this from now on."""
+        self._sample = sample
+        self._exposition.take(sample, standings)
+
+    async def page(self, path: str) -> Answer:
+        if path == "/metrics":
+            return Answer(HTTPStatus.OK, self._exposition.text(), CONTENT_TYPE)
+        if path == "/healthz":
+            return Answer(HTTPStatus.OK, b"alive\n")
+        if path == "/readyz":
+            reason = self._why_not_ready()
+            if not reason:
+                return Answer(HTTPStatus.OK, b"ready\n")
+            return refusal(HTTPStatus.SERVICE_UNAVAILABLE, reason)
+        return refusal(HTTPStatus.NOT_FOUND, "there are /metrics, /healthz and /readyz")
+
+    def _why_not_ready(self) -> str:
+        if self._sample is None:
+            return "the door has not begun yet"
+        if self._sample.trouble:
+            return self._sample.trouble
+        if not any(one.ejected is None for one in self._sample.instances):
+            return f"there is no instance of {self._sample.service} that could answer"
+        return ""

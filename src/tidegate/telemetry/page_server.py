@@ -1,0 +1,175 @@
+"""A few pages over HTTP for whoever looks after a process: /metrics, /healthz, /readyz.
+
+One GET per connection, then it is closed. Pages without parameters need a request line and nothing
+else of HTTP, so the server is our own, and everything about a request has a bound: its bytes, its
+time, how many there are. What goes wrong costs that connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from abc import ABC, abstractmethod
+from http import HTTPStatus
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from tidegate.core.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+REQUEST_BYTES_MAX = 8 * 1024
+REQUEST_S_MAX = 5.0
+ANSWER_S_MAX = 10.0
+CONNECTIONS_MAX = 16
+# How long we listen to somebody who was refused in mid-sentence, so that the answer gets through.
+_LINGER_S_MAX = 1.0
+_LINGER_BYTES_MAX = 1024 * 1024
+_TEXT = "text/plain; charset=utf-8"
+# Of somebody who listens everywhere, the name of the machine is what others know.
+_ALL_ADDRESSES = ("", "0.0.0.0", "::")
+
+
+class Answer(NamedTuple):
+    """What an HTTP request gets."""
+
+    status: HTTPStatus
+    body: bytes
+    content_type: str = _TEXT
+    # Of a HEAD: the same answer, without what it is about.
+    bodiless: bool = False
+
+    def head(self) -> bytes:
+        allow = "Allow: GET, HEAD\r\n" if self.status == HTTPStatus.METHOD_NOT_ALLOWED else ""
+        return (
+            f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\n"
+            f"Content-Type: {self.content_type}\r\n"
+            f"Content-Length: {len(self.body)}\r\n"
+            f"Cache-Control: no-store\r\n{allow}Connection: close\r\n\r\n"
+        ).encode()
+
+
+def refusal(status: HTTPStatus, sentence: str) -> Answer:
+    return Answer(status, f"{sentence}\n".encode())
+
+
+class PageServer(ABC):
+    """Answers with pages; what they say is for those who derive from it."""
+
+    def __init__(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        request_s_max: float = REQUEST_S_MAX,
+        answer_s_max: float = ANSWER_S_MAX,
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._request_s_max = request_s_max
+        self._answer_s_max = answer_s_max
+        self._server: asyncio.Server | None = None
+        self._visits: set[asyncio.Task[None]] = set()
+
+    @abstractmethod
+    async def page(self, path: str) -> Answer:
+        """The answer to a GET."""
+
+    async def start(self) -> None:
+        try:
+            self._server = await asyncio.start_server(
+                self._visited, self._host, self._port, limit=REQUEST_BYTES_MAX
+            )
+        except OSError as failure:
+            raise Unavailable(
+                f"cannot show metrics on {self._host}:{self._port}: {failure.strerror or failure}; "
+                "set metrics.port, or metrics.enabled to false"
+            ) from None
+
+    @property
+    def address(self) -> str:
+        """Where it is, once it has started."""
+        assert self._server is not None, "it has not started"
+        port = self._server.sockets[0].getsockname()[1]
+        host = socket.gethostname() if self._host in _ALL_ADDRESSES else self._host
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        visits = list(self._visits)
+        for visit in visits:
+            visit.cancel()
+        await asyncio.gather(*visits, return_exceptions=True)
+
+    # A visit
+
+    async def _visited(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        visit = asyncio.current_task()
+        assert visit is not None
+        if len(self._visits) >= CONNECTIONS_MAX:
+            writer.transport.abort()
+            return
+        self._visits.add(visit)
+        try:
+            await self._serve(reader, writer)
+        except (OSError, TimeoutError, asyncio.CancelledError):
+            # Cancelled only by `stop`; Python 3.11 would log a visit that ends so as a failure.
+            writer.transport.abort()
+        except Exception:
+            log.exception("a bug while answering over HTTP")
+            writer.transport.abort()
+        finally:
+            self._visits.discard(visit)
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(self._request_s_max):
+                request = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError as end:
+            if not end.partial:
+                return
+            answer = refusal(HTTPStatus.BAD_REQUEST, "the request ends in the middle")
+        except asyncio.LimitOverrunError:
+            answer = refusal(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                f"a request has at most {REQUEST_BYTES_MAX} bytes",
+            )
+        except TimeoutError:
+            answer = refusal(
+                HTTPStatus.REQUEST_TIMEOUT, f"a request comes within {self._request_s_max:g} s"
+            )
+        else:
+            answer = await self._answer_to(request)
+        async with asyncio.timeout(self._answer_s_max):
+            writer.write(answer.head())
+            if not answer.bodiless:
+                writer.write(answer.body)
+            writer.write_eof()
+            await writer.drain()
+            await _linger(reader)
+
+    async def _answer_to(self, request: bytes) -> Answer:
+        try:
+            method, target, version = request.partition(b"\r\n")[0].decode("ascii").split(" ")
+            path = urlsplit(target).path
+        except ValueError:
+            return refusal(HTTPStatus.BAD_REQUEST, "this is not HTTP")
+        if version not in ("HTTP/1.0", "HTTP/1.1"):
+            return refusal(HTTPStatus.BAD_REQUEST, "this is not HTTP/1.1")
+        if method not in ("GET", "HEAD"):
+            return refusal(HTTPStatus.METHOD_NOT_ALLOWED, "there is only something to GET")
+        answer = await self.page(path)
+        return answer._replace(bodiless=method == "HEAD")
+
+
+async def _linger(reader: asyncio.StreamReader) -> None:
+    """Closing on unread bytes would reset the connection, and the answer would be lost with it."""
+    heard = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S_MAX):
+            while heard < _LINGER_BYTES_MAX and (chunk := await reader.read(REQUEST_BYTES_MAX)):
+                heard += len(chunk)
