@@ -16,6 +16,10 @@ queue, what one of them held and never looked at reaches another late, so there 
 deliveries of the same consumer are compared. Message ids tell the order in the queue itself and
 must grow with the producer's numbers whoever consumes.
 
+A logical queue keeps order per replica only, and a message that is exchanged gets another id: there
+order and ids say nothing, the rest holds. But the messages of a group come one after the other,
+wherever they are and whoever consumes: of each producer's, first deliveries grow.
+
 What was confirmed but not delivered by the deadline, while the store still has it or cannot be
 asked, makes the run inconclusive. That is never a pass.
 """
@@ -113,9 +117,13 @@ class _Record:
 class Checker:
     """Feed it events in the order of their times, then ask for the verdict."""
 
-    def __init__(self, *, sole_consumer: Collection[str] = ()) -> None:
+    def __init__(
+        self, *, sole_consumer: Collection[str] = (), replicated: Collection[str] = ()
+    ) -> None:
         # Queues with one consumer: there even what comes back comes in order.
         self._sole_consumer = frozenset(sole_consumer)
+        # Logical queues: neither order nor ids.
+        self._replicated = frozenset(replicated)
         self._records: dict[MessageKey, _Record] = {}
         self._first_seen: dict[_Stream, int] = {}
         self._seen_by: dict[tuple[str, _Stream], int] = {}
@@ -179,7 +187,7 @@ class Checker:
             found.delivered += 1
 
     def _same_id(self, record: _Record, event: Event) -> None:
-        if not event.message_id:
+        if not event.message_id or event.queue in self._replicated:
             return
         if record.message_id and record.message_id != event.message_id:
             self._found.stored_twice += 1
@@ -187,9 +195,12 @@ class Checker:
         record.message_id = event.message_id
 
     def _check_order(self, record: _Record, event: Event) -> None:
-        stream = (event.queue, event.producer, event.priority)
+        if event.queue in self._replicated and not event.group:
+            return
+        stream = (event.queue, f"{event.producer} {event.group}", event.priority)
         late = False
-        if event.queue in self._sole_consumer and not record.deliveries:
+        is_one_by_one = event.group or event.queue in self._sole_consumer
+        if is_one_by_one and not record.deliveries:
             late = event.seq < self._first_seen.get(stream, -1)
             self._first_seen[stream] = max(self._first_seen.get(stream, -1), event.seq)
         elif not event.redelivered and not record.deliveries:
@@ -241,9 +252,10 @@ def check(
     *,
     stored: Collection[MessageKey] | None,
     sole_consumer: Collection[str] = (),
+    replicated: Collection[str] = (),
 ) -> Verdict:
     """Judge a whole history."""
-    checker = Checker(sole_consumer=sole_consumer)
+    checker = Checker(sole_consumer=sole_consumer, replicated=replicated)
     for event in events:
         checker.feed(event)
     return checker.verdict(stored=stored)

@@ -42,6 +42,8 @@ class Event(msgspec.Struct, omit_defaults=True):
     epoch: int | None = None
     redelivered: bool = False
     payload_hash: str = ""
+    # Of a delivery: the message's group, whose order holds whoever consumes.
+    group: str = ""
 
     @property
     def key(self) -> MessageKey:
@@ -78,6 +80,7 @@ class HistoryWriter:
         message_id: int = 0,
         redelivered: bool = False,
         hash_of: bytes | None = None,
+        group: str | None = None,
     ) -> None:
         """Write down what happened just now."""
         event = Event(
@@ -92,6 +95,7 @@ class HistoryWriter:
             message_id=message_id,
             redelivered=redelivered,
             payload_hash="" if hash_of is None else payload_hash(hash_of),
+            group=group or "",
         )
         self._buffer += self._encoder.encode(event)
         self._buffer += b"\n"
@@ -136,11 +140,15 @@ class HistoryFollower:
 
 
 def read_history(path: Path) -> Iterator[Event]:
-    """The events of one process, in the order in which they happened."""
+    """The events of one process, in the order in which they happened.
+
+    A last line without its end is not an event yet: its writer is at it, or was killed there.
+    """
     decoder = msgspec.json.Decoder(Event)
     with path.open("rb") as file:
         for line in file:
-            yield decoder.decode(line)
+            if line.endswith(b"\n"):
+                yield decoder.decode(line)
 
 
 def merged(histories: Iterable[Iterable[Event]]) -> Iterator[Event]:

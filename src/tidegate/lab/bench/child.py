@@ -128,5 +128,9 @@ class Child:
 
 def answer(what: object) -> None:
     """In the child: answer the parent."""
-    sys.stdout.buffer.write(msgspec.json.encode(what) + b"\n")
+    left = memoryview(msgspec.json.encode(what) + b"\n")
+    # With PYTHONUNBUFFERED there is no buffer that would see to the rest: a write of more than a
+    # pipe holds may end early, and half an answer looks like none.
+    while left:
+        left = left[sys.stdout.buffer.write(left) :]
     sys.stdout.buffer.flush()

@@ -67,14 +67,20 @@ def bar_table(bars: Sequence[Bar]) -> Table:
         limit = "–" if bar.limit is None else f"{bar.limit:.2f} {bar.unit}"
         table.add_row(
             f"{bar.bar} (beyond the issue)" if bar.beyond_the_issue else bar.bar,
-            f"{'≤' if bar.at_most else '≥'} {limit}",
-            "–" if bar.figure is None else f"{bar.figure:.2f} {bar.unit}",
+            f"{bar.sign} {limit}",
+            _found(bar),
             _verdict(bar),
         )
     return table
 
 
+def _found(bar: Bar) -> str:
+    if bar.figure is None:
+        return "–"
+    half = "" if bar.half_width is None else f" ± {bar.half_width:.2f}"
+    return f"{bar.figure:.2f}{half} {bar.unit}"
+
+
 def _verdict(bar: Bar) -> str:
-    if bar.met is None:
-        return "[dim]not measured[/]"
-    return "[green]met[/]" if bar.met else "[red]not met[/]"
+    style = {True: "green", False: "red", None: "dim"}[bar.met]
+    return f"[{style}]{bar.verdict}[/]"

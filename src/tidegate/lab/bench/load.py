@@ -4,7 +4,7 @@ Strategy: every message carries its producer's number, its sequence and when it 
 the far end knows which came, which came twice, and how long each took (one monotonic clock for
 all processes of a machine). Producers put through the public API, a future per message, open loop
 at a rate or as many in flight as allowed. What was confirmed and never handled is lost; it is
-counted, not assumed. Needs nothing beyond what Tidegate itself needs, so the demo uses it too.
+counted, not assumed. Needs nothing beyond what Tidegate itself needs.
 
 A member of the crew is `python -m tidegate.lab.bench.load <duty as JSON>`. It says `ready`, works
 from `go` on, a consumer until `stop`, and prints its outcome as its last line. When its stdin ends

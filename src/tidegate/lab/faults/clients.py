@@ -19,6 +19,8 @@ from tidegate.lab.history import (
     read_history,
 )
 
+# Histories of processes that others start, and kill.
+WORKERS = "worker-*.history"
 _ASK_AGAIN_S = 0.1
 _EXIT_S = 90.0
 
@@ -31,6 +33,7 @@ class Clients:
         self._producers: dict[str, subprocess.Popen[bytes]] = {}
         self._consumers: dict[str, subprocess.Popen[bytes]] = {}
         self._followers: list[HistoryFollower] = []
+        self._worker_histories: set[Path] = set()
         self._undelivered: set[MessageKey] = set()
         self._delivered: set[MessageKey] = set()
         self.confirmed = 0
@@ -64,6 +67,10 @@ class Clients:
 
     def follow(self) -> int:
         """Read what is new in the histories; how many confirmed messages nobody has seen yet."""
+        for path in self._folder.glob(WORKERS):
+            if path not in self._worker_histories:
+                self._worker_histories.add(path)
+                self._followers.append(HistoryFollower(path))
         for follower in self._followers:
             for event in follower.news():
                 if event.op == "put" and event.phase == "ok":
@@ -129,13 +136,14 @@ class Clients:
         *,
         stored: Collection[MessageKey] | None,
         sole_consumer: Collection[str] = (),
+        replicated: Collection[str] = (),
         without: Callable[[Event], bool] = lambda event: False,
     ) -> Verdict:
         """The checker's judgement over the histories of all, less what does not count."""
         paths = sorted(self._folder.glob("*.history"))
         histories = [read_history(path) for path in paths]
         events = (event for event in merged(histories) if not without(event))
-        return check(events, stored=stored, sole_consumer=sole_consumer)
+        return check(events, stored=stored, sole_consumer=sole_consumer, replicated=replicated)
 
 
 @contextlib.contextmanager

@@ -70,6 +70,7 @@ async def consume(
                     message_id=message.message_id,
                     redelivered=message.redelivered,
                     hash_of=payload,
+                    group=message.group,
                 )
                 if not message.redelivered and taken % RETURN_EVERY == 0:
                     task = asyncio.create_task(give_back(message))

@@ -13,16 +13,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
 import psutil
-import psycopg
 
-from tidegate.lab.faults.payload import numbered
 from tidegate.lab.history import MessageKey
 from tidegate.lab.peers.server import running, stop, temporary_folder
+from tidegate.lab.stored_messages import stored_messages
+from tidegate.storage.embedded import EmbeddedPostgres
 
 _ADDRESS = re.compile(r"tidegate://127\.0\.0\.1:\d+")
 _ASK_AGAIN_S = 0.02
@@ -37,6 +37,8 @@ class Deployment:
     up_pid: int
     # Of each node, in the order in which `up` started them.
     addresses: list[str]
+    # PostgreSQL servers that `up` was told of, the catalogue first; none: it has its own.
+    servers: list[EmbeddedPostgres] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -70,7 +72,8 @@ class Deployment:
 
     def stored(self) -> list[MessageKey]:
         """What the store holds now, as an operator would read it."""
-        return stored_messages(self.store_url)
+        urls = [server.url for server in self.servers] or [self.store_url]
+        return [key for url in urls for key in stored_messages(url)]
 
 
 def joined_url(addresses: list[str]) -> str:
@@ -90,24 +93,22 @@ def postmaster_pid(data: Path) -> int | None:
     return pid if psutil.pid_exists(pid) else None
 
 
-def stored_messages(url: str) -> list[MessageKey]:
-    """Every message of the store: its queue, its producer and its number."""
-    with psycopg.connect(url, connect_timeout=5) as connection:
-        rows = connection.execute(
-            "select queue_name, message from message order by message_id"
-        ).fetchall()
-    return [(queue, *numbered(bytes(payload))) for queue, payload in rows]
-
-
 @contextlib.contextmanager
 def deployed(
     *,
     nodes: int = 1,
+    stores: int = 1,
     environment: Mapping[str, str] | None = None,
     keep_log: Path | None = None,
 ) -> Iterator[Deployment]:
-    """`tidegate up` on an empty store, until the block ends."""
-    with temporary_folder("faults") as folder:
+    """`tidegate up` on an empty store, or on several, until the block ends."""
+    with temporary_folder("faults") as folder, contextlib.ExitStack() as stack:
+        servers: list[EmbeddedPostgres] = []
+        if stores > 1:
+            folders = [folder / f"store-{number}" for number in range(stores)]
+            servers = [stack.enter_context(EmbeddedPostgres(one)) for one in folders]
+            urls = ",".join(server.url for server in servers)
+            environment = {**(environment or {}), "TIDEGATE_STORE__URLS": urls}
         command = [
             *(sys.executable, "-m", "tidegate", "up"),
             *("--data", str(folder / "data"), "--port", "0", "--nodes", str(nodes)),
@@ -124,7 +125,7 @@ def deployed(
                 is_ready=lambda: len(addresses()) >= nodes,
                 environment={**os.environ, **(environment or {})},
             ) as process:
-                yield Deployment(folder, process.pid, addresses()[:nodes])
+                yield Deployment(folder, process.pid, addresses()[:nodes], servers)
         finally:
             if keep_log is not None:
                 keep_log.write_bytes(log.read_bytes())

@@ -2,8 +2,11 @@
 
     python -m tidegate.lab.faults.producer --url … --queue … --name … --history …
 
-Numbers are handed out in the order of the puts, so the queue's order can be checked. SIGTERM ends
-the putting; what is under way is awaited, and a put without an answer by then is unknown.
+Numbers are handed out in the order of the puts, so the queue's order can be checked. With
+`--groups` so many of the tasks put to a group each, one message after the other, under a name and
+with numbers of its own. With `--dedup-every` every so manieth of the others has a dedup id and is
+put once more when it is confirmed, as by somebody who did not hear it. SIGTERM ends the putting;
+what is under way is awaited, and a put without an answer by then is unknown.
 """
 
 from __future__ import annotations
@@ -11,12 +14,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
 import uvloop
 
 import tidegate
+from tidegate.client.options import PutOptions
 from tidegate.core.errors import CallerError, LimitReached, TidegateError
 from tidegate.lab.faults.payload import numbered_payload
 from tidegate.lab.history import HistoryWriter
@@ -36,40 +41,51 @@ async def produce(
     rate_per_s: float,
     stop: asyncio.Event,
     limit: int | None = None,
+    groups: int = 0,
+    dedup_every: int = 0,
 ) -> int:
     """Put until told to stop, or until `limit` is reached; how many."""
     loop = asyncio.get_running_loop()
-    numbers = count(1)
+    numbers: dict[str, Iterator[int]] = {}
     put = 0
 
     async with tidegate.connect(url, name=name, reconnect_s=PATIENCE_S) as mq:
 
-        async def put_next() -> None:
+        async def put_next(group: str | None) -> None:
             nonlocal put
-            seq = next(numbers)
-            payload = numbered_payload(name, seq)
-            history.note("put", "invoke", queue, name, seq, hash_of=payload)
+            stream = name if group is None else f"{name}.{group}"
+            seq = next(numbers.setdefault(stream, count(1)))
+            payload = numbered_payload(stream, seq)
+            options: PutOptions = {}
+            if group is not None:
+                options["group"] = stream
+            elif dedup_every and seq % dedup_every == 0:
+                options["dedup_id"] = f"{stream}:{seq}"
+            history.note("put", "invoke", queue, stream, seq, hash_of=payload)
             put += 1
             try:
                 async with asyncio.timeout(PATIENCE_S):
-                    message_id = await mq.put(queue, payload)
+                    message_id = await mq.put(queue, payload, **options)
+                    if "dedup_id" in options:
+                        await mq.put(queue, payload, **options)
             except (CallerError, LimitReached):
-                history.note("put", "fail", queue, name, seq)
+                history.note("put", "fail", queue, stream, seq)
             except (TidegateError, TimeoutError):
-                history.note("put", "info", queue, name, seq)
+                history.note("put", "info", queue, stream, seq)
             else:
-                history.note("put", "ok", queue, name, seq, message_id=message_id)
+                history.note("put", "ok", queue, stream, seq, message_id=message_id)
 
-        async def work() -> None:
+        async def work(task: int) -> None:
             pause_s = tasks / rate_per_s if rate_per_s else 0.0
+            group = f"g{task}" if task < groups else None
             while not stop.is_set() and (limit is None or put < limit):
                 began = loop.time()
-                await put_next()
+                await put_next(group)
                 if pause_s:
                     await asyncio.sleep(max(began + pause_s - loop.time(), 0.0))
 
         flushing = asyncio.create_task(_flush_forever(history))
-        await asyncio.gather(*(work() for _ in range(tasks)))
+        await asyncio.gather(*map(work, range(tasks)))
         flushing.cancel()
     history.flush()
     return put
@@ -94,6 +110,8 @@ async def _run(options: argparse.Namespace) -> None:
             rate_per_s=options.rate,
             stop=stop,
             limit=options.limit,
+            groups=options.groups,
+            dedup_every=options.dedup_every,
         )
 
 
@@ -106,6 +124,8 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=50)
     parser.add_argument("--rate", type=float, default=0.0, help="puts a second, 0: no limit")
     parser.add_argument("--limit", type=int, default=None, help="puts in all")
+    parser.add_argument("--groups", type=int, default=0, help="tasks that put to a group each")
+    parser.add_argument("--dedup-every", type=int, default=0, help="0: no dedup ids")
     uvloop.run(_run(parser.parse_args()))
 
 

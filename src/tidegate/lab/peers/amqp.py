@@ -69,15 +69,16 @@ def _method(channel: int, method: tuple[int, int], arguments: bytes = b"") -> by
     return _frame(METHOD_FRAME, channel, _METHOD.pack(*method) + arguments)
 
 
-def publish_prefix(queue: str, payload_bytes: int) -> bytes:
-    """Everything of a persistent publish that comes before the payload; FRAME_END comes after."""
+def publish_prefix(queue: str, payload_bytes: int, *, persistent: bool = True) -> bytes:
+    """Everything of a publish that comes before the payload; FRAME_END comes after."""
     method = _method(
         CHANNEL,
         BASIC_PUBLISH,
         b"\x00\x00" + _short_string(b"") + _short_string(queue.encode()) + b"\x00",
     )
     # Property flag 12 is the delivery mode, and 2 is persistent.
-    header = _frame(HEADER_FRAME, CHANNEL, struct.pack(">HHQHB", 60, 0, payload_bytes, 1 << 12, 2))
+    properties = (1 << 12, 2 if persistent else 1)
+    header = _frame(HEADER_FRAME, CHANNEL, struct.pack(">HHQHB", 60, 0, payload_bytes, *properties))
     return method + header + _FRAME.pack(BODY_FRAME, CHANNEL, payload_bytes)
 
 

@@ -3,15 +3,16 @@
 Strategy: Debian's wrapper in sbin would switch to the service's user and its data, so the script
 behind it is run directly; it works as any user once home, data, logs, node name and every port
 are given. The Erlang port mapper would be started as a daemon that outlives the node, so we
-start one ourselves on a port of our own: the node finds it running, and we can stop it.
+start one ourselves on a port of our own: the node finds it running, and we can stop it. The node
+can be killed and started again: data, name and ports stay, so clients find it where it was.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tidegate.lab.peers.server import (
@@ -25,25 +26,125 @@ from tidegate.lab.peers.server import (
 DEBIAN_PACKAGE = "rabbitmq-server"
 # The first is what Debian's wrapper calls; the second is any other packaging's.
 SERVER_SCRIPTS = ("/usr/lib/rabbitmq/bin/rabbitmq-server", "rabbitmq-server")
+CONTROL_SCRIPTS = ("/usr/lib/rabbitmq/bin/rabbitmqctl", "rabbitmqctl")
+CONTROL_S_MAX = 60.0
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
+MANAGEMENT = "rabbitmq_management"
+CONSISTENT_HASH_EXCHANGE = "rabbitmq_consistent_hash_exchange"
+# One scheduler of each kind that does not spin while it waits: the node leaves the cores to others.
+FRUGAL_ERLANG = "+S 1:1 +SDcpu 1:1 +SDio 2 +sbwt none +sbwtdcpu none +sbwtdio none"
 
 
-@dataclass(frozen=True)
 class RabbitmqServer:
-    """A running broker with the default user guest on the default virtual host."""
+    """A broker with the default user guest on the default virtual host."""
 
-    port: int
     notes: Sequence[str] = ()
+
+    def __init__(
+        self,
+        folder: Path,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        port: int,
+        management_port: int | None,
+    ) -> None:
+        self.port = port
+        # None: without the management plugin.
+        self.management_port = management_port
+        self._folder = folder
+        self._command = command
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._running = contextlib.ExitStack()
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}/"
+
+    @property
+    def management_url(self) -> str:
+        """Of the management plugin's HTTP API."""
+        if self.management_port is None:
+            raise ValueError(f"it runs without its HTTP API: plugins=({MANAGEMENT!r},)")
+        return f"http://guest:guest@127.0.0.1:{self.management_port}/api"
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL: no goodbye to anybody, nothing flushed."""
+        assert self._process is not None, "the broker is not running"
+        self._process.kill()
+        self._process.wait()
+        self.stop()
+
+    def start_again(self) -> None:
+        """On the same data and ports; returns when it takes connections."""
+        assert self._process is None, "the broker is running"
+        self._process = self._running.enter_context(
+            running(
+                self._command,
+                folder=self._folder,
+                environment=self._environment,
+                is_ready=self._is_ready,
+            )
+        )
+
+    def stop(self) -> None:
+        self._running.close()
+        self._process = None
+
+    def control(self, *words: str) -> None:
+        """One command of rabbitmqctl; returns when the node has carried it out."""
+        subprocess.run(
+            [find_program(CONTROL_SCRIPTS, DEBIAN_PACKAGE), *words],
+            env=self._environment,
+            check=True,
+            capture_output=True,
+            timeout=CONTROL_S_MAX,
+        )
+
+    def keeps_quorum_queue(self, name: str) -> bool:
+        """Whether a quorum queue would survive a kill.
+
+        Its log is synced, but RabbitMQ 3.10 writes the names of new ones down half a second late
+        (Ra's names.dets), and a queue whose name is not there never gets a leader again.
+        """
+        tables = self._folder.glob("mnesia/*/quorum/*/names.dets")
+        return any(f"_{name}".encode() in table.read_bytes() for table in tables)
+
+    def _is_ready(self) -> bool:
+        # The AMQP listener opens after all plugins: a Connection.Start frame means that all is up.
+        return answers(self.port, PROTOCOL_HEADER, b"\x00\x0a\x00\x0a") and (
+            self.management_port is None
+            or answers(self.management_port, b"GET / HTTP/1.0\r\n\r\n", b"HTTP/1.")
+        )
 
 
 @contextlib.contextmanager
-def rabbitmq_server() -> Iterator[RabbitmqServer]:
-    """A fresh broker with no plugins."""
+def rabbitmq_server(
+    plugins: Sequence[str] = (), *, settings: Mapping[str, str] | None = None, frugal: bool = False
+) -> Iterator[RabbitmqServer]:
+    """A fresh broker, with these plugins and lines of rabbitmq.conf.
+
+    Frugal, it takes one core at most and none while nothing happens: for tests, not for figures.
+    """
     server_script = find_program(SERVER_SCRIPTS, DEBIAN_PACKAGE)
     epmd = find_program(["epmd"], "erlang-base")
-    amqp_port, epmd_port, distribution_port = free_loopback_ports(3)
+    amqp_port, epmd_port, distribution_port, management_port = free_loopback_ports(4)
+    lines = dict(settings or {})
+    if MANAGEMENT in plugins:
+        lines["management.tcp.ip"] = "127.0.0.1"
+        lines["management.tcp.port"] = str(management_port)
     with temporary_folder("rabbitmq") as folder, contextlib.ExitStack() as stack:
         environment = _environment(folder, amqp_port, epmd_port, distribution_port)
+        if frugal:
+            environment["RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS"] += f" {FRUGAL_ERLANG}"
+        (folder / "enabled_plugins").write_text(f"[{','.join(plugins)}].\n")
+        (folder / "rabbitmq.conf").write_text(
+            "".join(f"{name} = {value}\n" for name, value in lines.items())
+        )
         stack.enter_context(
             running(
                 [epmd, "-port", str(epmd_port), "-address", "127.0.0.1"],
@@ -53,16 +154,16 @@ def rabbitmq_server() -> Iterator[RabbitmqServer]:
                 is_ready=lambda: answers(epmd_port, b"\x00\x01n", epmd_port.to_bytes(4, "big")),
             )
         )
-        stack.enter_context(
-            running(
-                [server_script],
-                folder=folder,
-                environment=environment,
-                # The listener opens last, so a Connection.Start frame means that all is up.
-                is_ready=lambda: answers(amqp_port, PROTOCOL_HEADER, b"\x00\x0a\x00\x0a"),
-            )
+        server = RabbitmqServer(
+            folder,
+            [server_script],
+            environment,
+            amqp_port,
+            management_port if MANAGEMENT in plugins else None,
         )
-        yield RabbitmqServer(port=amqp_port)
+        stack.callback(server.stop)
+        server.start_again()
+        yield server
 
 
 def _environment(
@@ -70,8 +171,6 @@ def _environment(
 ) -> dict[str, str]:
     for name in ("home", "mnesia", "log"):
         (folder / name).mkdir()
-    (folder / "enabled_plugins").write_text("[].\n")
-    (folder / "rabbitmq.conf").touch()
     (folder / "rabbitmq-env.conf").touch()
     return {
         "PATH": os.environ.get("PATH", os.defpath),

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 import tidegate
+from tidegate.core.scaling import Range, Scaling, ScalingPolicy
 from tidegate.lab.bench.side import ConsumerSide, ProducerSide, run_on_uvloop
 
 PREFETCH = 2000
+# A setting: through a logical queue of one replica.
+LOGICAL = "logical"
+ONE_REPLICA = Scaling(replicas=Range(1, 1), policy=ScalingPolicy.FIXED)
+_LOOK_S = 0.05
 
 
 def produce(side: ProducerSide) -> None:
@@ -31,6 +37,8 @@ async def _consume(side: ConsumerSide) -> None:
     queue = side.work.queue
     async with tidegate.connect(_url(side.work.port)) as mq:
         await mq.create_queue(queue, durable=True)
+        if LOGICAL in side.work.settings:
+            await _spread(mq, queue)
         async with mq.subscribe(queue, prefetch=PREFETCH) as subscription:
             side.ready()
             async for message in subscription:
@@ -41,6 +49,13 @@ async def _consume(side: ConsumerSide) -> None:
             await mq.ping()  # A round trip: the node has taken the last ack.
             side.acknowledged_all()
         await mq.delete_queue(queue)
+
+
+async def _spread(mq: tidegate.Client, queue: str) -> None:
+    """Make it a logical queue, and wait until its replica serves."""
+    await mq.set_scaling(queue, ONE_REPLICA)
+    while not any(place.share for place in (await mq.topology(queue)).replicas):  # noqa: ASYNC110
+        await asyncio.sleep(_LOOK_S)
 
 
 def _url(port: int) -> str:

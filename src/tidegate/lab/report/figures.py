@@ -26,6 +26,8 @@ from tidegate.report import palette
 
 DOTS_PER_INCH = 130
 WIDTH_IN = 9.0
+# What the name of a level takes of the height.
+_NAME_HEIGHT = 0.1
 
 COLOURS = {
     "messages": palette.BLUE.light,
@@ -93,9 +95,15 @@ class Panel(msgspec.Struct, frozen=True):
     x_names: Sequence[str] | None = None
     # A level that is right for the whole panel, with its name.
     levels: Mapping[str, float] = {}
+    # A moment that is marked from top to bottom, with its name.
+    moments: Mapping[str, float] = {}
     # Where the best is, on the first line.
     mark_best: bool = False
     y_from_zero: bool = True
+    # Things that are counted: no ticks between whole numbers.
+    whole: bool = False
+    # From 1 to hundreds: what happens below ten is to be seen, too.
+    x_log: bool = False
 
 
 def colour_of(label: str, position: int) -> str:
@@ -116,14 +124,20 @@ def _drawing(file: Path, rows: int, columns: int, height_in: float) -> Iterator[
             pyplot.close(figure)
 
 
-def draw_panels(panels: Sequence[Panel], file: Path, *, height_in: float = 3.6) -> None:
-    """Panels beside each other."""
+def draw_panels(
+    panels: Sequence[Panel], file: Path, *, height_in: float = 3.6, same_scale: bool = False
+) -> None:
+    """Panels beside each other; those that are there to be compared have the same scale."""
     with _drawing(file, 1, len(panels), height_in) as axes:
         for panel, each in zip(panels, axes, strict=True):
             _draw_panel(panel, each)
+        if same_scale:
+            _same_scale(axes)
 
 
-def draw_rows(panels: Sequence[Panel], file: Path, *, height_in: float = 2.6) -> None:
+def draw_rows(
+    panels: Sequence[Panel], file: Path, *, height_in: float = 2.6, same_scale: bool = False
+) -> None:
     """Panels below each other, for time that runs along."""
     with _drawing(file, len(panels), 1, height_in * len(panels)) as axes:
         for position, (panel, each) in enumerate(zip(panels, axes, strict=True)):
@@ -131,9 +145,56 @@ def draw_rows(panels: Sequence[Panel], file: Path, *, height_in: float = 2.6) ->
             each.margins(x=0.01)
             if position < len(panels) - 1:
                 each.set_xlabel("")
+        if same_scale:
+            _same_scale(axes)
 
 
-def _draw_panel(panel: Panel, axes: Axes) -> None:
+def draw_grid(
+    panels: Sequence[Panel], file: Path, *, height_in: float = 2.3, one_legend: bool = False
+) -> None:
+    """Many panels, two beside each other, row by row; those with the same lines share a legend."""
+    rows = (len(panels) + 1) // 2
+    with _drawing(file, rows, 2, height_in * rows + 0.3 * one_legend) as axes:
+        for panel, each in zip(panels, axes, strict=False):
+            _draw_panel(panel, each, legend=not one_legend)
+        if one_legend:
+            handles, labels = axes[0].get_legend_handles_labels()
+            figure = axes[0].get_figure()
+            assert isinstance(figure, Figure)
+            figure.legend(
+                handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9
+            )
+        for empty in axes[len(panels) :]:
+            empty.set_visible(False)
+
+
+def draw_bars(
+    bars: Mapping[str, Mapping[str, float]], file: Path, *, logarithmic: Sequence[str] = ()
+) -> None:
+    """Panels beside each other, by what they measure, each with a bar for each name."""
+    with _drawing(file, 1, len(bars), 3.4) as axes:
+        for position, ((title, values), each) in enumerate(zip(bars.items(), axes, strict=True)):
+            each.set_title(title)
+            each.grid(visible=False, axis="x")
+            drawn = each.bar(list(values), list(values.values()), color=colour_of(title, position))
+            each.bar_label(drawn, [_few_digits(value) for value in values.values()], fontsize=9)
+            if title in logarithmic:
+                each.set_yscale("symlog", linthresh=1.0)
+            each.margins(y=0.12)
+            each.yaxis.set_major_formatter(FuncFormatter(_thousands))
+
+
+def _few_digits(value: float) -> str:
+    return _thousands(round(value), 0) if value >= 10.0 else f"{value:.1f}"
+
+
+def _same_scale(axes: Sequence[Axes]) -> None:
+    highest = max(each.get_ylim()[1] for each in axes)
+    for each in axes:
+        each.set_ylim(top=highest)
+
+
+def _draw_panel(panel: Panel, axes: Axes, *, legend: bool = True) -> None:
     axes.set_title(panel.title)
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
@@ -142,7 +203,10 @@ def _draw_panel(panel: Panel, axes: Axes) -> None:
         if not line.x:
             continue
         x = list(range(len(line.x))) if panel.x_names else list(line.x)
-        markers: dict[str, Any] = {"marker": "o", "markersize": 5} if len(x) <= 20 else {}
+        # A dashed line between two points is a level, and has none of its own.
+        is_level = line.dashed and len(x) == 2
+        is_marked = len(x) <= 20 and not is_level
+        markers: dict[str, Any] = {"marker": "o", "markersize": 5} if is_marked else {}
         axes.errorbar(
             x,
             line.y,
@@ -158,17 +222,35 @@ def _draw_panel(panel: Panel, axes: Axes) -> None:
         highest = max([highest, *(y + e for y, e in zip(line.y, errors, strict=True))])
     for name, level in panel.levels.items():
         axes.axhline(level, color=_FAINT, linewidth=1.2, linestyle=":")
+        highest = max(highest, level)
+        room = _NAME_HEIGHT * highest
+        # Above the level, unless a line is in the way there and the axis is not below.
+        below = level > 2 * room and _is_crowded(panel.lines, level, level + room)
         axes.annotate(
             name,
             (1.0, level),
             xycoords=("axes fraction", "data"),
-            xytext=(-2, 4),
+            xytext=(-2, -4 if below else 4),
             textcoords="offset points",
             ha="right",
+            va="top" if below else "baseline",
             color=palette.SOFT.light,
             fontsize=9,
         )
-        highest = max(highest, level)
+    for name, moment in panel.moments.items():
+        axes.axvline(moment, color=_FAINT, linewidth=1.2, linestyle=":")
+        axes.annotate(
+            name,
+            (moment, 0.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(4, 5),
+            textcoords="offset points",
+            color=palette.SOFT.light,
+            fontsize=9,
+        )
+    if panel.x_log:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
     if panel.x_names:
         axes.set_xticks(range(len(panel.x_names)), panel.x_names)
         axes.margins(x=0.08)
@@ -177,8 +259,15 @@ def _draw_panel(panel: Panel, axes: Axes) -> None:
     if panel.mark_best and panel.lines and panel.lines[0].y:
         _mark_best(panel, axes)
     axes.yaxis.set_major_formatter(FuncFormatter(_thousands))
-    if len(panel.lines) > 1:
+    if panel.whole:
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    if legend and len(panel.lines) > 1:
         axes.legend(loc="best", fontsize=9)
+
+
+def _is_crowded(lines: Sequence[Line], low: float, high: float) -> bool:
+    """Whether a line runs between the two where names of levels stand: in the right two thirds."""
+    return any(low < y < high for line in lines for y in line.y[len(line.y) // 3 :])
 
 
 def _mark_best(panel: Panel, axes: Axes) -> None:

@@ -24,6 +24,8 @@ class Page(msgspec.Struct, frozen=True):
     sections: Sequence[Section]
     environment: Mapping[str, str]
     when: str
+    # Experiments that did not come to their end, and why.
+    failed: Mapping[str, str] = {}
 
 
 _STYLE = (
@@ -50,6 +52,7 @@ def write_page(page: Page, folder: Path, name: str = "index.html") -> Path:
     body = [
         f"<h1>{text(page.title)}</h1>",
         f'<p class="when">{text(page.when)} · {text(_environment(page.environment))}</p>',
+        _missed(page),
         f"<p>{text(page.introduction)}</p>",
         _summary(page.sections),
         *(_section(section, page.theirs, folder) for section in page.sections),
@@ -61,6 +64,26 @@ def write_page(page: Page, folder: Path, name: str = "index.html") -> Path:
 
 def _environment(environment: Mapping[str, str]) -> str:
     return ", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in environment.items())
+
+
+def _missed(page: Page) -> str:
+    """What a reader has to know first: which promises the figures below do not keep."""
+    lines = [f"{name} did not come to its end: {why}" for name, why in page.failed.items()]
+    for section in page.sections:
+        for bar in section.bars:
+            if bar.met is False:
+                found = _found(bar) if bar.distinguishable else f"{_found(bar)}, {bar.verdict}"
+                lines.append(f"{section.title}: {bar.bar}: {found}, wanted {_wanted(bar)}")
+            elif bar.met is None:
+                lines.append(f"{section.title}: {bar.bar}: not measured")
+    if not lines:
+        return (
+            '<p class="met">Every bar was met.</p>'
+            if any(section.bars for section in page.sections)
+            else ""
+        )
+    items = "".join(f"<li>{text(line)}</li>" for line in lines)
+    return f'<div class="missed"><p class="unmet">Missed:</p><ul>{items}</ul></div>'
 
 
 def _summary(sections: Sequence[Section]) -> str:
@@ -80,16 +103,23 @@ def _summary(sections: Sequence[Section]) -> str:
     )
 
 
+def _wanted(bar: Bar) -> str:
+    return "–" if bar.limit is None else f"{bar.sign} {bar.limit:.4g} {bar.unit}"
+
+
+def _found(bar: Bar) -> str:
+    if bar.figure is None:
+        return "–"
+    half = "" if bar.half_width is None else f" ± {bar.half_width:.4g}"
+    return f"{bar.figure:.4g}{half} {bar.unit}"
+
+
 def _bar_cells(bar: Bar) -> str:
-    sign = "≤" if bar.at_most else "≥"
-    wanted = "–" if bar.limit is None else f"{sign} {bar.limit:.4g} {bar.unit}"
-    found = "–" if bar.figure is None else f"{bar.figure:.4g} {bar.unit}"
-    kind, verdict = {
-        True: ("met", "met"),
-        False: ("unmet", "not met"),
-        None: ("open", "not measured"),
-    }[bar.met]
-    return f'<td>{text(wanted)}</td><td>{text(found)}</td><td class="{kind}">{verdict}</td>'
+    kind = {True: "met", False: "unmet", None: "open"}[bar.met]
+    return (
+        f"<td>{text(_wanted(bar))}</td><td>{text(_found(bar))}</td>"
+        f'<td class="{kind}">{bar.verdict}</td>'
+    )
 
 
 def _section(section: Section, theirs: str, folder: Path) -> str:
@@ -100,7 +130,7 @@ def _section(section: Section, theirs: str, folder: Path) -> str:
             f'<section id="{section.name}"><h2>{text(section.title)}</h2>',
             f'<p class="source">{text(section.source)}</p>',
             '<div class="beside">',
-            f"<div><h3>{text(theirs)}</h3><p>{text(section.paper)}</p></div>",
+            f"<div><h3>{text(section.theirs or theirs)}</h3><p>{text(section.paper)}</p></div>",
             f"<div><h3>Tidegate</h3><p>{text(section.ours)}</p></div></div>",
             *(_figure(drawing, folder) for drawing in section.drawings),
             *(table(one) for one in section.tables),

@@ -28,6 +28,8 @@ class Section(msgspec.Struct, frozen=True):
     source: str
     paper: str
     ours: str
+    # What the first of the two is called where it is not what the paper found.
+    theirs: str | None = None
     drawings: Sequence[Drawing] = ()
     tables: Sequence[Table] = ()
     bars: Sequence[Bar] = ()
@@ -39,6 +41,7 @@ class Section(msgspec.Struct, frozen=True):
         plain: dict[str, Any] = msgspec.to_builtins(self)
         for bar, struct in zip(plain["bars"], self.bars, strict=True):
             bar["met"] = struct.met
+            bar["verdict"] = struct.verdict
         return plain
 
 

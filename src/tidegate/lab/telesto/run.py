@@ -1,40 +1,32 @@
-"""`tidegate lab run telesto`: every experiment of the report's chapter 5, ours beside theirs.
-
-Strategy: experiments run one after another, each on fresh servers, and each leaves a JSON file
-and a PNG; at the end one page shows all that were run. An experiment that fails is reported as
-failed and the others go on.
-"""
+"""`tidegate lab run telesto`: every experiment of the report's chapter 5, ours beside theirs."""
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
-from tidegate.lab.bench.bars import Bar
-from tidegate.lab.bench.child import ChildFailed
-from tidegate.lab.bench.compare import describe_machine
-from tidegate.lab.bench.compare_table import bar_table
-from tidegate.lab.peers.server import ServerFailed
-from tidegate.lab.report.page import Page, write_page
-from tidegate.lab.report.section import Section, write_json
+from tidegate.lab.report.experiments import (
+    RESULTS,
+    Experiment,
+    ExperimentFailed,
+    ExperimentsReport,
+    chosen_from,
+    folder_of,
+    render,
+    run_experiments,
+)
+from tidegate.lab.report.section import Section
 from tidegate.lab.telesto import phase_shares, stability, sweeps
 from tidegate.lab.telesto.crew import MessagesLost
 from tidegate.lab.telesto.sweeps import SweepValues
 from tidegate.lab.telesto.trial import Plan, Progress, Trial
 
-RESULTS = Path("results")
+__all__ = ["EXPERIMENTS", "TelestoOptions", "render", "run_telesto"]
+
 CLIENTS = 90
 STABILITY_SECONDS = 300.0
-_FAILURES = (ChildFailed, ServerFailed, MessagesLost)
 
 
 class TelestoOptions(msgspec.Struct, frozen=True):
@@ -54,12 +46,7 @@ class TelestoOptions(msgspec.Struct, frozen=True):
 
     def experiments(self) -> list[str]:
         """The chosen ones in order, or a sentence about a name that is none."""
-        for name in self.only:
-            if name not in EXPERIMENTS:
-                raise ValueError(
-                    f"no experiment is called {name!r}; there are: {', '.join(EXPERIMENTS)}"
-                )
-        return [name for name in EXPERIMENTS if not self.only or name in self.only]
+        return chosen_from(list(EXPERIMENTS), self.only)
 
     @property
     def clients(self) -> int:
@@ -80,38 +67,6 @@ class TelestoOptions(msgspec.Struct, frozen=True):
     @property
     def values(self) -> SweepValues:
         return SweepValues.quick() if self.quick else SweepValues(clients=self.clients)
-
-
-class TelestoReport(msgspec.Struct, frozen=True):
-    """What all experiments found, and where it is."""
-
-    folder: Path
-    sections: list[Section]
-    failed: dict[str, str]
-    environment: dict[str, str]
-
-    @property
-    def page(self) -> Path:
-        return self.folder / "index.html"
-
-    @property
-    def bars(self) -> list[Bar]:
-        return [bar for section in self.sections for bar in section.bars]
-
-    @property
-    def met(self) -> bool:
-        return not self.failed and all(bar.met for bar in self.bars)
-
-    def as_json(self) -> dict[str, Any]:
-        """The report as plain JSON values."""
-        return {
-            "folder": str(self.folder),
-            "page": str(self.page),
-            "experiments": {section.name: section.as_json() for section in self.sections},
-            "failed": self.failed,
-            "environment": self.environment,
-            "met": self.met,
-        }
 
 
 class _Run:
@@ -157,98 +112,35 @@ EXPERIMENTS: dict[str, Callable[[_Run], Section]] = {
 }
 
 
-def run_telesto(options: TelestoOptions, progress: Progress = lambda line: None) -> TelestoReport:
+def run_telesto(
+    options: TelestoOptions, progress: Progress = lambda line: None
+) -> ExperimentsReport:
     """Run the chosen experiments, and write what they found."""
     chosen = options.experiments()
-    began = datetime.datetime.now(datetime.UTC)
-    folder = options.results / "telesto" / (options.name or began.strftime("%Y%m%d-%H%M%S"))
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = folder_of(options.results, "telesto", options.name)
     run = _Run(options, folder, progress)
-    sections: list[Section] = []
-    failed: dict[str, str] = {}
-    for name in chosen:
-        progress(f"{name} …")
-        try:
-            section = EXPERIMENTS[name](run)
-        except _FAILURES as failure:
-            failed[name] = str(failure)
-            progress(f"{name} FAILED: {failure}")
-            continue
-        write_json(section.as_json(), folder / f"{name}.json")
-        sections.append(section)
-    report = TelestoReport(folder, sections, failed, describe_machine())
-    write_json(report.as_json(), folder / "report.json")
-    write_page(
-        Page(
-            title="Telesto's experiments on Tidegate",
-            theirs="Telesto",
-            introduction=(
-                "Telesto ran on four machines in Amazon's cloud; this ran on one, with the "
-                "clients, the nodes and PostgreSQL sharing its cores, so figures are to be "
-                "compared in shape and not in size. The mix is Telesto's: one way 5/9, "
-                "request–response pairs 2/9, request–response pool 2/9, each client with one "
-                "request under way at a time."
-                + (" A quick run: it shows that everything works." if options.quick else "")
-            ),
-            sections=sections,
-            environment=report.environment,
-            when=began.strftime("%Y-%m-%d %H:%M UTC"),
+
+    def bound(make: Callable[[_Run], Section]) -> Experiment:
+        def experiment(folder: Path, progress: Progress) -> Section:
+            try:
+                return make(run)
+            except MessagesLost as lost:
+                raise ExperimentFailed(str(lost)) from lost
+
+        return experiment
+
+    return run_experiments(
+        {name: bound(EXPERIMENTS[name]) for name in chosen},
+        folder=folder,
+        title="Telesto's experiments on Tidegate",
+        theirs="Telesto",
+        introduction=(
+            "Telesto ran on four machines in Amazon's cloud; this ran on one, with the "
+            "clients, the nodes and PostgreSQL sharing its cores, so figures are to be "
+            "compared in shape and not in size. The mix is Telesto's: one way 5/9, "
+            "request–response pairs 2/9, request–response pool 2/9, each client with one "
+            "request under way at a time."
+            + (" A quick run: it shows that everything works." if options.quick else "")
         ),
-        folder,
+        progress=progress,
     )
-    return report
-
-
-def render(report: TelestoReport, console: Console) -> None:
-    """Print what was found, in words and verdicts."""
-    table = Table(title="Telesto's experiments", show_lines=True)
-    for column in ("experiment", "Telesto", "Tidegate"):
-        table.add_column(column)
-    for section in report.sections:
-        table.add_row(section.title, section.paper, section.ours)
-    console.print(table)
-    if report.bars:
-        console.print(bar_table(report.bars))
-    for name, why in report.failed.items():
-        console.print(f"{name} failed: {why}", style="red", markup=False)
-    console.print(f"{report.page}", markup=False)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """From a command line; not 0 when an experiment failed."""
-    parser = argparse.ArgumentParser(prog="python -m tidegate.lab.telesto.run")
-    parser.add_argument("--only", default="", help=f"by commas, of: {', '.join(EXPERIMENTS)}")
-    parser.add_argument("--quick", action="store_true", help="short, to see that it works")
-    parser.add_argument("--seconds", type=float, default=5.0, help="each window of a sweep")
-    parser.add_argument("--stability-seconds", type=float, default=STABILITY_SECONDS)
-    parser.add_argument("--hours", type=float, help="the long run; the paper's was 2")
-    parser.add_argument("--repeats-max", type=int, default=8)
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--name", help="folder below results/telesto")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    chosen = parser.parse_args(arguments)
-    options = TelestoOptions(
-        only=[name.strip() for name in chosen.only.split(",") if name.strip()],
-        seconds=chosen.seconds,
-        repeats_max=chosen.repeats_max,
-        stability_seconds=chosen.stability_seconds,
-        hours=chosen.hours,
-        results=chosen.results,
-        name=chosen.name,
-        quick=chosen.quick,
-    )
-    try:
-        options.experiments()
-    except ValueError as wrong:
-        print(wrong, file=sys.stderr)
-        return 2
-    report = run_telesto(options, lambda line: print(line, file=sys.stderr, flush=True))
-    if chosen.json:
-        print(json.dumps(report.as_json(), indent=2))
-    else:
-        render(report, Console())
-    return 1 if report.failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

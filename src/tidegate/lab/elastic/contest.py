@@ -1,0 +1,240 @@
+"""Policies against each other on many traces: tuned on one half, judged on the other.
+
+Strategy: every trace comes from a seed, five kinds in turn, and belongs to one half by its number.
+Runs are spread over the cores, one process each; a run returns three figures and nothing else.
+Settings are searched in two rounds on the tuning half, all on a fifth of it and the best on the
+whole of it, so that the search costs less than the judgement. Objective for everybody:
+
+    cost = machine-seconds + SECOND_ABOVE · seconds above max_load
+
+and for ours beside it: fewer machine-seconds and reversals than both others have on the same half,
+by a margin that chance does not turn around. Nobody is tuned on what is reported.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.pool import Pool
+from typing import Any
+
+import msgspec
+
+from tidegate.core.scaling import Range, Scaling, ScalingPolicy
+from tidegate.laws.feed_forward import DEFAULT_FEED_FORWARD, FeedForward
+from tidegate.simulation.generators import KINDS, random_trace
+from tidegate.simulation.run import simulate
+from tidegate.simulation.scenarios import Scenario, with_policy
+from tidegate.simulation.settings import PlantSettings
+
+# What a second above max_load may cost, in machine-seconds.
+SECOND_ABOVE = 10.0
+# Far from the seeds that anybody plays with by hand.
+FIRST_SEED = 30_000
+TRACE_S = 1_800.0
+FIRST_ROUND = 5
+# Ours, on the tuning half: at most these parts of what each of the others has.
+MACHINES_MARGIN, REVERSALS_MARGIN = 0.98, 0.9
+FINALISTS = 2
+
+Progress = Callable[[str], None]
+
+
+class Contender(msgspec.Struct, frozen=True):
+    """A policy with its settings."""
+
+    policy: ScalingPolicy
+    scaling: Mapping[str, Any] = {}
+    feed_forward: Mapping[str, Any] = {}
+
+    @property
+    def settings(self) -> str:
+        """In words."""
+        given = {**self.scaling, **self.feed_forward}
+        return ", ".join(f"{name} {value:g}" for name, value in given.items()) or "defaults"
+
+
+class Score(msgspec.Struct, frozen=True):
+    """One contender on one trace."""
+
+    number: int
+    kind: str
+    above_s: float
+    machine_s: float
+    reversals: int
+    cancelled_drains: int
+    machine_s_ideal: float
+
+
+class Tuned(msgspec.Struct, frozen=True):
+    """The winner of a search, and all that took part: settings, mean figures on how many traces."""
+
+    contender: Contender
+    tried: Sequence[Mapping[str, Any]]
+
+
+def kind_of(number: int) -> str:
+    return list(KINDS)[number % len(KINDS)]
+
+
+def halves(traces: int) -> tuple[list[int], list[int]]:
+    """Numbers of the tuning half and of the unseen one; both hold every kind."""
+    numbers = range(traces)
+    tuning = [number for number in numbers if (number // len(KINDS)) % 2 == 0]
+    return tuning, [number for number in numbers if (number // len(KINDS)) % 2 == 1]
+
+
+def scenario_of(contender: Contender, number: int) -> Scenario:
+    """The same world for everybody: 100 msg/s a replica, two a machine, boots of 96.9 s ± 20 %."""
+    kind = kind_of(number)
+    scenario = Scenario(
+        name=kind,
+        about=kind,
+        trace=random_trace(kind, FIRST_SEED + number, TRACE_S),
+        scaling=Scaling(replicas=Range(1, 16), slots_per_machine=2, boot_s=96.9, warm=0),
+        plant=PlantSettings(boot_spread=0.2),
+    )
+    scenario = with_policy(scenario, contender.policy)
+    scaling = msgspec.structs.replace(scenario.scaling, **contender.scaling)
+    return msgspec.structs.replace(scenario, scaling=scaling)
+
+
+def score(work: tuple[Contender, int]) -> Score:
+    """Run one."""
+    contender, number = work
+    setting = FeedForward(**{**_plain(DEFAULT_FEED_FORWARD), **contender.feed_forward})
+    outcome = simulate(
+        scenario_of(contender, number), FIRST_SEED + number, record=False, feed_forward=setting
+    )
+    return Score(
+        number=number,
+        kind=kind_of(number),
+        above_s=outcome.above_s,
+        machine_s=outcome.machine_s,
+        reversals=outcome.reversals,
+        cancelled_drains=outcome.cancelled_drains,
+        machine_s_ideal=outcome.machine_s_ideal,
+    )
+
+
+def _plain(setting: FeedForward) -> dict[str, Any]:
+    return {name: getattr(setting, name) for name in FeedForward.__dataclass_fields__}
+
+
+class Arena:
+    """Runs contenders on traces, on all cores."""
+
+    def __init__(self, pool: Pool, progress: Progress) -> None:
+        self._pool = pool
+        self._progress = progress
+        # Nothing is run twice.
+        self._known: dict[tuple[str, str, int], Score] = {}
+
+    def scores(self, contender: Contender, numbers: Sequence[int]) -> list[Score]:
+        """On each of the traces."""
+        known, name = self._known, (contender.policy.value, contender.settings)
+        work = [(contender, number) for number in numbers if (*name, number) not in known]
+        for found in self._pool.map(score, work, chunksize=max(1, min(8, len(work) // 8))):
+            known[*name, found.number] = found
+        return [known[*name, number] for number in numbers]
+
+    def tune(
+        self,
+        grid: Sequence[Contender],
+        numbers: Sequence[int],
+        allowed: Callable[[Mapping[str, float], Sequence[int]], bool] = lambda means, some: True,
+    ) -> Tuned:
+        """The best of a grid: of those allowed, the cheapest; if none is, the cheapest of all."""
+        tried: list[Mapping[str, Any]] = []
+        # Whole groups of kinds: each round sees all five.
+        few = [one for one in numbers if (one // (2 * len(KINDS))) % FIRST_ROUND == 0] or numbers
+        left = list(grid)
+        for some in [few, numbers] if len(few) < len(numbers) else [numbers]:
+            found = []
+            for contender in left:
+                means = means_of(self.scores(contender, some))
+                may = allowed(means, some)
+                found.append((not may, cost_of(means), contender))
+                tried.append(
+                    {"settings": contender.settings, "traces": len(some), **means}
+                    | {"cost": round(cost_of(means), 1), "allowed": may}
+                )
+                self._progress(
+                    f"{contender.policy} ({contender.settings}), {len(some)} traces: "
+                    f"{means['above_s']:.0f} s above, {means['machine_s']:.0f} machine-s, "
+                    f"{means['reversals']:.2f} reversals"
+                )
+            found.sort(key=lambda one: one[:2])
+            left = [contender for _, _, contender in found[:FINALISTS]]
+        return Tuned(left[0], tried)
+
+
+_STOPPING = {signal.SIGINT, signal.SIGTERM}
+
+
+@contextmanager
+def arena(progress: Progress) -> Iterator[Arena]:
+    """With a process on each core."""
+    cores = len(os.sched_getaffinity(0))
+    # Between its fork and its first line a process has the command's handlers, and Ctrl-C reaches
+    # all of them: signals wait until each has its own.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    try:
+        with multiprocessing.get_context("fork").Pool(cores, _leave_signals_to_the_parent) as pool:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            yield Arena(pool, progress)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _leave_signals_to_the_parent() -> None:
+    """The parent ends its pool; what the command does on signals is not inherited."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
+
+
+def means_of(scores: Sequence[Score]) -> dict[str, float]:
+    """The three figures, averaged."""
+    count = len(scores)
+    return {
+        name: round(sum(getattr(one, name) for one in scores) / count, 3)
+        for name in ("above_s", "machine_s", "reversals")
+    }
+
+
+def cost_of(means: Mapping[str, float]) -> float:
+    return means["machine_s"] + SECOND_ABOVE * means["above_s"]
+
+
+# Who takes part, and what may be tuned about each
+
+
+def load_grid() -> list[Contender]:
+    """The papers' policy with its own numbers, with and without a warm machine."""
+    return [Contender(ScalingPolicy.LOAD, {"warm": warm}) for warm in (0, 1)]
+
+
+def length_grid() -> list[Contender]:
+    """Polling 30 s and a cool-down of 300 s are given; the target and the warm pool are not."""
+    return [
+        Contender(ScalingPolicy.LENGTH, {"queue_length": target, "warm": warm})
+        for target in (50.0, 150.0, 400.0, 1000.0, 2500.0)
+        for warm in (0, 1)
+    ]
+
+
+def feed_forward_grid() -> list[Contender]:
+    """Ours: how much is kept in reserve, and for how long a peak is remembered."""
+    return [
+        Contender(
+            ScalingPolicy.FEED_FORWARD,
+            {"warm": 0, "step_max": 4},
+            {"spare": spare, "down_s": down_s},
+        )
+        for spare in (1.1, 1.25, 1.4)
+        for down_s in (100.0, 150.0)
+    ]

@@ -1,0 +1,67 @@
+"""The producer of a ramp: `python -m tidegate.lab.elastic.ramp_process <ramp as JSON>`.
+
+Strategy: open loop. By the time t the ramp says how many messages are due, and as many are put,
+whatever the queue does; a second without a confirmation is no reason to slow down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import msgspec
+import uvloop
+
+import tidegate
+from tidegate.lab.bench.child import answer
+
+TICK_S = 0.02
+PAYLOAD = bytes(100)
+
+
+class Ramp(msgspec.Struct, frozen=True):
+    """A rate that grows to its most, and stays there."""
+
+    url: str
+    queue: str
+    growth_per_s2: float
+    rate_max_per_s: float
+    seconds: float
+
+    def due(self, elapsed_s: float) -> int:
+        """How many messages should have been put by then."""
+        growing_s = min(elapsed_s, self.rate_max_per_s / self.growth_per_s2)
+        grown = 0.5 * self.growth_per_s2 * growing_s**2
+        return int(grown + self.rate_max_per_s * max(elapsed_s - growing_s, 0.0))
+
+    def rate_per_s(self, elapsed_s: float) -> float:
+        return min(self.growth_per_s2 * elapsed_s, self.rate_max_per_s)
+
+
+async def work(ramp: Ramp) -> int:
+    """Put all of it; how many were confirmed."""
+    parent = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(parent), sys.stdin)
+    async with tidegate.connect(ramp.url) as mq:
+        answer("ready")
+        if not await parent.readline():
+            return 0
+        begun_s = loop.time()
+        sent = 0
+        unconfirmed: set[asyncio.Future[int]] = set()
+        confirmed = 0
+        while (elapsed_s := loop.time() - begun_s) < ramp.seconds:
+            due = ramp.due(elapsed_s)
+            unconfirmed |= {mq.put(ramp.queue, PAYLOAD) for _ in range(due - sent)}
+            sent = due
+            done = {one for one in unconfirmed if one.done()}
+            confirmed += sum(1 for one in done if one.result())
+            unconfirmed -= done
+            await asyncio.sleep(TICK_S)
+        confirmed += len([one for one in await asyncio.gather(*unconfirmed) if one])
+        return confirmed
+
+
+if __name__ == "__main__":
+    answer(uvloop.run(work(msgspec.json.decode(sys.argv[1], type=Ramp))))

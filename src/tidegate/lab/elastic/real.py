@@ -1,0 +1,450 @@
+"""Figures 4 to 8 with real processes: a ramp, workers with a rate, machines that take time to boot.
+
+Strategy: time runs s times as fast as in the paper. Rates stay the paper's (workers of 100 msg/s),
+so that growth is s times as steep, a boot takes 96.9/s seconds, and what piles up while one waits
+for a boot is s times less: min_load and max_load are 50/s and 200/s messages.
+Machines are process trees of the provider `process`, each with a node and its workers; a replica
+delivers what a worker is stated to. Load is looked at from outside, several times a second.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+import tidegate
+from tidegate.client.blocking import BlockingClient
+from tidegate.core.fleet import MachineState
+from tidegate.core.replication import ReplicaState, logical_name
+from tidegate.core.scaling import Range, Scaling, ScalingPolicy
+from tidegate.lab.bench.bars import Bar
+from tidegate.lab.bench.child import Child
+from tidegate.lab.bench.processors import Processors
+from tidegate.lab.elastic.ramp_process import Ramp
+from tidegate.lab.elastic.worker_app import QUEUE
+from tidegate.lab.peers.tidegate_server import tidegate_server
+from tidegate.lab.replicated.disturbance import disturbance
+from tidegate.lab.report.experiments import ExperimentFailed, Progress
+from tidegate.lab.report.figures import Line, Panel, draw_rows
+from tidegate.lab.report.section import Drawing, Section
+from tidegate.report.chart import Table
+
+WORKER = "tidegate.lab.elastic.worker_app:app"
+WORKER_PER_S = 100.0
+RATE_MAX_PER_S = 750.0
+MIN_LOAD, MAX_LOAD = 50.0, 200.0
+BOOT_S = 96.9
+SLOW_GROWTH, FAST_GROWTH = 0.5, 4.0
+# The paper's period and safety interval are not printed; these are the simulation's.
+POLLING_S, INHIBITION_S = 1.0, 10.0
+# The loop turns no faster than this, however much time is pressed.
+POLLING_S_MIN = 0.1
+READY_TIMEOUT_S = 60.0
+EMPTY_TIMEOUT_S = 30.0
+HALVED_MIN, HALVED_MAX = 0.4, 0.6
+# Of our own seconds: to notice, to decide, and to start a worker in a slot that is there.
+STARTING_S = 3.0
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """One figure of the paper."""
+
+    name: str
+    about: str
+    paper: str
+    growth_per_s2: float
+    slots: int
+    warm: int
+
+
+SETUPS = (
+    Setup("figure 4", "1 worker a machine, none warm", "peaks of overload", SLOW_GROWTH, 1, 0),
+    Setup("figure 5", "2 workers a machine, none warm", "peaks halved", SLOW_GROWTH, 2, 0),
+    Setup("figure 6", "2 workers, 1 machine warm", "no impact of boots", SLOW_GROWTH, 2, 1),
+    Setup("figure 7", "eight times the ramp, 1 warm", "late at the 5th worker", FAST_GROWTH, 2, 1),
+    Setup("figure 8", "eight times the ramp, 2 warm", "works properly", FAST_GROWTH, 2, 2),
+)
+
+
+class RealPlan(msgspec.Struct, frozen=True):
+    """How much faster than the paper's the clock runs, and how far the ramp goes."""
+
+    slow_scale: float = 10.0
+    # The fast ramp is not pressed as much: starting a process takes as long as it takes.
+    fast_scale: float = 4.0
+    # The paper goes to 750; five workers show what there is to see.
+    rate_max_per_s: float = 500.0
+    # Of the time that the ramp takes: how long its end is held.
+    hold: float = 0.15
+    look_every_s: float = 0.2
+    setups: Sequence[str] = tuple(setup.name for setup in SETUPS)
+
+    @staticmethod
+    def quick() -> RealPlan:
+        return RealPlan(slow_scale=60.0, rate_max_per_s=150.0, hold=1.0, setups=("figure 5",))
+
+    @staticmethod
+    def full() -> RealPlan:
+        return RealPlan(slow_scale=5.0, fast_scale=2.0, rate_max_per_s=RATE_MAX_PER_S)
+
+    def scale_of(self, setup: Setup) -> float:
+        return self.slow_scale if setup.growth_per_s2 == SLOW_GROWTH else self.fast_scale
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """What there was to see at one moment; times are the paper's."""
+
+    at_s: float
+    rate_per_s: float
+    average_load: float
+    waiting: int
+    workers: int
+    machines: int
+    booting: int
+    ideal: int
+
+
+class RealRun(msgspec.Struct, frozen=True):
+    """One figure, measured. Times and loads are the paper's: multiplied by the scale."""
+
+    setup: Setup
+    scale: float
+    moments: list[Moment]
+    peak_load: float
+    above_s: float
+    # Of those, with no slot free: what a boot has to be waited for. The law adds a worker when
+    # max_load is exceeded, so it always is while one starts in a slot that is there.
+    late_s: float
+    workers_max: int
+    machines_max: int
+    # How many workers served when one was late for the first time.
+    workers_when_late: int | None
+    confirmed: int
+    boot_s_mean: float | None = None
+
+
+def real_section(plan: RealPlan, folder: Path, progress: Progress) -> Section:
+    """Measure, draw, judge."""
+    processors = Processors()
+    start_s = _start_s()
+    progress(f"a machine without a stated boot time joins after {start_s:.1f} s")
+    runs = {}
+    for setup in SETUPS:
+        if setup.name in plan.setups:
+            runs[setup.name] = run = _run(setup, plan, start_s)
+            progress(
+                f"{setup.name} (time × {run.scale:g}): peak load {run.peak_load:,.0f}, "
+                f"{run.above_s:.0f} s above {MAX_LOAD:g}, {run.late_s:.0f} s late, "
+                f"{run.workers_max} workers on {run.machines_max} machines"
+            )
+    return _section(runs, plan, processors.share_of_others(), folder)
+
+
+def _start_s() -> float:
+    """How long a machine of ours takes to join, with nothing added to stand for a cloud."""
+    with tidegate_server(settings={"TIDEGATE_FLEET__PROVIDER": "process"}) as server:
+        url = f"tidegate://127.0.0.1:{server.port}"
+        with tidegate.connect(url, mode="admin") as control:
+            control.create_queue(QUEUE, durable=True)
+            control.set_scaling(QUEUE, Scaling(worker=WORKER))
+            _until_ready(control, 1, 0)
+            return max(_boots(control))
+
+
+def _boots(control: BlockingClient) -> list[float]:
+    return [
+        machine.joined_at - machine.ordered_at
+        for machine in control.fleet().machines
+        if machine.joined_at is not None
+    ]
+
+
+def _run(setup: Setup, plan: RealPlan, start_s: float) -> RealRun:
+    scale = plan.scale_of(setup)
+    settings = {
+        "TIDEGATE_FLEET__PROVIDER": "process",
+        # Starting a process and joining is part of a boot: only what is missing is added.
+        "TIDEGATE_FLEET__BOOT_S": f"{max(BOOT_S / scale - start_s, 0.0):.3f}",
+        "TIDEGATE_FLEET__SLOTS": str(setup.slots),
+        "TIDEGATE_FLEET__LIST_INTERVAL": "500ms",
+        "TIDEGATE_FLEET__DRAIN": "5s",
+    }
+    scaling = Scaling(
+        replicas=Range(1, 16),
+        policy=ScalingPolicy.LOAD,
+        min_load=MIN_LOAD / scale,
+        max_load=MAX_LOAD / scale,
+        slots_per_machine=setup.slots,
+        warm=setup.warm,
+        boot_s=BOOT_S / scale,
+        polling_interval_s=max(POLLING_S / scale, POLLING_S_MIN),
+        # The safety interval is there for a decision to take effect: never less than that takes.
+        inhibition_s=max(INHIBITION_S / scale, STARTING_S),
+        cooldown_period_s=60.0 / scale,
+        rate_max_per_s=WORKER_PER_S,
+        worker=WORKER,
+    )
+    with tidegate_server(settings=settings) as server:
+        url = f"tidegate://127.0.0.1:{server.port}"
+        with tidegate.connect(url, mode="admin") as control:
+            control.create_queue(QUEUE, durable=True)
+            control.set_scaling(QUEUE, scaling)
+            _until_ready(control, 1, setup.warm)
+            growing_s = plan.rate_max_per_s / (setup.growth_per_s2 * scale)
+            ramp = Ramp(
+                url,
+                QUEUE,
+                setup.growth_per_s2 * scale,
+                plan.rate_max_per_s,
+                growing_s * (1 + plan.hold),
+            )
+            moments, confirmed = _watched(control, ramp, plan, scale)
+            _until_consumed(control, confirmed)
+            boots = _boots(control)
+            control.set_scaling(
+                QUEUE, msgspec.structs.replace(scaling, replicas=Range(1, 1), warm=0)
+            )
+    return judged(setup, scale, moments, confirmed, boots)
+
+
+def _until_ready(control: BlockingClient, workers: int, warm: int) -> None:
+    """The first worker serves, and warm machines are warm, before the first message comes."""
+    end_s = time.monotonic() + READY_TIMEOUT_S
+    while True:
+        serving = _serving(control)
+        machines = control.fleet().machines
+        if serving >= workers and _count(machines, MachineState.WARM) >= warm:
+            return
+        if time.monotonic() > end_s:
+            raise ExperimentFailed(
+                f"after {READY_TIMEOUT_S:g} s {serving} workers serve and machines are "
+                f"{', '.join(one.state for one in machines) or 'none'}"
+            )
+        time.sleep(0.1)
+
+
+def _serving(control: BlockingClient) -> int:
+    return sum(place.state is ReplicaState.SERVING for place in control.topology(QUEUE).replicas)
+
+
+def _count(machines: Sequence[object], *states: MachineState) -> int:
+    return sum(getattr(machine, "state", None) in states for machine in machines)
+
+
+def _watched(
+    control: BlockingClient, ramp: Ramp, plan: RealPlan, scale: float
+) -> tuple[list[Moment], int]:
+    module = "tidegate.lab.elastic.ramp_process"
+    moments: list[Moment] = []
+    with Child(module, [msgspec.json.encode(ramp).decode()]) as child:
+        child.hear(str, READY_TIMEOUT_S)
+        child.say("go")
+        begun_s = time.monotonic()
+        while not child.has_answered(plan.look_every_s):
+            elapsed_s = time.monotonic() - begun_s
+            moments.append(_moment(control, ramp, elapsed_s, scale))
+            if elapsed_s > 2 * ramp.seconds + READY_TIMEOUT_S:
+                raise ExperimentFailed("the ramp's messages were not confirmed in time")
+        return moments, child.hear(int, READY_TIMEOUT_S)
+
+
+def _moment(control: BlockingClient, ramp: Ramp, elapsed_s: float, scale: float) -> Moment:
+    waiting = sum(
+        queue.waiting
+        for node in control.stats().nodes
+        for queue in node.queues
+        if logical_name(queue.name) == QUEUE
+    )
+    workers = _serving(control)
+    machines = control.fleet().machines
+    rate = ramp.rate_per_s(elapsed_s)
+    return Moment(
+        at_s=scale * elapsed_s,
+        rate_per_s=rate,
+        average_load=scale * waiting / max(workers, 1),
+        waiting=waiting,
+        workers=workers,
+        machines=_count(machines, MachineState.UP, MachineState.WARM),
+        booting=_count(machines, MachineState.BOOTING),
+        ideal=max(1, math.ceil(rate / WORKER_PER_S - 1e-9)),
+    )
+
+
+def _until_consumed(control: BlockingClient, confirmed: int) -> None:
+    """Everything that was confirmed is consumed in the end, and nothing is left."""
+    end_s = time.monotonic() + EMPTY_TIMEOUT_S
+    while True:
+        queues = [
+            queue
+            for node in control.stats().nodes
+            for queue in node.queues
+            if logical_name(queue.name) == QUEUE
+        ]
+        left = sum(queue.waiting + queue.unacknowledged for queue in queues)
+        if not left:
+            return
+        if time.monotonic() > end_s:
+            raise ExperimentFailed(
+                f"{left} of {confirmed} messages still wait {EMPTY_TIMEOUT_S:g} s after the end"
+            )
+        time.sleep(0.2)
+
+
+def judged(
+    setup: Setup, scale: float, moments: list[Moment], confirmed: int, boots: list[float]
+) -> RealRun:
+    above_s = late_s = before_s = 0.0
+    when_late: int | None = None
+    for moment in moments:
+        lasted_s = moment.at_s - before_s
+        before_s = moment.at_s
+        if moment.average_load <= MAX_LOAD:
+            continue
+        above_s += lasted_s
+        if moment.workers >= setup.slots * moment.machines:
+            late_s += lasted_s
+            when_late = moment.workers if when_late is None else when_late
+    return RealRun(
+        setup=setup,
+        scale=scale,
+        moments=moments,
+        peak_load=max(moment.average_load for moment in moments),
+        above_s=above_s,
+        late_s=late_s,
+        workers_max=max(moment.workers for moment in moments),
+        machines_max=max(moment.machines + moment.booting for moment in moments),
+        workers_when_late=when_late,
+        confirmed=confirmed,
+        boot_s_mean=scale * sum(boots) / len(boots) if boots else None,
+    )
+
+
+def _section(runs: dict[str, RealRun], plan: RealPlan, others: float, folder: Path) -> Section:
+    for run in runs.values():
+        _draw(run, folder / _file(run))
+    return Section(
+        name="ramps",
+        title="The ramp with real processes",
+        source="Elastic queues §IV, figures 4 to 8",
+        paper=(
+            "Boots cause peaks of overload; two workers a machine halve them; one warm machine "
+            "removes them; with eight times the ramp one is not enough and two are."
+        ),
+        ours=" ".join(
+            f"{name.capitalize()}: peak {run.peak_load:,.0f}, {run.above_s:.0f} s above "
+            f"{MAX_LOAD:g}, {run.late_s:.0f} s of it late."
+            for name, run in runs.items()
+        ),
+        drawings=[
+            Drawing(
+                _file(run),
+                f"{name.capitalize()}: {run.setup.about}; time and load × {run.scale:g}. The "
+                f"paper prints no load here but says: {run.setup.paper}.",
+            )
+            for name, run in runs.items()
+        ],
+        tables=[
+            Table(
+                "Times and loads in the paper's units",
+                [
+                    *("", "setup", "the paper", "time ×", "peak load", "s above 200"),
+                    *("of it late", "workers", "machines", "boot s"),
+                ],
+                [
+                    [
+                        name,
+                        run.setup.about,
+                        run.setup.paper,
+                        f"{run.scale:g}",
+                        f"{run.peak_load:,.0f}",
+                        f"{run.above_s:.0f}",
+                        f"{run.late_s:.0f}",
+                        str(run.workers_max),
+                        str(run.machines_max),
+                        "–" if run.boot_s_mean is None else f"{run.boot_s_mean:.0f}",
+                    ]
+                    for name, run in runs.items()
+                ],
+            )
+        ],
+        bars=_bars(runs),
+        notes=[
+            f"Time runs {plan.slow_scale:g} times as fast as in the paper ({plan.fast_scale:g} "
+            "times in figures 7 and 8); rates are the paper's, so loads are that many times "
+            "smaller and are shown multiplied again.",
+            "A replica has a stated limit of 100 messages/s, which stands for its worker: two "
+            "cores do not show what eight machines did.",
+            "Late is above max_load with no slot free: a machine has to be waited for. The law "
+            "adds a worker when max_load is exceeded, so it always is until one has started in a "
+            "slot that is there.",
+            "A boot is the start of our own processes and as much waiting as is missing to 96.9 s "
+            "divided by the factor; on a busy machine it is longer, and the table says how long.",
+            *disturbance(others),
+        ],
+        data={
+            "time_scale": {"slow": plan.slow_scale, "fast": plan.fast_scale},
+            "runs": {name: msgspec.to_builtins(run) for name, run in runs.items()},
+        },
+    )
+
+
+def _bars(runs: dict[str, RealRun]) -> list[Bar]:
+    bars = []
+    if "figure 4" in runs and "figure 5" in runs:
+        ratio = runs["figure 5"].peak_load / max(runs["figure 4"].peak_load, 1e-9)
+        name = "peak load with two workers a machine, of that with one"
+        bars += [
+            Bar(name, ratio, HALVED_MAX, "×", at_most=True),
+            Bar(name, ratio, HALVED_MIN, "×"),
+        ]
+    for name, title in (
+        ("figure 6", "seconds above max_load, late, with one warm machine"),
+        ("figure 8", "seconds above max_load, late, with two warm machines, fast ramp"),
+    ):
+        if name in runs:
+            bars.append(Bar(title, runs[name].late_s, 0.0, "s", at_most=True))
+    if "figure 7" in runs:
+        bars.append(
+            Bar(
+                "seconds above max_load, late, with one warm machine, fast ramp",
+                runs["figure 7"].late_s,
+                1.0,
+                "s",
+            )
+        )
+    return bars
+
+
+def _file(run: RealRun) -> str:
+    return f"ramps-{run.setup.name.replace(' ', '-')}.png"
+
+
+def _draw(run: RealRun, file: Path) -> None:
+    at_s = [moment.at_s for moment in run.moments]
+    draw_rows(
+        [
+            Panel(
+                f"{run.setup.name.capitalize()}: {run.setup.about}",
+                "seconds",
+                "average load",
+                [Line("load", at_s, [one.average_load for one in run.moments], colour="#1f6fb2")],
+                levels={"max_load": MAX_LOAD},
+            ),
+            Panel(
+                "Workers and machines",
+                "seconds",
+                "count",
+                [
+                    Line("workers", at_s, [float(m.workers) for m in run.moments]),
+                    Line("machines", at_s, [float(m.machines) for m in run.moments]),
+                    Line("ideal", at_s, [float(m.ideal) for m in run.moments], dashed=True),
+                ],
+                whole=True,
+            ),
+        ],
+        file,
+    )

@@ -1,0 +1,295 @@
+"""`tidegate lab run elastic-queues --simulate`: the paper's evaluation at its own numbers.
+
+Strategy: the loops that steer real queues run against the plant in virtual time, with the policy
+"load" as in the paper, and beside it ours on the same ramps. Each of the paper's figures 4 to 8
+becomes one drawing that can be laid beside it; bars say when its effect counts as shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from tidegate.core.scaling import ScalingPolicy
+from tidegate.lab.bench.bars import Bar
+from tidegate.lab.elastic.figures import Reference, draw_outcomes, name_of
+from tidegate.lab.elastic.traces import TRACES_MIN, traces_section
+from tidegate.lab.report.experiments import (
+    RESULTS,
+    ExperimentsReport,
+    Progress,
+    chosen_from,
+    folder_of,
+    render,
+    run_experiments,
+)
+from tidegate.lab.report.section import Drawing, Section
+from tidegate.report.chart import Table
+from tidegate.simulation.outcome import Outcome
+from tidegate.simulation.run import simulate
+from tidegate.simulation.scenarios import PAPER, with_policy
+
+__all__ = ["EXPERIMENTS", "SimulatedOptions", "render", "run_simulated"]
+
+TRACES = 500
+_POLICIES = (ScalingPolicy.LOAD, ScalingPolicy.FEED_FORWARD)
+# The paper's: co-provisioning halves the peaks.
+_RATIO = (0.4, 0.6)
+_FIFTH = 5
+_PAPER_RATE = {"the paper: up to 750 msg/s": 750.0}
+_NOTICED = (
+    "A policy that acts above max_load has been above it when it acts: the polling interval (1 s) "
+    "that notices an excursion does not count as late. Seconds above max_load are all of them."
+)
+
+Runs = dict[str, dict[str, Outcome]]
+
+
+class SimulatedOptions(msgspec.Struct, frozen=True):
+    """Which experiments, over how many traces, and where to."""
+
+    only: Sequence[str] = ()
+    traces: int = TRACES
+    results: Path = RESULTS
+    # The folder below `results/elastic-queues`; None for the time of the run.
+    name: str | None = None
+    quick: bool = False
+
+    def experiments(self) -> list[str]:
+        """The chosen ones in order, or a sentence about a name that is none."""
+        if self.traces < TRACES_MIN:
+            raise ValueError(f"at least {TRACES_MIN} traces: both halves need every kind")
+        return chosen_from(list(EXPERIMENTS), self.only)
+
+    @property
+    def traces_wanted(self) -> int:
+        return min(self.traces, TRACES_MIN) if self.quick else self.traces
+
+
+def run_simulated(
+    options: SimulatedOptions, progress: Progress = lambda line: None
+) -> ExperimentsReport:
+    """Run the chosen experiments, and write what they found."""
+
+    def bound(make: _Make) -> Callable[[Path, Progress], Section]:
+        return lambda folder, progress: make(options, folder, progress)
+
+    return run_experiments(
+        {name: bound(EXPERIMENTS[name]) for name in options.experiments()},
+        folder=folder_of(options.results, "elastic-queues", options.name),
+        title="The elastic queues paper's experiments on Tidegate, simulated",
+        theirs="Elastic queues",
+        introduction=(
+            "The loops that steer real queues ran unchanged against a plant in virtual time, with "
+            "the paper's own numbers: workers of 100 msg/s, min_load 50 and max_load 200 messages, "
+            "machines that boot for 96.9 s, a ramp of 0.5 msg/s² (the fast one of 4 msg/s²) to 750 "
+            "msg/s. Nothing was started; docs/simulation.md says what the plant is and is not."
+            + (" A quick run: it shows that everything works." if options.quick else "")
+        ),
+        progress=progress,
+    )
+
+
+def _co_provisioning(options: SimulatedOptions, folder: Path, progress: Progress) -> Section:
+    runs = _runs(("figure-4", "figure-5"), progress)
+    one, two = (runs[name]["load"] for name in runs)
+    ratio = two.average_load_peak / one.average_load_peak
+    return _section(
+        runs,
+        folder,
+        name="co-provisioning",
+        title="One and two workers on a machine, none warm",
+        source="Elastic queues, §IV-A, figures 4 and 5",
+        paper=(
+            "Peaks of the average load while a machine boots; two workers on a machine halve them, "
+            "with half the machines."
+        ),
+        ours=(
+            f"The peak of the average load falls from {one.average_load_peak:.0f} to "
+            f"{two.average_load_peak:.0f} messages ({ratio:.2f} of it), with "
+            f"{two.machines_peak} machines instead of {one.machines_peak}."
+        ),
+        paper_figures={
+            "figure-4": Reference(rate_per_s=_PAPER_RATE),
+            "figure-5": Reference(
+                rate_per_s=_PAPER_RATE,
+                average_load={"half of figure 4 (the paper: halved)": one.average_load_peak / 2},
+            ),
+        },
+        bars=[
+            Bar("peak average load, two workers a machine ÷ one", ratio, _RATIO[0], ""),
+            Bar(
+                "peak average load, two workers a machine ÷ one", ratio, _RATIO[1], "", at_most=True
+            ),
+        ],
+    )
+
+
+def _warm(options: SimulatedOptions, folder: Path, progress: Progress) -> Section:
+    runs = _runs(("figure-6",), progress)
+    found = runs["figure-6"]["load"]
+    return _section(
+        runs,
+        folder,
+        name="warm",
+        title="Two workers on a machine, one machine warm",
+        source="Elastic queues, §IV-B, figure 6",
+        paper="One pre-provisioned machine removes the impact of booting completely.",
+        ours=(
+            f"{found.late_s:.0f} s above max_load beyond the second that notices it; peak "
+            f"{found.average_load_peak:.0f} messages."
+        ),
+        paper_figures={"figure-6": Reference(rate_per_s=_PAPER_RATE)},
+        bars=[
+            Bar("late above max_load with one warm machine", found.late_s, 0.0, "s", at_most=True)
+        ],
+        notes=[_NOTICED],
+    )
+
+
+def _fast_ramp(options: SimulatedOptions, folder: Path, progress: Progress) -> Section:
+    runs = _runs(("figure-7", "figure-8"), progress)
+    one, two = (runs[name]["load"] for name in runs)
+    awaited = worker_waited_for(one)
+    return _section(
+        runs,
+        folder,
+        name="fast-ramp",
+        title="Eight times the ramp: one warm machine and two",
+        source="Elastic queues, §IV-C, figures 7 and 8",
+        paper=(
+            "With one warm machine the first four workers come in time and the fifth has to wait "
+            "for a boot; NPP = ceil(4 × 96.9 / 200) = 2 warm machines are enough."
+        ),
+        ours=(
+            f"With one warm machine {one.late_s:.0f} s late above max_load, from the moment that "
+            f"worker {awaited} is missing; with two {two.late_s:.0f} s."
+        ),
+        paper_figures={
+            "figure-7": Reference(
+                replicas={"the paper: four come in time, the fifth waits for a boot": _FIFTH - 1.0}
+            )
+        },
+        bars=[
+            Bar("one warm machine: late above max_load", one.late_s, 1.0, "s"),
+            Bar(
+                "one warm machine: the worker that is waited for, away from the fifth",
+                None if awaited is None else float(abs(awaited - _FIFTH)),
+                0.0,
+                "workers",
+                at_most=True,
+            ),
+            Bar("two warm machines: late above max_load", two.late_s, 0.0, "s", at_most=True),
+        ],
+        notes=[_NOTICED],
+    )
+
+
+def _traces(options: SimulatedOptions, folder: Path, progress: Progress) -> Section:
+    return traces_section(options.traces_wanted, folder, progress)
+
+
+_Make = Callable[[SimulatedOptions, Path, Progress], Section]
+
+EXPERIMENTS: dict[str, _Make] = {
+    "co-provisioning": _co_provisioning,
+    "warm": _warm,
+    "fast-ramp": _fast_ramp,
+    "traces": _traces,
+}
+
+
+def worker_waited_for(outcome: Outcome) -> int | None:
+    """Which worker was missing when the load first stayed above max_load; None: it never did."""
+    series, high = outcome.series, outcome.max_load
+    for (before, now), workers in zip(
+        pairwise(series.average_load), series.replicas[1:], strict=True
+    ):
+        if before > high and now > high:
+            return workers + 1
+    return None
+
+
+def _runs(names: Sequence[str], progress: Progress) -> Runs:
+    runs: Runs = {}
+    for name in names:
+        progress(f"{PAPER[name].about} …")
+        runs[name] = {
+            policy.value: simulate(with_policy(PAPER[name], policy)) for policy in _POLICIES
+        }
+    return runs
+
+
+def _section(
+    runs: Runs,
+    folder: Path,
+    *,
+    name: str,
+    title: str,
+    source: str,
+    paper: str,
+    ours: str,
+    bars: Sequence[Bar],
+    paper_figures: Mapping[str, Reference],
+    notes: Sequence[str] = (),
+) -> Section:
+    drawings = []
+    for scenario, by_policy in runs.items():
+        file = f"{scenario}.png"
+        draw_outcomes(
+            list(by_policy.values()),
+            folder / file,
+            title=PAPER[scenario].about,
+            paper=paper_figures.get(scenario),
+        )
+        drawings.append(
+            Drawing(
+                file,
+                f"{PAPER[scenario].about}; dashed the ideal ceil(rate / 100). The paper prints no "
+                "average load at its peaks; dotted are max_load and what it does say.",
+            )
+        )
+    return Section(
+        name=name,
+        title=title,
+        source=source,
+        paper=paper,
+        ours=ours,
+        drawings=drawings,
+        tables=[_table(runs)],
+        bars=bars,
+        notes=notes,
+        data={
+            scenario: {policy: one.as_json() for policy, one in by_policy.items()}
+            for scenario, by_policy in runs.items()
+        },
+    )
+
+
+def _table(runs: Runs) -> Table:
+    rows = [
+        [
+            scenario.replace("-", " "),
+            name_of(policy),
+            f"{one.average_load_peak:.0f}",
+            f"{one.above_s:.0f}",
+            f"{one.late_s:.0f}",
+            str(one.replicas_peak),
+            str(one.machines_peak),
+            f"{one.machine_s:.0f}",
+            str(one.reversals),
+        ]
+        for scenario, by_policy in runs.items()
+        for policy, one in by_policy.items()
+    ]
+    return Table(
+        "The paper's policy, and ours on the same ramp",
+        [
+            *("figure", "policy", "peak load", "s above max_load", "of it late", "workers max"),
+            *("machines max", "machine-s", "reversals"),
+        ],
+        rows,
+    )

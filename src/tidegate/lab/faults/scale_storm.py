@@ -1,0 +1,329 @@
+"""Scale a queue up and down under load while its machines, workers and leader are killed.
+
+    python -m tidegate.lab.faults.scale_storm --events 100 [--stores 2] [--seed …] [--json]
+
+Strategy: `tidegate up` with a fleet of process machines, producers that are processes of their own,
+and the consumers are the workers of the replicas, which write down each delivery before they
+acknowledge it; beside them one ordinary consumer, which is sent from replica to replica. Some of
+the messages are of groups, some have dedup ids and are put twice. An event is an order for another
+number of replicas; most are followed by a kill -9 somewhere, at a random moment of its carrying
+out. In the end everything is healed and drained, and the checker judges: lost, unexpected,
+unflagged and (within a group) out of order must be 0, and the store must hold nothing more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import psutil
+
+import tidegate
+from tidegate.core.errors import TidegateError
+from tidegate.core.replication import ReplicaState
+from tidegate.core.scaling import Range, Scaling, ScalingPolicy, Steering
+from tidegate.lab.checker import Outcome, Verdict
+from tidegate.lab.faults.clients import Clients, clients_in
+from tidegate.lab.faults.deployment import Deployment, deployed
+from tidegate.lab.faults.injector import kill_postgres, kill_process
+from tidegate.lab.faults.storm_worker import FOLDER_VARIABLE, QUEUE
+from tidegate.lab.peers.server import temporary_folder
+
+REPLICAS_MAX = 4
+SETTINGS = """
+[node]
+lease = "1s"
+
+[fleet]
+provider = "process"
+boot_s = 0.1
+lost = "1s"
+slots = 2
+
+[log]
+level = "info"
+"""
+SCALING = Scaling(
+    replicas=Range(1, REPLICAS_MAX),
+    policy=ScalingPolicy.LOAD,
+    steering=Steering.MANUAL,
+    replicas_wanted=1,
+    polling_interval_s=0.2,
+    inhibition_s=0.2,
+    cooldown_period_s=0.2,
+    step_max=REPLICAS_MAX,
+    worker="tidegate.lab.faults.storm_worker:app",
+    slots_per_machine=2,
+)
+# What is killed, and how often of ten.
+VICTIMS = {"machine": 3, "machine's node": 2, "worker": 3, "leader": 2}
+STORE = "store"
+_LOOK_S = 0.1
+
+
+class StormOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How hard it blows."""
+
+    events: int = 100
+    # Of the events, those with a kill.
+    kills: float = 0.6
+    # Of the events, those that do not wait for the one before.
+    hasty: float = 0.4
+    wait_s: float = 40.0
+    rate_per_s: float = 150.0
+    drain_s: float = 120.0
+    # PostgreSQL servers that the replicas are spread over.
+    stores: int = 1
+    seed: int | None = None
+    # Whether PostgreSQL is killed, too.
+    kill_store: bool = False
+    keep_log: Path | None = None
+
+
+class StormReport(msgspec.Struct, kw_only=True):
+    """What came of it."""
+
+    seed: int
+    events: int
+    ups: int
+    downs: int
+    kills: dict[str, int]
+    # Orders that were carried out before the next one came, and how long the slowest took.
+    carried_out: int
+    slowest_s: float
+    duration_s: float
+    verdict: Verdict
+    outcome: Outcome
+    left_in_store: int
+    client_failures: list[str]
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome == "pass" and not self.client_failures and not self.left_in_store
+
+
+def run_storm(
+    options: StormOptions, progress: Callable[[str], None] = lambda line: None
+) -> StormReport:
+    """Run, and judge."""
+    with temporary_folder("storm") as folder:
+        settings = folder / "tidegate.toml"
+        settings.write_text(SETTINGS)
+        histories = folder / "histories"
+        histories.mkdir()
+        environment = {"TIDEGATE_CONFIG": str(settings), FOLDER_VARIABLE: str(histories)}
+        with deployed(
+            nodes=2, stores=options.stores, environment=environment, keep_log=options.keep_log
+        ) as deployment:
+            return asyncio.run(_Storm(options, progress, histories, settings, deployment).run())
+
+
+class _Storm:
+    def __init__(
+        self,
+        options: StormOptions,
+        progress: Callable[[str], None],
+        histories: Path,
+        settings: Path,
+        deployment: Deployment,
+    ) -> None:
+        self._options = options
+        self._progress = progress
+        self._histories = histories
+        self._settings = settings
+        self._deployment = deployment
+        self._seed = random.SystemRandom().randrange(1 << 31)
+        if options.seed is not None:
+            self._seed = options.seed
+        self._chance = random.Random(self._seed)
+        self._kills: dict[str, int] = {}
+        self._took_s: list[float] = []
+        self._ups = self._downs = 0
+
+    async def run(self) -> StormReport:
+        began = time.monotonic()
+        options = self._options
+        async with tidegate.connect(self._deployment.url, name="storm") as mq:
+            await mq.create_queue(QUEUE)
+            await mq.set_scaling(QUEUE, SCALING)
+            await self._wait_for(mq, 1)
+            with clients_in(self._histories) as clients:
+                for number in range(2):
+                    clients.add_producer(
+                        f"producer-{number}",
+                        self._deployment.url,
+                        QUEUE,
+                        *("--rate", str(options.rate_per_s), "--tasks", "20"),
+                        *("--groups", "8", "--dedup-every", "5"),
+                    )
+                clients.add_consumer("consumer", self._deployment.url, QUEUE, "--prefetch", "20")
+                await asyncio.to_thread(clients.wait_for_confirms, 50)
+                await self._blow(mq, clients)
+                self._progress("healed; draining")
+                await asyncio.to_thread(clients.finish_producers)
+                await self._order(mq, 2)
+                await asyncio.to_thread(clients.drain, options.drain_s)
+                left = await self._nothing_left(mq)
+                await asyncio.to_thread(clients.finish_consumers)
+                stored = await asyncio.to_thread(self._deployment.stored)
+                verdict = clients.verdict(stored=stored, replicated=[QUEUE])
+                failures = clients.failures
+            await mq.set_scaling(QUEUE, msgspec.structs.replace(SCALING, replicas_wanted=1))
+        return StormReport(
+            seed=self._seed,
+            events=self._ups + self._downs,
+            ups=self._ups,
+            downs=self._downs,
+            kills=self._kills,
+            carried_out=len(self._took_s),
+            slowest_s=max(self._took_s, default=0.0),
+            duration_s=time.monotonic() - began,
+            verdict=verdict,
+            outcome=verdict.outcome,
+            left_in_store=left,
+            client_failures=failures,
+        )
+
+    async def _blow(self, mq: tidegate.Client, clients: Clients) -> None:
+        chance, options = self._chance, self._options
+        wanted = 1
+        for number in range(1, options.events + 1):
+            before, wanted = (
+                wanted,
+                chance.choice([n for n in range(1, REPLICAS_MAX + 1) if n != wanted]),
+            )
+            if wanted > before:
+                self._ups += 1
+            else:
+                self._downs += 1
+            await self._order(mq, wanted)
+            ordered_at = time.monotonic()
+            struck = ""
+            if chance.random() < options.kills:
+                await asyncio.sleep(chance.uniform(0.0, 2.0))
+                struck = f", killed {await asyncio.to_thread(self._strike)}"
+            if chance.random() >= options.hasty:
+                if await self._wait_for(mq, wanted):
+                    self._took_s.append(time.monotonic() - ordered_at)
+                    struck += f", there after {self._took_s[-1]:.1f} s"
+                else:
+                    struck += f", not there after {options.wait_s:.0f} s"
+            waiting = clients.follow()
+            self._progress(
+                f"{number}/{options.events} {before} → {wanted}{struck}; "
+                f"{clients.confirmed} confirmed, {waiting} on their way"
+            )
+            if ended := clients.ended_early():
+                raise RuntimeError(f"clients ended early: {ended}")
+
+    async def _order(self, mq: tidegate.Client, wanted: int) -> None:
+        """Insist: the alias's owner may be the one that was killed."""
+        async with asyncio.timeout(60.0):
+            while True:
+                try:
+                    scaling = msgspec.structs.replace(SCALING, replicas_wanted=wanted)
+                    await mq.set_scaling(QUEUE, scaling)
+                    return
+                except TidegateError:
+                    await asyncio.sleep(_LOOK_S)
+
+    async def _wait_for(self, mq: tidegate.Client, wanted: int) -> bool:
+        """Until so many serve and no other is there."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._options.wait_s):
+                while True:
+                    with contextlib.suppress(TidegateError):
+                        replicas = (await mq.topology(QUEUE)).replicas
+                        serving = [r for r in replicas if r.state is ReplicaState.SERVING]
+                        if len(replicas) == len(serving) == wanted:
+                            return True
+                    await asyncio.sleep(_LOOK_S)
+        return False
+
+    def _strike(self) -> str:
+        victims = VICTIMS | ({STORE: 2} if self._options.kill_store else {})
+        kind = self._chance.choices(list(victims), list(victims.values()))[0]
+        found = self._candidates(kind)
+        if not found:
+            return f"no {kind}, there was none"
+        victim = self._chance.choice(found)
+        if kind == STORE:
+            kill_postgres(victim)
+        else:
+            kill_process(victim)
+        self._kills[kind] = self._kills.get(kind, 0) + 1
+        return f"{kind} ({victim})"
+
+    def _candidates(self, kind: str) -> list[int]:
+        """Processes of ours of that kind: known by the settings that they were started with."""
+        if kind == "leader":
+            # Whoever leads is the first of `up`'s nodes, or was until it died.
+            found = [self._deployment.node_pid(address) for address in self._deployment.addresses]
+            return [pid for pid in found if pid is not None][:1]
+        if kind == STORE:
+            found = [self._deployment.postmaster_pid()]
+            return [pid for pid in found if pid is not None]
+        words = {
+            "machine": ("tidegate", "machine"),
+            "machine's node": ("tidegate", "node", "--machine"),
+            "worker": ("tidegate", "worker"),
+        }[kind]
+        found_pids = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                line = process.cmdline()
+                if not all(word in line for word in words):
+                    continue
+                if process.environ().get("TIDEGATE_CONFIG") == str(self._settings):
+                    found_pids.append(process.pid)
+        return found_pids
+
+    async def _nothing_left(self, mq: tidegate.Client) -> int:
+        """What the store still holds once the last acknowledgements have come."""
+        deadline = time.monotonic() + 10.0
+        while True:
+            left = len(await asyncio.to_thread(self._deployment.stored))
+            if not left or time.monotonic() > deadline:
+                return left
+            await asyncio.sleep(_LOOK_S)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--events", type=int, default=100)
+    parser.add_argument("--rate", type=float, default=150.0, help="puts a second of a producer")
+    parser.add_argument("--stores", type=int, default=1, help="PostgreSQL servers")
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--kill-store", action="store_true", help="kill PostgreSQL, too")
+    parser.add_argument("--log", type=Path, default=None, help="keep the log of `tidegate up`")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    # An exception, so that what was started is stopped on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    options = StormOptions(
+        events=arguments.events,
+        rate_per_s=arguments.rate,
+        stores=arguments.stores,
+        seed=arguments.seed,
+        kill_store=arguments.kill_store,
+        keep_log=arguments.log,
+    )
+    report = run_storm(options, lambda line: print(line, file=sys.stderr, flush=True))
+    if arguments.json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        print(f"seed {report.seed}: {report.ups} up, {report.downs} down, kills {report.kills}")
+        print(report.verdict)
+    sys.exit(0 if report.passed else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,388 @@
+"""Leaders that die one after the other, each at its step of a scale-out or a scale-in.
+
+    python -m tidegate.lab.faults.succession before-drain after-drain … [--json]
+
+Strategy: a store, a line of nodes that nobody starts again, each with a crash point of its own, and
+a last one without. All join before the first machine does, so that they lead in turn (the smallest
+living id leads). A queue with workers on process machines is then ordered from one replica to three
+and back, under load, until everybody in the line has died at its point: whatever one has left
+half done, the next one ends. A scale-out counts as carried out when each replica has its producer,
+so that nobody gets past the migration of clients. A point of a machine is given to the last node,
+whose machines inherit it: there the machines die. In the end the checker judges, and nothing may be
+left: no message in the store, no machine at the provider, no process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import psutil
+
+import tidegate
+from tidegate.core.crash import MACHINE_POINTS, STEERING_POINTS, VARIABLE
+from tidegate.core.errors import TidegateError
+from tidegate.core.fleet import MachineState
+from tidegate.core.replication import ReplicaState
+from tidegate.core.scaling import Range, Scaling, ScalingPolicy, Steering
+from tidegate.fleet.parent import KEEPER_VARIABLE, identity_of
+from tidegate.fleet.providers.process import MARK_VARIABLE, ProcessProvider
+from tidegate.lab.checker import Outcome, Verdict
+from tidegate.lab.faults.clients import clients_in
+from tidegate.lab.faults.deployment import JoinedNode, joined_node
+from tidegate.lab.faults.storm_worker import FOLDER_VARIABLE, QUEUE, WORK_VARIABLE
+from tidegate.lab.peers.server import temporary_folder
+from tidegate.lab.stored_messages import stored_messages
+from tidegate.storage.embedded import EmbeddedPostgres
+from tidegate.storage.postgres import PostgresStore
+
+MANY = 3
+SETTINGS = """
+[node]
+lease = "1s"
+
+[fleet]
+provider = "process"
+lost = "1s"
+slots = 1
+list_interval = "300ms"
+drain = "5s"
+
+[telemetry]
+enabled = false
+
+[metrics]
+enabled = false
+"""
+SCALING = Scaling(
+    replicas=Range(0, MANY),
+    # Producers are elected too, and so have to leave what is drained.
+    policy=ScalingPolicy.CLIENTS,
+    steering=Steering.MANUAL,
+    replicas_wanted=1,
+    polling_interval_s=0.2,
+    inhibition_s=0.2,
+    cooldown_period_s=0.2,
+    step_max=MANY,
+    worker="tidegate.lab.faults.storm_worker:app",
+    slots_per_machine=1,
+)
+# One worker takes 4 of them at a time: fewer than are put, so that one replica has a backlog that
+# several have to share out.
+WORK_S = 0.03
+_LOOK_S = 0.05
+_STARTERS = 3
+_ORDER_S = 60.0
+
+
+class SuccessionOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Who dies where."""
+
+    points: Sequence[str]
+    rate_per_s: float = 70.0
+    drain_s: float = 90.0
+
+    @property
+    def orders_max(self) -> int:
+        """Orders after which every point has to have been reached: out and in, each leader is."""
+        # A machine may be halted before it gets there.
+        return max(1 + 2 * len(self.points), 12)
+
+
+class SuccessionReport(msgspec.Struct, kw_only=True):
+    """What came of it."""
+
+    orders: int
+    # Points at which somebody died, in that order.
+    died_at: list[str]
+    # From the first death during an order until that order was carried out.
+    took_over_s: list[float]
+    machines_died: int
+    duration_s: float
+    verdict: Verdict
+    outcome: Outcome
+    client_failures: list[str]
+    left_in_store: int
+    # Machines that the provider still knows or rows that are still there, and processes.
+    left_behind: list[str]
+
+    @property
+    def passed(self) -> bool:
+        return self.outcome == "pass" and not (
+            self.client_failures or self.left_in_store or self.left_behind
+        )
+
+
+def run_succession(
+    options: SuccessionOptions, progress: Callable[[str], None] = lambda line: None
+) -> SuccessionReport:
+    """Run, and judge."""
+    of_machines = [point for point in options.points if point in MACHINE_POINTS]
+    of_leaders = [point for point in options.points if point not in MACHINE_POINTS]
+    if len(of_machines) > 1:
+        raise ValueError("the machines of one run die at one point")
+    with temporary_folder("succession") as folder, EmbeddedPostgres(folder / "data") as postgres:
+        (folder / "tidegate.toml").write_text(SETTINGS)
+        histories = folder / "histories"
+        histories.mkdir()
+        environment = {
+            "TIDEGATE_CONFIG": str(folder / "tidegate.toml"),
+            "TIDEGATE_STORE__DATA": str(folder / "nodes"),
+            FOLDER_VARIABLE: str(histories),
+            WORK_VARIABLE: str(WORK_S),
+            # Should we be killed, the machines end by themselves.
+            KEEPER_VARIABLE: str(identity_of(os.getpid())),
+        }
+        # One at a time makes the tables.
+        asyncio.run(_prepare(postgres.url))
+        with (
+            _no_machine_left(folder / "nodes" / "fleet"),
+            _line(postgres.url, folder, environment, [*of_leaders, *of_machines]) as nodes,
+        ):
+            last = nodes.pop(of_machines[0] if of_machines else "")
+            run = _Succession(options, progress, folder, postgres.url, nodes, last)
+            return asyncio.run(run.run())
+
+
+async def _prepare(url: str) -> None:
+    store = PostgresStore(url)
+    await store.open()
+    await store.close()
+
+
+@contextlib.contextmanager
+def _line(
+    url: str, folder: Path, environment: dict[str, str], points: list[str]
+) -> Iterator[dict[str, JoinedNode]]:
+    """A node for each point; the last of them is the one that stays."""
+    if not points or points[-1] not in MACHINE_POINTS:
+        points = [*points, ""]
+
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(_STARTERS) as starters:
+
+        def start(point: str) -> JoinedNode:
+            own = folder / f"node-{point or 'last'}"
+            own.mkdir()
+            crash = {VARIABLE: point} if point else {}
+            return stack.enter_context(joined_node(url, own, environment={**environment, **crash}))
+
+        # About in this order, which saves orders: the next one dies a step after the one before.
+        *others, last = points
+        nodes = dict(zip(others, starters.map(start, others), strict=True))
+        nodes[last] = start(last)
+        yield nodes
+
+
+@contextlib.contextmanager
+def _no_machine_left(fleet: Path) -> Iterator[None]:
+    """Whatever happens, machines end: nobody keeps them."""
+    try:
+        yield
+    finally:
+        asyncio.run(_halt_all(fleet))
+
+
+async def _halt_all(fleet: Path) -> None:
+    provider = ProcessProvider(fleet, halt_s=5.0, store_urls=[])
+    for machine in await provider.list():
+        await provider.halt(machine.machine_id)
+
+
+class _Succession:
+    def __init__(
+        self,
+        options: SuccessionOptions,
+        progress: Callable[[str], None],
+        folder: Path,
+        url: str,
+        line: dict[str, JoinedNode],
+        last: JoinedNode,
+    ) -> None:
+        self._options = options
+        self._progress = progress
+        self._folder = folder
+        self._url = url
+        self._line = line
+        self._last = last
+        self._store = PostgresStore(url)
+        self._died_at: dict[str, float] = {}
+        self._took_over_s: list[float] = []
+        self._machines_died: set[int] = set()
+        self._orders = 0
+        # A machine that is halted at once has no time to see its workers go.
+        self._warm = MANY - 1 if len(line) < len(options.points) else 0
+
+    async def run(self) -> SuccessionReport:
+        began = time.monotonic()
+        options = self._options
+        await self._store.open()
+        async with tidegate.connect(self._last.address, name="succession", reconnect_s=60.0) as mq:
+            await mq.create_queue(QUEUE)
+            await self._order(mq, 1)
+            with clients_in(self._folder / "histories") as clients:
+                for number in range(MANY):
+                    clients.add_producer(
+                        f"producer-{number}",
+                        self._last.address,
+                        QUEUE,
+                        *("--rate", str(options.rate_per_s), "--tasks", "10"),
+                    )
+                await asyncio.to_thread(clients.wait_for_confirms, 20)
+                wanted = 1
+                while not self._all_have_died:
+                    if self._orders >= options.orders_max:
+                        break
+                    wanted = MANY if wanted == 1 else 1
+                    await self._order(mq, wanted)
+                await asyncio.to_thread(clients.finish_producers)
+                self._progress("nobody is left to die; draining")
+                await asyncio.to_thread(clients.drain, options.drain_s)
+                left = await self._nothing_left()
+                stored = await asyncio.to_thread(stored_messages, self._url)
+                verdict = clients.verdict(stored=stored, replicated=[QUEUE])
+                failures = clients.failures
+            await self._order(mq, 0)
+        left_behind = await self._left_behind()
+        await self._store.close()
+        return SuccessionReport(
+            orders=self._orders,
+            died_at=list(self._died_at),
+            took_over_s=self._took_over_s,
+            machines_died=len(self._machines_died),
+            duration_s=time.monotonic() - began,
+            verdict=verdict,
+            outcome=verdict.outcome,
+            client_failures=failures,
+            left_in_store=left,
+            left_behind=left_behind,
+        )
+
+    @property
+    def _all_have_died(self) -> bool:
+        machines_have = not self._warm or bool(self._machines_died)
+        return len(self._died_at) == len(self._line) and machines_have
+
+    async def _order(self, mq: tidegate.Client, wanted: int) -> None:
+        """So many replicas, on as many machines, whoever dies meanwhile."""
+        self._orders += 1
+        began, dead = time.monotonic(), set(self._died_at)
+        async with asyncio.timeout(_ORDER_S + 5.0 * len(self._line)):
+            is_ordered = is_carried_out = False
+            while not is_carried_out:
+                is_ordered = is_ordered or await self._ordered(mq, wanted)
+                is_carried_out = is_ordered and await self._is_carried_out(mq, wanted)
+                self._look_for_dead()
+                await asyncio.sleep(_LOOK_S)
+        now = time.monotonic()
+        new = [point for point in self._died_at if point not in dead]
+        if new:
+            self._took_over_s.append(now - self._died_at[new[0]])
+        self._progress(
+            f"order {self._orders}: {wanted} after {now - began:.1f} s"
+            + (f", died at {', '.join(new)}" if new else "")
+        )
+
+    async def _ordered(self, mq: tidegate.Client, wanted: int) -> bool:
+        warm = self._warm if wanted else 0
+        scaling = msgspec.structs.replace(SCALING, replicas_wanted=wanted, warm=warm)
+        with contextlib.suppress(TidegateError):
+            await mq.set_scaling(QUEUE, scaling)
+            return True
+        return False
+
+    async def _is_carried_out(self, mq: tidegate.Client, wanted: int) -> bool:
+        with contextlib.suppress(TidegateError):
+            replicas = (await mq.topology(QUEUE)).replicas
+            serving = [one for one in replicas if one.state is ReplicaState.SERVING]
+            rows = await self._store.machines()
+            failed = {row.machine_id for row in rows if row.state is MachineState.FAILED}
+            self._machines_died |= failed
+            up = [row for row in rows if row.state is MachineState.UP]
+            idle = len(rows) - len(failed) - len(up)
+            is_right_size = idle == 0 or (wanted > 0 and idle <= self._warm)
+            if not (len(replicas) == len(serving) == len(up) == wanted and is_right_size):
+                return False
+            return wanted < MANY or await self._has_spread(mq)
+        return False
+
+    async def _has_spread(self, mq: tidegate.Client) -> bool:
+        """Whether each replica has its producer: a scale-in before that has nobody to move."""
+        alias_id = await mq.queue_id(QUEUE)
+        numbers = await mq.stats(QUEUE)
+        at_replicas = [
+            [producers for producers, _ in queue.members.values()]
+            for node in numbers.nodes
+            for queue in node.queues
+            if queue.queue_id == alias_id
+        ]
+        return [1] * MANY in at_replicas
+
+    def _look_for_dead(self) -> None:
+        for point, node in self._line.items():
+            if point not in self._died_at and node.process.poll() is not None:
+                if node.process.returncode != -signal.SIGKILL:
+                    raise RuntimeError(f"the node of {point} ended by itself")
+                self._died_at[point] = time.monotonic()
+
+    async def _nothing_left(self) -> int:
+        """What the store still holds once the last acknowledgements have come."""
+        deadline = time.monotonic() + 10.0
+        while True:
+            left = len(await asyncio.to_thread(stored_messages, self._url))
+            if not left or time.monotonic() > deadline:
+                return left
+            await asyncio.sleep(_LOOK_S)
+
+    async def _left_behind(self) -> list[str]:
+        """Machines and processes that are there although no machine is wanted."""
+        fleet = (self._folder / "nodes" / "fleet").resolve()
+        provider = ProcessProvider(fleet, store_urls=[])
+        deadline = time.monotonic() + 10.0
+        while True:
+            # What died is put away beside.
+            found = [f"machine {one.machine_id} ({one.state})" for one in await provider.list()]
+            found += await asyncio.to_thread(_processes_of, fleet)
+            if not found or time.monotonic() > deadline:
+                return found
+            await asyncio.sleep(_LOOK_S)
+
+
+def _processes_of(fleet: Path) -> list[str]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK_VARIABLE, "").startswith(f"{fleet}{os.sep}"):
+                found.append(f"process {process.pid}: {' '.join(process.cmdline())}")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("points", nargs="*", default=list(STEERING_POINTS))
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    # An exception, so that what was started is stopped on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    report = run_succession(
+        SuccessionOptions(points=arguments.points),
+        lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    if arguments.json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        print(f"{len(report.died_at)} leaders and {report.machines_died} machines died")
+        print(report.verdict)
+    sys.exit(0 if report.passed else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Prefetch control, ours beside the paper's."""

@@ -1,0 +1,227 @@
+"""The paper's controllers, computed again from its model, and whether loops are stable, by proof.
+
+Strategy: nothing is started. The paper's polynomials and its a and b give its gains; each is
+compared with what is printed, in units of the last digit there. Then the question that it leaves
+for later: a loop is stable if all roots of its denominator lie within the unit circle, which the
+test of Schur and Cohn decides without finding them (laws/pole_placement), also when measurements
+come late. b only scales the gains, so plants are told apart by a alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from tidegate.lab.bench.bars import Bar
+from tidegate.lab.prefetch.bench import Bench
+from tidegate.lab.report.figures import Line, Panel, draw_panels
+from tidegate.lab.report.section import Drawing, Section
+from tidegate.laws.closed_loop import ClosedLoop, analyse, shown
+from tidegate.laws.controller_design import Requirement, find
+from tidegate.laws.least_squares import Model
+from tidegate.laws.pole_placement import (
+    Gains,
+    Kind,
+    closed_loop,
+    pi_gains,
+    pid_gains,
+    proportional_bounds,
+    roots_within,
+)
+from tidegate.report.chart import Table
+
+# The paper prints a = 0.26; both bounds of Kp that it prints follow from 0.2631.
+PAPER_MODEL = Model(0.2631, 59.73, 0.0)
+# The polynomials that its PI and PID gains place, without their leading 1.
+PAPER_PI, PAPER_PID = (-1.0, 0.36), (-0.7, -0.063, 0.11)
+LATE_SAMPLES = 2
+# What a running loop is designed for: 15 samples, 5 % overshoot, late by two.
+REQUIREMENT = Requirement(15, overshoot=0.05, late_samples=LATE_SAMPLES, is_calm=True)
+# Of plants: from one that alternates to one that hardly answers within a sample.
+PLANTS = tuple(round(-0.5 + 0.05 * step, 2) for step in range(29))
+DRAWN_SAMPLES = 20
+
+
+class Printed(msgspec.Struct, frozen=True):
+    """A number of the paper, and ours."""
+
+    what: str
+    # As it stands there.
+    text: str
+    ours: float
+
+    @property
+    def digits(self) -> int:
+        return len(self.text.partition(".")[2])
+
+    @property
+    def units_off(self) -> int:
+        """In units of the last printed digit."""
+        off = round(self.ours, self.digits) - float(self.text)
+        return abs(round(off * 10.0**self.digits))
+
+
+class Vetted(msgspec.Struct, frozen=True):
+    """The loop that is designed for one plant, by its largest pole at each lateness."""
+
+    kind: str
+    a: float
+    # None: no controller keeps the requirement there.
+    radii: list[float] | None
+    is_proved: bool
+
+
+def design_section(bench: Bench, folder: Path) -> Section:
+    """The design of section 3.2, and the formal check of section 5."""
+    model = PAPER_MODEL
+    pi = pi_gains(model.a, model.b, PAPER_PI)
+    pid = pid_gains(model.a, model.b, PAPER_PID)
+    printed = printed_numbers(model, pi, pid)
+    loops = {gains.kind: analyse(model, gains, LATE_SAMPLES) for gains in (pi, pid)}
+    vetted = [_vetted(kind, a, model.b) for kind in Kind for a in PLANTS]
+    designed = [one for one in vetted if one.radii is not None]
+    unproved = [one for one in designed if not one.is_proved]
+    bench.progress(f"{len(designed)} designs looked through, {len(unproved)} not proved stable")
+    _draw(loops, vetted, bench.plan.target_per_s, folder / "design.png")
+    # Both follow from a, b and two digits of a polynomial; PID has more digits than they do.
+    exact = [one for one in printed if not one.what.startswith("PID")]
+    rest = [one for one in printed if one.what.startswith("PID")]
+    return Section(
+        name="design",
+        title="Controllers by pole placement, and a formal check",
+        source="Section 3.2, P, PI and PID; section 5, future work: formally check properties",
+        paper="; ".join(f"{one.what} {one.text}" for one in printed) + ". Stability is not proved.",
+        ours=(
+            f"{sum(one.units_off == 0 for one in printed)} of {len(printed)} numbers to the last "
+            f"printed digit, the others off by {max(one.units_off for one in rest)} units of the "
+            f"seventh at most. Of {len(designed)} designs for plants from a = {PLANTS[0]:g} to "
+            f"{PLANTS[-1]:g}, {len(designed) - len(unproved)} are proved stable with measurements "
+            f"in time and late by up to {LATE_SAMPLES} samples."
+        ),
+        drawings=[
+            Drawing(
+                "design.png",
+                "Left: what the paper's gains would do on its model. Right: the largest pole of "
+                "PI loops as they are designed here, by the plant's a; below 1 is stable.",
+            )
+        ],
+        tables=[
+            Table(
+                "The paper's numbers from a = 0.2631 and b = 59.73",
+                ("", "paper", "ours", "units of the last digit off"),
+                [
+                    (one.what, one.text, f"{one.ours:.{one.digits + 1}f}", f"{one.units_off}")
+                    for one in printed
+                ],
+            ),
+            Table(
+                "The paper's loops on its model",
+                ("", "poles", "settles, samples", "overshoot", "largest pole, late by 0, 1, 2"),
+                [
+                    (
+                        str(kind),
+                        shown(loop.poles),
+                        f"{loop.predicted.settling_samples}",
+                        f"{loop.predicted.overshoot:.0%}",
+                        ", ".join(f"{radius:.3f}" for radius in loop.late_radii),
+                    )
+                    for kind, loop in loops.items()
+                ],
+            ),
+        ],
+        bars=[
+            Bar(
+                "P and PI: units of the last printed digit off",
+                float(max(one.units_off for one in exact)),
+                0.0,
+                "",
+                at_most=True,
+            ),
+            Bar(
+                "PID, printed with more digits than a and b have: units of the last one off",
+                float(max(one.units_off for one in rest)),
+                2.0,
+                "",
+                at_most=True,
+            ),
+            Bar(
+                "designs that are not proved stable",
+                float(len(unproved)),
+                0.0,
+                "",
+                at_most=True,
+                beyond_the_issue=True,
+            ),
+        ],
+        notes=[
+            "The paper prints Ki = (a + Kp·b)/b for PI, −0.063 in Kp and one Kd·e(k) too many for "
+            "PID; its numbers follow from the polynomials and not from these formulas.",
+            f"For {len(vetted) - len(designed)} of {len(vetted)} plants and kinds nothing settles "
+            f"within {REQUIREMENT.settling_samples} samples and bears that lateness: refused.",
+        ],
+        data={
+            "printed": [msgspec.to_builtins(one) for one in printed],
+            "designs": [msgspec.to_builtins(one) for one in vetted],
+        },
+    )
+
+
+def printed_numbers(model: Model, pi: Gains, pid: Gains) -> list[Printed]:
+    """All that the paper prints of its design."""
+    low, high = proportional_bounds(model.a, model.b)
+    return [
+        Printed("P: Kp above", "-0.01234", low),
+        Printed("P: Kp below", "0.02115", high),
+        Printed("PI: Kp", "-0.0016", pi.proportional),
+        Printed("PI: Ki", "0.0060", pi.integral),
+        Printed("PID: Kp", "0.0017761", pid.proportional),
+        Printed("PID: Ki", "0.0058096", pid.integral),
+        Printed("PID: Kd", "0.0018417", pid.derivative),
+    ]
+
+
+def _vetted(kind: Kind, a: float, b: float) -> Vetted:
+    model = Model(a, b, 0.0)
+    placed = find(model, kind, REQUIREMENT)
+    if placed is None:
+        return Vetted(str(kind), a, None, is_proved=False)
+    loops = [closed_loop(a, b, placed.gains, late) for late in range(LATE_SAMPLES + 1)]
+    return Vetted(
+        str(kind),
+        a,
+        list(analyse(model, placed.gains, LATE_SAMPLES).late_radii),
+        is_proved=all(roots_within(loop.denominator) for loop in loops),
+    )
+
+
+def _draw(
+    loops: dict[Kind, ClosedLoop], vetted: list[Vetted], target_per_s: float, file: Path
+) -> None:
+    samples = [float(k) for k in range(DRAWN_SAMPLES)]
+    steps = Panel(
+        f"A step to {target_per_s:.0f} msg/s",
+        "samples",
+        "arrival rate, msg/s",
+        [
+            Line(f"the paper's {kind}", samples, loop.response_per_s(target_per_s, DRAWN_SAMPLES))
+            for kind, loop in loops.items()
+        ],
+        levels={"target": target_per_s},
+    )
+    designed = [(one.a, one.radii) for one in vetted if one.kind == Kind.PI and one.radii]
+    radii = Panel(
+        "Largest pole of a designed PI loop",
+        "a of the plant",
+        "distance from 0",
+        [
+            Line(
+                "in time" if late == 0 else f"late by {late}",
+                [a for a, _ in designed],
+                [by_late[late] for _, by_late in designed],
+            )
+            for late in range(LATE_SAMPLES + 1)
+        ],
+        levels={"unstable": 1.0},
+    )
+    draw_panels([steps, radii], file)

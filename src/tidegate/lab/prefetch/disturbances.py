@@ -1,0 +1,253 @@
+"""What the paper leaves for later: bursts, slow handlers, a longer way, bad measurements.
+
+Strategy: one consumer under PI from beginning to end. Before each disturbance everything is as
+it should be and the loop has settled; then something changes, and it counts how long the mean of
+five samples needs to come back to the target, and to stay there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+
+from tidegate.core.prefetch import PrefetchGoal
+from tidegate.lab.bench.bars import Bar
+from tidegate.lab.prefetch.bench import Bench
+from tidegate.lab.prefetch.blurred import Blur
+from tidegate.lab.prefetch.stage import Engine, Stage, StagedConsumer
+from tidegate.lab.prefetch.track import MEAN_OF, Track, back_after_s
+from tidegate.lab.report.figures import Line, Panel, draw_grid
+from tidegate.lab.report.section import Drawing, Section
+from tidegate.report.chart import Table
+
+BACK_WITHIN = 0.05
+# Of the target, what publishers offer for a while; then twice as much as ever for a moment.
+SCARCE, BURST, BURST_S = 0.5, 2.0, 2.0
+# Of the target: a step that measurements have to be good for.
+STEP = 0.6
+NOISE = 0.1
+# Of the target, what a handler can do that saturates.
+SATURATED = 0.5
+
+
+class Disturbed(msgspec.Struct, frozen=True):
+    """One disturbance and what came of it."""
+
+    name: str
+    what: str
+    # Sampled from the moment of the disturbance on.
+    rates_per_s: list[float]
+    back_after_s: float
+    before_per_s: float
+    last_per_s: float
+
+
+class Trial:
+    """What a disturbance may touch."""
+
+    def __init__(self, bench: Bench, scene: Stage, consumer: StagedConsumer) -> None:
+        self.bench = bench
+        self.scene = scene
+        self.consumer = consumer
+        plan = bench.plan
+        self.target_per_s = plan.target_per_s
+        self.sample_s, self.settle_s = plan.disturbed_sample_s, plan.disturbed_settle_s
+        self.goal: PrefetchGoal = bench.goal(sample_s=self.sample_s, settle_s=self.settle_s)
+
+    def steer(self, times: float = 1.0) -> None:
+        """To so many times the target."""
+        rate = times * self.target_per_s
+        self.scene.steer(self.consumer, msgspec.structs.replace(self.goal, rate_per_s=rate))
+
+    def settle(self) -> float:
+        """Watch until it should be as if nothing had been; the rate of the last five samples."""
+        rates = self.consumer.watch(self.settle_s + 0.2).rates(self.sample_s)
+        return fmean(rates[-MEAN_OF:])
+
+    # Each returns the moment from which on it counts.
+
+    def burst(self) -> float:
+        """A queue that runs dry, then more than ever at once."""
+        self.scene.publish(SCARCE * self.target_per_s / self.scene.setting.offered_per_s)
+        self.scene.purge()
+        self.consumer.watch(self.settle_s / 2)
+        began_at = self.scene.now()
+        self.scene.publish(BURST)
+        self.consumer.watch(min(BURST_S, self.settle_s / 5))
+        self.scene.publish(1.0)
+        return began_at
+
+    def slow_handler(self) -> float:
+        self.consumer.set_handler(2.0 * self.scene.setting.handler_s)
+        return self.scene.now()
+
+    def quick_handler(self) -> float:
+        self.consumer.set_handler(self.scene.setting.handler_s)
+        return self.scene.now()
+
+    def long_way(self) -> float:
+        self.scene.network.set_delay(2.0 * self.scene.setting.delay_s)
+        return self.scene.now()
+
+    def short_way(self) -> float:
+        self.scene.network.set_delay(self.scene.setting.delay_s)
+        return self.scene.now()
+
+    def saturation(self) -> float:
+        """A target out of reach for a minute: nothing may have wound up."""
+        self.consumer.set_handler(1.0 / (SATURATED * self.target_per_s))
+        self.consumer.watch(self.bench.plan.saturated_s)
+        return self.quick_handler()
+
+    def blurred(self, blur: Blur) -> float:
+        """A step of the target, with measurements like this."""
+        self.consumer.blur(blur)
+        self.steer(STEP)
+        self.consumer.watch(self.settle_s / 2)
+        self.steer()
+        return self.scene.now()
+
+
+_Do = Callable[[Trial], float]
+
+PLANT: dict[str, tuple[str, _Do]] = {
+    "burst": ("a queue that ran dry, then a burst of publishers", Trial.burst),
+    "slow handler": ("the handler suddenly twice as slow", Trial.slow_handler),
+    "quick handler": ("the handler as quick as before", Trial.quick_handler),
+    "long way": ("the round trip doubled", Trial.long_way),
+    "short way": ("the round trip as before", Trial.short_way),
+    "saturation": ("a handler that could not keep up for a while", Trial.saturation),
+}
+MEASUREMENTS: dict[str, tuple[str, _Do]] = {
+    "lost": (
+        "one measurement in five lost, and a step of the target",
+        lambda trial: trial.blurred(Blur(lost=0.2)),
+    ),
+    "noise": (
+        f"measurements with {NOISE:.0%} of noise, and a step of the target",
+        lambda trial: trial.blurred(Blur(noise=NOISE)),
+    ),
+    "late by 1": (
+        "measurements late by one sample, and a step of the target",
+        lambda trial: trial.blurred(Blur(late_samples=1)),
+    ),
+    "late by 2": (
+        "measurements late by two samples, and a step of the target",
+        lambda trial: trial.blurred(Blur(late_samples=2)),
+    ),
+}
+
+
+def disturbances_section(bench: Bench, folder: Path) -> Section:
+    """All of them, one after the other, on one consumer."""
+    scene = bench.scene
+    # The node measures at its own credit: there is nothing between that could be lost.
+    disturbances = PLANT if scene.engine is Engine.TIDEGATE else PLANT | MEASUREMENTS
+    found: list[Disturbed] = []
+    # The model first: it is measured with one consumer at the queue, and no other.
+    bench.model()
+    with scene.consumer(1) as consumer:
+        trial = Trial(bench, scene, consumer)
+        try:
+            trial.steer()
+            trial.settle()
+            found = [_disturb(trial, name, *one) for name, one in disturbances.items()]
+        finally:
+            scene.steer_no_more()
+            scene.network.set_delay(scene.setting.delay_s)
+            scene.publish(1.0)
+    _draw(found, trial, folder / "disturbances.png")
+    return _section(bench, found, trial)
+
+
+def _disturb(trial: Trial, name: str, what: str, do: _Do) -> Disturbed:
+    trial.bench.progress(f"{what} …")
+    trial.consumer.blur(Blur())
+    # The one before has had its time; what it left over is not this one's.
+    before = fmean(trial.consumer.watch(MEAN_OF * trial.sample_s + 0.2).rates(trial.sample_s))
+    began_at = do(trial)
+    already_s = trial.scene.now() - began_at
+    wanted_s = trial.settle_s + MEAN_OF * trial.sample_s + 0.2
+    trial.consumer.watch(max(wanted_s - already_s, 0.0))
+    track: Track = trial.consumer.track.since(began_at)
+    rates = track.rates(trial.sample_s)
+    back_s = back_after_s(rates, trial.target_per_s, trial.sample_s, BACK_WITHIN)
+    last = fmean(rates[-MEAN_OF:])
+    trial.bench.progress(f"… back after {back_s:.1f} s, at {last:.0f} msg/s")
+    return Disturbed(name, what, rates, back_s, before, last)
+
+
+def _section(bench: Bench, found: list[Disturbed], trial: Trial) -> Section:
+    plan = bench.plan
+    worst = max(found, key=lambda one: one.back_after_s)
+    return Section(
+        name="disturbances",
+        title="Disturbances",
+        source="Section 5, future work: disturbances, measurement noise and delay",
+        paper="Left for later.",
+        ours=(
+            f"The longest way back to within {BACK_WITHIN:.0%} took {worst.back_after_s:.1f} s "
+            f"({worst.what}); {trial.settle_s:g} s were designed for."
+        ),
+        drawings=[
+            Drawing(
+                "disturbances.png",
+                f"Sampled arrival rate from the moment of each disturbance on; samples of "
+                f"{trial.sample_s:g} s.",
+            )
+        ],
+        tables=[
+            Table(
+                f"Mean of five samples of {trial.sample_s:g} s back within {BACK_WITHIN:.0%} of "
+                f"{trial.target_per_s:.0f} msg/s",
+                ("disturbance", "back after, s", "before, msg/s", "at the end, msg/s"),
+                [
+                    (
+                        one.what,
+                        f"{one.back_after_s:.1f}",
+                        f"{one.before_per_s:.0f}",
+                        f"{one.last_per_s:.0f}",
+                    )
+                    for one in found
+                ],
+            )
+        ],
+        bars=[
+            Bar(f"{one.what}: back", one.back_after_s, trial.settle_s, "s", at_most=True)
+            for one in found
+        ],
+        notes=[
+            f"The target was out of reach for {plan.saturated_s:g} s before it counts how long "
+            "the way back takes.",
+            *(
+                ["The node measures at its own credit: no measurement can be lost or late there."]
+                if bench.engine is Engine.TIDEGATE
+                else []
+            ),
+        ],
+        data={one.name: msgspec.to_builtins(one) for one in found},
+    )
+
+
+def _draw(found: list[Disturbed], trial: Trial, file: Path) -> None:
+    sample_s = trial.sample_s
+    panels = [
+        Panel(
+            f"{one.name}: back after {one.back_after_s:.1f} s",
+            "seconds",
+            "msg/s",
+            [
+                Line(
+                    "sampled",
+                    [sample_s * (k + 1) for k in range(len(one.rates_per_s))],
+                    one.rates_per_s,
+                )
+            ],
+            levels={"target": trial.target_per_s},
+        )
+        for one in found
+    ]
+    draw_grid(panels, file)

@@ -1,0 +1,145 @@
+"""Publishers of one process: each publishes again after a time that is normally distributed.
+
+Strategy: every publisher has a connection of its own and the moment at which its next message is
+due; moments do not depend on when the one before got through, so that a busy machine delays
+messages and does not make them fewer. On RabbitMQ frames are written by hand, unconfirmed, because
+25 publishers of a client library would need the core that the consumer is measured on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import random
+import sys
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+import uvloop
+
+import tidegate
+from tidegate.client.client import Client
+from tidegate.lab.bench.child import answer
+from tidegate.lab.peers.amqp import FRAME_END, RawConnection, publish_prefix
+
+PAYLOAD_BYTES = 256
+# Puts that a publisher on Tidegate may have under way.
+UNDER_WAY_MAX = 50
+
+
+class Press(msgspec.Struct, frozen=True):
+    """What a process of publishers is to do."""
+
+    url: str
+    queue: str
+    publishers: int
+    mean_s: float
+    deviation_s: float
+    seed: int = 6
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """An order: so many times as fast from now on; 0 pauses. The answer: published so far."""
+
+    times: float
+
+
+class Outlet(Protocol):
+    """Where a publisher puts its messages."""
+
+    def put(self) -> None: ...
+
+
+class RabbitmqOutlet:
+    def __init__(self, port: int, queue: str) -> None:
+        self._socket = RawConnection(port).socket
+        prefix = publish_prefix(queue, PAYLOAD_BYTES, persistent=False)
+        self._frames = prefix + bytes(PAYLOAD_BYTES) + FRAME_END
+
+    def put(self) -> None:
+        self._socket.sendall(self._frames)
+
+
+class TidegateOutlet:
+    def __init__(self, client: Client, queue: str) -> None:
+        self._client = client
+        self._queue = queue
+        self._under_way: set[asyncio.Future[int]] = set()
+
+    def put(self) -> None:
+        if len(self._under_way) >= UNDER_WAY_MAX:
+            return
+        put = self._client.put(self._queue, bytes(PAYLOAD_BYTES))
+        task = asyncio.ensure_future(put)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+
+class Publishers:
+    """All of them, by the moments at which they are due."""
+
+    def __init__(self, press: Press, outlets: list[Outlet]) -> None:
+        self._press = press
+        self._outlets = outlets
+        self._random = random.Random(press.seed)
+        self._times = 1.0
+        self.published = 0
+
+    def change(self, times: float) -> None:
+        self._times = times
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        # Spread over the first interval, as publishers that were started one after another.
+        due = [
+            (now + self._random.uniform(0.0, self._press.mean_s), number)
+            for number in range(len(self._outlets))
+        ]
+        heapq.heapify(due)
+        while True:
+            now = loop.time()
+            while due[0][0] <= now:
+                at, number = due[0]
+                if self._times > 0.0:
+                    self._outlets[number].put()
+                    self.published += 1
+                heapq.heapreplace(due, (at + self._pause_s(), number))
+            await asyncio.sleep(due[0][0] - now)
+
+    def _pause_s(self) -> float:
+        press = self._press
+        pause_s = max(self._random.gauss(press.mean_s, press.deviation_s), 0.0)
+        return pause_s / self._times if self._times > 0.0 else pause_s
+
+
+async def _publish(press: Press) -> None:
+    loop = asyncio.get_running_loop()
+    orders = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
+    async with contextlib.AsyncExitStack() as stack:
+        outlets = [await _outlet(press, stack) for _ in range(press.publishers)]
+        publishers = Publishers(press, outlets)
+        publishing = asyncio.ensure_future(publishers.run())
+        answer(True)
+        while line := await orders.readline():
+            publishers.change(msgspec.json.decode(line, type=Pace).times)
+            if publishing.done():
+                publishing.result()
+            answer(publishers.published)
+        publishing.cancel()
+
+
+async def _outlet(press: Press, stack: contextlib.AsyncExitStack) -> Outlet:
+    if press.url.startswith("amqp"):
+        port = urlsplit(press.url).port
+        assert port is not None
+        return RabbitmqOutlet(port, press.queue)
+    client = await stack.enter_async_context(tidegate.connect(press.url))
+    return TidegateOutlet(client, press.queue)
+
+
+if __name__ == "__main__":
+    uvloop.run(_publish(msgspec.json.decode(sys.argv[1], type=Press)))

@@ -1,0 +1,117 @@
+"""`tidegate lab run prefetch-control`: the paper's experiments, and those it leaves for later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from tidegate.lab.prefetch.bench import Bench
+from tidegate.lab.prefetch.closed_loop import closed_loop_section
+from tidegate.lab.prefetch.contest import contest_section
+from tidegate.lab.prefetch.design import design_section
+from tidegate.lab.prefetch.disturbances import disturbances_section
+from tidegate.lab.prefetch.long_samples import long_samples_section
+from tidegate.lab.prefetch.open_loop import model_section, open_loop_section
+from tidegate.lab.prefetch.plan import Plan
+from tidegate.lab.prefetch.profiles import profiles_section
+from tidegate.lab.prefetch.stage import Engine
+from tidegate.lab.report.experiments import (
+    RESULTS,
+    ExperimentsReport,
+    Progress,
+    chosen_from,
+    folder_of,
+    render,
+    run_experiments,
+)
+from tidegate.lab.report.section import Section
+
+__all__ = ["EXPERIMENTS", "PrefetchOptions", "render", "run_prefetch"]
+
+_Make = Callable[[Bench, Path], Section]
+
+EXPERIMENTS: dict[str, _Make] = {
+    "fig3": open_loop_section,
+    "table2": model_section,
+    "design": design_section,
+    "fig5": closed_loop_section,
+    "fig6": long_samples_section,
+    "disturbances": disturbances_section,
+    "profiles": profiles_section,
+    "contest": contest_section,
+}
+# A quarter of an hour for one figure; `--full` has it as part of another.
+WHEN_NAMED = ("fig6",)
+
+
+class PrefetchOptions(msgspec.Struct, frozen=True):
+    """Which experiments, on which engine, how large, and where to."""
+
+    engine: Engine = Engine.RABBITMQ
+    only: Sequence[str] = ()
+    # The paper's own numbers; hours.
+    full: bool = False
+    quick: bool = False
+    # In virtual time, instead of real processes.
+    simulate: bool = False
+    results: Path = RESULTS
+    # The folder below `results/prefetch-control`; None for the time of the run.
+    name: str | None = None
+
+    def experiments(self) -> list[str]:
+        """The chosen ones in order, or a sentence about a name that is none."""
+        chosen = chosen_from(list(EXPERIMENTS), self.only)
+        return [name for name in chosen if name in self.only or name not in WHEN_NAMED]
+
+    @property
+    def plan(self) -> Plan:
+        if self.quick:
+            return Plan.quick()
+        return Plan.full() if self.full else Plan()
+
+
+def run_prefetch(
+    options: PrefetchOptions, progress: Progress = lambda line: None
+) -> ExperimentsReport:
+    """Run the chosen experiments, and write what they found."""
+    chosen = options.experiments()
+    bench = Bench(options.engine, options.plan, progress, is_simulated=options.simulate)
+    with bench:
+
+        def bound(make: _Make) -> Callable[[Path, Progress], Section]:
+            return lambda folder, progress: make(bench, folder)
+
+        return run_experiments(
+            {name: bound(EXPERIMENTS[name]) for name in chosen},
+            folder=folder_of(options.results, "prefetch-control", options.name),
+            title=f"The prefetch control paper's experiments{_where(options)}",
+            theirs="Prefetch control",
+            introduction=_introduction(options),
+            progress=progress,
+        )
+
+
+def _where(options: PrefetchOptions) -> str:
+    on = {Engine.RABBITMQ: " on RabbitMQ", Engine.TIDEGATE: " on Tidegate"}[options.engine]
+    return f"{on}, simulated" if options.simulate else on
+
+
+def _introduction(options: PrefetchOptions) -> str:
+    if options.simulate:
+        return (
+            "Simulated, in virtual time: broker, network, publishers and handler are events, each "
+            "message one by one, and what steers is the heart of the loop that steers real ones."
+        )
+    by = {
+        Engine.RABBITMQ: "The loop runs in the worker, on RabbitMQ as Debian packages it.",
+        Engine.TIDEGATE: "The loop runs in the node, and the consumer knows nothing of it.",
+    }
+    return (
+        "25 publishers, each with a pause of 10 ± 1 ms, messages of 256 bytes, a handler of 1 ms. "
+        "The paper ran publishers, broker and consumer on machines of their own; here all share "
+        "one, and the consumer is behind a proxy that adds 6 ms each way. "
+        + by[options.engine]
+        + (" A quick run: it shows that everything works." if options.quick else "")
+    )

@@ -1,0 +1,327 @@
+"""The scene in virtual time: every message, round trip and handler, and no process.
+
+Strategy: events on a heap. A broker delivers to whoever has fewer messages than its prefetch, in
+turn; a message arrives after the way, waits for the handler, and its acknowledgement goes the way
+back. The way and the handler have a little jitter, always the same. The heart of the loop is the
+product's; only the shell around it, which measures and ticks, is written again for virtual time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import count
+
+from tidegate.core.prefetch import ConsumerSample, PrefetchGoal
+from tidegate.lab.prefetch.blurred import Blur, BlurredSensor
+from tidegate.lab.prefetch.consumer_process import NOTE_S, Note
+from tidegate.lab.prefetch.stage import LENGTH_MAX, WAITING_FIRST, Engine, Setting, StagedConsumer
+from tidegate.lab.prefetch.steered import Step
+from tidegate.lab.prefetch.track import Track
+from tidegate.laws.prefetch_steering import PrefetchSteering
+from tidegate.laws.workload_schedule import WorkloadSchedule
+
+# On average, beyond the way itself: the broker's and the client's own time for a message.
+OVERHEAD_S = 0.0003
+HANDLER_DEVIATION = 0.05
+TICKS = 20
+
+Event = Callable[[], None]
+
+
+class SimulatedScene:
+    """A broker with publishers and a network; its clock moves while somebody watches."""
+
+    def __init__(self, engine: Engine, setting: Setting, seed: int = 6) -> None:
+        self.engine = engine
+        self.setting = setting
+        self.random = random.Random(seed)
+        self.delay_s = setting.delay_s
+        self._now = 0.0
+        self._events: list[tuple[float, int, Event]] = []
+        self._numbers = count()
+        self._consumers: list[SimulatedConsumer] = []
+        self._turn = 0
+        self._times = 1.0
+        self._waiting = float(WAITING_FIRST)
+        self._published = 0.0
+        self._counted_at = 0.0
+        self._will_retry = False
+
+    @property
+    def network(self) -> SimulatedScene:
+        """It is the scene's own."""
+        return self
+
+    def now(self) -> float:
+        return self._now
+
+    def set_delay(self, delay_s: float) -> None:
+        self.delay_s = delay_s
+
+    @contextlib.contextmanager
+    def consumer(self, prefetch: int) -> Iterator[SimulatedConsumer]:
+        consumer = SimulatedConsumer(self, prefetch, self.setting.handler_s)
+        self._consumers.append(consumer)
+        self.deliver()
+        try:
+            yield consumer
+        finally:
+            self._consumers.remove(consumer)
+            consumer.end()
+
+    def steer(self, consumer: StagedConsumer, goal: PrefetchGoal) -> None:
+        consumer.steer(goal)
+
+    def steer_no_more(self) -> None:
+        """Loops end with their consumers."""
+
+    def publish(self, times: float) -> int:
+        self._count()
+        self._times = times
+        self.deliver()
+        return int(self._published)
+
+    def waiting(self) -> int:
+        self._count()
+        return int(self._waiting)
+
+    def purge(self) -> None:
+        self._count()
+        self._waiting = 0.0
+
+    def wait_for_messages(self, at_least: int = WAITING_FIRST) -> None:
+        while self.waiting() < at_least:
+            self.run(0.05)
+
+    def pause(self, seconds: float) -> None:
+        self.run(seconds)
+
+    # Time
+
+    def after(self, seconds: float, event: Event) -> None:
+        heapq.heappush(self._events, (self._now + seconds, next(self._numbers), event))
+
+    def run(self, seconds: float) -> None:
+        """Let so much time pass."""
+        end = self._now + seconds
+        while self._events and self._events[0][0] <= end:
+            self._now, _, event = heapq.heappop(self._events)
+            event()
+        self._now = end
+
+    # The broker
+
+    def deliver(self) -> None:
+        """To each in turn who may have more, while there is something."""
+        self._count()
+        refused = 0
+        while refused < len(self._consumers):
+            consumer = self._consumers[self._turn % len(self._consumers)]
+            self._turn += 1
+            if not consumer.may_have_more:
+                refused += 1
+                continue
+            if self._waiting < 1.0:
+                self._retry()
+                return
+            refused = 0
+            self._waiting -= 1.0
+            consumer.send()
+
+    def _retry(self) -> None:
+        """When the next message should be there."""
+        # While nobody publishes, nothing comes.
+        if self._will_retry or self._times <= 0.0:
+            return
+        self._will_retry = True
+
+        def again() -> None:
+            self._will_retry = False
+            self.deliver()
+
+        missing = 1.0 - self._waiting
+        rate_per_s = self.setting.offered_per_s * self._times
+        # A nanosecond later: what is nearly one message is none.
+        self.after(missing / rate_per_s + 1e-9, again)
+
+    def _count(self) -> None:
+        new = (self._now - self._counted_at) * self.setting.offered_per_s * self._times
+        self._counted_at = self._now
+        self._published += new
+        self._waiting = min(self._waiting + new, float(LENGTH_MAX))
+
+
+class SimulatedConsumer:
+    """A handler behind the network, with a meter, and a loop if it is steered."""
+
+    def __init__(self, scene: SimulatedScene, prefetch: int, handler_s: float) -> None:
+        self._scene = scene
+        self.track = Track()
+        # What is set here, and what has come through to the broker.
+        self._prefetch = self._allowed = prefetch
+        self._handler_s = handler_s
+        self._unacknowledged = 0
+        self._held: deque[None] = deque()
+        self._delivered = self._handled = 0
+        self._busy_s = 0.0
+        self._is_busy = self._has_ended = False
+        self._arrives_at = 0.0
+        self._sensor = BlurredSensor(Blur())
+        self._steering: PrefetchSteering | None = None
+        self._steered_since = 0
+        self._sample = (0.0, 0, 0, 0.0)
+        self._prefetch_ticks = self._held_ticks = self._ticks = 0
+        self._note_again()
+
+    # Orders
+
+    def set_prefetch(self, prefetch: int) -> None:
+        self._steering = None
+        self._set(prefetch)
+
+    def set_handler(self, handler_s: float) -> None:
+        self._handler_s = handler_s
+
+    def blur(self, blur: Blur) -> None:
+        self._sensor.blur = blur
+
+    def watch(self, seconds: float) -> Track:
+        self._note()
+        began_at = self._scene.now()
+        self._scene.run(seconds)
+        self._note()
+        return self.track.since(began_at)
+
+    def end(self) -> None:
+        self._has_ended = True
+
+    # Messages
+
+    @property
+    def may_have_more(self) -> bool:
+        return self._unacknowledged < self._allowed
+
+    def send(self) -> None:
+        self._unacknowledged += 1
+        scene = self._scene
+        way_s = scene.delay_s + scene.random.expovariate(1.0 / OVERHEAD_S)
+        # One connection: nobody overtakes.
+        self._arrives_at = max(self._arrives_at, scene.now() + way_s)
+        scene.after(self._arrives_at - scene.now(), self._arrive)
+
+    def _arrive(self) -> None:
+        self._delivered += 1
+        self._held.append(None)
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._is_busy or not self._held:
+            return
+        self._held.popleft()
+        self._is_busy = True
+        lasts_s = self._handler_s * max(self._scene.random.gauss(1.0, HANDLER_DEVIATION), 0.1)
+        self._busy_s += lasts_s
+        self._scene.after(lasts_s, self._done)
+
+    def _done(self) -> None:
+        self._handled += 1
+        self._is_busy = False
+        self._scene.after(self._scene.delay_s, self._acknowledged)
+        self._begin()
+
+    def _acknowledged(self) -> None:
+        self._unacknowledged -= 1
+        if not self._has_ended:
+            self._scene.deliver()
+
+    def _set(self, prefetch: int) -> None:
+        self._prefetch = prefetch
+
+        def come_through() -> None:
+            self._allowed = prefetch
+            self._scene.deliver()
+
+        self._scene.after(self._scene.delay_s, come_through)
+
+    # The meter
+
+    def _note_again(self) -> None:
+        if not self._has_ended:
+            self._note()
+            self._scene.after(NOTE_S, self._note_again)
+
+    def _note(self) -> None:
+        note = Note(
+            self._scene.now(),
+            self._delivered,
+            self._handled,
+            len(self._held),
+            self._prefetch,
+            self._busy_s,
+        )
+        self.track.add([note], [])
+
+    # The loop
+
+    def steer(self, goal: PrefetchGoal, schedule: WorkloadSchedule | None = None) -> None:
+        """`schedule` has models of several workloads, for who is steered for the first time."""
+        if self._steering is not None:
+            self._steering.change(goal)
+            return
+        self._steering = PrefetchSteering(goal, None, self._prefetch, schedule=schedule)
+        self._begin_sample()
+        self._tick(self._steering)
+
+    def _begin_sample(self) -> None:
+        self._sample = (self._scene.now(), self._delivered, self._handled, self._busy_s)
+        self._prefetch_ticks = self._held_ticks = self._ticks = 0
+
+    def _tick(self, steering: PrefetchSteering) -> None:
+        if steering is not self._steering or self._has_ended:
+            return
+        if self._ticks == TICKS:
+            self._step(steering)
+        wanted = steering.tick()
+        if wanted != self._prefetch:
+            self._set(wanted)
+        self._ticks += 1
+        self._prefetch_ticks += wanted
+        self._held_ticks += len(self._held)
+        self._scene.after(steering.goal.sample_s / TICKS, lambda: self._tick(steering))
+
+    def _step(self, steering: PrefetchSteering) -> None:
+        began_at, delivered, handled, busy_s = self._sample
+        lasted_s = self._scene.now() - began_at
+        # A node sees what goes out and comes back, and not what lies in a consumer.
+        is_inside = self._scene.engine is not Engine.TIDEGATE
+        sample = ConsumerSample(
+            at=self._scene.now(),
+            interval_s=lasted_s,
+            arrived_per_s=(self._delivered - delivered) / lasted_s,
+            processed_per_s=(self._handled - handled) / lasted_s if is_inside else None,
+            busy=min((self._busy_s - busy_s) / lasted_s, 1.0) if is_inside else None,
+            held=self._held_ticks / TICKS if is_inside else None,
+            prefetch=self._prefetch_ticks / TICKS,
+            starved=not self._held and self._scene.waiting() == 0,
+        )
+        seen = self._sensor.seen(sample)
+        step = steering.step(seen)
+        self.track.add(
+            [],
+            [
+                Step(
+                    at=self._scene.now(),
+                    rate_per_s=math.nan if seen is None else seen.arrived_per_s,
+                    level=step.level,
+                    mode=step.mode.value,
+                    saturated=step.saturated.value,
+                    notes=list(step.notes),
+                )
+            ],
+        )
+        self._begin_sample()

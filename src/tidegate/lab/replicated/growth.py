@@ -1,0 +1,233 @@
+"""Figures 10 and 11: clients come one at a time, to one queue and to one that grows with them.
+
+Strategy: five steps of one producer and two consumers, a client each some seconds. A replica
+delivers R, a producer puts R/2, so that two steps (six clients) are what one replica is best with:
+C = 6. Static, there is one replica whatever comes; dynamic, the policy `clients` adds one when
+L_c ≥ 1, and new clients are elected onto it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from tidegate.core.replication import Role
+from tidegate.core.scaling import Range, Scaling, ScalingPolicy
+from tidegate.core.steering import AddReplica
+from tidegate.lab.bench.bars import Bar
+from tidegate.lab.bench.processors import Processors
+from tidegate.lab.replicated.crew import Row, crew_at
+from tidegate.lab.replicated.disturbance import disturbance
+from tidegate.lab.replicated.logical import CONSUMER_ROOM, Cluster, Speeds, cluster, seat
+from tidegate.lab.replicated.rates import Series, series_of
+from tidegate.lab.replicated.scale import Scale
+from tidegate.lab.report.experiments import Progress
+from tidegate.lab.report.figures import Line, Panel, draw_rows
+from tidegate.lab.report.section import Drawing, Section
+from tidegate.report.chart import Table
+
+STEPS = 5
+CLIENTS = 3 * STEPS
+CAPACITY_CLIENTS = 6
+# After the last client has come, so many times the time between two.
+AFTERWARDS = 5
+PAPER_TIMES = 1.9
+# What the paper prints about figures 10 and 11.
+PAPER_STATIC_PER_MS, PAPER_DYNAMIC_PER_MS, PAPER_SECOND_QUEUE_S = 1.9, 3.7, 120.0
+PAPER_RATIO = PAPER_DYNAMIC_PER_MS / PAPER_STATIC_PER_MS
+STATIC, DYNAMIC = "static", "dynamic"
+PAPER_CLIENT_EVERY_S = 10.0
+
+
+class Growth(msgspec.Struct, frozen=True):
+    """What came through while clients came."""
+
+    label: str
+    series: Series
+    # Replicas that served, at the same moments.
+    replicas: list[int]
+    # Mean consumption after the last client has come.
+    throughput_per_s: float
+    # Clients that had come when the second replica served; None: it never did.
+    second_at_clients: int | None
+    second_at_s: float | None
+    # The sentence with which the loop added it.
+    why: str = ""
+
+
+def growth_section(scale: Scale, folder: Path, progress: Progress) -> Section:
+    """Measure, draw, judge."""
+    found: dict[str, Growth] = {}
+    with cluster() as nodes:
+        processors = Processors()
+        for label in (STATIC, DYNAMIC):
+            found[label] = one = _run(nodes, label, scale)
+            progress(
+                f"{label}: {one.throughput_per_s:,.0f}/s in the end"
+                + (
+                    f", a second replica at {one.second_at_clients} clients"
+                    if one.second_at_clients
+                    else ""
+                )
+            )
+        others = processors.share_of_others()
+    return _section(found[STATIC], found[DYNAMIC], scale, others, folder)
+
+
+def _scaling(label: str, scale: Scale) -> Scaling:
+    return Scaling(
+        replicas=Range(1, 1 if label == STATIC else 2),
+        policy=ScalingPolicy.CLIENTS,
+        capacity_clients=float(CAPACITY_CLIENTS),
+        # A queue is not looked at more often than ten times a second.
+        polling_interval_s=max(0.1, min(0.5, scale.client_every_s / 4)),
+        inhibition_s=scale.client_every_s,
+        rate_max_per_s=scale.replica_rate_per_s,
+    )
+
+
+def _run(nodes: Cluster, label: str, scale: Scale) -> Growth:
+    queue = f"growth-{label}"
+    nodes.create(queue, _scaling(label, scale))
+    rate = scale.replica_rate_per_s
+    speeds = Speeds(rate / 2, CONSUMER_ROOM * rate / 4)
+    replicas: list[int] = []
+    came: list[int] = []
+    with crew_at(nodes.control, queue) as crew:
+        crew.begin()
+
+        def note(clients: int, seconds: float) -> None:
+            """Look once in a second, or a few times between two clients."""
+            every_s = min(1.0, scale.client_every_s / 2)
+            for _ in range(max(1, round(seconds / every_s))):
+                crew.watch(every_s, every_s)
+                replicas.append(len(nodes.serving(queue)))
+                came.append(clients)
+
+        for number in range(CLIENTS):
+            role = Role.PRODUCER if number % 3 == 0 else Role.CONSUMER
+            crew.come([seat(number, role, nodes, queue, speeds)])
+            crew.go([number])
+            note(number + 1, scale.client_every_s)
+        all_came = len(crew.rows) - 1
+        note(CLIENTS, AFTERWARDS * scale.client_every_s)
+        rows = list(crew.rows)
+        why = _why(nodes, queue)
+        crew.leave()
+        crew.settle()
+    second = next((turn for turn, count in enumerate(replicas) if count > 1), None)
+    return Growth(
+        label,
+        series_of(rows),
+        replicas,
+        _throughput(rows[all_came:]),
+        None if second is None else came[second],
+        None if second is None else rows[second + 1].at_s,
+        why,
+    )
+
+
+def _why(nodes: Cluster, queue: str) -> str:
+    """Why a replica was added beside the first."""
+    for decision in nodes.control.explain(queue, count=500):
+        if decision.inputs.get("serving") and any(
+            isinstance(action, AddReplica) for action in decision.actions
+        ):
+            return f"{decision.rule}: {decision.reason}"
+    return ""
+
+
+def _throughput(rows: list[Row]) -> float:
+    """Consumption in the second half of what is left: the newest client has settled in by then."""
+    half = rows[len(rows) // 2 - 1 :] if len(rows) > 2 else rows
+    return (half[-1].consumed - half[0].consumed) / (half[-1].at_s - half[0].at_s)
+
+
+def _section(static: Growth, dynamic: Growth, scale: Scale, others: float, folder: Path) -> Section:
+    times = dynamic.throughput_per_s / max(static.throughput_per_s, 1e-9)
+    factor = PAPER_CLIENT_EVERY_S / scale.client_every_s
+    draw_rows(
+        [
+            Panel(
+                f"{one.label} provisioning",
+                "seconds",
+                "messages a second",
+                [
+                    Line("produced", one.series.at_s, one.series.produced_per_s, colour="#1f6fb2"),
+                    Line("consumed", one.series.at_s, one.series.consumed_per_s, colour="#2f9e6e"),
+                ],
+                levels={
+                    "one replica": scale.replica_rate_per_s,
+                    "two replicas": 2 * scale.replica_rate_per_s,
+                },
+            )
+            for one in (static, dynamic)
+        ],
+        folder / "fig10.png",
+        same_scale=True,
+    )
+    return Section(
+        name="fig10",
+        title="Static and dynamic provisioning as clients come",
+        source="Replicated queues §7.5, figures 10 and 11",
+        paper=(
+            "Static: production and consumption stay at 1.9 messages/ms from the second step on. "
+            "Dynamic: a second queue at about 120 s, then 3.7 messages/ms."
+        ),
+        ours=(
+            f"Static {static.throughput_per_s:,.0f}/s, dynamic {dynamic.throughput_per_s:,.0f}/s: "
+            f"{times:.2f} times as much (the paper: {PAPER_RATIO:.2f}). "
+            + (
+                "A second replica never came."
+                if dynamic.second_at_clients is None
+                else f"The second replica served when {dynamic.second_at_clients} clients had "
+                f"come; by clients alone L_c is 1 with {CAPACITY_CLIENTS}."
+            )
+        ),
+        drawings=[
+            Drawing(
+                "fig10.png",
+                f"A client each {scale.client_every_s:g} s: {factor:g} times as fast as in the "
+                f"paper. The paper's axes are others: {PAPER_STATIC_PER_MS:g} messages/ms static, "
+                f"{PAPER_DYNAMIC_PER_MS:g} dynamic, which is × "
+                f"{PAPER_RATIO:.2f}; here × {times:.2f}.",
+            )
+        ],
+        tables=[
+            Table(
+                f"After all {CLIENTS} clients had come",
+                ["provisioning", "replicas", "consumed/s"],
+                [
+                    [one.label, str(one.replicas[-1]), f"{one.throughput_per_s:,.0f}"]
+                    for one in (static, dynamic)
+                ],
+            )
+        ],
+        bars=[
+            Bar("throughput, dynamic of static", times, PAPER_TIMES, "×"),
+            Bar(
+                "clients that had come when the second replica served",
+                None if dynamic.second_at_clients is None else float(dynamic.second_at_clients),
+                float(CAPACITY_CLIENTS + 2),
+                "",
+                at_most=True,
+            ),
+        ],
+        notes=[
+            f"Time runs {factor:g} times as fast as in the paper.",
+            f"Why it was added, in the loop's words: {dynamic.why or 'it was not.'} The law takes "
+            "the larger of the clients' load and the machines': on a busy machine it adds earlier.",
+            f"A replica has a stated limit of {scale.replica_rate_per_s:g} messages/s, and a "
+            "producer half of that as its speed, since two cores do not show what two machines "
+            "did.",
+            *disturbance(others),
+        ],
+        data={
+            "time_scale": factor,
+            "capacity_clients": CAPACITY_CLIENTS,
+            "times": times,
+            STATIC: msgspec.to_builtins(static),
+            DYNAMIC: msgspec.to_builtins(dynamic),
+        },
+    )

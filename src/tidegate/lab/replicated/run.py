@@ -1,0 +1,108 @@
+"""`tidegate lab run replicated-queues`: the paper's section 7, ours beside theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from tidegate.lab.replicated.distribution import distribution_section
+from tidegate.lab.replicated.growth import growth_section
+from tidegate.lab.replicated.mixes import capacity_section, mixes_section
+from tidegate.lab.replicated.scale import Scale
+from tidegate.lab.replicated.scenarios import scenarios_section
+from tidegate.lab.replicated.simulated import SIMULATED
+from tidegate.lab.replicated.waiting import waiting_section
+from tidegate.lab.report.experiments import (
+    RESULTS,
+    ExperimentsReport,
+    Progress,
+    chosen_from,
+    folder_of,
+    render,
+    run_experiments,
+)
+from tidegate.lab.report.section import Section
+
+__all__ = ["EXPERIMENTS", "ReplicatedOptions", "render", "run_replicated"]
+
+_Make = Callable[[Scale, Path, Progress], Section]
+
+EXPERIMENTS: dict[str, _Make] = {
+    "fig4": waiting_section,
+    "fig5": mixes_section,
+    "fig7": capacity_section,
+    "scenarios": scenarios_section,
+    "fig8": distribution_section,
+    "fig10": growth_section,
+}
+
+
+class ReplicatedOptions(msgspec.Struct, frozen=True):
+    """Which experiments, how large, and where to."""
+
+    only: Sequence[str] = ()
+    # The paper's own numbers; most of an hour.
+    full: bool = False
+    quick: bool = False
+    # The paper's own numbers in virtual time, instead of real processes.
+    simulate: bool = False
+    results: Path = RESULTS
+    # The folder below `results/replicated-queues`; None for the time of the run.
+    name: str | None = None
+
+    def experiments(self) -> list[str]:
+        """The chosen ones in order, or a sentence about a name that is none."""
+        if not self.simulate:
+            return chosen_from(list(EXPERIMENTS), self.only)
+        for name in self.only:
+            if name in EXPERIMENTS and name not in SIMULATED:
+                raise ValueError(
+                    f"{name} is about one real queue: nothing is simulated of it. Simulated are: "
+                    + ", ".join(SIMULATED)
+                )
+        return chosen_from(list(SIMULATED), self.only)
+
+    @property
+    def scale(self) -> Scale:
+        if self.quick:
+            return Scale.quick()
+        return Scale.full() if self.full else Scale()
+
+
+def run_replicated(
+    options: ReplicatedOptions, progress: Progress = lambda line: None
+) -> ExperimentsReport:
+    """Run the chosen experiments, and write what they found."""
+    scale = options.scale
+
+    def bound(make: _Make) -> Callable[[Path, Progress], Section]:
+        return lambda folder, progress: make(scale, folder, progress)
+
+    return run_experiments(
+        {
+            name: SIMULATED[name] if options.simulate else bound(EXPERIMENTS[name])
+            for name in options.experiments()
+        },
+        folder=folder_of(options.results, "replicated-queues", options.name),
+        title="The replicated queues paper's experiments on Tidegate",
+        theirs="Replicated queues",
+        introduction=_introduction(options),
+        progress=progress,
+    )
+
+
+def _introduction(options: ReplicatedOptions) -> str:
+    if options.simulate:
+        return (
+            "Simulated, in virtual time and at the paper's own rates: the plant stands for "
+            "replicas and clients, and the loop that steers it is the one that steers real queues."
+        )
+    return (
+        "The paper ran JORAM on a cluster of Mac minis, a queue on each; this ran on one machine, "
+        "with clients, nodes and PostgreSQL sharing its cores, so figures are to be compared in "
+        "shape and not in size. Messages have 1 KiB, queues are durable, and every client commits "
+        "each message before it goes on to the next."
+        + (" A quick run: it shows that everything works." if options.quick else "")
+    )

@@ -1,0 +1,67 @@
+"""How large each experiment is: the paper's own numbers, or fewer with the factor stated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+
+class Scale(msgspec.Struct, frozen=True):
+    """Sizes of one run; the defaults keep the whole of it below ten minutes."""
+
+    # Figure 4: put, then read; at each of these backlogs, so many times in turn.
+    speed_messages: int = 1500
+    backlogs: Sequence[int] = (10_000, 100_000, 1_000_000)
+    speed_rounds: int = 3
+    # Figures 5 and 6.
+    mix_messages: int = 15_000
+    mix_consumers: Sequence[int] = (1, 2, 3)
+    mix_runs: int = 1
+    # A busy machine may not get through them.
+    mix_seconds_max: float = 30.0
+    # Figure 7: the seconds of each mix, and what is tried.
+    capacity_seconds: float = 6.0
+    capacity_producers: Sequence[int] = (1, 2, 4, 8)
+    capacity_consumers_each: Sequence[float] = (0.5, 1.0, 2.0)
+    # Figures 8 and 9, and the scenarios.
+    messages_each_producer: int = 1500
+    distribution_runs: int = 1
+    scenario_seconds: float = 8.0
+    # The optimal one is always among them.
+    scenarios: Sequence[str] = ("optimal", "worst", "locally unstable", "unfair")
+    # Figures 10 and 11.
+    client_every_s: float = 2.0
+    # Stated limit of what one replica delivers, where two cores stand for several machines.
+    replica_rate_per_s: float = 100.0
+
+    @staticmethod
+    def quick() -> Scale:
+        """The smallest that goes through everything; no figure to quote."""
+        return Scale(
+            speed_messages=60,
+            backlogs=(2_000,),
+            speed_rounds=1,
+            mix_messages=300,
+            mix_consumers=(1, 2),
+            capacity_seconds=0.5,
+            capacity_producers=(1, 2),
+            capacity_consumers_each=(1.0, 2.0),
+            messages_each_producer=300,
+            scenario_seconds=2.0,
+            scenarios=("optimal", "worst"),
+            client_every_s=0.3,
+        )
+
+    @staticmethod
+    def full() -> Scale:
+        """The paper's own numbers; takes most of an hour."""
+        return Scale(
+            mix_runs=3,
+            mix_seconds_max=600.0,
+            capacity_seconds=20.0,
+            messages_each_producer=10_000,
+            distribution_runs=3,
+            scenario_seconds=30.0,
+            client_every_s=10.0,
+        )

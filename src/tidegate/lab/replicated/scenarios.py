@@ -1,0 +1,232 @@
+"""§3.2: what two replicas deliver when clients are spread well, badly and unfairly.
+
+    optimal            x = (1/2, 1/2)   y = (1/2, 1/2)
+    worst              x = (1, 0)       y = (0, 1)
+    locally unstable   x = (2/3, 1/3)   y = (1/3, 2/3)
+    unfair             x = (2/3, 1/3)   y = (2/3, 1/3)
+
+Strategy: each with everything held still; with exchange of waiting messages alone; and steered, as
+queues are, so that connected clients go over to the other replica as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from tidegate.core.replication import Role
+from tidegate.lab.bench.bars import Bar
+from tidegate.lab.bench.processors import Processors
+from tidegate.lab.replicated.crew import Crew, crew_at
+from tidegate.lab.replicated.crew_process import Seat
+from tidegate.lab.replicated.disturbance import disturbance
+from tidegate.lab.replicated.logical import Cluster, Speeds, cluster, seat, two_replicas
+from tidegate.lab.replicated.rates import Rates, rates_of
+from tidegate.lab.replicated.scale import Scale
+from tidegate.lab.report.experiments import Progress
+from tidegate.lab.report.figures import Line, Panel, draw_panels
+from tidegate.lab.report.section import Drawing, Section
+from tidegate.report.chart import Table
+
+PRODUCERS, CONSUMERS = 6, 12
+# Of what both replicas together may deliver: what producers offer.
+OFFERED = 0.9
+SETTLING_S = 2.0
+REPAIRED = 0.9
+STILL, EXCHANGE, MIGRATION = "held still", "exchange", "migration"
+REPAIRS = (STILL, EXCHANGE, MIGRATION)
+EXCHANGE_EVERY_S = 0.5
+
+
+class Scenario(msgspec.Struct, frozen=True):
+    """How many of each the first of two replicas has."""
+
+    name: str
+    producers: int
+    consumers: int
+
+
+SCENARIOS = (
+    Scenario("optimal", 3, 6),
+    Scenario("worst", 6, 0),
+    Scenario("locally unstable", 4, 4),
+    Scenario("unfair", 4, 8),
+)
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a scenario delivered."""
+
+    scenario: str
+    repair: str
+    rates: Rates
+    producers_at: dict[int, int]
+    consumers_at: dict[int, int]
+
+
+def seats_of(
+    scenario: Scenario, cluster: Cluster, queue: str, numbers: Sequence[int], speeds: Speeds
+) -> list[Seat]:
+    first, second = numbers
+    places = [
+        *((Role.CONSUMER, first),) * scenario.consumers,
+        *((Role.CONSUMER, second),) * (CONSUMERS - scenario.consumers),
+        *((Role.PRODUCER, first),) * scenario.producers,
+        *((Role.PRODUCER, second),) * (PRODUCERS - scenario.producers),
+    ]
+    return [
+        seat(number, role, cluster, queue, speeds, replica=replica)
+        for number, (role, replica) in enumerate(places)
+    ]
+
+
+def scenarios_section(scale: Scale, folder: Path, progress: Progress) -> Section:
+    """Measure, draw, judge."""
+    outcomes: list[Outcome] = []
+    with cluster() as nodes:
+        processors = Processors()
+        for scenario in [one for one in SCENARIOS if one.name in scale.scenarios]:
+            for repair in REPAIRS if scenario.name != "optimal" else (STILL,):
+                outcome = _run(nodes, scenario, repair, scale)
+                outcomes.append(outcome)
+                progress(
+                    f"{scenario.name}, {repair}: produced {outcome.rates.produced_per_s:,.0f}/s, "
+                    f"consumed {outcome.rates.consumed_per_s:,.0f}/s"
+                )
+        others = processors.share_of_others()
+    return _section(outcomes, scale, others, folder)
+
+
+def _run(nodes: Cluster, scenario: Scenario, repair: str, scale: Scale) -> Outcome:
+    queue = f"{scenario.name}-{repair}".replace(" ", "-")
+    scaling = two_replicas(scale.replica_rate_per_s)
+    nodes.create(queue, scaling)
+    if repair != MIGRATION:
+        nodes.hold_still(queue, scaling)
+    numbers = sorted(nodes.serving(queue))
+    speeds = Speeds.offering(2 * OFFERED * scale.replica_rate_per_s, PRODUCERS, CONSUMERS)
+    with crew_at(nodes.control, queue) as crew:
+        crew.come(seats_of(scenario, nodes, queue, numbers, speeds))
+        crew.go()
+        crew.begin()
+        watch(crew, nodes, queue, SETTLING_S, exchange=repair == EXCHANGE)
+        settled = len(crew.rows) - 1
+        watch(crew, nodes, queue, scale.scenario_seconds, exchange=repair == EXCHANGE)
+        rows = crew.rows[settled:]
+        crew.leave()
+        crew.settle()
+    return Outcome(
+        scenario.name, repair, rates_of(rows), rows[-1].producers_at, rows[-1].consumers_at
+    )
+
+
+def watch(crew: Crew, nodes: Cluster, queue: str, seconds: float, *, exchange: bool) -> None:
+    """Look, and exchange waiting messages if that is what is tried."""
+    for _ in range(max(1, round(seconds / EXCHANGE_EVERY_S))):
+        crew.watch(EXCHANGE_EVERY_S, EXCHANGE_EVERY_S)
+        if exchange:
+            nodes.exchange(queue, crew.replicas(), EXCHANGE_EVERY_S)
+
+
+def _section(outcomes: list[Outcome], scale: Scale, others: float, folder: Path) -> Section:
+    consumed = {(one.scenario, one.repair): one.rates.consumed_per_s for one in outcomes}
+    optimal = consumed["optimal", STILL]
+    names = list(dict.fromkeys(one.scenario for one in outcomes))
+    worse = max(consumed[name, STILL] for name in names[1:])
+    draw_panels(
+        [
+            Panel(
+                "Throughput of two replicas",
+                "",
+                "messages consumed a second",
+                [
+                    Line(
+                        repair,
+                        list(map(float, range(len(names)))),
+                        # There is nothing to repair in the optimal one.
+                        [consumed.get((name, repair), optimal) for name in names],
+                    )
+                    for repair in REPAIRS
+                ],
+                x_names=names,
+                levels={"offered": 2 * OFFERED * scale.replica_rate_per_s},
+            )
+        ],
+        folder / "scenarios.png",
+        height_in=4.0,
+    )
+    return Section(
+        name="scenarios",
+        title="Clients well and badly spread over two replicas",
+        source="Replicated queues §3.2",
+        paper=(
+            "Best when clients are spread evenly; worst when one queue has all producers and the "
+            "other all consumers; local instability and unfair load reduce it. No figures."
+        ),
+        ours=(
+            f"Held still, the worst delivers {consumed['worst', STILL]:,.0f}/s of the optimal "
+            f"{optimal:,.0f}/s; exchange brings it to {consumed['worst', EXCHANGE]:,.0f}/s, all "
+            f"that the one replica with consumers may deliver; when clients go over, the least "
+            f"of all is {min(consumed[name, MIGRATION] for name in names[1:]):,.0f}/s."
+        ),
+        drawings=[
+            Drawing(
+                "scenarios.png",
+                f"{PRODUCERS} producers and {CONSUMERS} consumers with speeds; each replica may "
+                f"deliver {scale.replica_rate_per_s:g} messages/s.",
+            )
+        ],
+        tables=[
+            Table(
+                f"Rates over {scale.scenario_seconds:g} s; where clients were in the end",
+                ["scenario", "", "produced/s", "consumed/s", "producers", "consumers", "waiting"],
+                [
+                    [
+                        one.scenario,
+                        one.repair,
+                        f"{one.rates.produced_per_s:,.0f}",
+                        f"{one.rates.consumed_per_s:,.0f}",
+                        _split(one.producers_at),
+                        _split(one.consumers_at),
+                        f"{one.rates.waiting_max:,}",
+                    ]
+                    for one in outcomes
+                ],
+            )
+        ],
+        bars=[
+            Bar(
+                "optimal, of the best of the others held still",
+                optimal / max(worse, 1e-9),
+                1.0,
+                "×",
+            ),
+            Bar(
+                "worst with exchange, of what one replica may deliver",
+                consumed["worst", EXCHANGE] / scale.replica_rate_per_s,
+                REPAIRED,
+                "×",
+            ),
+            *(
+                Bar(
+                    f"{name} after migration, of the optimal",
+                    consumed[name, MIGRATION] / optimal,
+                    REPAIRED,
+                    "×",
+                )
+                for name in names[1:]
+            ),
+        ],
+        notes=[
+            f"Replicas have a stated limit of {scale.replica_rate_per_s:g} messages/s each, since "
+            "two cores do not show what two machines did.",
+            *disturbance(others),
+        ],
+        data={"outcomes": msgspec.to_builtins(outcomes)},
+    )
+
+
+def _split(at: dict[int, int]) -> str:
+    return " / ".join(str(count) for _, count in sorted(at.items())) or "–"

@@ -1,0 +1,250 @@
+"""Figure 4: does a queue slow down as messages wait in it?
+
+Strategy: the paper puts 1 500 messages, then reads them, and sees the speed fall. We do
+the same, and then again on a queue in which very many wait already. Two queues on one node, one
+that holds nothing else and one that holds the backlog, are measured in turn, so that whatever else
+the machine does meets both.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+import tidegate
+from tidegate.client.blocking import BlockingClient
+from tidegate.core.replication import Role
+from tidegate.lab.bench.bars import Bar
+from tidegate.lab.bench.processors import Processors
+from tidegate.lab.peers.tidegate_server import tidegate_server
+from tidegate.lab.replicated.crew import Crew, Row, crew_at
+from tidegate.lab.replicated.crew_process import Seat
+from tidegate.lab.replicated.disturbance import disturbance
+from tidegate.lab.replicated.payload import make_payload
+from tidegate.lab.replicated.rates import series_of
+from tidegate.lab.replicated.scale import Scale
+from tidegate.lab.report.experiments import ExperimentFailed, Progress
+from tidegate.lab.report.figures import Line, Panel, draw_panels
+from tidegate.lab.report.section import Drawing, Section
+from tidegate.report.chart import Table
+
+WITHIN = 0.8
+FILL_AT_ONCE = 1000
+PROBE_EVERY_S = 0.1
+SECONDS_MAX = 120.0
+# The producer of the backlog: no seat has this number.
+FILLING = 0xFFFF_FFFF
+EMPTY, FULL = "empty", "full"
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """How fast messages went in, and came out again, with so many waiting besides."""
+
+    waiting: int
+    put_per_s: float
+    read_per_s: float
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """With a backlog and without, in turn."""
+
+    empty: Speed
+    full: Speed
+
+
+class _Measured:
+    """A queue, its crew, and how many wait in it."""
+
+    def __init__(self, crew: Crew, control: BlockingClient, url: str, queue: str) -> None:
+        self._crew = crew
+        self._control = control
+        self._url = url
+        self._queue = queue
+        self._numbers = itertools.count()
+        self.waiting = 0
+
+    def fill_to(self, count: int) -> None:
+        for first in range(self.waiting, count, FILL_AT_ONCE):
+            sequences = range(first, min(first + FILL_AT_ONCE, count))
+            self._control.put_many(self._queue, [make_payload(FILLING, n) for n in sequences])
+        self.waiting = count
+
+    def speed(self, messages: int) -> tuple[Speed, list[Row]]:
+        """Put so many, then read as many."""
+        self._crew.begin()
+        put_s = self._work(Role.PRODUCER, messages)
+        read_s = self._work(Role.CONSUMER, messages)
+        rows = list(self._crew.rows)
+        held = sum(one.waiting + one.unacknowledged for one in self._crew.replicas())
+        if held != self.waiting:
+            raise ExperimentFailed(f"{self.waiting} messages should wait, {held} do")
+        return Speed(self.waiting, messages / put_s, messages / read_s), rows
+
+    def _work(self, role: Role, messages: int) -> float:
+        number = next(self._numbers)
+        self._crew.come([Seat(number, role, self._url, self._queue, messages)])
+        self._crew.go([number])
+        if not self._crew.watch_until_done(SECONDS_MAX, PROBE_EVERY_S):
+            raise ExperimentFailed(f"{messages} messages took longer than {SECONDS_MAX:g} s")
+        mine = next(one for one in self._crew.standings() if one.number == number)
+        assert mine.begun_s is not None
+        assert mine.ended_s is not None
+        self._crew.leave([number])
+        return mine.ended_s - mine.begun_s
+
+
+def waiting_section(scale: Scale, folder: Path, progress: Progress) -> Section:
+    """Measure, draw, judge."""
+    with tidegate_server() as server:
+        url = f"tidegate://127.0.0.1:{server.port}"
+        with tidegate.connect(url, mode="admin") as control:
+            for queue in (EMPTY, FULL):
+                control.create_queue(queue, durable=True)
+            with crew_at(control, EMPTY) as at_empty, crew_at(control, FULL) as at_full:
+                processors = Processors()
+                empty = _Measured(at_empty, control, url, EMPTY)
+                full = _Measured(at_full, control, url, FULL)
+                empty.speed(scale.speed_messages)  # the first of everything is slow
+                alone, rows = empty.speed(scale.speed_messages)
+                progress(f"put {alone.put_per_s:,.0f}/s, read {alone.read_per_s:,.0f}/s")
+                pairs: dict[int, list[Pair]] = {}
+                for backlog in scale.backlogs:
+                    progress(f"{backlog:,} messages wait …")
+                    full.fill_to(backlog)
+                    pairs[backlog] = [
+                        Pair(
+                            empty.speed(scale.speed_messages)[0],
+                            full.speed(scale.speed_messages)[0],
+                        )
+                        for _ in range(scale.speed_rounds)
+                    ]
+                others = processors.share_of_others()
+    return _section(scale, rows, pairs, others, folder)
+
+
+def _ratio(pairs: Sequence[Pair], read: Callable[[Speed], float]) -> float:
+    return statistics.median(read(pair.full) / read(pair.empty) for pair in pairs)
+
+
+def _mean(pairs: Sequence[Pair], read: Callable[[Pair], float]) -> float:
+    return statistics.fmean(map(read, pairs))
+
+
+def _put(speed: Speed) -> float:
+    return speed.put_per_s
+
+
+def _read(speed: Speed) -> float:
+    return speed.read_per_s
+
+
+def _section(
+    scale: Scale, rows: list[Row], pairs: dict[int, list[Pair]], others: float, folder: Path
+) -> Section:
+    _draw(rows, pairs, folder)
+    most = max(pairs)
+    worst = min(min(_ratio(found, _put), _ratio(found, _read)) for found in pairs.values())
+    return Section(
+        name="fig4",
+        title="Speed against waiting messages",
+        source="Replicated queues §7.2, figure 4",
+        paper=(
+            "1 500 messages are put, then read: the rate falls as the queue grows, and reading is "
+            "slower than writing."
+        ),
+        ours=(
+            f"With {most:,} waiting, puts run at {_ratio(pairs[most], _put):.2f} and reads at "
+            f"{_ratio(pairs[most], _read):.2f} of the speed on an empty queue: the length of a "
+            "queue does not matter."
+            if worst >= WITHIN
+            else f"The worst of all is {worst:.2f} of the speed on an empty queue."
+        ),
+        drawings=[
+            Drawing(
+                "fig4.png",
+                f"Left: {scale.speed_messages} messages put, then read, as in the paper. Right: "
+                "the same with a backlog, means; dashed: on an empty queue, in turn with it.",
+            )
+        ],
+        tables=[
+            Table(
+                "One transaction for each message; medians of ratios, means of rates",
+                ["waiting", "put/s", "put/s empty", "ratio", "read/s", "read/s empty", "ratio"],
+                [
+                    [
+                        f"{backlog:,}",
+                        f"{_mean(found, lambda pair: pair.full.put_per_s):,.0f}",
+                        f"{_mean(found, lambda pair: pair.empty.put_per_s):,.0f}",
+                        f"{_ratio(found, _put):.2f}",
+                        f"{_mean(found, lambda pair: pair.full.read_per_s):,.0f}",
+                        f"{_mean(found, lambda pair: pair.empty.read_per_s):,.0f}",
+                        f"{_ratio(found, _read):.2f}",
+                    ]
+                    for backlog, found in pairs.items()
+                ],
+            )
+        ],
+        bars=[
+            bar
+            for backlog, found in pairs.items()
+            for bar in (
+                Bar(f"puts with {backlog:,} waiting, of empty", _ratio(found, _put), WITHIN, "×"),
+                Bar(f"reads with {backlog:,} waiting, of empty", _ratio(found, _read), WITHIN, "×"),
+            )
+        ],
+        notes=disturbance(others),
+        data={
+            "messages": scale.speed_messages,
+            "pairs": {str(backlog): msgspec.to_builtins(found) for backlog, found in pairs.items()},
+            "series": msgspec.to_builtins(series_of(rows)),
+        },
+    )
+
+
+def _draw(rows: list[Row], pairs: dict[int, list[Pair]], folder: Path) -> None:
+    series = series_of(rows)
+    names = [f"{backlog:,}" for backlog in pairs]
+    x = [float(backlog) for backlog in pairs]
+
+    def line(label: str, colour: str, read: Callable[[Pair], float], *, dashed: bool) -> Line:
+        means = [_mean(found, read) for found in pairs.values()]
+        return Line(label, x, means, dashed=dashed, colour=colour)
+
+    blue, teal = "#1f6fb2", "#2f9e6e"
+    draw_panels(
+        [
+            Panel(
+                "Put, then read",
+                "seconds",
+                "messages a second, and waiting",
+                [
+                    Line("put", series.at_s, series.produced_per_s, colour=blue),
+                    Line("read", series.at_s, series.consumed_per_s, colour=teal),
+                    Line(
+                        "waiting",
+                        series.at_s,
+                        [float(count) for count in series.waiting],
+                        dashed=True,
+                        colour="#8a8f98",
+                    ),
+                ],
+            ),
+            Panel(
+                "With a backlog",
+                "waiting messages",
+                "messages a second",
+                [
+                    line("put", blue, lambda pair: pair.full.put_per_s, dashed=False),
+                    line("put, empty", blue, lambda pair: pair.empty.put_per_s, dashed=True),
+                    line("read", teal, lambda pair: pair.full.read_per_s, dashed=False),
+                    line("read, empty", teal, lambda pair: pair.empty.read_per_s, dashed=True),
+                ],
+                x_names=names,
+            ),
+        ],
+        folder / "fig4.png",
+    )

@@ -1,0 +1,246 @@
+"""Clients of the bookshop: each asks, waits for the answer, and asks again.
+
+Strategy: a client goes through sessions of ten operations, one connection and one set of cookies
+for each session, as a browser that is opened and closed again; a closed loop, so that slow answers
+make few questions. What a person waits for is measured: from wanting the operation, with the
+connection if there is none yet, to the last byte of its answer. An operation that gets no answer,
+none in time, or one of 500 and above has failed; it is counted and never repeated, and the session
+goes on over a new connection.
+
+Protocols instead of streams: clients share two cores with what they measure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import httptools
+import msgspec
+
+from tidegate.lab.tapas.bookshop import BOOKS
+
+SESSION = (
+    *("choose", "add", "choose", "add", "remove"),
+    *("choose", "add", "choose", "buy", "confirm"),
+)
+# The second cluster's (figures 19 and 20).
+SESSION_OF_ELEVEN = ("choose", *SESSION)
+_ASKS_ONLY = "choose"
+# In place of a status: no answer, or none in time.
+NO_ANSWER = 0
+
+
+class Crowd(msgspec.Struct, frozen=True):
+    """Who comes, and what they do."""
+
+    # Loopback ports; clients are dealt to them in turn.
+    ports: Sequence[int]
+    clients: int
+    # Each does so many sessions, or, with None, goes on until the time is over.
+    sessions: int | None = 10
+    seconds: float | None = None
+    session: Sequence[str] = SESSION
+    # From one client's coming to the next one's.
+    ramp_s: float = 0.0
+    # From an answer to the next question.
+    think_s: float = 0.0
+    timeout_s: float = 30.0
+    seed: int = 7
+
+
+class Requests(msgspec.Struct):
+    """Every request, in the order of its end; moments are of the machine's monotonic clock."""
+
+    ended_at: list[float] = []
+    took_s: list[float] = []
+    status: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.took_s)
+
+    def add(self, ended_at: float, took_s: float, status: int) -> None:
+        self.ended_at.append(ended_at)
+        self.took_s.append(took_s)
+        self.status.append(status)
+
+    def between(self, begin_s: float, end_s: float) -> Requests:
+        """Those that ended in this time."""
+        found = Requests()
+        for ended_at, took_s, status in self:
+            if begin_s <= ended_at < end_s:
+                found.add(ended_at, took_s, status)
+        return found
+
+    def __iter__(self) -> Iterator[tuple[float, float, int]]:
+        return zip(self.ended_at, self.took_s, self.status, strict=True)
+
+    @property
+    def failed(self) -> int:
+        return sum(1 for status in self.status if has_failed(status))
+
+    @property
+    def mean_s(self) -> float:
+        return sum(self.took_s) / len(self.took_s) if self.took_s else 0.0
+
+
+class Visit(msgspec.Struct, frozen=True):
+    """When all of it began, who was there from when to when, and what they saw."""
+
+    began_at: float
+    ended_at: float
+    present: list[tuple[float, float]]
+    requests: Requests
+    # Of the process that the clients were in.
+    processor_s: float = 0.0
+
+    def present_at(self, moment: float) -> int:
+        return sum(1 for came, went in self.present if came <= moment < went)
+
+
+def has_failed(status: int) -> bool:
+    return status == NO_ANSWER or status >= 500
+
+
+async def visit(crowd: Crowd) -> Visit:
+    """Let them come, and wait until the last one has gone."""
+    processor_s = time.process_time()
+    requests = Requests()
+    began_at = time.monotonic()
+    ends_at = None if crowd.seconds is None else began_at + crowd.seconds
+
+    async def one(number: int) -> tuple[float, float]:
+        await asyncio.sleep(number * crowd.ramp_s)
+        came_at = time.monotonic()
+        await _Client(crowd, number, requests, ends_at).go_through_sessions()
+        return came_at, time.monotonic()
+
+    present = await asyncio.gather(*(one(number) for number in range(crowd.clients)))
+    return Visit(began_at, time.monotonic(), present, requests, time.process_time() - processor_s)
+
+
+class _Client:
+    def __init__(
+        self, crowd: Crowd, number: int, requests: Requests, ends_at: float | None
+    ) -> None:
+        self._crowd = crowd
+        self._port = crowd.ports[number % len(crowd.ports)]
+        self._random = random.Random(crowd.seed * 1000 + number)
+        self._requests = requests
+        self._ends_at = ends_at
+
+    async def go_through_sessions(self) -> None:
+        done = 0
+        while self._crowd.sessions is None or done < self._crowd.sessions:
+            if self._is_over():
+                return
+            await self._go_through_one()
+            done += 1
+
+    def _is_over(self) -> bool:
+        return self._ends_at is not None and time.monotonic() >= self._ends_at
+
+    async def _go_through_one(self) -> None:
+        cookies: dict[str, str] = {}
+        connection: _Connection | None = None
+        for operation in self._crowd.session:
+            if self._is_over():
+                break
+            began_s = time.monotonic()
+            status = NO_ANSWER
+            try:
+                async with asyncio.timeout(self._crowd.timeout_s):
+                    if connection is None or not connection.is_open:
+                        connection = await _connected(self._port)
+                    request = _request(operation, self._random.randrange(BOOKS), cookies)
+                    status = await connection.ask(request, cookies)
+            except (OSError, TimeoutError, httptools.HttpParserError):
+                if connection is not None:
+                    connection.close()
+                connection = None
+            ended_s = time.monotonic()
+            self._requests.add(ended_s, ended_s - began_s, status)
+            if self._crowd.think_s > 0.0:
+                await asyncio.sleep(self._crowd.think_s)
+            elif status == NO_ANSWER:
+                # A door that refuses connections is not to be stormed.
+                await asyncio.sleep(0.05)
+        if connection is not None:
+            connection.close()
+
+
+async def _connected(port: int) -> _Connection:
+    loop = asyncio.get_running_loop()
+    _, connection = await loop.create_connection(_Connection, "127.0.0.1", port)
+    return connection
+
+
+def _request(operation: str, book: int, cookies: dict[str, str]) -> bytes:
+    method = "GET" if operation == _ASKS_ONLY else "POST"
+    lines = [f"{method} /{operation}?book={book} HTTP/1.1", "Host: shop"]
+    if method == "POST":
+        lines.append("Content-Length: 0")
+    if cookies:
+        lines.append("Cookie: " + "; ".join(f"{name}={value}" for name, value in cookies.items()))
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+class _Connection(asyncio.Protocol):
+    """One question at a time."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._answered: asyncio.Future[int] | None = None
+        self._cookies: dict[str, str] = {}
+
+    async def ask(self, request: bytes, cookies: dict[str, str]) -> int:
+        """The status of the answer, once all of it has come; its cookies are kept."""
+        assert self._transport is not None
+        self._cookies = cookies
+        self._answered = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        return await self._answered
+
+    def close(self) -> None:
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    # What the loop says.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.is_open = True
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(error)
+            self.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_open = False
+        self._fail(error or ConnectionResetError("closed before the answer was whole"))
+
+    def _fail(self, error: Exception) -> None:
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_exception(error)
+
+    # What the parser finds.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"set-cookie":
+            key, _, said = value.decode("latin-1").partition(";")[0].partition("=")
+            self._cookies[key.strip()] = said.strip()
+
+    def on_message_complete(self) -> None:
+        if not self._parser.should_keep_alive():
+            self.is_open = False
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_result(self._parser.get_status_code())

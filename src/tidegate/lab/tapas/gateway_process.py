@@ -1,0 +1,110 @@
+"""The embedded gateway in a process of its own, as `tidegate door` has it, with a look inside.
+
+What each server has in hand and has got is noted four times a second, which is how often the
+gateway itself looks; the parent reads the notes at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import uvloop
+
+from tidegate.gateway import Gateway, GatewayLimits, HealthCheck, ServerAddress, StickySessions
+from tidegate.lab.bench.child import Child, answer
+from tidegate.lab.tapas.bookshop import WELL_PATH
+from tidegate.laws.ejection import Standing
+
+_NOTE_S = 0.25
+_ANSWER_TIMEOUT_S = 60.0
+
+
+class GatewayOrder(msgspec.Struct, frozen=True):
+    """What stands behind it, and how it balances."""
+
+    server_ports: Sequence[int]
+    policy: str = "better-of-two"
+    sticky: bool = False
+    # Requests without an answer for so long have failed.
+    answer_timeout_s: float = 60.0
+    checked: bool = True
+
+
+class Note(msgspec.Struct, frozen=True, array_like=True):
+    """One moment, server by server."""
+
+    at: float
+    outstanding: list[int]
+    sent: list[float]
+    ejected: list[bool]
+
+
+class GatewayProcess:
+    """As its parent sees it."""
+
+    def __init__(self, child: Child, port: int) -> None:
+        self._child = child
+        self.port = port
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def notes(self) -> list[Note]:
+        """Of all its life so far."""
+        self._child.say(True)
+        return self._child.hear(list[Note], _ANSWER_TIMEOUT_S)
+
+
+@contextlib.contextmanager
+def gateway_process(order: GatewayOrder) -> Iterator[GatewayProcess]:
+    arguments = [msgspec.json.encode(order).decode()]
+    with Child("tidegate.lab.tapas.gateway_process", arguments) as child:
+        yield GatewayProcess(child, child.hear(int, _ANSWER_TIMEOUT_S))
+
+
+async def _serve(order: GatewayOrder) -> None:
+    loop = asyncio.get_running_loop()
+    questions = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(questions), sys.stdin)
+    gateway = Gateway(
+        [
+            ServerAddress(f"i{number}", "127.0.0.1", port)
+            for number, port in enumerate(order.server_ports, 1)
+        ],
+        order.policy,
+        GatewayLimits(answer_timeout_s=order.answer_timeout_s),
+        sessions=StickySessions(secrets.token_bytes(16)) if order.sticky else None,
+        health=HealthCheck(WELL_PATH, interval_s=1.0) if order.checked else None,
+    )
+    notes: list[Note] = []
+    async with gateway:
+        noting = asyncio.ensure_future(_note(gateway, notes))
+        answer(gateway.port)
+        while await questions.readline():
+            answer(notes)
+        noting.cancel()
+
+
+async def _note(gateway: Gateway, notes: list[Note]) -> None:
+    while True:
+        servers = gateway.servers
+        notes.append(
+            Note(
+                time.monotonic(),
+                [one.outstanding for one in servers],
+                [one.meters.sent.total for one in servers],
+                [one.ejection.standing is Standing.EJECTED for one in servers],
+            )
+        )
+        await asyncio.sleep(_NOTE_S)
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve(msgspec.json.decode(sys.argv[1], type=GatewayOrder)))

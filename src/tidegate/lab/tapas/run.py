@@ -1,0 +1,82 @@
+"""`tidegate lab run tapas`: the report's evaluation, ours beside theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from tidegate.core.hosting import Engine
+from tidegate.lab.report.experiments import (
+    RESULTS,
+    ExperimentsReport,
+    Progress,
+    chosen_from,
+    folder_of,
+    render,
+    run_experiments,
+)
+from tidegate.lab.report.section import Section
+from tidegate.lab.tapas.keeping import keeping_section
+from tidegate.lab.tapas.overhead import overhead_section
+from tidegate.lab.tapas.plan import Plan
+from tidegate.lab.tapas.skew import skew_section
+
+__all__ = ["EXPERIMENTS", "TapasOptions", "render", "run_tapas"]
+
+_Make = Callable[[Plan, Path, Progress], Section]
+
+EXPERIMENTS: dict[str, _Make] = {
+    "overhead": lambda plan, folder, progress: overhead_section(plan.overhead, folder, progress),
+    "agreement": lambda plan, folder, progress: keeping_section(plan.keeping, folder, progress),
+    "skew": lambda plan, folder, progress: skew_section(plan.skew, folder, progress),
+}
+
+
+class TapasOptions(msgspec.Struct, frozen=True):
+    """Which experiments, how large, and where to."""
+
+    only: Sequence[str] = ()
+    quick: bool = False
+    # Of plain HAProxy and ours; None: as the plan has it.
+    pairs: int | None = None
+    # What stands before our instances where the agreement is kept.
+    engine: Engine = Engine.GATEWAY
+    results: Path = RESULTS
+    # The folder below `results/tapas`; None for the time of the run.
+    name: str | None = None
+
+    def experiments(self) -> list[str]:
+        """The chosen ones in order, or a sentence about a name that is none."""
+        return chosen_from(list(EXPERIMENTS), self.only)
+
+    @property
+    def plan(self) -> Plan:
+        plan = Plan.quick() if self.quick else Plan()
+        overhead = msgspec.structs.replace(plan.overhead, pairs=self.pairs or plan.overhead.pairs)
+        keeping = msgspec.structs.replace(plan.keeping, engine=self.engine)
+        return msgspec.structs.replace(plan, overhead=overhead, keeping=keeping)
+
+
+def run_tapas(options: TapasOptions, progress: Progress = lambda line: None) -> ExperimentsReport:
+    """Run the chosen experiments, and write what they found."""
+    plan = options.plan
+
+    def bound(make: _Make) -> Callable[[Path, Progress], Section]:
+        return lambda folder, progress: make(plan, folder, progress)
+
+    return run_experiments(
+        {name: bound(EXPERIMENTS[name]) for name in options.experiments()},
+        folder=folder_of(options.results, "tapas", options.name),
+        title="The TAPAS report's experiments",
+        theirs="TAPAS",
+        introduction=(
+            "A bookshop (choose, add, remove, buy, confirm) with a database of its own on each "
+            "instance, and clients in sessions of ten operations. The report had a machine for "
+            "each server and one for the clients; here all share two cores, so an instance has a "
+            "stated concurrency and service time where its capacity matters."
+            + (" A quick run: it shows that everything works." if options.quick else "")
+        ),
+        progress=progress,
+    )
