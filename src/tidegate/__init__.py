@@ -1,51 +1,63 @@
-"""Tidegate: a message queue that measures itself, durable and confirmed, on PostgreSQL."""
+"""Tidegate: a message queue that measures itself, durable and confirmed, on PostgreSQL.
 
-from tidegate.client import tracing
-from tidegate.client.app import App
-from tidegate.client.blocking import BlockingClient, BlockingMessage
-from tidegate.client.client import Client
-from tidegate.client.connect import connect
-from tidegate.client.message import Message, MessageBatch
-from tidegate.client.middleware import CallNext, Middleware
-from tidegate.client.options import PutOptions
-from tidegate.client.subscription import Subscription
-from tidegate.client.transaction import Transaction
-from tidegate.client.verdict import Reject, Retry
-from tidegate.core.errors import (
-    CallerError,
-    ClientNameNotUnique,
-    ClientNotExisting,
-    Forbidden,
-    InternalError,
-    InvalidValue,
-    IoFailure,
-    LeaseLost,
-    LimitReached,
-    Malformed,
-    ModeForbids,
-    NoActiveQueues,
-    NoMessagesInQueue,
-    NoMessagesRetrieved,
-    NoQueues,
-    NoReply,
-    NotAuthenticated,
-    Notice,
-    NotOwner,
-    QueueNameNotUnique,
-    QueueNotExisting,
-    RequiredParameterMissing,
-    RetryLater,
-    StaleEpoch,
-    TidegateError,
-    TooLarge,
-    TopicNameNotUnique,
-    TopicNotExisting,
-    Unavailable,
-    UnexpectedPacket,
-    UniqueConstraint,
-)
-from tidegate.core.model import Death, DeathReason, Failure, Overflow, QueuePolicy
-from tidegate.core.topic import SubscriptionInfo, TopicInfo
+Names are imported when they are first asked for: the command line passes through here on its way,
+and whoever presses Ctrl-C while it starts gets no traceback from the middle of an import.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidegate.client import tracing
+    from tidegate.client.app import App
+    from tidegate.client.blocking import BlockingClient, BlockingMessage
+    from tidegate.client.client import Client
+    from tidegate.client.connect import connect
+    from tidegate.client.message import Message, MessageBatch
+    from tidegate.client.middleware import CallNext, Middleware
+    from tidegate.client.options import PutOptions
+    from tidegate.client.steered_prefetch import PrefetchStep
+    from tidegate.client.subscription import Subscription
+    from tidegate.client.transaction import Transaction
+    from tidegate.client.verdict import Reject, Retry
+    from tidegate.core.errors import (
+        CallerError,
+        ChangedMeanwhile,
+        ClientNameNotUnique,
+        ClientNotExisting,
+        Forbidden,
+        InternalError,
+        InvalidValue,
+        IoFailure,
+        LeaseLost,
+        LimitReached,
+        Malformed,
+        ModeForbids,
+        NoActiveQueues,
+        NoMessagesInQueue,
+        NoMessagesRetrieved,
+        NoQueues,
+        NoReply,
+        NotAuthenticated,
+        Notice,
+        NotOwner,
+        QueueNameNotUnique,
+        QueueNotExisting,
+        RequiredParameterMissing,
+        RetryLater,
+        StaleEpoch,
+        TidegateError,
+        TooLarge,
+        TopicNameNotUnique,
+        TopicNotExisting,
+        Unavailable,
+        UnexpectedPacket,
+        UniqueConstraint,
+    )
+    from tidegate.core.model import Death, DeathReason, Failure, Overflow, QueuePolicy
+    from tidegate.core.prefetch import ControllerKind, PrefetchGoal, PrefetchModel
+    from tidegate.core.topic import SubscriptionInfo, TopicInfo
 
 __version__ = "0.1.0"
 
@@ -55,9 +67,11 @@ __all__ = [
     "BlockingMessage",
     "CallNext",
     "CallerError",
+    "ChangedMeanwhile",
     "Client",
     "ClientNameNotUnique",
     "ClientNotExisting",
+    "ControllerKind",
     "Death",
     "DeathReason",
     "Failure",
@@ -81,6 +95,9 @@ __all__ = [
     "NotOwner",
     "Notice",
     "Overflow",
+    "PrefetchGoal",
+    "PrefetchModel",
+    "PrefetchStep",
     "PutOptions",
     "QueueNameNotUnique",
     "QueueNotExisting",
@@ -105,3 +122,98 @@ __all__ = [
     "connect",
     "tracing",
 ]
+
+# Where each name comes from: the imports above, for those who run rather than check.
+_MODULES = {
+    "tidegate.client.tracing": ("tracing",),
+    "tidegate.client.app": ("App",),
+    "tidegate.client.blocking": (
+        "BlockingClient",
+        "BlockingMessage",
+    ),
+    "tidegate.client.client": ("Client",),
+    "tidegate.client.connect": ("connect",),
+    "tidegate.client.message": (
+        "Message",
+        "MessageBatch",
+    ),
+    "tidegate.client.middleware": (
+        "CallNext",
+        "Middleware",
+    ),
+    "tidegate.client.options": ("PutOptions",),
+    "tidegate.client.steered_prefetch": ("PrefetchStep",),
+    "tidegate.client.subscription": ("Subscription",),
+    "tidegate.client.transaction": ("Transaction",),
+    "tidegate.client.verdict": (
+        "Reject",
+        "Retry",
+    ),
+    "tidegate.core.errors": (
+        "CallerError",
+        "ChangedMeanwhile",
+        "ClientNameNotUnique",
+        "ClientNotExisting",
+        "Forbidden",
+        "InternalError",
+        "InvalidValue",
+        "IoFailure",
+        "LeaseLost",
+        "LimitReached",
+        "Malformed",
+        "ModeForbids",
+        "NoActiveQueues",
+        "NoMessagesInQueue",
+        "NoMessagesRetrieved",
+        "NoQueues",
+        "NoReply",
+        "NotAuthenticated",
+        "Notice",
+        "NotOwner",
+        "QueueNameNotUnique",
+        "QueueNotExisting",
+        "RequiredParameterMissing",
+        "RetryLater",
+        "StaleEpoch",
+        "TidegateError",
+        "TooLarge",
+        "TopicNameNotUnique",
+        "TopicNotExisting",
+        "Unavailable",
+        "UnexpectedPacket",
+        "UniqueConstraint",
+    ),
+    "tidegate.core.model": (
+        "Death",
+        "DeathReason",
+        "Failure",
+        "Overflow",
+        "QueuePolicy",
+    ),
+    "tidegate.core.prefetch": (
+        "ControllerKind",
+        "PrefetchGoal",
+        "PrefetchModel",
+    ),
+    "tidegate.core.topic": (
+        "SubscriptionInfo",
+        "TopicInfo",
+    ),
+}
+_ORIGIN = {name: module for module, names in _MODULES.items() for name in names}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        from importlib import import_module
+
+        if name not in _ORIGIN:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = import_module(_ORIGIN[name])
+        # `tracing` is a module itself.
+        found = module if name == "tracing" else getattr(module, name)
+        globals()[name] = found
+        return found
+
+    def __dir__() -> list[str]:
+        return __all__

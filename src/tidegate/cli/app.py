@@ -1,89 +1,56 @@
-"""The commands, one module each group. Heavy imports wait until a command needs them.
+"""All commands, one module each group. Heavy imports wait until a command needs them.
 
-Exit codes: 0 done, 1 an error of ours in one sentence on stderr, 2 wrong usage, 3 nothing there.
+Who runs one command imports that one alone (`command_groups`); all are for help and for what is
+misspelt.
 """
 
 from __future__ import annotations
 
-import re
-import sys
-from typing import Annotated
-
-import typer
-
-from tidegate.agreement.document import AgreementInvalid
 from tidegate.cli import (
+    agreements,
     benching,
     configuration,
+    console,
     demo,
+    door,
     experiments,
+    explaining,
+    holding,
+    hosting,
     learning,
     looking,
+    machines,
     messages,
     policies,
     queues,
     reporting,
+    scaling,
+    services,
     serving,
+    simulating,
+    sla,
+    steer,
     steering,
+    top,
     topics,
+    tuning,
     users,
     watching,
     working,
 )
-from tidegate.cli.measuring import MeasurementFailed
-from tidegate.cli.settings import SettingsInvalid
-from tidegate.core.errors import TidegateError
+from tidegate.cli.command_line import new_app, run
 
-_LINE_END = re.compile(r"\s*\n\s*")
-
-app = typer.Typer(
-    name="tidegate",
-    help="A message queue that measures itself: durable, confirmed, fast, on PostgreSQL.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    # Boxes are for people. Not "rich", which takes [default: 5s] and tidegate[spark] for styles and
-    # leaves them out.
-    rich_markup_mode="markdown" if sys.stdout.isatty() and sys.stderr.isatty() else None,
-)
+app = new_app()
 for group in (
-    *(serving, working, configuration, users, demo),
-    *(looking, queues, messages, policies, topics, steering),
-    *(learning, watching, reporting, benching, experiments),
+    *(serving, machines, working, configuration, users, demo),
+    *(console, looking, queues, messages, policies, topics, steering),
+    *(scaling, explaining, tuning, steer),
+    *(hosting, door, services, holding, sla, top),
+    *(agreements, learning, watching, reporting, simulating, benching, experiments),
 ):
     group.register(app)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from tidegate import __version__
-
-        print(f"tidegate {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Which one.")
-    ] = False,
-) -> None: ...
-
-
-def _told(error: TidegateError) -> str:
-    # Complaints about settings and agreements are one a line, and a measurement may tell a long
-    # story; anything else is one line, whoever worded it.
-    if isinstance(error, SettingsInvalid | AgreementInvalid | MeasurementFailed):
-        return str(error)
-    return _LINE_END.sub(" ", str(error))
-
-
 def main() -> None:
-    """Run a command; an error of ours is one sentence and exit code 1."""
-    try:
-        app()
-    except TidegateError as error:
-        print(f"tidegate: {_told(error)}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    """Run whichever it is."""
+    run(app)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import typer
 
-from tidegate.client.address import parse_address
-from tidegate.client.connect import DEFAULT_URL, connect
+from tidegate.client.address import SCHEME, SCHEME_TLS, parse_address
+from tidegate.client.connect import DEFAULT_URL, URL_VARIABLE, connect
 from tidegate.client.credentials import PASSWORD_FILE_VARIABLE, PASSWORD_VARIABLE
 from tidegate.core.errors import InvalidValue
 from tidegate.core.quantities import parse_duration_s
@@ -30,19 +31,27 @@ def without_password(
     assert parameter.name is not None
     source = context.get_parameter_source(parameter.name)
     given = source is not None and source.name == "COMMANDLINE"
-    if given and url is not None and parse_address(url).password:
+    if given and url is not None and _password_in(url):
         raise InvalidValue(
             "a password on the command line is read by everybody on this machine: set "
-            f"TIDEGATE_URL, {PASSWORD_VARIABLE} or {PASSWORD_FILE_VARIABLE} instead"
+            f"{URL_VARIABLE}, {PASSWORD_VARIABLE} or {PASSWORD_FILE_VARIABLE} instead"
         )
     return url
+
+
+def _password_in(url: str) -> str | None:
+    if url.startswith((SCHEME, SCHEME_TLS)) or "://" not in url:
+        return parse_address(url).password
+    password = urlsplit(url).password
+    # RabbitMQ's own default, which it lets in from its own machine only, is no secret.
+    return None if password == "guest" else password
 
 
 UrlOption = Annotated[
     str,
     typer.Option(
         "--url",
-        envvar="TIDEGATE_URL",
+        envvar=URL_VARIABLE,
         callback=without_password,
         help="Node to talk to: tidegate[s]://[user@]host:port[,host:port…].",
     ),
@@ -56,12 +65,23 @@ def ask(
     mode: Literal["read-only", "read-write", "admin"] = "read-only",
 ) -> Result:
     """Do the work with a connection of its own."""
+    check_is_node(url)
 
     async def connected() -> Result:
         async with connect(url, mode=mode, reconnect_s=_PATIENCE_S) as mq:
             return await work(mq)
 
     return asyncio.run(connected())
+
+
+def check_is_node(url: str) -> None:
+    """Refuse an engine that has tools of its own for what the command does."""
+    if url.startswith(("amqp://", "amqps://")):
+        raise InvalidValue(
+            "this command talks to Tidegate's own nodes, and the URL names a RabbitMQ. For "
+            "RabbitMQ there are `tidegate worker`, `tidegate tune prefetch` and `tidegate steer`; "
+            "its own tools (rabbitmqctl, its management page) show and change its queues"
+        )
 
 
 def queue_key(text: str) -> str | int:

@@ -8,7 +8,7 @@ import typer
 
 from tidegate.cli.asking import DEFAULT, UrlOption
 from tidegate.cli.learning import with_spark
-from tidegate.cli.measuring import QuickOption, changed, names_in, say, show, with_the_lab
+from tidegate.cli.measuring import QuickOption, measured, names_in, say, show, with_the_lab
 from tidegate.cli.output import JsonOption
 from tidegate.core.errors import InvalidValue, TidegateError
 from tidegate.core.quantities import parse_size_bytes
@@ -107,13 +107,14 @@ def backlog(
     with with_the_lab():
         from tidegate.lab.bench import backlog
 
-        options = changed(
-            backlog.BacklogOptions.quick() if quick else backlog.BacklogOptions(),
+        report = measured(
+            backlog.run_backlog,
+            backlog.BacklogOptions,
+            quick=quick,
             backlogs=waiting,
             rounds=rounds,
             seconds_per_run=seconds,
         )
-        report = backlog.run_backlog(options, say)
     show(report, backlog.render, as_json=json, good=report.met or quick)
 
 
@@ -132,13 +133,14 @@ def clients(
     with with_the_lab():
         from tidegate.lab.bench import clients
 
-        options = changed(
-            clients.ClientsOptions.quick() if quick else clients.ClientsOptions(),
+        report = measured(
+            clients.run_clients,
+            clients.ClientsOptions,
+            quick=quick,
             counts=count,
             rounds=rounds,
             seconds=seconds,
         )
-        report = clients.run_clients(options, say)
     show(report, clients.render, as_json=json, good=report.met or quick)
 
 
@@ -155,13 +157,61 @@ def recording(
     with with_the_lab():
         from tidegate.lab.bench import recording
 
-        options = changed(
-            recording.RecordingOptions.quick() if quick else recording.RecordingOptions(),
+        report = measured(
+            recording.run_recording,
+            recording.RecordingOptions,
+            quick=quick,
             pairs=pairs,
             seconds_per_run=seconds,
         )
-        report = recording.run_recording(options, say)
     show(report, recording.render, as_json=json, good=report.met or quick)
+
+
+@bench.command("control")
+def control(
+    replicas: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Replicas; may be repeated. [default: 125 to 2000]"),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of each.")] = None,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    """How long one step of control takes, and how that grows with the replicas."""
+    with with_the_lab():
+        from tidegate.lab.bench import control
+
+        report = measured(
+            control.run_control,
+            control.ControlOptions,
+            quick=quick,
+            replicas=replicas,
+            steps=steps,
+        )
+    show(report, control.render, as_json=json, good=report.met or quick)
+
+
+@bench.command("alias")
+def alias(
+    pairs: Annotated[
+        int | None, typer.Option(min=2, help="Pairs of runs, through it and direct. [default: 30]")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.1, help="Length of a run.")] = None,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Throughput through a logical queue beside that of a plain one, in interleaved pairs."""
+    with with_the_lab():
+        from tidegate.lab.bench import alias
+
+        report = measured(
+            alias.run_alias,
+            alias.AliasOptions,
+            quick=quick,
+            pairs=pairs,
+            seconds_per_run=seconds,
+        )
+    show(report, alias.render, as_json=json, good=report.met or quick)
 
 
 @bench.command("pipeline")
@@ -186,11 +236,12 @@ def pipeline(
             wanted = pipeline.parse_rows(rows) if rows else None
         except ValueError as wrong:
             raise typer.BadParameter(str(wrong), param_hint="--rows") from None
-        options = changed(
-            pipeline.PipelineOptions.quick() if quick else pipeline.PipelineOptions(),
+        report = measured(
+            pipeline.run_pipeline,
+            pipeline.PipelineOptions,
+            quick=quick,
             rows=wanted,
             jobs=names_in(jobs) or None,
             rounds=rounds,
         )
-        report = pipeline.run_pipeline(options, say)
     show(report, pipeline.render, as_json=json, good=report.met or quick)

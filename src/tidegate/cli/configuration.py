@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json as standard_json
 import os
+import re
 from typing import Any
 
 import typer
 
 from tidegate.cli.output import JsonOption, Output
-from tidegate.cli.serving import ConfigOption
-from tidegate.cli.settings import as_document, load_settings
+from tidegate.cli.settings.document import as_document
+from tidegate.cli.settings.reader import load_settings
+from tidegate.cli.settings_options import ConfigOption
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +31,7 @@ def config(config: ConfigOption = None, json: JsonOption = False) -> None:
     for number, (section, keys) in enumerate(document.items()):
         if number:
             output.line("")
-        output.line(f"[{section}]", style="bold")
+        output.line(f"[{_title(section)}]", style="bold")
         for key, value in keys.items():
             if value is None:
                 output.line(f"# {key} is not set", style="dim")
@@ -36,6 +40,14 @@ def config(config: ConfigOption = None, json: JsonOption = False) -> None:
                 output.line(f"{_toml(key) if '.' in key else key} = {_toml(value)}")
 
 
+def _title(section: str) -> str:
+    """A section as TOML has it: a queue's name may hold anything."""
+    head, dot, name = section.partition(".")
+    return f"{head}.{_toml(name)}" if dot and not _BARE.fullmatch(name) else section
+
+
 def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(one)}" for key, one in value.items()) + " }"
     # JSON's texts, numbers and lists of texts are TOML's as well.
     return standard_json.dumps(value, ensure_ascii=False)

@@ -1,30 +1,53 @@
-"""`tidegate lab …`: experiments of the papers, and faults made on purpose."""
+"""`tidegate lab …`: experiments of the papers; `faults` has those that break things on purpose."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from tidegate.cli import faults
 from tidegate.cli.measuring import QuickOption, changed, names_in, say, show, with_the_lab
 from tidegate.cli.output import Column, JsonOption, Output
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from tidegate.core.hosting import Engine
 
 lab = typer.Typer(no_args_is_help=True, help="Experiments.")
 run = typer.Typer(no_args_is_help=True, help="Run one.")
 lab.add_typer(run, name="run")
 
+OnlyOption = Annotated[str, typer.Option(help="Parts of it, separated by commas.")]
+ResultsOption = Annotated[Path | None, typer.Option(help="Folder [default: results].")]
+NameOption = Annotated[
+    str | None, typer.Option(help="Folder of this run, below the experiment's [default: the time].")
+]
+
 _EXPERIMENTS = {
     "telesto": "the experiments of the Telesto report: its client mix, figures and tables",
-    "kills": "node and PostgreSQL killed at random moments under load; nothing confirmed is lost",
+    "replicated-queues": "the experiments of the replicated queues paper: one queue under few and "
+    "many clients, two replicas, clients that come one by one",
+    "elastic-queues": "the experiments of the elastic queues paper: machines and workers that come "
+    "with a ramp, with real processes or simulated, and policies on 500 traces",
+    "prefetch-control": "the experiments of the prefetch control paper, on RabbitMQ or Tidegate: "
+    "open loop, model, P, PI and PID at 400 msg/s, disturbances, fixed prefetches beside it",
+    "tapas": "the experiments of the TAPAS report: a bookshop under an agreement, what doors cost, "
+    "agreements that are kept, servers that are slow, dead or silent",
+    **faults.EXPERIMENTS,
 }
 
 
 def register(app: typer.Typer) -> None:
+    # Behind those of the papers, in every list.
+    faults.register(run)
     app.add_typer(lab, name="lab")
+
+
+def check_chosen(options: Any) -> None:
+    """Whether each part that was asked for is there."""
+    try:
+        options.experiments()
+    except ValueError as wrong:
+        raise typer.BadParameter(str(wrong)) from None
 
 
 @lab.command("list")
@@ -40,7 +63,7 @@ def list_experiments(json: JsonOption = False) -> None:
 
 @run.command("telesto", help=f"Run {_EXPERIMENTS['telesto']}.")
 def telesto(
-    only: Annotated[str, typer.Option(help="Parts of it, separated by commas.")] = "",
+    only: OnlyOption = "",
     seconds: Annotated[
         float | None, typer.Option(min=0.1, help="Length of each window of a sweep.")
     ] = None,
@@ -53,10 +76,8 @@ def telesto(
     repeats_max: Annotated[
         int | None, typer.Option(min=2, help="Windows at most, however wide the interval.")
     ] = None,
-    results: Annotated[Path | None, typer.Option(help="Folder [default: results].")] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Folder below results/telesto [default: the time].")
-    ] = None,
+    results: ResultsOption = None,
+    name: NameOption = None,
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -72,55 +93,137 @@ def telesto(
             results=results,
             name=name,
         )
-        try:
-            options.experiments()
-        except ValueError as wrong:
-            raise typer.BadParameter(str(wrong)) from None
+        check_chosen(options)
         report = telesto_run.run_telesto(options, say)
     show(report, telesto_run.render, as_json=json, good=not report.failed)
 
 
-@run.command("kills", help=f"Run {_EXPERIMENTS['kills']}.")
-def kills(
-    count: Annotated[int, typer.Option("--kills", min=1, help="How many.")] = 200,
-    what: Annotated[str, typer.Option(help="node, postgres or both.")] = "both",
-    nodes: Annotated[int, typer.Option(min=1, max=8, help="How many node processes.")] = 1,
-    rate: Annotated[float, typer.Option(min=1.0, help="Puts a second of a producer.")] = 400.0,
-    seed: Annotated[int | None, typer.Option(help="Of the random moments.")] = None,
+@run.command("replicated-queues", help=f"Run {_EXPERIMENTS['replicated-queues']}.")
+def replicated_queues(
+    only: OnlyOption = "",
+    full: Annotated[
+        bool, typer.Option("--full", help="The paper's own numbers; takes most of an hour.")
+    ] = False,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="The paper's own numbers in virtual time.")
+    ] = False,
+    results: ResultsOption = None,
+    name: NameOption = None,
+    quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
     with with_the_lab():
-        from tidegate.lab.faults import kills as kills_run
+        from tidegate.lab.replicated import run as replicated_run
 
-        if what not in kills_run.MIXTURES:
-            raise typer.BadParameter(f"what is one of {', '.join(sorted(kills_run.MIXTURES))}")
-        options = kills_run.KillOptions(
-            kills=count, what=what, nodes=nodes, rate_per_s=rate, seed=seed
+        options = changed(
+            replicated_run.ReplicatedOptions(
+                only=names_in(only), full=full, quick=quick, simulate=simulate
+            ),
+            results=results,
+            name=name,
         )
-        report = kills_run.run_kills(options, say)
-    show(_Kills(report), _render_kills, as_json=json, good=report.passed)
+        check_chosen(options)
+        report = replicated_run.run_replicated(options, say)
+    show(report, replicated_run.render, as_json=json, good=not report.failed)
 
 
-class _Kills:
-    """The report of a kills run, as `show` takes reports."""
+@run.command("elastic-queues", help=f"Run {_EXPERIMENTS['elastic-queues']}.")
+def elastic_queues(
+    simulated: Annotated[
+        bool, typer.Option("--simulate", help="In virtual time, at the paper's own numbers.")
+    ] = False,
+    only: OnlyOption = "",
+    traces: Annotated[
+        int | None, typer.Option(min=20, help="Simulated: how many traces [default: 500].")
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="With real processes: a slower clock; takes long.")
+    ] = False,
+    results: ResultsOption = None,
+    name: NameOption = None,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    if simulated and full:
+        raise typer.BadParameter("--full is for real processes; --simulate is always full")
+    if traces is not None and not simulated:
+        raise typer.BadParameter("--traces is for --simulate")
+    with with_the_lab():
+        from tidegate.lab.elastic import run as elastic_run
+        from tidegate.lab.elastic import simulated as simulated_run
 
-    def __init__(self, report: Any) -> None:
-        self.report = report
+        options: Any = (
+            simulated_run.SimulatedOptions(only=names_in(only), quick=quick)
+            if simulated
+            else elastic_run.ElasticOptions(only=names_in(only), full=full, quick=quick)
+        )
+        options = changed(options, traces=traces, results=results, name=name)
+        check_chosen(options)
+        make = simulated_run.run_simulated if simulated else elastic_run.run_elastic
+        report = make(options, say)
+    show(report, simulated_run.render, as_json=json, good=not report.failed)
 
-    def as_json(self) -> Any:
-        import msgspec
 
-        return msgspec.Raw(self.report.as_json().encode())
+@run.command("prefetch-control", help=f"Run {_EXPERIMENTS['prefetch-control']}.")
+def prefetch_control(
+    engine: Annotated[str, typer.Option(help="rabbitmq or tidegate.")] = "rabbitmq",
+    only: OnlyOption = "",
+    full: Annotated[
+        bool, typer.Option("--full", help="The paper's own numbers; takes hours.")
+    ] = False,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="In virtual time; takes half a minute.")
+    ] = False,
+    results: ResultsOption = None,
+    name: NameOption = None,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    with with_the_lab():
+        from tidegate.lab.prefetch import run as prefetch_run
+        from tidegate.lab.prefetch.stage import Engine
+
+        if engine not in list(Engine):
+            raise typer.BadParameter(f"an engine is one of {', '.join(Engine)}")
+        options = changed(
+            prefetch_run.PrefetchOptions(
+                engine=Engine(engine),
+                only=names_in(only),
+                full=full,
+                quick=quick,
+                simulate=simulate,
+            ),
+            results=results,
+            name=name,
+        )
+        check_chosen(options)
+        report = prefetch_run.run_prefetch(options, say)
+    show(report, prefetch_run.render, as_json=json, good=not report.failed)
 
 
-def _render_kills(kills: _Kills, console: Console) -> None:
-    report = kills.report
-    killed = ", ".join(f"{count} {kind}" for kind, count in sorted(report.kills.items()))
-    console.print(f"{killed} in {report.duration_s:.0f} s (seed {report.seed})")
-    console.print(
-        f"confirming again after {report.recovery_s_median:.2f} s (median), "
-        f"{report.recovery_s_max:.2f} s at most; {report.left_in_store} left in the store"
-    )
-    console.print(str(report.verdict), markup=False)
-    for failure in report.client_failures:
-        console.print(str(failure), markup=False)
+@run.command("tapas", help=f"Run {_EXPERIMENTS['tapas']}.")
+def tapas(
+    only: OnlyOption = "",
+    pairs: Annotated[
+        int | None, typer.Option(min=2, help="Pairs of plain HAProxy and ours [default: 12].")
+    ] = None,
+    engine: Annotated[
+        Engine, typer.Option(help="Before our instances, where the agreement is kept.")
+    ] = Engine.GATEWAY,
+    results: ResultsOption = None,
+    name: NameOption = None,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    with with_the_lab():
+        from tidegate.lab.tapas import run as tapas_run
+
+        options = changed(
+            tapas_run.TapasOptions(only=names_in(only), quick=quick, engine=engine),
+            pairs=pairs,
+            results=results,
+            name=name,
+        )
+        check_chosen(options)
+        report = tapas_run.run_tapas(options, say)
+    show(report, tapas_run.render, as_json=json, good=not report.failed)

@@ -14,8 +14,9 @@ from rich.console import Console
 
 from tidegate.cli.interruption import terminated_like_interrupted
 from tidegate.cli.output import EXIT_NOTHING_THERE, Column, JsonOption, Output
-from tidegate.cli.serving import ConfigOption
-from tidegate.cli.settings import Settings, load_settings
+from tidegate.cli.settings.reader import load_settings
+from tidegate.cli.settings.settings import Settings
+from tidegate.cli.settings_options import ConfigOption
 from tidegate.core.errors import InvalidValue, Notice, TidegateError
 from tidegate.core.quantities import parse_duration_s
 
@@ -168,12 +169,15 @@ def without_data(run_folder: Path, agreements: Sequence[Agreement]) -> Iterator[
     seen = {row["agreement"] for row in rows if row["from"] is not None}
     for agreement in agreements:
         if agreement.name not in seen:
-            governed = (
-                f"queue = {agreement.queue!r}: check the name"
+            what, governed = (
+                ("queue", f"queue = {agreement.queue!r}")
                 if agreement.queue is not None
-                else f"http = {agreement.http!r}: only queues are recorded"
+                else ("HTTP service", f"http = {agreement.http!r}")
             )
-            yield f"the agreement {agreement.name} governs no queue that was recorded ({governed})"
+            yield (
+                f"the agreement {agreement.name} governs no {what} that was recorded "
+                f"({governed}: check the name)"
+            )
 
 
 def show_run(run: Run, output: Output) -> None:

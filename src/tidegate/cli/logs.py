@@ -11,6 +11,7 @@ as their length only, so a payload can reach the log by no accident.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 from datetime import UTC, datetime
@@ -37,6 +38,10 @@ def set_up_logs(
     root.setLevel(level.upper())
     # asyncio's own debug lines show what is in its buffers.
     logging.getLogger("asyncio").setLevel(max(logging.INFO, root.level))
+    if root.level > logging.DEBUG:
+        # What goes wrong with a broker is said once, by us.
+        for library in ("aio_pika", "aiormq"):
+            logging.getLogger(library).setLevel(logging.CRITICAL)
 
 
 class TextLines(logging.Formatter):
@@ -61,12 +66,19 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
         "logger": record.name,
         "event": _safe(record.getMessage()),
     }
+    fields |= _where()
     for key, value in vars(record).items():
         if key not in _STANDARD_ATTRIBUTES:
             fields.setdefault(key, "***" if _SECRET_NAME.search(key) else _safe(value))
     if record.exc_info and record.exc_info[0] is not None:
         fields["error"] = _safe(logging.Formatter().formatException(record.exc_info))
     return fields
+
+
+def _where() -> dict[str, str]:
+    """On which machine of a fleet, and for which replica: whoever started us said so."""
+    found = {name: os.environ.get(f"TIDEGATE_{name.upper()}") for name in ("machine", "replica")}
+    return {name: text for name, text in found.items() if text}
 
 
 def _safe(value: Any) -> str | int | float | bool | None:

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidegate.cli import status
-from tidegate.cli.asking import DEFAULT, UrlOption, ask, duration_s, queue_key
+from tidegate.cli.asking import (
+    DEFAULT,
+    UrlOption,
+    ask,
+    duration_option,
+    queue_key,
+    some_duration_s,
+)
 from tidegate.cli.figures import count as counted
 from tidegate.cli.figures import milliseconds, yes_no
 from tidegate.cli.output import Cell, Column, JsonOption, Output
@@ -40,7 +47,7 @@ def show_status(
     queue: Annotated[str | None, typer.Option(help="Only this queue: its name, or #id.")] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Again and again.")] = False,
     every: Annotated[
-        float, typer.Option(parser=duration_s, metavar="DURATION", help="How often, with --watch.")
+        float, duration_option("How often, with --watch. [default: 1s]", some_duration_s)
     ] = 1.0,
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
@@ -81,10 +88,7 @@ async def _watch_live(mq: Client, output: Output, queue: str | int | None, every
 def ping(
     count: Annotated[int, typer.Option("--count", "-c", min=1, help="How often.")] = 1,
     wait: Annotated[
-        float,
-        typer.Option(
-            parser=duration_s, metavar="DURATION", help="Wait so long for a node to come up."
-        ),
+        float, duration_option("Wait so long for a node to come up. [default: not at all]")
     ] = 0.0,
     url: UrlOption = DEFAULT,
     json: JsonOption = False,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, Self, TypeVar
 
 import typer
 from rich.console import Console
@@ -27,6 +27,19 @@ class Report(Protocol):
     """What every measurement returns."""
 
     def as_json(self) -> Any: ...
+
+
+class QuickOptions(Protocol):
+    """Options of a measurement that can be made quickly too."""
+
+    def __init__(self) -> None: ...
+
+    @classmethod
+    def quick(cls) -> Self: ...
+
+
+Options = TypeVar("Options", bound=QuickOptions)
+Measurement = TypeVar("Measurement", bound=Report)
 
 
 class LabMissing(TidegateError):
@@ -77,6 +90,18 @@ def changed(options: Any, **given: Any) -> Any:
     return msgspec.structs.replace(
         options, **{name: value for name, value in given.items() if value is not None}
     )
+
+
+def measured(
+    run: Callable[[Options, Callable[[str], None]], Measurement],
+    kind: type[Options],
+    *,
+    quick: bool,
+    **given: Any,
+) -> Measurement:
+    """Run it with its usual options or its quick ones, and with what was given on top."""
+    options = kind.quick() if quick else kind()
+    return run(changed(options, **given), say)
 
 
 def show(

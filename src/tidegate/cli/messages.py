@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli.asking import DEFAULT, UrlOption, ask, duration_s, queue_key
+from tidegate.cli.asking import DEFAULT, UrlOption, ask, duration_option, duration_s, queue_key
 from tidegate.cli.figures import seconds
 from tidegate.cli.output import EXIT_NOTHING_THERE, Column, JsonOption, Output
 from tidegate.cli.payload import as_json, preview, write
@@ -192,8 +192,7 @@ def get(
         int | None, typer.Option(help="Only the reply to the request of this context.")
     ] = None,
     wait: Annotated[
-        float,
-        typer.Option(parser=duration_s, metavar="DURATION", help="Wait for one, such as 5s."),
+        float, duration_option("Wait for one, such as 5s. [default: not at all]")
     ] = 0.0,
     count: Annotated[
         int, typer.Option(min=0, help="How many to take; 0 takes until nothing is left.")
@@ -202,10 +201,7 @@ def get(
         bool, typer.Option("--ack/--no-ack", help="Take it for good, or put it back afterwards.")
     ] = True,
     lease: Annotated[
-        float,
-        typer.Option(
-            parser=duration_s, metavar="DURATION", help="How long it stays ours unacknowledged."
-        ),
+        float, duration_option("How long it stays ours unacknowledged. [default: 60s]")
     ] = _LEASE_S,
     raw: Annotated[
         bool, typer.Option("--raw", help="Exactly the payload's bytes, no newline after them.")

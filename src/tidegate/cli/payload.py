@@ -57,5 +57,9 @@ def _escaped(character: str) -> str:
 
 def write(payload: bytes, *, newline: bool) -> None:
     """The bytes themselves to stdout, before anything is acknowledged."""
-    sys.stdout.buffer.write(payload + b"\n" if newline else payload)
+    left = memoryview(payload + b"\n" if newline else payload)
+    # With PYTHONUNBUFFERED a write of more than a pipe holds may end early; what is acknowledged
+    # must have been written whole.
+    while left:
+        left = left[sys.stdout.buffer.write(left) :]
     sys.stdout.buffer.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -13,9 +14,21 @@ from tidegate.cli.figures import seconds
 from tidegate.cli.output import Column, JsonOption, Output
 from tidegate.cli.payload import as_json, preview
 from tidegate.cli.policy_settings import SetOption, parse_policy
+from tidegate.cli.prefetch_options import (
+    GoalOptions,
+    OvershootOption,
+    PrefetchAutoOption,
+    PrefetchKeepUpOption,
+    PrefetchManualOption,
+    PrefetchModelOption,
+    PrefetchOffOption,
+    PrefetchRateOption,
+    SettleOption,
+)
 from tidegate.cli.queues import QueueArgument
-from tidegate.core.errors import QueueNotExisting
+from tidegate.core.errors import ChangedMeanwhile, QueueNotExisting
 from tidegate.core.model import DEAD_SUFFIX, DeathReason, QueueInfo, QueuePolicy
+from tidegate.core.prefetch_words import told
 from tidegate.core.quantities import format_duration
 
 if TYPE_CHECKING:
@@ -31,6 +44,8 @@ _DEAD_COLUMNS = [
     Column("error"),
     Column("payload", spare=True),
 ]
+# Somebody else may change a policy at the same time, but not so often.
+_TRIES_MAX = 8
 
 
 def register(app: typer.Typer) -> None:
@@ -44,19 +59,37 @@ def register(app: typer.Typer) -> None:
 def policy(
     queue: QueueArgument,
     settings: SetOption = None,
+    prefetch_rate: PrefetchRateOption = None,
+    prefetch_keep_up: PrefetchKeepUpOption = False,
+    prefetch_manual: PrefetchManualOption = None,
+    prefetch_auto: PrefetchAutoOption = False,
+    prefetch_off: PrefetchOffOption = False,
+    settle: SettleOption = None,
+    overshoot: OvershootOption = None,
+    prefetch_model: PrefetchModelOption = None,
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
-    """Show what a queue promises; with --set, change it."""
+    """Show what a queue promises; with --set or a goal for its prefetch, change it."""
     output = Output(json)
     changes = parse_policy(settings or [])
+    goal = GoalOptions(
+        rate=prefetch_rate,
+        keep_up=prefetch_keep_up,
+        manual=prefetch_manual,
+        auto=prefetch_auto,
+        off=prefetch_off,
+        settle=settle,
+        overshoot=overshoot,
+        model=prefetch_model,
+    )
 
     async def work(mq: Client) -> QueueInfo:
-        if changes:
-            await mq.set_policy(queue_key(queue), **changes)
+        if changes or goal.are_given:
+            await change_policy(mq, queue, changes, goal)
         return await mq.queue(queue_key(queue))
 
-    info = ask(url, work, "read-write" if changes else "read-only")
+    info = ask(url, work, "read-write" if changes or goal.are_given else "read-only")
     if json:
         fields = {name: getattr(info.policy, name) for name in QueuePolicy.__struct_fields__}
         output.json({"queue": info.name, **fields})
@@ -71,10 +104,29 @@ def policy(
     )
 
 
+async def change_policy(
+    mq: Client, queue: str, changes: Mapping[str, Any], goal: GoalOptions
+) -> QueuePolicy:
+    """Change some fields; a goal on top of what there is, also if somebody else has just set it."""
+    for left in reversed(range(_TRIES_MAX)):
+        info = await mq.queue(queue_key(queue))
+        wanted = dict(changes)
+        if goal.are_given:
+            wanted["prefetch"] = goal.changed(info.policy.prefetch, info.name)
+        try:
+            return await mq.set_policy(queue_key(queue), before=info.policy, **wanted)
+        except ChangedMeanwhile:
+            if not left:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
 def _text(info: QueueInfo, field: str, source: QueuePolicy) -> str:
     value = getattr(source, field)
     if field == "dead_letter":
         return source.dead_letter_queue(info.name) or "nowhere"
+    if field == "prefetch":
+        return told(value)
     if value is None:
         return "the node's" if field == "lease_s" else "none"
     if field.endswith("_s"):

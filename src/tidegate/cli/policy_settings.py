@@ -7,8 +7,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from tidegate.core.complaint import allowed, shown
 from tidegate.core.errors import InvalidValue
 from tidegate.core.model import Overflow, QueuePolicy
+from tidegate.core.prefetch_words import goal_of
 from tidegate.core.quantities import parse_duration_s, parse_size_bytes
 
 SetOption = Annotated[
@@ -34,6 +36,12 @@ def parse_policy(settings: list[str]) -> dict[str, Any]:
     return changes
 
 
+def policy_keys() -> set[str]:
+    """Every way to write a key of a policy."""
+    fields = QueuePolicy.__struct_fields__
+    return {*fields, *(field.removesuffix("_s") for field in fields)}
+
+
 def _field_called(name: str) -> str:
     for field in QueuePolicy.__struct_fields__:
         if name.replace("-", "_") in (field, field.removesuffix("_s")):
@@ -45,6 +53,8 @@ def _field_called(name: str) -> str:
 def _value(field: str, text: str) -> Any:
     if text.lower() == "none" and field in ("lease_s", "ttl_s", "length_max", "bytes_max"):
         return None
+    if field == "prefetch":
+        return goal_of(text)
     if field == "dead_letter":
         # Nothing means: keep none; `default` the queue's own name with a suffix.
         return None if text.lower() == "default" else text
@@ -56,8 +66,9 @@ def _value(field: str, text: str) -> Any:
         raise InvalidValue(f"overflow is one of {', '.join(Overflow)}, not {text!r}")
     try:
         return msgspec.convert(text, _types()[field], strict=False)
-    except msgspec.ValidationError as failure:
-        raise InvalidValue(f"{field}: {failure}") from None
+    except msgspec.ValidationError:
+        must = allowed(_types()[field])
+        raise InvalidValue(f"{field} = {shown(text)}: must be {must}") from None
 
 
 def _types() -> dict[str, Any]:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
+import msgspec
 import typer
 
 from tidegate.cli.asking import DEFAULT, UrlOption, ask, queue_key
 from tidegate.cli.figures import count, seconds, yes_no
 from tidegate.cli.output import Cell, Column, JsonOption, Output
 from tidegate.cli.policy_settings import SetOption, parse_policy
+from tidegate.cli.prefetch_options import (
+    GoalOptions,
+    OvershootOption,
+    PrefetchKeepUpOption,
+    PrefetchManualOption,
+    PrefetchModelOption,
+    PrefetchRateOption,
+    SettleOption,
+)
 from tidegate.core.model import QueuePolicy
+from tidegate.core.prefetch_words import told
+from tidegate.core.replication import logical_name
 
 if TYPE_CHECKING:
     from tidegate.client.client import Client
@@ -22,12 +34,16 @@ _COLUMNS = [
     Column("queue", style="bold"),
     Column("durable", shown=yes_no, spare=True),
     Column("node", spare=True),
+    Column("replicas", shown=count, right=True, spare=True),
     Column("waiting", shown=count, right=True),
     Column("unacknowledged", shown=count, right=True),
     Column("consumers", shown=count, right=True),
     Column("oldest", shown=seconds, right=True),
+    Column("prefetch goal", spare=True),
 ]
 
+# The node that serves a queue or a replica, and its numbers.
+Served: TypeAlias = "tuple[str, QueueNumbers]"
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name, or #id.")]
 
 
@@ -42,19 +58,19 @@ def queues(url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
     """List the queues."""
     output = Output(json)
 
-    async def look(mq: Client) -> tuple[list[QueueInfo], dict[int, tuple[str, QueueNumbers]]]:
+    async def look(mq: Client) -> tuple[list[QueueInfo], dict[str, list[Served]]]:
         known = await mq.queues()
-        cluster = await mq.stats()
-        served = {
-            queue.queue_id: (node.name, queue) for node in cluster.nodes for queue in node.queues
-        }
+        served: dict[str, list[Served]] = {}
+        for node in (await mq.stats()).nodes:
+            for queue in node.queues:
+                served.setdefault(logical_name(queue.name), []).append((node.name, queue))
         return known, served
 
     known, served = ask(url, look)
-    rows = [_row(queue, served.get(queue.queue_id)) for queue in known]
+    rows = [_row(queue, served.get(queue.name, [])) for queue in known]
     if json:
-        names = ["queue_id", "queue", "durable", "node", "waiting", "unacknowledged"]
-        names += ["consumers", "oldest_age_s"]
+        names = ["queue_id", "queue", "durable", "node", "replicas", "waiting", "unacknowledged"]
+        names += ["consumers", "oldest_age_s", "prefetch_goal"]
         output.json([dict(zip(names, row, strict=True)) for row in rows])
     elif rows or not output.on_terminal:
         output.table(_COLUMNS, rows)
@@ -62,19 +78,24 @@ def queues(url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
         output.line("there are no queues yet; `tidegate create NAME` makes one", style="dim")
 
 
-def _row(queue: QueueInfo, served: tuple[str, QueueNumbers] | None) -> list[Cell]:
+def _row(queue: QueueInfo, served: list[Served]) -> list[Cell]:
+    """A logical queue is one queue to its users: what its replicas hold adds up."""
     known: list[Cell] = [queue.queue_id, queue.name, queue.durable]
-    if served is None:
+    goal = None if queue.policy.prefetch is None else told(queue.policy.prefetch)
+    if not served:
         # Nobody owns it at the moment: nobody knows its numbers either.
-        return [*known, None, None, None, None, None]
-    node, numbers = served
+        return [*known, None, None, None, None, None, None, goal]
+    parts = [numbers for _, numbers in served]
+    replicas = sum(1 for numbers in parts if numbers.name != queue.name)
     return [
         *known,
-        node,
-        numbers.waiting,
-        numbers.unacknowledged,
-        len(numbers.consumers),
-        numbers.oldest_age_s,
+        ", ".join(sorted({node for node, _ in served})),
+        replicas if queue.elastic else None,
+        sum(numbers.waiting for numbers in parts),
+        sum(numbers.unacknowledged for numbers in parts),
+        sum(len(numbers.consumers) for numbers in parts),
+        max(numbers.oldest_age_s for numbers in parts),
+        goal,
     ]
 
 
@@ -87,12 +108,28 @@ def create(
         bool, typer.Option("--exist-ok", help="It is fine if it exists already.")
     ] = False,
     settings: SetOption = None,
+    prefetch_rate: PrefetchRateOption = None,
+    prefetch_keep_up: PrefetchKeepUpOption = False,
+    prefetch_manual: PrefetchManualOption = None,
+    settle: SettleOption = None,
+    overshoot: OvershootOption = None,
+    prefetch_model: PrefetchModelOption = None,
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
     """Create a queue."""
     output = Output(json)
     policy = QueuePolicy(**parse_policy(settings or []))
+    goal = GoalOptions(
+        rate=prefetch_rate,
+        keep_up=prefetch_keep_up,
+        manual=prefetch_manual,
+        settle=settle,
+        overshoot=overshoot,
+        model=prefetch_model,
+    )
+    if goal.are_given:
+        policy = msgspec.structs.replace(policy, prefetch=goal.changed(policy.prefetch, name))
     queue = ask(
         url,
         lambda mq: mq.create_queue(name, durable=not transient, exist_ok=exist_ok, policy=policy),

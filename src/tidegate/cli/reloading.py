@@ -8,7 +8,6 @@ which takes a millisecond for a thousand files and needs no library.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
@@ -17,16 +16,14 @@ import sys
 import time
 from pathlib import Path
 
-from tidegate.core.errors import TidegateError
+from tidegate.cli.source_files import python_files
+from tidegate.fleet.parent import for_child
 
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
 # What a child may take beyond its drain: hooks, and goodbye.
 _GOODBYE_S = 10.0
-_PARENT = "TIDEGATE_RELOADING_PID"
-_PR_SET_PDEATHSIG = 1
-_NOT_OURS = {"__pycache__", "node_modules", "site-packages"}
 
 
 class Sources:
@@ -43,22 +40,11 @@ class Sources:
 
     def _look(self) -> dict[str, int]:
         seen: dict[str, int] = {}
-        for folder, below, files in os.walk(self._folder):
-            below[:] = [
-                name
-                for name in below
-                if not name.startswith(".")
-                and name not in _NOT_OURS
-                # A virtual environment under whatever name.
-                and not Path(folder, name, "pyvenv.cfg").exists()
-            ]
-            for name in files:
-                if name.endswith(".py"):
-                    path = Path(folder, name)
-                    try:
-                        seen[str(path)] = path.stat().st_mtime_ns
-                    except FileNotFoundError:
-                        continue  # it went while we looked
+        for path in python_files(self._folder):
+            try:
+                seen[str(path)] = path.stat().st_mtime_ns
+            except FileNotFoundError:
+                continue  # it went while we looked
         return seen
 
 
@@ -102,7 +88,7 @@ class _Child:
     def start(self) -> None:
         self._process = subprocess.Popen(
             self._command,
-            env={**os.environ, _PARENT: str(os.getpid())},
+            env={**os.environ, **for_child()},
             # Ctrl-C is for us to hear: a second signal would hurry it.
             process_group=0,
         )
@@ -122,13 +108,3 @@ class _Child:
             log.error("it did not end and is killed")
             self._process.kill()
             return self._process.wait()
-
-
-def end_with_parent() -> None:
-    """When whoever watches is killed without a chance to tell us, the kernel does."""
-    parent = os.environ.pop(_PARENT, None)
-    if parent is None:
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(parent):
-        raise TidegateError("the process that started this one is gone")

@@ -10,8 +10,8 @@ import typer
 
 from tidegate.cli.learning import AgreementOption, DataOption, warn, with_spark
 from tidegate.cli.output import EXIT_NOTHING_THERE, JsonOption, Output
-from tidegate.cli.serving import ConfigOption
-from tidegate.cli.settings import load_settings
+from tidegate.cli.settings.reader import load_settings
+from tidegate.cli.settings_options import ConfigOption
 from tidegate.core.errors import TidegateError
 
 

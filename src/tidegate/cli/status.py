@@ -9,9 +9,10 @@ from rich.console import Group, RenderableType
 
 from tidegate.cli.figures import count, milliseconds, seconds, size
 from tidegate.cli.output import Cell, Column, terminal_table
+from tidegate.core.replication import logical_name
 
 if TYPE_CHECKING:
-    from tidegate.telemetry.numbers import ClusterNumbers
+    from tidegate.telemetry.numbers import ClusterNumbers, ConsumerNumbers, QueueNumbers
 
 TableParts = tuple[str, Sequence[Column], list[list[Cell]]]
 
@@ -48,12 +49,14 @@ _QUEUES = [
     Column("dead", shown=count, right=True, spare=True),
     Column("expired", shown=count, right=True, spare=True),
     Column("consumers", shown=count, right=True),
+    Column("prefetch goal", spare=True),
 ]
 _CONSUMERS = [
     Column("consumer", style="bold"),
     Column("number", right=True, style="dim", spare=True),
     Column("queue"),
     Column("prefetch", shown=count, right=True),
+    Column("steered", spare=True),
     Column("unacked", shown=count, right=True),
     Column("out/s", shown=count, right=True),
     Column("acked/s", shown=count, right=True, spare=True),
@@ -104,9 +107,10 @@ def _node_rows(cluster: ClusterNumbers) -> list[list[Cell]]:
 
 
 def _queue_rows(cluster: ClusterNumbers) -> list[list[Cell]]:
-    rows: list[list[Cell]] = [
+    # Replicas below their alias, by number and not by digit.
+    return [
         [
-            f"{queue.name} (paused)" if queue.paused else queue.name,
+            f"{_title(queue)} (paused)" if queue.paused else _title(queue),
             node.name,
             queue.put_per_s,
             queue.delivered_per_s,
@@ -122,11 +126,39 @@ def _queue_rows(cluster: ClusterNumbers) -> list[list[Cell]]:
             queue.dead_lettered,
             queue.expired,
             len(queue.consumers),
+            queue.prefetch_goal or None,
         ]
-        for node in cluster.nodes
-        for queue in node.queues
+        for node, queue in sorted(
+            ((node, queue) for node in cluster.nodes for queue in node.queues),
+            key=lambda served: by_name(served[1].name),
+        )
     ]
-    return sorted(rows, key=lambda row: str(row[0]))
+
+
+def _title(queue: QueueNumbers) -> str:
+    """As errors name it, too: `orders, replica 2`."""
+    if not queue.alias_id:
+        return queue.name
+    logical, number = by_name(queue.name)
+    return f"{logical}, replica {number}"
+
+
+def by_name(name: str) -> tuple[str, int]:
+    """The order of queues in a list."""
+    logical = logical_name(name)
+    return logical, int(name[len(logical) + 1 :] or 0)
+
+
+def _steered(consumer: ConsumerNumbers) -> str | None:
+    """Who decides about its prefetch, and to what end; None: itself."""
+    if consumer.trial_by:
+        return f"tried out by {consumer.trial_by}"
+    if not consumer.control:
+        return None
+    step = consumer.control[-1]
+    target = "" if step.target_per_s is None else f" to {step.target_per_s:.0f}/s"
+    limit = f", at its {step.saturated} limit" if step.saturated else ""
+    return f"{step.mode}{target}{limit}"
 
 
 def _consumer_rows(cluster: ClusterNumbers) -> list[list[Cell]]:
@@ -134,8 +166,9 @@ def _consumer_rows(cluster: ClusterNumbers) -> list[list[Cell]]:
         [
             consumer.client_name,
             consumer.consumer,
-            queue.name,
+            _title(queue),
             consumer.prefetch,
+            _steered(consumer),
             consumer.unacknowledged,
             consumer.delivered_per_s,
             consumer.acked_per_s,

@@ -14,7 +14,7 @@ from tidegate.core.errors import InvalidValue
 if TYPE_CHECKING:
     from tidegate.client.client import Client
     from tidegate.telemetry.numbers import ConsumerNumbers
-    from tidegate.wire.packets import Member
+    from tidegate.wire.packets.cluster import Member
 
 
 def register(app: typer.Typer) -> None:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from tidegate.cli.output import Cell, Column, JsonOption, Output
-from tidegate.cli.serving import ConfigOption
-from tidegate.cli.settings import load_settings
+from tidegate.cli.settings.reader import load_settings
+from tidegate.cli.settings_options import ConfigOption
+from tidegate.cli.store_wiring import store_of
 from tidegate.core.errors import InvalidValue, UniqueConstraint
 
 if TYPE_CHECKING:
@@ -232,37 +233,36 @@ def _with_store(
     data: Path | None, config: Path | None, work: Callable[[Store], Awaitable[Result]]
 ) -> Result:
     """Do something in the store that nodes use, whether or not any of them runs."""
-    from tidegate.storage.postgres import PostgresStore
 
-    async def opened(url: str) -> Result:
-        store = PostgresStore(url)
+    async def opened(urls: list[str]) -> Result:
+        store = store_of(urls)
         await store.open()
         try:
             return await work(store)
         finally:
             await store.close()
 
-    with _store_url(data, config) as url:
-        return asyncio.run(opened(url))
+    with _store_urls(data, config) as urls:
+        return asyncio.run(opened(urls))
 
 
 @contextlib.contextmanager
-def _store_url(data: Path | None, config: Path | None) -> Iterator[str]:
+def _store_urls(data: Path | None, config: Path | None) -> Iterator[list[str]]:
     """The store of the settings; an embedded one that nobody has started runs meanwhile."""
     from tidegate.storage.data_folder import DataFolderHeld
     from tidegate.storage.embedded import EmbeddedPostgres
 
     settings = load_settings(config, os.environ)
     if settings.store.all_urls and data is None:
-        yield settings.store.all_urls[0]
+        yield settings.store.all_urls
         return
     embedded = EmbeddedPostgres(data or settings.store.data_folder)
     try:
         embedded.start()
     except DataFolderHeld:
-        yield embedded.url
+        yield [embedded.url]
         return
     try:
-        yield embedded.url
+        yield [embedded.url]
     finally:
         embedded.stop()

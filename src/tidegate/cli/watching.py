@@ -23,8 +23,8 @@ from tidegate.cli.learning import (
     with_spark,
 )
 from tidegate.cli.output import JsonOption, Output
-from tidegate.cli.serving import ConfigOption
-from tidegate.cli.settings import load_settings
+from tidegate.cli.settings.reader import load_settings
+from tidegate.cli.settings_options import ConfigOption
 from tidegate.cli.watch_view import Standing
 
 if TYPE_CHECKING:

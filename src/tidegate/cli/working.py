@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
-from tidegate.cli.asking import duration_option, without_password
+from tidegate.cli.asking import duration_option, some_duration_s, without_password
 from tidegate.cli.logs import set_up_logs
-from tidegate.cli.reloading import end_with_parent, run_again_on_change
-from tidegate.cli.serving import ConfigOption
-from tidegate.cli.settings import load_settings
+from tidegate.cli.reloading import run_again_on_change
+from tidegate.cli.settings.reader import load_settings
+from tidegate.cli.settings_options import ConfigOption
+from tidegate.cli.worker_telemetry import recorded
+from tidegate.client.connect import URL_VARIABLE
 from tidegate.core.errors import InvalidValue
+from tidegate.core.prefetch import PrefetchGoal, PrefetchModel
+from tidegate.core.quantities import parse_rate_per_s
+from tidegate.fleet.imported import imported
+from tidegate.fleet.parent import end_with_parent
+from tidegate.fleet.ready_pipe import ReadyPipe
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from tidegate.client.app import App
+    from tidegate.client.worker import Prefetch
 
+_STEERED = "A prefetch that sets itself"
 _DEFAULT_NAME = "app"
 
 
@@ -45,6 +50,43 @@ def worker(
         int | None,
         typer.Option(min=1, help="Messages held, each queue [default: twice the concurrency]"),
     ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            metavar="RATE",
+            rich_help_panel=_STEERED,
+            help="Set the prefetch so that this much arrives, each queue, such as 400/s.",
+        ),
+    ] = None,
+    keep_up: Annotated[
+        bool,
+        typer.Option(
+            "--keep-up",
+            rich_help_panel=_STEERED,
+            help="Set the prefetch so that what the handlers can do arrives, and no stock.",
+        ),
+    ] = False,
+    prefetch_model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel=_STEERED,
+            help="How the consumer answers: a file of `tidegate tune prefetch`.",
+        ),
+    ] = None,
+    settle: Annotated[
+        float | None,
+        duration_option("Until the rate is there. [default: 30s]", some_duration_s),
+    ] = None,
+    telemetry: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            rich_help_panel=_STEERED,
+            help="A lake for every decision about the prefetch.",
+        ),
+    ] = None,
     drain: Annotated[
         float,
         duration_option("How long SIGTERM lets what runs finish. [default: 30s]"),
@@ -56,7 +98,7 @@ def worker(
         str | None,
         typer.Option(
             "--url",
-            envvar="TIDEGATE_URL",
+            envvar=URL_VARIABLE,
             callback=without_password,
             help="Node to talk to [default: as the app says]",
         ),
@@ -69,9 +111,44 @@ def worker(
     if reload:
         raise typer.Exit(run_again_on_change(Path.cwd(), drain))
     end_with_parent()
+    ready = ReadyPipe()
     app = load_app(target)
+    ready.tell("imported")
     chosen = None if queues is None else [name.strip() for name in queues.split(",")]
-    app.run(queues=chosen, concurrency=concurrency, prefetch=prefetch, drain_s=drain, url=url)
+    with recorded(app, telemetry):
+        app.run(
+            queues=chosen,
+            concurrency=concurrency,
+            prefetch=prefetch_of(prefetch, rate, keep_up, prefetch_model, settle),
+            drain_s=drain,
+            url=url,
+        )
+
+
+def prefetch_of(
+    prefetch: int | None,
+    target: str | None,
+    keep_up: bool,
+    model_file: Path | None,
+    settle_s: float | None,
+) -> Prefetch:
+    """What the options say; None: as the app does."""
+    if (prefetch is not None) + (target is not None) + keep_up > 1:
+        raise InvalidValue("--prefetch N, --target RATE and --keep-up: one of them")
+    model = None if model_file is None else PrefetchModel.load(model_file)
+    if target is None and not keep_up:
+        if settle_s is not None:
+            raise InvalidValue("--settle is for a goal: say --target RATE or --keep-up as well")
+        if prefetch is not None and model is not None:
+            raise InvalidValue("--prefetch N stays as it is, and needs no --prefetch-model")
+        # A model alone is for the goals that the app has; and to keep up by, where it has none.
+        return prefetch if model is None else model
+    rate_per_s = None if target is None else parse_rate_per_s(target)
+    goal = PrefetchGoal(rate_per_s=rate_per_s, model=model)
+    if settle_s is not None:
+        goal = msgspec.structs.replace(goal, settle_s=settle_s)
+    goal.check()
+    return goal
 
 
 def load_app(target: str) -> App:
@@ -82,7 +159,7 @@ def load_app(target: str) -> App:
     path = path or _DEFAULT_NAME
     if not module_name or not all(part.isidentifier() for part in path.split(".")):
         raise InvalidValue(f"{target!r} is no MODULE:APP, such as shop:app or shop.workers:app")
-    module = _imported(module_name)
+    module = imported(module_name)
     found: Any = module
     for part in path.split("."):
         found = getattr(found, part, None)
@@ -94,27 +171,3 @@ def load_app(target: str) -> App:
     if found is None:
         raise InvalidValue(f"{where} has no {path!r}; {there}")
     raise InvalidValue(f"{path!r} in {where} is a {type(found).__name__}, no tidegate.App; {there}")
-
-
-def _imported(module_name: str) -> ModuleType:
-    here = str(Path.cwd())
-    if here not in sys.path:
-        # As python itself does: what lies here can be named.
-        sys.path.insert(0, here)
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as failure:
-        missing = failure.name or ""
-        if module_name == missing or module_name.startswith(missing + "."):
-            raise InvalidValue(
-                f"no module {module_name!r}: looked in {here} and where Python finds packages"
-            ) from None
-        traceback.print_exc()
-        raise InvalidValue(
-            f"{module_name!r} was found, but imports {missing!r}, which is not installed"
-        ) from None
-    except Exception as failure:
-        traceback.print_exc()
-        raise InvalidValue(
-            f"{module_name!r} fails when imported: {type(failure).__name__}: {failure}"
-        ) from None

@@ -1,8 +1,4 @@
-"""What the demo teaches: Spark learns from what just happened, and a page shows it.
-
-The three queues have agreements of their own, so that there is a service level to report on: the
-burst is meant to spend some of the budget of `clicks`.
-"""
+"""What the demo teaches: Spark learns from what just happened, and a page shows it."""
 
 from __future__ import annotations
 
@@ -10,55 +6,113 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from tidegate.cli.demo.evidence import agreed
+from tidegate.cli.demo.outcome import Outcome
+from tidegate.cli.demo.story import ARCHIVE, ARCHIVE_AGREEMENT
 from tidegate.cli.learning import progress, warn, with_spark
 from tidegate.cli.output import Output
 
 if TYPE_CHECKING:
     from tidegate.agreement.document import Agreement
-    from tidegate.telemetry.knowledge import Run
+    from tidegate.telemetry.knowledge import Knowledge, Model
 
-# Queue, and the wait that its agreement calls a breach.
-_PROMISES = {"orders": "1s", "emails": "2s", "clicks": "500ms"}
-_WINDOW = "5s"
-# A page of it shows a run of seconds, not of weeks.
-_PERIOD = "1h"
+# All that there is to learn from lies within.
+_BACK = timedelta(hours=1)
 
 
-def teach(lake: Path, knowledge: Path, page: Path, output: Output) -> Run:
-    """Learn from the lake, write the page."""
-    now = datetime.now(UTC)
+class Lesson(msgspec.Struct, frozen=True, kw_only=True):
+    """One model, and what was said of it."""
+
+    kind: str
+    subject: str
+    accepted: bool
+    reason: str
+
+
+class Learned(msgspec.Struct, frozen=True, kw_only=True):
+    """What Spark made of it."""
+
+    lessons: list[Lesson]
+    # Jobs that failed, and why.
+    failures: dict[str, str]
+    # By the lake, of each agreement the windows that the leader gave account of: met, warned,
+    # breached.
+    compliance: dict[str, tuple[int, int, int]]
+    report: str
+    seconds: float
+
+
+def teach(data: Path, outcome: Outcome, page: Path, output: Output) -> Learned:
+    """Learn from the lake what happened until customers went, write the page."""
+    knowledge = data / "knowledge"
+    until = datetime.now(UTC) if outcome.closed is None else outcome.closed.at
+    since = until - _BACK if outcome.opened is None else outcome.opened.at
     with with_spark():
         from tidegate.pipeline.jobs import JOBS
         from tidegate.pipeline.learning import Assignment, learn
         from tidegate.pipeline.session import SparkOptions
         from tidegate.pipeline.survey import Place
-        from tidegate.report.learned import Learned
+        from tidegate.report.learned import Learned as Shelf
         from tidegate.report.report import document_of, write_report
         from tidegate.telemetry.knowledge import Knowledge
 
         promised = agreements()
         assignment = Assignment(
-            lake=Place.of(str(lake)),
+            lake=Place.of(str(data / "lake")),
             jobs=JOBS,
             agreements=promised,
-            since=now - timedelta(days=1),
-            until=now,
+            since=until - _BACK,
+            until=until,
         )
+        store = Knowledge(knowledge, warn)
         with progress(output) as steps:
-            run = learn(assignment, Knowledge(knowledge, warn), SparkOptions(), steps)
-        write_report(document_of(Learned(knowledge), agreements=promised), page)
-    return run
+            run = learn(assignment, store, SparkOptions(), steps)
+        write_report(document_of(Shelf(knowledge), agreements=promised), page)
+    kinds = dict.fromkeys(job.models or job.name for job in JOBS)
+    return Learned(
+        lessons=[
+            Lesson(kind=kind, subject=model.subject, accepted=model.accepted, reason=model.reason)
+            for kind in kinds
+            for model in _models(store, kind)
+        ],
+        failures={job.job: job.failure for job in run.jobs if job.failure},
+        compliance=compliance_since(store.run_folder(run.run), since),
+        report=str(page),
+        seconds=run.seconds,
+    )
+
+
+def _models(store: Knowledge, kind: str) -> list[Model]:
+    """All that the last run learned of a kind, accepted or not."""
+    found = store.model_file(kind, store.newest_version(kind))
+    return [] if found is None else found.models
 
 
 def agreements() -> list[Agreement]:
     """What each queue of the demo promises."""
     from tidegate.agreement.document import parse_agreement
 
-    return [
-        parse_agreement(
-            f'name = "{queue}"\nqueue = "{queue}"\nwindow = "{_WINDOW}"\nobjective = 0.9\n'
-            f'period = "{_PERIOD}"\n[metrics.wait_p99]\nbreach = "{breach}"\n',
-            f"the demo's agreement for {queue}",
-        )
-        for queue, breach in _PROMISES.items()
-    ]
+    archive = parse_agreement(ARCHIVE_AGREEMENT, f"the demo's agreement for {ARCHIVE}")
+    return [agreed(), archive]
+
+
+def compliance_since(run_folder: Path, since: datetime) -> dict[str, tuple[int, int, int]]:
+    """Of each agreement how the windows from then on came out: met, warned, breached."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    windows = run_folder / "compliance"
+    if not windows.is_dir():
+        return {}
+    table = pq.read_table(windows, columns=["agreement", "window", "verdict"])
+    begins_us = table.column("window").cast(pa.timestamp("us", "UTC")).cast("int64").to_pylist()
+    verdicts: dict[str, list[str]] = {}
+    for row, begins in zip(table.to_pylist(), begins_us, strict=True):
+        if begins >= since.timestamp() * 1e6:
+            verdicts.setdefault(row["agreement"], []).append(row["verdict"])
+    return {
+        name: (of_one.count("met"), of_one.count("warned"), of_one.count("breached"))
+        for name, of_one in sorted(verdicts.items())
+    }

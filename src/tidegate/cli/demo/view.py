@@ -1,142 +1,237 @@
-"""The demo on a terminal, as the node tells it twice a second; in a pipe one line a second."""
+"""The demo as people see it: a narrated terminal view, and plain lines in a pipe."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
-from tidegate.cli.demo.recent import Moment, Recent
+from tidegate.cli.demo.evidence import Evidence
+from tidegate.cli.demo.moments import Course, Moment
+from tidegate.cli.demo.story import ORDERS, Chapter
 from tidegate.cli.figures import count, milliseconds, seconds, sparkline
-from tidegate.cli.output import Cell, Column, terminal_table
+from tidegate.cli.glance_view import attention_lines, fleet_told, replicas_told, service_table
+from tidegate.cli.output import Column, Output, terminal_table
+from tidegate.core.harmless import harmless
 
-_QUEUES = [
-    Column("queue", style="bold cyan"),
-    Column("in/s", shown=count, right=True, style="green"),
-    Column("out/s", shown=count, right=True, style="green"),
+if TYPE_CHECKING:
+    from rich.live import Live
+
+_REPLICAS = [
+    Column("replica", style="bold cyan"),
+    Column("state"),
+    Column("machine", right=True),
+    Column("share", shown="{:.0%}".format, right=True, style="green"),
     Column("waiting", shown=count, right=True, style="yellow"),
-    Column("unacked", shown=count, right=True, spare=True),
-    Column("oldest", shown=seconds, right=True, spare=True),
-    Column("wait p50", shown=milliseconds, right=True),
-    Column("p99", shown=milliseconds, right=True),
+    Column("done/s", shown=count, right=True),
     Column("prefetch", shown=count, right=True, style="magenta"),
 ]
-_HISTORIES = [Column("came", style="green"), Column("was there", style="yellow")]
-_WORKERS = [
-    Column("worker", style="bold cyan"),
+_STEERED = [
+    Column("archive's workers", style="bold cyan"),
+    Column("wanted/s", shown=count, right=True),
+    Column("rate/s", shown=count, right=True, style="green"),
     Column("prefetch", shown=count, right=True, style="magenta"),
-    Column("unacked", shown=count, right=True),
-    Column("handled/s", shown=count, right=True, style="green"),
-    Column("handled", shown=count, right=True),
-    Column("service p50", shown=milliseconds, right=True),
+    Column("takes", shown=milliseconds, right=True),
 ]
-_SPARK_MIN = 8
-_SPARK_MAX = 60
-# What the columns before the sparkline need.
-_QUEUES_WIDTH = 88
-_TURNS_SHOWN = 4
-_MARGIN = 4
+_MARGIN = 2
+_SPARK_MAX = 40
+# Lines of the narration; fewer where the terminal is low.
+_TOLD_MAX = 10
+_TOLD_MIN = 3
+# What all else needs, replicas and workers apart.
+_ROWS_BESIDE = 15
+_LINE_EVERY_S = 2.0
 
 
-def screen(
-    moment: Moment,
-    recent: Recent,
-    *,
-    elapsed_s: float,
-    seconds_all: float,
-    turns: Sequence[str],
-    width: int,
-) -> RenderableType:
-    """Everything at a glance."""
-    parts: list[RenderableType] = [
-        _head(elapsed_s, seconds_all, width),
-        Padding(_totals(moment), (0, 0, 1, 0)),
-        _queue_table(moment, recent, width),
-        Padding(_worker_table(moment, width), (1, 0)),
-    ]
-    parts += [Text(turn, style="dim") for turn in turns[-_TURNS_SHOWN:-1]]
-    parts += [Text(turn, style="bold") for turn in turns[-1:]]
-    return Padding(Group(*parts), (1, _MARGIN // 2))
+class Stagehand:
+    """Shows what is, and tells what happens."""
+
+    def __init__(
+        self,
+        output: Output,
+        pipe: IO[str],
+        chapters: Sequence[Chapter],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._output = output
+        # Where lines go when nobody looks at a terminal.
+        self._pipe = pipe
+        self._chapters = list(chapters)
+        self._clock = clock
+        self._began = clock()
+        self._chapter: Chapter | None = None
+        self._told: list[tuple[str, str]] = []
+        self._live: Live | None = None
+        self._line_at = -math.inf
+        # Where the console is served; "": nowhere, or not yet.
+        self._console_address = ""
+
+    def begin(self, chapter: Chapter) -> None:
+        """Another chapter."""
+        self._chapter = chapter
+        number = self._chapters.index(chapter) + 1
+        self._say(f"{number}. {chapter.title}: {chapter.told}", "bold")
+
+    def serve(self, address: str) -> None:
+        """The console is there."""
+        self._console_address = address
+        self.tell(f"the console shows it all, too: {address}")
+
+    def tell(self, words: str) -> None:
+        """Something has happened."""
+        self._say(words, "")
+
+    def _say(self, words: str, style: str) -> None:
+        line = f"{self._at}  {harmless(words)}"
+        self._told.append((line, style))
+        if self._live is None:
+            print(line, file=self._pipe, flush=True)
+
+    @property
+    def _at(self) -> str:
+        """Since the beginning; all lines say it alike, and so stand in the order of time."""
+        return f"{self._clock() - self._began:6.1f} s"
+
+    def show(self, moment: Moment, course: Course, evidence: Evidence) -> None:
+        """How it is now."""
+        if self._live is not None:
+            self._live.update(self._screen(moment, course, evidence), refresh=True)
+        elif self._clock() - self._line_at >= _LINE_EVERY_S:
+            self._line_at = self._clock()
+            print(self._line(moment, evidence), file=self._pipe, flush=True)
+
+    @contextmanager
+    def showing(self) -> Iterator[None]:
+        """While this lasts the view is drawn, where there is a terminal to draw on."""
+        if not self._output.on_terminal:
+            yield
+            return
+        from rich.live import Live
+
+        with Live(
+            console=self._output.console, auto_refresh=False, vertical_overflow="crop"
+        ) as live:
+            self._live = live
+            try:
+                yield
+            finally:
+                self._live = None
+
+    def _line(self, moment: Moment, evidence: Evidence) -> str:
+        orders = moment.service(ORDERS)
+        parts = [
+            f"{ORDERS}: in {orders.in_per_s:.0f}/s, out {orders.out_per_s:.0f}/s",
+            f"waiting {orders.waiting}, oldest {orders.oldest_age_s or 0.0:.1f} s",
+            f"agreement {orders.light}",
+            f"replicas {replicas_told(orders)}",
+        ]
+        if moment.replicas:
+            shares = " ".join(f"{one.share:.0%}" for one in moment.replicas)
+            held = " ".join(str(one.prefetch) for one in moment.replicas)
+            parts[-1] += f" with shares {shares} and prefetch {held}"
+        parts += [
+            f"{one.name} does {one.rate_per_s:.0f}/s with prefetch {one.prefetch}"
+            for one in moment.steered
+        ]
+        parts.append(f"{evidence.confirmed} confirmed, {evidence.delivered} given to workers")
+        return f"{self._at}  {'; '.join(parts)}"
+
+    def _screen(self, moment: Moment, course: Course, evidence: Evidence) -> RenderableType:
+        size = self._output.console.size
+        width = size.width - 2 * _MARGIN
+        parts: list[RenderableType] = [
+            _cut(self._head(), width),
+            _cut(attention_lines(moment.glance)[0], width),
+            Text(),
+            service_table(moment.glance, width, 4),
+            Text(),
+            _replica_table(moment, width),
+        ]
+        if moment.steered:
+            parts += [Text(), _steered_table(moment, width)]
+        counted = _cut(_counted(moment, evidence), width)
+        parts += [Text(), _courses(course, width), counted, Text()]
+        beside = _ROWS_BESIDE + len(moment.replicas) + len(moment.steered)
+        room = min(max(size.height - beside, _TOLD_MIN), _TOLD_MAX)
+        for line, style in self._told[-room:]:
+            parts.append(_cut(Text(line, style=style or "dim"), width))
+        return Padding(Group(*parts), (0, _MARGIN))
+
+    def _head(self) -> Text:
+        """Which chapter it is, of which."""
+        head = Text("Tidegate demo  ", style="bold")
+        for chapter in self._chapters:
+            is_now = chapter is self._chapter
+            was = self._chapter is not None and self._chapters.index(
+                chapter
+            ) < self._chapters.index(self._chapter)
+            head.append("■" if was else "▶" if is_now else "□", "green" if was or is_now else "dim")
+        title = "the curtain rises" if self._chapter is None else self._chapter.title
+        head.append(f"  {title}", "bold cyan")
+        if self._console_address:
+            head.append(f"  {self._console_address}", "dim")
+        return head
 
 
-def _head(elapsed_s: float, seconds_all: float, width: int) -> Table:
-    head = Table.grid(padding=(0, 2))
-    shown_s = min(elapsed_s, seconds_all)
-    head.add_row(
-        Text("Tidegate demo", style="bold"),
-        ProgressBar(total=seconds_all, completed=shown_s, width=max(width - 50, 10)),
-        Text(f"{shown_s:.0f} of {seconds_all:.0f} s", style="dim"),
-    )
-    return head
+def _cut(text: Text, width: int) -> Text:
+    """One row of the terminal: what wraps pushes out what stands below."""
+    text.truncate(width, overflow="ellipsis")
+    return text
 
 
-def _totals(moment: Moment) -> Text:
-    return Text.assemble(
-        (f"{count(moment.in_per_s)}/s", "bold green"),
-        " in, ",
-        (f"{count(moment.out_per_s)}/s", "bold green"),
-        f" out; {count(moment.commits_per_s)} commits/s of {count(moment.messages_per_commit)}, "
-        f"{milliseconds(moment.commit_p50_ms)} each (p99 {milliseconds(moment.commit_p99_ms)}); "
-        f"nodes use {moment.memory_bytes / 2**20:.0f} MiB",
-    )
-
-
-def _queue_table(moment: Moment, recent: Recent, width: int) -> Table:
-    # Two histories when there is room for them: what came, and what was there.
-    room = width - _QUEUES_WIDTH
-    histories = 2 if room >= 2 * (_SPARK_MIN + 2) else int(room >= _SPARK_MIN + 2)
-    columns = [*_QUEUES, *_HISTORIES[:histories]]
-    spark = min(room // max(histories, 1) - 2, _SPARK_MAX)
-    rows: list[list[Cell]] = []
-    for queue in moment.queues:
-        history = recent.history[queue.name]
-        sparklines = [sparkline(list(one), spark) for one in (history.in_per_s, history.waiting)]
-        rows.append(
-            [
-                queue.name,
-                queue.in_per_s,
-                queue.out_per_s,
-                queue.waiting,
-                queue.unacknowledged,
-                queue.oldest_age_s,
-                queue.wait_p50_ms,
-                queue.wait_p99_ms,
-                queue.prefetch,
-                *sparklines[:histories],
-            ]
-        )
-    return terminal_table(columns, rows, width=width - _MARGIN)
-
-
-def _worker_table(moment: Moment, width: int) -> Table:
+def _replica_table(moment: Moment, width: int) -> RenderableType:
     return terminal_table(
-        _WORKERS,
+        _REPLICAS,
         [
             [
-                worker.name,
-                worker.prefetch,
-                worker.unacknowledged,
-                worker.handled_per_s,
-                worker.handled,
-                worker.service_p50_ms,
+                f"{ORDERS}, replica {one.number}",
+                one.state if one.is_at_work or one.state != "serving" else "no worker",
+                one.machine_id,
+                one.share,
+                one.waiting,
+                one.done_per_s,
+                one.prefetch,
             ]
-            for worker in sorted(moment.workers, key=lambda one: (one.queue, one.name))
+            for one in moment.replicas
         ],
-        width=width - _MARGIN,
+        width=width,
     )
 
 
-def line(moment: Moment, elapsed_s: float) -> str:
-    """The same for a pipe, in one line."""
-    busiest_p50 = max((queue.wait_p50_ms for queue in moment.queues), default=0.0)
-    busiest_p99 = max((queue.wait_p99_ms for queue in moment.queues), default=0.0)
-    oldest = max((queue.oldest_age_s for queue in moment.queues), default=0.0)
-    return (
-        f"{elapsed_s:5.1f} s  in {moment.in_per_s:.0f}/s  out {moment.out_per_s:.0f}/s  "
-        f"waiting {moment.waiting}  unacknowledged {moment.unacknowledged}  "
-        f"oldest {oldest:.1f} s  wait p50 {busiest_p50:.1f} ms  p99 {busiest_p99:.1f} ms"
+def _steered_table(moment: Moment, width: int) -> RenderableType:
+    return terminal_table(
+        _STEERED,
+        [
+            [one.name, one.target_per_s, one.rate_per_s, one.prefetch, one.service_ms]
+            for one in moment.steered
+        ],
+        width=width,
+    )
+
+
+def _courses(course: Course, width: int) -> Text:
+    spark = min((width - 30) // 3, _SPARK_MAX)
+    return Text.assemble(
+        ("came ", "dim"),
+        (sparkline(list(course.arrived), spark), "green"),
+        ("  waited ", "dim"),
+        (sparkline(list(course.waiting), spark), "yellow"),
+        ("  replicas ", "dim"),
+        (sparkline(list(course.replicas), spark), "cyan"),
+    )
+
+
+def _counted(moment: Moment, evidence: Evidence) -> Text:
+    oldest = moment.service(ORDERS).oldest_age_s or 0.0
+    return Text(
+        f"{count(evidence.confirmed)} confirmed, {count(evidence.delivered)} given to workers, "
+        f"{count(evidence.again)} again; oldest {seconds(oldest)}; "
+        f"{fleet_told(moment.glance.fleet)}",
+        style="dim",
     )

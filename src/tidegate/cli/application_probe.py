@@ -1,0 +1,112 @@
+"""Run as a program: does `module:app` here import, and is it an ASGI application?
+
+    python -m tidegate.cli.application_probe shop:app 7      the answer goes to descriptor 7
+
+In a process of its own, since importing is running somebody's code: it may print, hang, or end the
+process. What is wrong is told in a sentence as JSON, with a traceback on stderr for who wants more.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import sys
+import traceback
+from typing import Any
+
+DEFAULT_NAME = "app"
+# Of the last line of a traceback.
+_REASON_MAX = 500
+
+
+def main() -> None:
+    target, descriptor = sys.argv[1], int(sys.argv[2])
+    try:
+        wrong = fault_of(target)
+    except BaseException as failure:
+        # Also SystemExit: a script without `if __name__ == "__main__"` ends its importer.
+        traceback.print_exc()
+        wrong = f"{_module_of(target)!r} fails when imported: {_last_line(failure)}"
+    os.write(descriptor, json.dumps({"wrong": wrong}).encode() + b"\n")
+    os.close(descriptor)
+    # Whatever threads the module has started, the answer is given.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def fault_of(target: str) -> str:
+    """Why it cannot be hosted; "": it can."""
+    module_name = _module_of(target)
+    path = target.partition(":")[2] or DEFAULT_NAME
+    if not module_name or not all(part.isidentifier() for part in path.split(".")):
+        return f"{target!r} is no MODULE:APP, such as shop:app or shop.web:app"
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as failure:
+        missing = failure.name or ""
+        if module_name == missing or module_name.startswith(missing + "."):
+            here = os.getcwd()  # noqa: PTH109 for what people read
+            return f"no module {module_name!r}: looked in {here} and where Python finds packages"
+        traceback.print_exc()
+        return f"{module_name!r} was found, but imports {missing!r}, which is not installed"
+    found: Any = module
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    where = f"{module_name} ({getattr(module, '__file__', None) or 'no file'})"
+    if found is None:
+        names = [
+            name
+            for name, value in vars(module).items()
+            if not (name.startswith("_") or inspect.ismodule(value)) and not why_no_asgi(value)
+        ]
+        there = f"; there is {module_name}:{names[0]}" if names else ""
+        return f"{where} has no {path!r}{there}"
+    why = why_no_asgi(found)
+    return why and f"{path!r} in {where} is no ASGI application: {why}"
+
+
+def why_no_asgi(found: Any) -> str:
+    """Why something cannot be called as an ASGI application; "": it can."""
+    if not callable(found):
+        return f"it is a {type(found).__name__}, which cannot be called"
+    if inspect.isclass(found) and not hasattr(found, "__await__"):
+        return f"it is a class; name an instance, such as app = {found.__name__}()"
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):
+        # Written in C, or hiding what it takes: its server will find out.
+        return ""
+    if _takes(signature, 3):
+        return ""
+    if _takes(signature, 2) and _is_wsgi(found, signature):
+        return "it is a WSGI application; wrap it, as with a2wsgi or asgiref's WsgiToAsgi"
+    if _takes(signature, 0):
+        return "it takes nothing; if it makes the application, call it: app = make_app()"
+    return f"it is called with {signature}, and not with (scope, receive, send)"
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*([None] * count))
+    except TypeError:
+        return False
+    return True
+
+
+def _is_wsgi(found: Any, signature: inspect.Signature) -> bool:
+    return hasattr(found, "wsgi_app") or "start_response" in signature.parameters
+
+
+def _module_of(target: str) -> str:
+    return target.partition(":")[0]
+
+
+def _last_line(failure: BaseException) -> str:
+    lines = "".join(traceback.format_exception_only(failure)).strip().splitlines()
+    return lines[-1].strip()[:_REASON_MAX]
+
+
+if __name__ == "__main__":
+    main()

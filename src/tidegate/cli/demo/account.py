@@ -1,0 +1,54 @@
+"""How the agreements stand by the leader's own account, at the end of one window of all of them.
+
+The difference of two accounts is what the leader says of the windows between them, and the lake is
+asked about the same ones: then both have to say the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from tidegate.cli.demo.story import ARCHIVE, ORDERS
+from tidegate.cli.sla import Row, standings
+from tidegate.cli.store_wiring import opened
+
+_LOOK_S = 0.2
+# Windows of all agreements end together; that they are judged takes a moment.
+_PATIENCE_S = 12.0
+
+
+@dataclass(frozen=True)
+class Account:
+    """Every agreement after the same window."""
+
+    # The end of that window.
+    at: datetime
+    rows: Mapping[str, Row]
+
+    def since(self, before: Account) -> dict[str, tuple[int, int, int]]:
+        """Of each agreement the windows since then: met, warned, breached."""
+        return {
+            name: (
+                row.met - before.rows[name].met,
+                row.warned - before.rows[name].warned,
+                row.breached - before.rows[name].breached,
+            )
+            for name, row in self.rows.items()
+        }
+
+
+async def account_of(store_urls: Sequence[str]) -> Account | None:
+    """The next account that there is of all agreements; None: nobody judges them in time."""
+    late_at = time.monotonic() + _PATIENCE_S
+    async with opened(store_urls) as store:
+        while time.monotonic() < late_at:
+            rows = {row.agreement: row for row in await standings(store, time.time())}
+            ends = {row.judged_at for row in rows.values()}
+            if {ORDERS, ARCHIVE} <= rows.keys() and len(ends) == 1 and (end_s := ends.pop()):
+                return Account(datetime.fromtimestamp(end_s, UTC), rows)
+            await asyncio.sleep(_LOOK_S)
+    return None

@@ -1,0 +1,190 @@
+"""Who puts: `python -m tidegate.cli.demo.customers <errand as JSON>`, and its other end.
+
+Open loop: by the time t so many messages are due, and as many are put, whatever the queues do. Each
+line of stdin says new rates, queue by queue; the end of stdin ends the putting. Every put is
+written down when it is made and when it is answered, so that nobody has to be believed: the checker
+reads it. Of a group one put at a time is under way, as of a customer who waits for the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+import tidegate
+from tidegate.cli.demo.story import GROUPED_EVERY, GROUPS, ORDERS
+from tidegate.core.errors import CallerError, InternalError, LimitReached, TidegateError
+from tidegate.lab.faults.payload import numbered_payload
+from tidegate.lab.history import HistoryWriter
+
+_TICK_S = 0.01
+_FLUSH_S = 0.05
+_START_S = 30.0
+# Longer than anything that the demo does to a queue.
+_PATIENCE_S = 30.0
+# A stall of this process is no reason for a burst.
+_CATCH_UP_S = 0.5
+
+
+class Errand(msgspec.Struct, frozen=True):
+    """Where to put, and where to write it down."""
+
+    url: str
+    folder: str
+
+
+class _Putter:
+    """Puts numbered messages, and notes what came of each."""
+
+    def __init__(self, mq: tidegate.Client, name: str, history: HistoryWriter) -> None:
+        self._mq = mq
+        self._name = name
+        self._history = history
+        self._numbers: dict[tuple[str, str], count[int]] = {}
+        self._turns: dict[str, count[int]] = {}
+        self._busy: set[str] = set()
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    def put(self, queue: str) -> None:
+        """One more."""
+        turn = next(self._turns.setdefault(queue, count()))
+        group = None
+        if queue == ORDERS and turn % GROUPED_EVERY == 0:
+            customer = f"{self._name}.{turn // GROUPED_EVERY % GROUPS}"
+            group = customer if customer not in self._busy else None
+        task = asyncio.create_task(self._put(queue, group))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def _put(self, queue: str, group: str | None) -> None:
+        stream = group or self._name
+        seq = next(self._numbers.setdefault((queue, stream), count(1)))
+        payload = numbered_payload(stream, seq)
+        note = self._history.note
+        note("put", "invoke", queue, stream, seq, hash_of=payload)
+        if group is not None:
+            self._busy.add(group)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                message_id = await self._mq.put(queue, payload, group=group)
+        except (CallerError, LimitReached):
+            note("put", "fail", queue, stream, seq)
+        except (TidegateError, TimeoutError):
+            note("put", "info", queue, stream, seq)
+        else:
+            note("put", "ok", queue, stream, seq, message_id=message_id)
+        finally:
+            if group is not None:
+                self._busy.discard(group)
+
+    async def answered(self) -> None:
+        """Until everything that was put has its answer."""
+        while self._under_way:
+            await asyncio.wait(self._under_way)
+
+
+async def _run(errand: Errand) -> None:
+    name = f"customers-{secrets.token_hex(3)}"
+    stdin = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
+    path = Path(errand.folder) / f"{name}.history"
+    with HistoryWriter(path, name) as history:
+        async with tidegate.connect(errand.url, name=name, reconnect_s=_PATIENCE_S) as mq:
+            putter = _Putter(mq, name, history)
+            print("ready", flush=True)
+            working = asyncio.create_task(_work(putter, history, stdin))
+            await working
+            await putter.answered()
+    print("done", flush=True)
+
+
+async def _work(putter: _Putter, history: HistoryWriter, stdin: asyncio.StreamReader) -> None:
+    rates: dict[str, float] = {}
+    due: dict[str, float] = {}
+    hearing = asyncio.create_task(stdin.readline())
+    before = flushed = time.monotonic()
+    while True:
+        await asyncio.sleep(_TICK_S)
+        now = time.monotonic()
+        if hearing.done():
+            line = hearing.result()
+            if not line:
+                return
+            rates = msgspec.json.decode(line, type=dict[str, float])
+            hearing = asyncio.create_task(stdin.readline())
+        for queue, per_s in rates.items():
+            due[queue] = due.get(queue, 0.0) + per_s * min(now - before, _CATCH_UP_S)
+            while due[queue] >= 1.0:
+                due[queue] -= 1.0
+                putter.put(queue)
+        before = now
+        if now - flushed >= _FLUSH_S:
+            flushed = now
+            history.flush()
+
+
+class Customers:
+    """The process, from outside."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @staticmethod
+    async def start(errand: Errand, complaints: IO[bytes]) -> Customers:
+        """Returns when it is connected."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tidegate.cli.demo.customers"),
+            msgspec.json.encode(errand).decode(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            # Ctrl-C is for the one who leads.
+            start_new_session=True,
+        )
+        customers = Customers(process)
+        try:
+            async with asyncio.timeout(_START_S):
+                await customers._hear(b"ready\n")
+        except BaseException:
+            await customers.kill()
+            raise
+        return customers
+
+    def put_at(self, rates: Mapping[str, float]) -> None:
+        """From now on so many a second, queue by queue."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(rates) + b"\n")
+
+    async def finish(self) -> None:
+        """No more puts; returns when all have their answers."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        await self._hear(b"done\n")
+        await self._process.wait()
+
+    async def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+
+    async def _hear(self, word: bytes) -> None:
+        assert self._process.stdout is not None
+        if await self._process.stdout.readline() != word:
+            raise InternalError("the customers of the demo have died; its log above says why")
+
+
+if __name__ == "__main__":
+    import uvloop
+
+    uvloop.run(_run(msgspec.json.decode(sys.argv[1], type=Errand)))

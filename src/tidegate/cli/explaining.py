@@ -1,0 +1,142 @@
+"""`explain`: what was measured, which rule spoke, what was done, what would have changed it."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tidegate.cli.asking import DEFAULT, UrlOption, ask, queue_key
+from tidegate.cli.output import JsonOption, Output
+from tidegate.cli.prefetch_steps import explain_prefetch
+from tidegate.cli.settings.reader import load_settings
+from tidegate.cli.settings_options import ConfigOption
+from tidegate.cli.store_wiring import StoreDataOption, StoreOption, ask_store, running_stores
+from tidegate.core.errors import InvalidValue, QueueNotExisting, TidegateError, Unavailable
+from tidegate.core.harmless import harmless
+from tidegate.core.hosting import decided_about
+from tidegate.core.rule_words import in_words
+from tidegate.core.steering import PERSON, Decision
+from tidegate.core.steering_words import lines_of
+
+if TYPE_CHECKING:
+    from tidegate.client.client import Client
+    from tidegate.storage.postgres import PostgresStore
+
+
+def register(app: typer.Typer) -> None:
+    app.command("explain")(explain)
+
+
+def explain(
+    queue: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="A queue, or what is hosted; without: the machines."),
+    ] = None,
+    number: Annotated[
+        int, typer.Option("--number", "-n", min=1, max=500, help="Decisions at most.")
+    ] = 20,
+    prefetch: Annotated[
+        bool,
+        typer.Option("--prefetch", help="The last control steps of each consumer that is steered."),
+    ] = False,
+    url: UrlOption = DEFAULT,
+    store: StoreOption = None,
+    data: StoreDataOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say why a queue, or a service, has the replicas that it has: decisions, the newest last.
+
+    The node is asked (--url), about an HTTP service also the store (--store, --data). With
+    --prefetch, why the consumers of a queue have the prefetch that they have.
+    """
+    output = Output(json)
+    if prefetch:
+        explain_prefetch(output, url, queue, number)
+        return
+
+    # Where `tidegate host` runs its store is at hand; who names a node means what that one knows.
+    found = None
+    if queue is not None and (store or data or url == DEFAULT):
+        hosted = about_service(queue, number, store, data, config)
+        found = None if hosted is None else (f"service {queue}", hosted)
+    subject, decisions = found or ask(url, lambda mq: asked_of_node(mq, queue, number))
+    if json:
+        output.json(decisions)
+        return
+    if not decisions:
+        output.line(f"nothing was decided about {subject} yet", style="dim")
+        return
+    for decision in reversed(decisions):
+        print_decision(output, decision)
+
+
+async def asked_of_node(mq: Client, name: str | None, count: int) -> tuple[str, list[Decision]]:
+    """What a name means there, and what was decided about it; a queue goes before a service."""
+    if name is None:
+        return "the machines", await mq.explain(None, count=count)
+    try:
+        return f"queue {name}", await mq.explain(queue_key(name), count=count)
+    except QueueNotExisting as missing:
+        try:
+            return f"service {name}", await mq.explain_service(name, count=count)
+        except InvalidValue:
+            raise QueueNotExisting(f"{missing}; nor is a service called so") from None
+        except TidegateError:
+            # Not for this user, or of a node that knows no such question.
+            raise missing from None
+
+
+def about_service(
+    name: str, count: int, store: str | None, data: Path | None, config: Path | None
+) -> list[Decision] | None:
+    """What was decided about a service; None: there is none, or it is a queue that is meant."""
+
+    async def look(found: PostgresStore) -> list[Decision] | None:
+        if name not in [one.spec.name for one in await found.services()]:
+            return None
+        if not (store or data) and await found.find_queue(None, name) is not None:
+            return None
+        documents = await found.decisions(decided_about(name), count)
+        return [msgspec.json.decode(one, type=Decision) for one in documents]
+
+    settings = load_settings(config, os.environ)
+    try:
+        return ask_store(running_stores(store, data, settings), look)
+    except Unavailable:
+        # Who did not name a store need not have one to ask a node.
+        if store or data:
+            raise
+        return None
+
+
+def print_decision(output: Output, decision: Decision) -> None:
+    headline, lines = headline_of(decision), lines_of(decision)
+    if not output.on_terminal:
+        print(headline)
+        for label, text in lines:
+            print(f"\t{label}\t{harmless(text)}")
+        return
+    style = "bold" if decision.carried_out else "bold yellow"
+    output.console.print(Text(headline, style=style))
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True, justify="right")
+    grid.add_column(overflow="fold")
+    for label, text in lines:
+        grid.add_row(label, Text(harmless(text)))
+    output.console.print(Padding(grid, (0, 0, 1, 2)))
+
+
+def headline_of(decision: Decision) -> str:
+    """When, and which rule of which law spoke, in words."""
+    at = datetime.fromtimestamp(decision.at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    headline = f"{at}  {decision.service.lstrip('#')}: {harmless(in_words(decision.rule))}"
+    return headline if decision.law == PERSON else f"{headline} (law {decision.law})"

@@ -1,0 +1,154 @@
+"""`hold`: what goes before the law of an HTTP service, by hand, and back.
+
+Like `deploy` it is said to the store, and whoever reaches that may say it. Read, changed and
+written back on top of what somebody else has said meanwhile; noted among the decisions.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from tidegate.cli.output import Column, JsonOption, Output
+from tidegate.cli.settings.reader import load_settings
+from tidegate.cli.settings_options import ConfigOption
+from tidegate.cli.store_wiring import StoreDataOption, StoreOption, ask_store, running_stores
+from tidegate.core.by_hand import NOTHING_SAID, ByHand, complaints, told
+from tidegate.core.errors import ChangedMeanwhile, InvalidValue
+from tidegate.core.hosting import Service, decided_about
+from tidegate.core.steering import PERSON, Decision
+
+if TYPE_CHECKING:
+    from tidegate.core.ports import Store
+
+_COLUMNS = [Column("held", style="bold"), Column("value")]
+# Of changes, while others change the same service.
+_TRIES_MAX = 8
+
+
+def register(app: typer.Typer) -> None:
+    app.command("hold")(hold)
+
+
+def hold(
+    service: Annotated[str, typer.Argument(metavar="SERVICE", help="As `http =` calls it.")],
+    instances: Annotated[
+        int | None, typer.Option(min=1, help="So many serve, whatever is in hand.")
+    ] = None,
+    least: Annotated[
+        int | None, typer.Option("--min", min=1, help="Instances at least, whatever is agreed.")
+    ] = None,
+    most: Annotated[
+        int | None, typer.Option("--max", min=1, help="Instances at most, whatever is agreed.")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Requests that each instance has at a time.")
+    ] = None,
+    admit: Annotated[
+        int | None, typer.Option(min=1, help="Requests that all doors let in at a time.")
+    ] = None,
+    auto: Annotated[
+        bool, typer.Option("--auto", help="Give all else back: the law decides, as is agreed.")
+    ] = False,
+    store: StoreOption = None,
+    data: StoreDataOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what is held of an HTTP service by hand; with options, hold it or give it back."""
+    urls = running_stores(store, data, load_settings(config, os.environ))
+    named = {
+        "instances": instances,
+        "least": least,
+        "most": most,
+        "concurrency": concurrency,
+        "in_flight_max": admit,
+    }
+    changes = {name: value for name, value in named.items() if value is not None}
+    held = ask_store(urls, lambda found: hold_service(found, service, changes, auto=auto))
+    output = Output(json)
+    if json:
+        output.json({"service": service, "by_hand": held})
+        return
+    if held == NOTHING_SAID:
+        print(f"nothing of {service} is held: the law decides, as is agreed", file=sys.stderr)
+        return
+    said = msgspec.structs.asdict(held).items()
+    output.table(_COLUMNS, [[name.replace("_", " "), v] for name, v in said if v is not None])
+
+
+async def hold_service(
+    store: Store, name: str, changes: dict[str, Any], *, auto: bool = False
+) -> ByHand:
+    """What is held from now on; without changes, what is held."""
+    for left in reversed(range(_TRIES_MAX)):
+        service = await _service(store, name)
+        before = service.by_hand
+        if not changes and not auto:
+            return before
+        wanted = msgspec.structs.replace(NOTHING_SAID if auto else before, **changes)
+        _check(service, wanted)
+        try:
+            await store.steer_service(name, wanted, before)
+        except ChangedMeanwhile:
+            if not left:
+                raise
+            continue
+        await _note(store, name, before, wanted)
+        return wanted
+    raise AssertionError("the last try returns or raises")
+
+
+async def _service(store: Store, name: str) -> Service:
+    for one in await store.services():
+        if one.spec.name == name:
+            return one
+    raise InvalidValue(f"no service is called {name!r}: see `tidegate services`")
+
+
+def _check(service: Service, wanted: ByHand) -> None:
+    from tidegate.agreement.document import AgreementInvalid, parse_agreement
+
+    least, most = 1, None
+    try:
+        agreed = parse_agreement(service.spec.agreement, service.spec.name).resources
+        least, most = agreed.replicas_min, agreed.replicas_max
+    except AgreementInvalid:
+        # What cannot be read bounds nothing; whoever leads says so.
+        pass
+    if wrong := complaints(wanted, least, most):
+        raise InvalidValue("; ".join(wrong))
+
+
+async def _note(store: Store, name: str, before: ByHand, after: ByHand) -> None:
+    """Who reads why it is as it is finds who has said so."""
+    if before == after:
+        return
+    who = _who()
+    reason = told(before, after)
+    change = Decision(
+        at=time.time(),
+        loop="http",
+        service=decided_about(name),
+        law=PERSON,
+        rule=f"changed by {who}",
+        reason=reason[0].upper() + reason[1:],
+        otherwise="Without it the law would decide as before.",
+        by=who,
+    )
+    _, epoch = await store.leader()
+    await store.note_decision(change.service, msgspec.json.encode(change), epoch)
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # A user without a name, as there are in containers.
+        return f"user {os.getuid()}"

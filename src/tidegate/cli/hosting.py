@@ -1,0 +1,347 @@
+"""`tidegate host module:app --agreement shop.toml`: an application behind one address.
+
+    checks → store and node, if none run → deploy → doors → watch over all of it until Ctrl-C
+
+On a computer that has nothing of it yet everything is started, as `tidegate up` does it, with
+machines that are processes here. On a store that runs, this deploys and keeps doors only; where
+they stand already, deploying was all there was to do. Order of the end: doors first, which answer
+what they have, then the node that leads, then the machines with their instances, then the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from tidegate.cli.door import TrustOption, check_engine, networks_of, reached_at
+from tidegate.cli.house import House
+from tidegate.cli.interruption import terminated_like_interrupted, undisturbed
+from tidegate.cli.logs import set_up_logs
+from tidegate.cli.rollout import Progress, Rollout
+from tidegate.cli.service_options import (
+    AgreementOption,
+    Asked,
+    BalancingOption,
+    ConcurrencyOption,
+    EngineOption,
+    EnvironmentOption,
+    HealthPathOption,
+    SessionGraceOption,
+    ShipOption,
+    SparesOption,
+    StickyOption,
+    TargetArgument,
+    asked_for,
+    check_offer,
+)
+from tidegate.cli.services import deploy_and_wait, deployed, least_of, seen
+from tidegate.cli.settings.reader import load_settings
+from tidegate.cli.settings_options import ConfigOption
+from tidegate.cli.store_wiring import StoreOption, ask_store, named_stores, opened
+from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
+from tidegate.core.hosting import Engine
+from tidegate.core.probe_mark import FIELD, probe_mark
+from tidegate.fleet.door_process import DoorProcess
+
+if TYPE_CHECKING:
+    from tidegate.cli.settings.settings import Settings
+
+_LOOK_S = 0.2
+_ANSWER_S = 2.0
+# On a store that runs: for what was deployed to serve.
+_ROLLOUT_S = 120.0
+_PORT_MAX = 65535
+_PROVIDER_VARIABLE = "TIDEGATE_FLEET__PROVIDER"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("host")(host)
+
+
+def host(
+    target: TargetArgument,
+    agreement: AgreementOption,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Of the first door, 0 for a free one.")
+    ] = 8080,
+    listen: Annotated[
+        str, typer.Option("--host", help="Address that the doors listen on.")
+    ] = "127.0.0.1",
+    doors: Annotated[
+        int, typer.Option(min=1, max=16, help="Front doors, on one port after the other.")
+    ] = 1,
+    trust: TrustOption = None,
+    engine: EngineOption = Engine.GATEWAY,
+    concurrency: ConcurrencyOption = 100,
+    spares: SparesOption = 0,
+    sticky: StickyOption = False,
+    session_grace: SessionGraceOption = 60.0,
+    balancing: BalancingOption = "better-of-two",
+    health_path: HealthPathOption = "/",
+    ship: ShipOption = None,
+    env: EnvironmentOption = None,
+    store: StoreOption = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the embedded PostgreSQL. [default: tidegate-data]"),
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Logs of all processes here, not in a file.")
+    ] = False,
+    config: ConfigOption = None,
+) -> None:
+    """Host an ASGI application so that its agreement is kept, until SIGTERM or Ctrl-C.
+
+    Run again with other code or another agreement it rolls over to them: no request fails.
+    """
+    settings = load_settings(config, os.environ)
+    level = settings.log.level
+    set_up_logs(level if verbose or level == "error" else "warning", settings.log.format)
+    asked = asked_for(
+        target,
+        agreement,
+        engine=engine,
+        concurrency=concurrency,
+        spares=spares,
+        sticky=sticky,
+        session_grace_s=session_grace,
+        balancing=balancing,
+        health_path=health_path,
+        ship=ship,
+        env=env or [],
+    )
+    check_engine(engine)
+    trusted = networks_of(trust or ())
+    folder = (data or settings.store.data_folder).expanduser()
+    running = _running(named_stores(store, data, settings), folder)
+    ports = [port + index if port else 0 for index in range(doors)]
+    if ports[-1] > _PORT_MAX:
+        raise InvalidValue(
+            f"{doors} doors from port {port} on would end at {ports[-1]}, and {_PORT_MAX} is the "
+            "last: choose a lower --port"
+        )
+    if running and _is_served(running, asked.spec.name, listen, port):
+        # Its doors are somebody's already: what is left to do is to deploy.
+        asyncio.run(deploy_and_wait(running, asked, _ROLLOUT_S))
+        return
+    for one in ports:
+        check_free(listen, one)
+    if not running:
+        settings = _with_provider(settings, config)
+    if reduced := check_offer(asked, settings.with_data(data)):
+        _say(f"{asked.spec.name}: {reduced}")
+    with _log_file(folder, verbose) as log_file, terminated_like_interrupted():
+        house = None if running else House(settings, folder, log_file=log_file)
+        fronts: list[DoorProcess] = []
+        try:
+            urls = running
+            if house is not None:
+                house.start(1, _node_port(settings), config, settings.metrics.port)
+                urls = house.store_urls
+                _say(f"node at {house.addresses[0]}, data in {folder}")
+            fronts += [
+                DoorProcess(
+                    *(urls, asked.spec.name),
+                    host=listen,
+                    port=one,
+                    engine=engine,
+                    trusted=trusted,
+                    config=config,
+                    log_file=log_file,
+                    drain_s=settings.fleet.drain_s,
+                    # It records where the nodes do.
+                    environment={
+                        "TIDEGATE_STORE__DATA": str(folder.resolve()),
+                        "TIDEGATE_TELEMETRY__LAKE": settings.with_data(folder.resolve()).lake,
+                    },
+                )
+                for one in ports
+            ]
+            asyncio.run(_host(urls, asked, fronts, house))
+        finally:
+            with undisturbed():
+                _say("ends: doors first" + (", then instances" if house is not None else ""))
+                for front in fronts:
+                    front.terminate()
+                for front in fronts:
+                    front.wait()
+                if house is not None:
+                    house.stop()
+    if running:
+        name = asked.spec.name
+        _say(f"{name} is hosted on; `tidegate undeploy {name}` ends it")
+
+
+async def _host(
+    urls: Sequence[str], asked: Asked, fronts: Sequence[DoorProcess], house: House | None
+) -> None:
+    """Deploy, open the doors, watch; until told to stop."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with opened(urls) as store:
+        service = await deployed(store, asked)
+        name = service.spec.name
+        _say(f"{name}: version {service.version} of {asked.spec.target}")
+        others = sorted({sample.address for sample in await store.door_samples(name)})
+        if house is None and others:
+            _say(
+                f"{name} is served at {', '.join(others)} already: this is one more door "
+                "(`tidegate deploy` opens none)"
+            )
+        for front in fronts:
+            # Not in a thread: the child is to end with the thread that starts it.
+            front.start()
+        for front in fronts:
+            await asyncio.to_thread(front.wait_until_ready)
+        rollout = Rollout(service, least_of(service, asked.agreement))
+        silent = list(fronts)
+        away = ""
+        # Where others keep what runs, nobody may be there who does anything.
+        deadline = None if house is not None else time.monotonic() + _ROLLOUT_S
+        while not stop.is_set():
+            if house is not None:
+                house.watch()
+            for front in fronts:
+                if front.ensure_running():
+                    _say(f"the door at {front.address} had died, and is there again")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _LOOK_S)
+                break
+            try:
+                now, instances = await seen(store, name)
+            except TidegateError as failure:
+                if not away:
+                    away = str(failure)
+                    _say(f"{name} goes on as it is: {away}")
+                continue
+            if away:
+                away = ""
+                _say("the store answers again")
+            for line in rollout.look(now, instances):
+                _say(f"{name}: {line}")
+            if now is None:
+                _say(f"{name} was undeployed: there is nothing left to do")
+                return
+            if not silent:
+                continue
+            is_late = deadline is not None and time.monotonic() > deadline
+            if is_late or rollout.progress(now, instances) is Progress.FAILED:
+                why = rollout.trouble or f"nothing has answered for {_ROLLOUT_S:g} s"
+                raise Unavailable(f"{name} does not come up: {why}")
+            for front in tuple(silent):
+                path, mark = asked.spec.health_path, probe_mark(now.secret)
+                if await asyncio.to_thread(answers, front.address, path, mark):
+                    silent.remove(front)
+                    print(front.address, flush=True)
+
+
+def _with_provider(settings: Settings, config: Path | None) -> Settings:
+    """Somebody has to make the machines: processes here, unless the settings say who."""
+    if settings.fleet.provider != "none":
+        return settings
+    # By the environment, where the node and what it starts find it, too.
+    os.environ[_PROVIDER_VARIABLE] = "process"
+    return load_settings(config, os.environ)
+
+
+def _running(named: list[str], folder: Path) -> list[str]:
+    """The store that runs already; none: we are to start one."""
+    if named:
+        return named
+    from tidegate.storage.embedded import running_url
+
+    found = running_url(folder)
+    return [] if found is None else [found]
+
+
+def _is_served(urls: Sequence[str], service: str, host: str, port: int) -> bool:
+    """Whether a door of the service already stands where ours would."""
+    samples = ask_store(urls, lambda store: store.door_samples(service))
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    ours = urlsplit(reached_at(f"http://{where}"))
+    return any(
+        (parts := urlsplit(one.address)).port == ours.port and parts.hostname == ours.hostname
+        for one in samples
+    )
+
+
+def _node_port(settings: Settings) -> int:
+    """As the settings say, if nobody has it: the address of the node is nobody's first concern."""
+    port = settings.node.port
+    try:
+        check_free(settings.node.host, port)
+    except Unavailable:
+        return 0
+    return port
+
+
+def check_free(host: str, port: int) -> None:
+    """Unavailable if nobody could listen there."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # As servers do it: connections of the last one that still linger are no hindrance.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except UnicodeError:
+        raise InvalidValue(f"--host {host!r} is no address, nor the name of a computer") from None
+    except OSError as failure:
+        raise Unavailable(
+            f"cannot listen on {host}:{port}: {failure.strerror or failure}; choose another with "
+            "--port, or end what listens there"
+        ) from None
+
+
+def answers(address: str, path: str, mark: str = "") -> bool:
+    """Whether requests get through to an instance, whatever it thinks of them.
+
+    With the service's mark it counts nowhere: who looks whether anything serves yet is no client,
+    and that nothing does is no breach.
+    """
+    parts = urlsplit(address)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_S)
+    try:
+        connection.request("GET", path, headers={FIELD: mark} if mark else {})
+        return connection.getresponse().status < http.client.INTERNAL_SERVER_ERROR
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+@contextlib.contextmanager
+def _log_file(folder: Path, verbose: bool) -> Iterator[IO[bytes] | None]:
+    """Where all processes log; None: here."""
+    if verbose:
+        yield None
+        return
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = folder / "host.log"
+        file = path.open("ab")
+    except OSError as failure:
+        raise Unavailable(
+            f"{folder} cannot be the data folder: {failure.strerror}; name another with --data"
+        ) from None
+    with file:
+        _say(f"logs go to {path}")
+        yield file
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,103 @@
+"""`queue set`: what a queue promises and how it scales, changed while everything runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidegate.cli.asking import DEFAULT, UrlOption, ask, queue_key
+from tidegate.cli.output import JsonOption, Output
+from tidegate.cli.policies import change_policy
+from tidegate.cli.policy_settings import parse_policy, policy_keys
+from tidegate.cli.prefetch_options import (
+    GoalOptions,
+    OvershootOption,
+    PrefetchAutoOption,
+    PrefetchKeepUpOption,
+    PrefetchManualOption,
+    PrefetchModelOption,
+    PrefetchOffOption,
+    PrefetchRateOption,
+    SettleOption,
+)
+from tidegate.cli.queues import QueueArgument
+from tidegate.cli.rescaling import change_scaling
+from tidegate.cli.scaling_options import AgreementOption, assignments
+from tidegate.core.complaint import meant
+from tidegate.core.errors import InvalidValue
+from tidegate.core.prefetch_words import told as goal_told
+from tidegate.core.scaling import ScalingPolicy
+from tidegate.core.scaling_words import KEYS
+
+if TYPE_CHECKING:
+    from tidegate.client.client import Client
+
+
+def set_queue(
+    queue: QueueArgument,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE…]", help="Of its policy, or of how it scales."),
+    ] = None,
+    policy: Annotated[
+        ScalingPolicy | None, typer.Option(help="Which law says how many replicas there are.")
+    ] = None,
+    agreement: AgreementOption = None,
+    prefetch_rate: PrefetchRateOption = None,
+    prefetch_keep_up: PrefetchKeepUpOption = False,
+    prefetch_manual: PrefetchManualOption = None,
+    prefetch_auto: PrefetchAutoOption = False,
+    prefetch_off: PrefetchOffOption = False,
+    settle: SettleOption = None,
+    overshoot: OvershootOption = None,
+    prefetch_model: PrefetchModelOption = None,
+    url: UrlOption = DEFAULT,
+    json: JsonOption = False,
+) -> None:
+    """Change what a queue promises, and how it scales: `queue set orders lease=30s max=8`."""
+    output = Output(json)
+    found = assignments(settings or [])
+    if policy is not None:
+        found["policy"] = policy.value
+    if agreement is not None:
+        found["agreement"] = agreement
+    goal = GoalOptions(
+        rate=prefetch_rate,
+        keep_up=prefetch_keep_up,
+        manual=prefetch_manual,
+        auto=prefetch_auto,
+        off=prefetch_off,
+        settle=settle,
+        overshoot=overshoot,
+        model=prefetch_model,
+    )
+    if not found and not goal.are_given:
+        raise InvalidValue("set what? write KEY=VALUE, or a goal such as --prefetch-rate 400/s")
+    for_policy = {key for key in found if key in policy_keys()}
+    changes = {key: text for key, text in found.items() if key not in for_policy}
+    known = {*KEYS, *KEYS.values(), "min", "max"}
+    if unknown := [key for key in changes if key not in known]:
+        raise InvalidValue(
+            f"{unknown[0]}: there is no such key{meant(unknown[0], [*known, *policy_keys()])}"
+        )
+    promises = parse_policy([f"{key}={found[key]}" for key in for_policy])
+
+    async def work(mq: Client) -> None:
+        # First what may be refused: all or nothing, as far as two requests can be.
+        if goal.are_given:
+            info = await mq.queue(queue_key(queue))
+            goal.changed(info.policy.prefetch, info.name)
+        if changes:
+            await change_scaling(mq, queue, changes)
+        if promises or goal.are_given:
+            promised = await change_policy(mq, queue, promises, goal)
+            if goal.are_given:
+                found["prefetch"] = goal_told(promised.prefetch)
+
+    ask(url, work, "read-write")
+    if json:
+        output.json({"queue": queue, "set": found})
+    else:
+        told = ", ".join(f"{key} = {text}" for key, text in found.items())
+        output.line(f"queue {queue}: {told}")

@@ -1,0 +1,112 @@
+"""Changes how a queue scales, whoever else changes it at the same time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidegate.cli.asking import queue_key
+from tidegate.core.errors import ChangedMeanwhile, InvalidValue
+from tidegate.core.replication import logical_name
+from tidegate.core.scaling import DEFAULT_SCALING, Range, Scaling, ScalingPolicy
+from tidegate.core.scaling_words import changed
+
+if TYPE_CHECKING:
+    from tidegate.agreement.document import Agreement
+    from tidegate.client.client import Client
+    from tidegate.core.replication import Topology
+
+# Of changes, while others change the same queue.
+_TRIES_MAX = 8
+
+
+async def topology_of(mq: Client, queue: str) -> Topology | None:
+    """How a queue is spread; None: it is a plain one."""
+    info = await mq.queue(queue_key(queue))
+    if info.alias_id:
+        whole = logical_name(info.name)
+        raise InvalidValue(
+            f"{info.name} is a replica of queue {whole}, which scales as a whole: "
+            f"`tidegate scale {whole}`"
+        )
+    return await mq.topology(info.queue_id) if info.elastic else None
+
+
+async def change_scaling(
+    mq: Client, queue: str, changes: dict[str, Any], declared: Scaling | None = None
+) -> None:
+    """Change some keys of how a queue scales, whoever else changes others at the same time."""
+
+    def wanted(topology: Topology | None) -> Scaling:
+        before = declared or (DEFAULT_SCALING if topology is None else topology.scaling)
+        said = changes
+        if topology is None and declared is None and "min" in changes and "max" not in changes:
+            # Nobody has said how many at most: as many as at least. What was said stays, or is
+            # refused.
+            said = {"max": changes["min"], **changes}
+        name = queue if topology is None else topology.queue
+        return changed(*_obeying(before, said, name))
+
+    await _rescale(mq, queue, wanted)
+
+
+async def _rescale(mq: Client, queue: str, wanted: Callable[[Topology | None], Scaling]) -> None:
+    """Read, change and write back; on top of what somebody else has written meanwhile."""
+    for left in reversed(range(_TRIES_MAX)):
+        topology = await topology_of(mq, queue)
+        before = None if topology is None else topology.scaling
+        try:
+            await mq.set_scaling(queue_key(queue), wanted(topology), before=before)
+            return
+        except ChangedMeanwhile:
+            if not left:
+                raise
+
+
+def _obeying(
+    before: Scaling, changes: dict[str, Any], queue: str
+) -> tuple[Scaling, dict[str, Any]]:
+    """An agreement is named by its file: what it says, and on top what else was said."""
+    file = changes.get("agreement")
+    if file is None or file == "none":
+        return before, changes
+    from tidegate.agreement.scaling_terms import agreement_of_file, with_agreement
+
+    agreement, text = agreement_of_file(Path(file).expanduser(), queue)
+    is_bounded = (
+        agreement.resources.replicas_max is not None
+        or before.replicas != Range()
+        or {"max", "replicas"} & changes.keys()
+    )
+    if changes.get("policy") == ScalingPolicy.AGREEMENT and not is_bounded:
+        raise InvalidValue(
+            f"{file} does not say how many replicas there may be: write replicas = "
+            "{ min = 1, max = 8 } into it, or say --max"
+        )
+    rest = {key: value for key, value in changes.items() if key != "agreement"}
+    agreed = with_agreement(before, agreement, text)
+    if changes.get("policy", before.policy) == ScalingPolicy.AGREEMENT:
+        _refuse_what_cannot_be_kept(agreement, changed(agreed, rest))
+    return agreed, rest
+
+
+def _refuse_what_cannot_be_kept(agreement: Agreement, scaling: Scaling) -> None:
+    """More is promised than so many replicas do, by what the document itself says."""
+    from tidegate.control.agreement_figures import Asked, figures
+    from tidegate.control.agreement_plan import plan
+
+    most = scaling.replicas.max
+    bounded = replace(agreement, resources=replace(agreement.resources, replicas_max=most))
+    asked = Asked(capacity_per_s=scaling.capacity_per_s)
+    found = plan(bounded, figures(bounded, asked, None), asked)
+    if not found.missing:
+        return
+    lacking = f"{agreement.name}: {'; '.join(found.missing)}"
+    if found.offer is None:
+        raise InvalidValue(
+            f'{lacking}. Promise less, allow more replicas, or write insufficient = "reduce"'
+        )
+    print(f"{lacking}: less is offered, as insufficient = reduce says", file=sys.stderr)

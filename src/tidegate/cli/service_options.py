@@ -1,0 +1,221 @@
+"""What `host` and `deploy` are told of a service, checked as a whole before anything starts.
+
+agreement → application → policy → code        the first that is wrong is told, and nothing ran
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidegate.cli.application_check import check_application
+from tidegate.cli.application_probe import DEFAULT_NAME
+from tidegate.cli.asking import duration_option
+from tidegate.cli.source_files import revision_of
+from tidegate.core.errors import InvalidValue
+from tidegate.core.hosting import Engine, ServiceSpec
+
+if TYPE_CHECKING:
+    from tidegate.agreement.document import Agreement
+    from tidegate.cli.settings.settings import Settings
+
+# It is part of command lines, cookies and HAProxy's configuration.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# Asked over HTTP, and written into HAProxy's configuration: no quotes, nothing that ends a word.
+_PATH = re.compile(r"/[!$&(-;=?-Z_a-z~%]*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+TargetArgument = Annotated[
+    str,
+    typer.Argument(metavar="MODULE:APP", help="Where the ASGI application is, as in shop:app."),
+]
+AgreementOption = Annotated[
+    Path, typer.Option("--agreement", help="What it promises: TOML, with http = its name.")
+]
+EngineOption = Annotated[Engine, typer.Option("--engine", help="What stands before the instances.")]
+ConcurrencyOption = Annotated[
+    int,
+    typer.Option(
+        "--concurrency", min=1, max=100_000, help="Requests that one instance gets at a time."
+    ),
+]
+SparesOption = Annotated[
+    int, typer.Option("--spares", min=0, max=100, help="Instances kept ready in reserve.")
+]
+StickyOption = Annotated[
+    bool, typer.Option("--sticky", help="Balance sessions, by a cookie, and not single requests.")
+]
+SessionGraceOption = Annotated[
+    float,
+    duration_option("How long an instance that is to go keeps its sessions. [default: 60s]"),
+]
+BalancingOption = Annotated[
+    str, typer.Option("--balancing", metavar="POLICY", help="Who gets the next request.")
+]
+HealthPathOption = Annotated[
+    str, typer.Option("--health-path", help="Asked to see whether an instance is well.")
+]
+ShipOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--ship",
+        metavar="FOLDER|WHEEL",
+        help="Send this code to the machines. [default: they run it in this folder]",
+    ),
+]
+EnvironmentOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--env",
+        metavar="NAME[=VALUE]",
+        help="For the instances; without a value, as it is here. May be repeated.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What somebody has asked for; `spec` has no package yet, which is in `code`."""
+
+    spec: ServiceSpec
+    agreement: Agreement
+    # What machines are to be sent.
+    code: bytes | None
+
+
+def asked_for(
+    target: str,
+    agreement_file: Path,
+    *,
+    engine: Engine,
+    concurrency: int,
+    spares: int,
+    sticky: bool,
+    session_grace_s: float,
+    balancing: str,
+    health_path: str,
+    ship: Path | None,
+    env: Sequence[str],
+) -> Asked:
+    """All of it, or an error that says what to change."""
+    text, agreement = _http_agreement(agreement_file)
+    _check_balancing(engine, balancing)
+    if _PATH.fullmatch(health_path) is None:
+        raise InvalidValue(
+            f"--health-path {health_path!r} is no path, such as /healthz; what is no letter of "
+            "ASCII is written with %, as in /caf%C3%A9"
+        )
+    environment = environment_of(env, os.environ)
+    if ":" not in target:
+        target = f"{target}:{DEFAULT_NAME}"
+    code: bytes | None = None
+    folder: Path | None = None
+    revision = ""
+    if ship is None:
+        folder = Path.cwd()
+        revision = revision_of(folder)
+        check_application(target, folder, environment)
+    else:
+        from tidegate.fleet.package import packed
+
+        code = packed(ship)
+        is_folder = ship.is_dir()
+        check_application(
+            target,
+            ship if is_folder else ship.resolve().parent,
+            environment,
+            code=ship.resolve(),
+        )
+    spec = ServiceSpec(
+        name=agreement.http or "",
+        target=target,
+        agreement=text,
+        concurrency=concurrency,
+        spares=spares,
+        engine=engine,
+        balancing=balancing,
+        sticky=sticky,
+        session_grace_s=session_grace_s,
+        health_path=health_path,
+        environment=environment,
+        folder=None if folder is None else str(folder),
+        revision=revision,
+    )
+    return Asked(spec, agreement, code)
+
+
+def check_offer(asked: Asked, settings: Settings) -> str:
+    """What is offered less than agreed, "" if nothing; LimitReached if that is refused."""
+    from tidegate.control.hosting_offer import offered
+    from tidegate.telemetry.knowledge import Knowledge
+
+    fleet = settings.fleet
+    # Who boots no machines here does not know of those that there are.
+    slots = None
+    if fleet.provider != "none":
+        slots = fleet.machines_max * asked.spec.slots_per_machine
+    knowledge = Knowledge(settings.knowledge_folder, _warn)
+    return offered(asked.agreement, asked.spec.spares, slots, knowledge)
+
+
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _http_agreement(file: Path) -> tuple[str, Agreement]:
+    """An agreement of an HTTP service, as it was written and as it was read."""
+    from tidegate.agreement.complaints import Complaint
+    from tidegate.agreement.document import AgreementInvalid, parse_agreement, text_of
+    from tidegate.agreement.lines import lines_of_keys
+
+    text = text_of(file, "TOML")
+    agreement = parse_agreement(text, str(file))
+    lines = lines_of_keys(text)
+    if agreement.http is None:
+        queue = "it governs a queue, and an HTTP application is to be hosted"
+        complaint = Complaint(
+            *(str(file), lines.get(("queue",)), "queue", queue, repr(agreement.queue)),
+            instead=f'http = "{agreement.name}"',
+        )
+        raise AgreementInvalid([complaint])
+    if not _NAME.fullmatch(agreement.http):
+        name = "is what commands and cookies call it: letters, digits, . _ - only, 64 at most"
+        complaint = Complaint(str(file), lines.get(("http",)), "http", name, repr(agreement.http))
+        raise AgreementInvalid([complaint])
+    return text, agreement
+
+
+def _check_balancing(engine: Engine, balancing: str) -> None:
+    from random import Random
+
+    from tidegate.laws.balancing import policy_of
+
+    policy_of(balancing, Random(0))
+    if engine is Engine.HAPROXY:
+        from tidegate.adapters.haproxy.balance import balance_of
+
+        balance_of(balancing)
+
+
+def environment_of(said: Sequence[str], here: os._Environ[str] | dict[str, str]) -> dict[str, str]:
+    """What `--env NAME=VALUE` and `--env NAME` say."""
+    found = {}
+    for one in said:
+        name, equals, value = one.partition("=")
+        if not _VARIABLE.fullmatch(name):
+            raise InvalidValue(f"--env {one!r} is no NAME=VALUE, nor a NAME")
+        if not equals:
+            if name not in here:
+                raise InvalidValue(f"--env {name}: it is not set here; give --env {name}=VALUE")
+            value = here[name]
+        if "\0" in value:
+            raise InvalidValue(f"--env {name}: a value cannot hold a NUL")
+        found[name] = value
+    return found

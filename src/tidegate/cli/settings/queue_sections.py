@@ -1,0 +1,119 @@
+"""The sections [queues.NAME]: how each queue scales, and what its prefetch is steered to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tidegate.agreement.scaling_terms import agreement_of_file, with_agreement
+from tidegate.cli.settings.fleet import FleetSettings
+from tidegate.cli.settings.settings import QUEUES
+from tidegate.core.complaint import shown
+from tidegate.core.errors import TidegateError
+from tidegate.core.prefetch import PrefetchGoal
+from tidegate.core.prefetch_words import goal_of
+from tidegate.core.scaling import DEFAULT_SCALING, Provisioning, Scaling
+from tidegate.core.scaling_words import changed
+from tidegate.node.checks import check_queue_name
+from tidegate.node.limits import Limits
+
+
+class QueueSections:
+    """What was written of each queue, and what that means; complaints go where the reader's go."""
+
+    def __init__(self, complaints: list[str]) -> None:
+        self._complaints = complaints
+        self._sections: dict[str, dict[str, Any]] = {}
+
+    def take_tables(self, source: str, tables: Any) -> None:
+        """[queues.orders], [queues."orders.eu"]"""
+        if not isinstance(tables, dict):
+            self._complaints.append(
+                f"{source}: {QUEUES} = {shown(tables)}: must be sections, written [{QUEUES}.NAME]"
+            )
+            return
+        for name, keys in tables.items():
+            if isinstance(keys, dict):
+                if isinstance(keys.get("agreement"), str):
+                    keys = {**keys, "agreement": str(Path(source).parent / keys["agreement"])}
+                self._sections.setdefault(name, {}).update(keys)
+            else:
+                self._complaints.append(
+                    f"{source}: {QUEUES}.{name} = {shown(keys)}: must be a section, written "
+                    f"[{QUEUES}.{name}]"
+                )
+
+    def take_text(self, name: str, key: str, text: str) -> None:
+        """One key, from an environment, in which everything is text."""
+        keys = self._sections.setdefault(self._called(name), {})
+        if key in ("min", "max") and isinstance(keys.get("replicas"), dict):
+            keys["replicas"] = {**keys["replicas"], key: _number_or(text)}
+        else:
+            keys[key] = text
+
+    def _called(self, name: str) -> str:
+        """Capitals are usual in an environment: a queue of the file goes before them."""
+        if name in self._sections:
+            return name
+        lowered = name.lower()
+        return next((known for known in self._sections if known.lower() == lowered), lowered)
+
+    def prefetch_goals(self) -> dict[str, PrefetchGoal]:
+        """What sections say of prefetch."""
+        goals = {
+            name: self._goal(name, keys["prefetch"])
+            for name, keys in self._sections.items()
+            if "prefetch" in keys
+        }
+        return {name: goal for name, goal in goals.items() if goal is not None}
+
+    def _goal(self, name: str, wanted: Any) -> PrefetchGoal | None:
+        try:
+            check_queue_name(name, Limits())
+            return goal_of(wanted)
+        except TidegateError as wrong:
+            self._complain(name, wrong)
+            return None
+
+    def scalings(self, fleet: FleetSettings) -> dict[str, Scaling]:
+        """What sections say of scaling; one that says nothing but `prefetch` does not scale."""
+        return {
+            name: self._scaling(
+                name, {key: value for key, value in keys.items() if key != "prefetch"}, fleet
+            )
+            for name, keys in self._sections.items()
+            if set(keys) != {"prefetch"}
+        }
+
+    def _scaling(self, name: str, keys: dict[str, Any], fleet: FleetSettings) -> Scaling:
+        """What a section says, and for the rest what the fleet says."""
+        of_fleet = msgspec.structs.replace(
+            DEFAULT_SCALING,
+            slots_per_machine=fleet.slots,
+            warm=fleet.warm,
+            provisioning=Provisioning(fleet.provisioning),
+        )
+        try:
+            check_queue_name(name, Limits())
+            if isinstance(keys.get("agreement"), str):
+                of_fleet = _with_agreement(name, keys, of_fleet)
+                keys = {key: value for key, value in keys.items() if key != "agreement"}
+            return changed(of_fleet, keys)
+        except TidegateError as wrong:
+            self._complain(name, wrong)
+            return of_fleet
+
+    def _complain(self, name: str, wrong: TidegateError) -> None:
+        self._complaints.append(f"{QUEUES}.{name or shown(name)}: {wrong}")
+
+
+def _with_agreement(name: str, keys: dict[str, Any], before: Scaling) -> Scaling:
+    """`agreement` names a file, beside the settings or from the root."""
+    agreement, text = agreement_of_file(Path(keys["agreement"]).expanduser(), name)
+    return with_agreement(before, agreement, text)
+
+
+def _number_or(text: str) -> int | str:
+    return int(text) if text.isdigit() else text

@@ -1,0 +1,198 @@
+"""`tidegate simulate …`: the laws and loops on a load of one's own, in virtual time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidegate.cli.measuring import say, with_the_lab
+from tidegate.cli.output import Cell, Column, JsonOption, Output
+from tidegate.core.errors import InvalidValue
+from tidegate.core.scaling import ScalingPolicy
+
+if TYPE_CHECKING:
+    from tidegate.simulation.outcome import Outcome
+    from tidegate.simulation.scenarios import Scenario
+
+# Below it a run is over before anyone asks how far it is.
+_PROGRESS_AFTER_S = 2.0
+# Without those of an agreement.
+_PLAIN_COLUMNS = 12
+
+
+def register(app: typer.Typer) -> None:
+    app.command("simulate")(simulate)
+
+
+def simulate(
+    scenario: Annotated[
+        str | None,
+        typer.Argument(help="A scenario's name, or a CSV file with the columns t_s,rate."),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help=f"One or more of {', '.join(ScalingPolicy)}, by commas; or all "
+            "[default: the scenario's own]."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 1,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="max_load=100, max=8, boot=40s, …; plant.capacity_per_s=80 for the plant.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the series as JSON and a plot as PNG and SVG.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Replay a load against the scaling policies: hours in seconds, nothing is started.
+
+    Without a scenario it lists those that there are.
+    """
+    from tidegate.simulation import scenarios
+
+    output = Output(json)
+    if scenario is None:
+        _list(scenarios.names(), output)
+        return
+    chosen = scenarios.load(scenario, seed)
+    pairs = _pairs(settings or [])
+    # All are understood before the first one runs.
+    all_of_them = [scenarios.changed(one, pairs) for one in _with_policies(chosen, policy)]
+    if not chosen.clients and ScalingPolicy.CLIENTS in (one.scaling.policy for one in all_of_them):
+        say(
+            f"note: {chosen.name} says what arrives and has no clients that come and go, so policy "
+            "clients has nothing to count and changes no replicas; the scenario clients has some"
+        )
+    outcomes = [_run(one, seed) for one in all_of_them]
+    if out is not None:
+        _write(chosen, outcomes, out)
+    if json:
+        output.json([one.as_json() for one in outcomes])
+        return
+    _print(chosen, outcomes, output)
+    if out is not None:
+        output.line(f"{out / 'simulation.png'}")
+
+
+def _list(names: dict[str, str], output: Output) -> None:
+    if output.as_json:
+        output.json(names)
+    else:
+        columns = [Column("scenario", style="bold"), Column("what it is")]
+        output.table(columns, [list(entry) for entry in names.items()])
+
+
+def _pairs(written: list[str]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for one in written:
+        key, sign, value = one.partition("=")
+        if not sign or not key.strip() or not value.strip():
+            raise InvalidValue(f"--set {one}: write it as key=value, such as max_load=100")
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def _with_policies(scenario: Scenario, written: str | None) -> list[Scenario]:
+    from tidegate.simulation.scenarios import with_policy
+
+    if written is None:
+        return [scenario]
+    names = list(ScalingPolicy) if written == "all" else []
+    for name in [] if names else written.split(","):
+        try:
+            names.append(ScalingPolicy(name.strip()))
+        except ValueError:
+            raise InvalidValue(
+                f"no policy is called {name.strip()!r}; there are: {', '.join(ScalingPolicy)}, all"
+            ) from None
+    return [with_policy(scenario, name) for name in names]
+
+
+def _run(scenario: Scenario, seed: int) -> Outcome:
+    import time
+
+    from tidegate.simulation.run import simulate as run
+
+    began = time.monotonic()
+
+    def progress(done: float) -> None:
+        if time.monotonic() - began > _PROGRESS_AFTER_S:
+            say(f"{scenario.name}, {scenario.scaling.policy}: {100 * done:.0f} %")
+
+    return run(scenario, seed, progress=progress)
+
+
+def _write(scenario: Scenario, outcomes: list[Outcome], out: Path) -> None:
+    import msgspec
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidValue(f"{out}: cannot be made a folder: {error.strerror}") from None
+    plain: list[Any] = [one.as_json() for one in outcomes]
+    (out / "simulation.json").write_bytes(msgspec.json.encode(plain) + b"\n")
+    with with_the_lab():
+        from tidegate.lab.elastic.figures import draw_outcomes
+
+        for kind in ("png", "svg"):
+            draw_outcomes(outcomes, out / f"simulation.{kind}", title=scenario.about)
+
+
+def _print(scenario: Scenario, outcomes: list[Outcome], output: Output) -> None:
+    hours = scenario.trace.duration_s / 3600
+    output.line(
+        f"{scenario.about}: {scenario.trace.messages:,.0f} messages in {hours:.2f} h, "
+        f"{scenario.trace.peak_per_s:,.0f} a second at most"
+    )
+    columns = [
+        Column("policy", style="bold"),
+        Column("above max_load s", shown=_one, right=True),
+        Column("machine-s", shown=_whole, right=True),
+        Column("ideal", shown=_whole, right=True, spare=True),
+        Column("reversals", right=True),
+        Column("peak load", shown=_one, right=True),
+        Column("wait s mean", shown=_two, right=True),
+        Column("wait s max", shown=_one, right=True, spare=True),
+        Column("replicas max", right=True, spare=True),
+        Column("boots", right=True, spare=True),
+        Column("waiting at end", right=True, spare=True),
+        Column("replica-s", shown=_whole, right=True, spare=True),
+    ]
+    if any(one.windows_breached is not None for one in outcomes):
+        columns += [Column("breached", right=True), Column("warned", right=True)]
+    rows: list[list[Cell]] = [
+        [
+            *(one.policy, one.above_s, one.machine_s, one.machine_s_ideal, one.reversals),
+            *(one.average_load_peak, one.wait_s_mean, one.wait_s_max, one.replicas_peak),
+            *(one.boots, one.waiting_at_end, one.replica_s),
+            *_windows(one, len(columns)),
+        ]
+        for one in outcomes
+    ]
+    output.table(columns, rows)
+
+
+def _windows(outcome: Outcome, columns: int) -> list[Cell]:
+    """What the agreement's windows say, where anybody has one."""
+    found: list[Cell] = [outcome.windows_breached, outcome.windows_warned]
+    return found if columns > _PLAIN_COLUMNS else []
+
+
+def _one(value: float) -> str:
+    return f"{value:,.1f}"
+
+
+def _two(value: float) -> str:
+    return f"{value:,.2f}"
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"

@@ -1,0 +1,52 @@
+"""The Python files below a folder that somebody wrote there: no caches, no environments."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from tidegate.core.errors import InvalidValue
+
+_NOT_OURS = {"__pycache__", "node_modules", "site-packages"}
+# An application is smaller; whoever is above this stands in the wrong folder.
+FILES_MAX = 10_000
+
+
+def python_files(folder: Path) -> Iterator[Path]:
+    """Each of them once."""
+    for here, below, files in os.walk(folder):
+        below[:] = [
+            name
+            for name in below
+            if not name.startswith(".")
+            and name not in _NOT_OURS
+            # A virtual environment under whatever name.
+            and not Path(here, name, "pyvenv.cfg").exists()
+        ]
+        for name in files:
+            if name.endswith(".py"):
+                yield Path(here, name)
+
+
+def revision_of(folder: Path) -> str:
+    """What the code below a folder is, so that another code has another revision."""
+    files = []
+    for file in python_files(folder):
+        files.append(file)
+        if len(files) > FILES_MAX:
+            raise InvalidValue(
+                f"there are more than {FILES_MAX} Python files below {folder}: run this in the "
+                "folder of the application, or name it with --ship"
+            )
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        try:
+            content = file.read_bytes()
+        except OSError:
+            continue  # it went while we looked, or is not ours to read
+        name = str(file.relative_to(folder)).encode(errors="surrogateescape")
+        digest.update(b"%d %s %d " % (len(name), name, len(content)))
+        digest.update(content)
+    return digest.hexdigest()

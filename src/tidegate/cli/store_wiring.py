@@ -1,0 +1,96 @@
+"""From URLs to a store, and from what was said to URLs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from tidegate.core.errors import InvalidValue, Unavailable
+from tidegate.core.secrecy import without_secrets
+
+if TYPE_CHECKING:
+    from tidegate.cli.settings.settings import Settings
+    from tidegate.storage.postgres import PostgresStore
+
+Result = TypeVar("Result")
+
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        help="URL of the PostgreSQL that is the store. [default: as the settings say, else the "
+        "one that runs in --data]",
+    ),
+]
+StoreDataOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", help="Data folder of a running `tidegate host` or `up`. [default: tidegate-data]"
+    ),
+]
+
+
+def store_of(urls: Sequence[str], writers: int = 1) -> PostgresStore:
+    """The store that these URLs name; the first of them has the catalogue."""
+    from tidegate.storage.postgres import PostgresStore
+    from tidegate.storage.several import SeveralStores
+
+    if len(urls) > 1:
+        return SeveralStores(urls, writers=writers)
+    return PostgresStore(urls[0], writers=writers)
+
+
+def named_stores(store: str | None, data: Path | None, settings: Settings) -> list[str]:
+    """The stores that were named; none: the embedded one is meant."""
+    if store and data:
+        raise InvalidValue("--store and --data: one of them; a store of its own has no data folder")
+    if store and without_secrets(store) != store:
+        raise InvalidValue(
+            "a password on the command line is read by everybody on this machine: set "
+            "TIDEGATE_STORE__URL instead of --store"
+        )
+    if store:
+        return [store]
+    return [] if data else settings.store.all_urls
+
+
+def running_stores(store: str | None, data: Path | None, settings: Settings) -> list[str]:
+    """Where commands find what runs: the store that was named, or else the embedded one."""
+    from tidegate.storage.embedded import running_url
+
+    if named := named_stores(store, data, settings):
+        return named
+    folder = data or settings.store.data_folder
+    found = running_url(folder)
+    if found is None:
+        raise Unavailable(
+            f"no store runs in {folder}: start `tidegate host` or `tidegate up`, or name another "
+            "with --data FOLDER or --store URL"
+        )
+    return [found]
+
+
+@contextlib.asynccontextmanager
+async def opened(urls: Sequence[str]) -> AsyncIterator[PostgresStore]:
+    """A store, while it is needed."""
+    store = store_of(urls)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def ask_store(urls: Sequence[str], work: Callable[[PostgresStore], Awaitable[Result]]) -> Result:
+    """Do the work with a store of its own."""
+
+    async def asked() -> Result:
+        async with opened(urls) as store:
+            return await work(store)
+
+    return asyncio.run(asked())
