@@ -6,24 +6,28 @@ import asyncio
 import ctypes
 import os
 import pwd
+import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import quote
 
 import psycopg
 import pytest
 
+from free_ports import free_ports
 from tidegate.client.client import Client
 from tidegate.core.ports import Clock, Store
 from tidegate.node.server import Node
 from tidegate.storage.memory import MemoryStore
+from tidegate.storage.migrations import migration_files
 from tidegate.storage.postgres import PostgresStore
+from tidegate.storage.several import SeveralStores
 
 StartNode = Callable[..., Awaitable[Node]]
 Connect = Callable[..., Awaitable[Client]]
@@ -33,9 +37,29 @@ SQL_STORES = [
     pytest.param("external", marks=pytest.mark.peers),
 ]
 STORES = ["memory", *SQL_STORES]
+SEVERAL_STORES = [pytest.param("several", marks=pytest.mark.slow)]
+
+# As it was when it had been made, but for the rows of defaults that migrations leave.
+EMPTIED = b"""
+do $$
+declare
+    one regclass;
+begin
+    for one in select c.oid from pg_class c
+        where c.relnamespace = current_schema::regnamespace and c.relkind = 'r'
+        and c.relname <> 'migration'
+    loop
+        -- What refers to it goes with it.
+        execute format('delete from %s', one);
+    end loop;
+    perform setval(s.seqrelid, s.seqstart, false) from pg_sequence s join pg_class c
+        on c.oid = s.seqrelid where c.relnamespace = current_schema::regnamespace;
+end $$
+"""
+SEED = re.compile(r"^insert into \w+ default values;", re.MULTILINE)
 
 START_S_MAX = 30.0
-PATIENCE_S = 15.0
+PATIENCE_S = 30.0
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -49,13 +73,18 @@ class TurnedClock(Clock):
     """A clock that tests turn; it also runs by itself, so nothing waits for ever."""
 
     def __init__(self) -> None:
-        self.turned_s = 0.0
+        self.turned_s = self.jumped_s = 0.0
         super().__init__(
-            lambda: time.time() + self.turned_s, lambda: time.monotonic() + self.turned_s
+            lambda: time.time() + self.turned_s + self.jumped_s,
+            lambda: time.monotonic() + self.turned_s,
         )
 
     def turn(self, seconds: float) -> None:
         self.turned_s += seconds
+
+    def jump(self, seconds: float) -> None:
+        """The wall clock alone, as when somebody sets it."""
+        self.jumped_s += seconds
 
 
 class Backing:
@@ -69,6 +98,9 @@ class Backing:
     async def declare_dead(self, member_id: int) -> None:
         """As if the member's lease had run out just now."""
         raise NotImplementedError
+
+    def give_back(self) -> None:
+        """Nobody needs it any more."""
 
 
 class MemoryBacking(Backing):
@@ -87,18 +119,52 @@ class MemoryBacking(Backing):
 
 
 class PostgresBacking(Backing):
-    """A schema of its own in a running PostgreSQL."""
+    """A schema of its own in a running PostgreSQL.
+
+    Making one takes as long as most tests do, so those that were given back are emptied and used
+    again, without anybody who may still be connected.
+    """
 
     _made = 0
+    # By server.
+    _empty: ClassVar[dict[str, list[str]]] = {}
 
     def __init__(self, name: str, server_url: str) -> None:
-        PostgresBacking._made += 1
         self.name = name
-        self.schema = f"test_{PostgresBacking._made}"
-        with psycopg.connect(server_url, autocommit=True) as connection:
-            connection.execute(f"create schema {self.schema}".encode())
-        joint = "&" if "?" in server_url else "?"
-        self.url = f"{server_url}{joint}options={quote(f'-csearch_path={self.schema}')}"
+        self._server_url = server_url
+        empty = PostgresBacking._empty.get(server_url)
+        self.schema = empty.pop() if empty else self._made_schema()
+        # The application's name tells whose connections are whose.
+        options = f"options={quote(f'-csearch_path={self.schema}')}&application_name={self.schema}"
+        self.url = f"{server_url}{'&' if '?' in server_url else '?'}{options}"
+
+    def _made_schema(self) -> str:
+        PostgresBacking._made += 1
+        schema = f"test_{PostgresBacking._made}"
+        with psycopg.connect(self._server_url, autocommit=True) as connection:
+            connection.execute(f"create schema {schema}".encode())
+        return schema
+
+    def give_back(self) -> None:
+        with psycopg.connect(self._server_url) as connection:
+            connection.execute(
+                "select pg_terminate_backend(pid, 10000) from pg_stat_activity"
+                " where application_name = %s",
+                (self.schema,),
+            )
+            connection.execute(f"set search_path to {self.schema}".encode())
+            # One that was never opened, or that a test has made of another version, stays away.
+            found = connection.execute("select to_regclass('migration')").fetchone()
+            if found is None or found[0] is None:
+                return
+            applied = connection.execute("select number, name from migration order by number")
+            if applied.fetchall() != [(number, name) for number, name, _ in migration_files()]:
+                return
+            connection.execute(EMPTIED)
+            for _, _, text in migration_files():
+                for seed in SEED.findall(text):
+                    connection.execute(seed.encode())
+        PostgresBacking._empty.setdefault(self._server_url, []).append(self.schema)
 
     def store(self) -> Store:
         return PostgresStore(self.url)
@@ -109,6 +175,26 @@ class PostgresBacking(Backing):
                 "update member set alive_until = clock_timestamp() where member_id = %s",
                 (member_id,),
             )
+
+
+class SeveralBacking(Backing):
+    """Several schemas, each of them a store."""
+
+    def __init__(self, name: str, server_url: str, count: int = 3) -> None:
+        self.name = name
+        self.stores = [PostgresBacking(name, server_url) for _ in range(count)]
+        self.urls = [store.url for store in self.stores]
+
+    def store(self) -> SeveralStores:
+        return SeveralStores(self.urls)
+
+    async def declare_dead(self, member_id: int) -> None:
+        for store in self.stores:
+            await store.declare_dead(member_id)
+
+    def give_back(self) -> None:
+        for store in self.stores:
+            store.give_back()
 
 
 class ExternalPostgres:
@@ -140,9 +226,7 @@ class ExternalPostgres:
             group=group_id,
             extra_groups=[] if os.geteuid() == 0 else None,
         )
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_ports()
         command: list[str | Path] = [self._binaries / "postgres", "-D", data, "-p", str(port), "-F"]
         for setting in ("listen_addresses=127.0.0.1", "unix_socket_directories="):
             command += ["-c", setting]

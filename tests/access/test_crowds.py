@@ -21,8 +21,8 @@ from tidegate.client.address import parse_url
 from tidegate.client.client import Client
 from tidegate.node.limits import Limits
 from tidegate.node.server import Node
-from tidegate.wire import packets as w
 from tidegate.wire.frames import HEADER, HEADER_BYTES
+from tidegate.wire.packets.registry import ANSWERS, REQUESTS
 
 SOCKETS = 5000
 # More is asked for by hand: TIDEGATE_FUZZED_FRAMES=1000000 pytest tests/access/test_crowds.py
@@ -44,6 +44,7 @@ async def p99_ms(mq: Client, seconds: float) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 async def test_five_thousand_idle_sockets_and_slow_handshakes_hardly_disturb_a_client(
     start_node: StartNode,
 ) -> None:
@@ -103,7 +104,7 @@ def any_value(chance: random.Random, depth: int = 0) -> object:
 
 def fuzzed(chance: random.Random) -> bytes:
     """A frame as a stranger may send it: one in five hundred is none, and ends the connection."""
-    kind = chance.choice([*w.REQUESTS, *w.ANSWERS, chance.randrange(2**16)])
+    kind = chance.choice([*REQUESTS, *ANSWERS, chance.randrange(2**16)])
     meta = msgspec.msgpack.encode([any_value(chance) for _ in range(chance.randrange(5))])
     body = chance.randbytes(chance.randrange(20))
     length = HEADER_BYTES + len(meta) + len(body)

@@ -29,8 +29,13 @@ from tidegate.node.accounts import NODE_USER
 from tidegate.node.limits import Limits
 from tidegate.node.server import Node
 from tidegate.storage.memory import MemoryStore
-from tidegate.wire import packets as w
 from tidegate.wire.connection import Connection
+from tidegate.wire.packet import Ping
+from tidegate.wire.packets.clients import IdentifyClient, RegisterClient
+from tidegate.wire.packets.live_numbers import Stats
+from tidegate.wire.packets.login import ActFor, Authenticate, Prove
+from tidegate.wire.packets.queues import CreateQueue, GetQueues
+from tidegate.wire.packets.subscriptions import Subscribe
 
 
 async def open_link(node: Node) -> Link:
@@ -109,20 +114,20 @@ async def test_user_and_password_come_in_the_url_or_the_environment(
 async def test_nothing_is_done_for_who_stops_halfway_through_a_login(node: Node) -> None:
     await add_user(node, "ann", admin="*")
     link = await open_link(node)
-    for packet in (w.RegisterClient("me"), w.IdentifyClient(1), w.ActFor("ann")):
+    for packet in (RegisterClient("me"), IdentifyClient(1), ActFor("ann")):
         with pytest.raises(NotAuthenticated):
             await link.ask(packet)
-    await link.ask(w.Authenticate("n,,n=ann,r=abcdef"))
-    for packet in (w.RegisterClient("me"), w.IdentifyClient(1), w.ActFor("ann")):
+    await link.ask(Authenticate("n,,n=ann,r=abcdef"))
+    for packet in (RegisterClient("me"), IdentifyClient(1), ActFor("ann")):
         with pytest.raises(NotAuthenticated):
             await link.ask(packet)
-    for packet in (w.GetQueues(), w.CreateQueue("mine"), w.Stats()):
+    for packet in (GetQueues(), CreateQueue("mine"), Stats()):
         with pytest.raises(UnexpectedPacket):
             await link.ask(packet)
     with pytest.raises(UnexpectedPacket, match="once"):
-        await link.ask(w.Authenticate("n,,n=ann,r=abcdef"))
+        await link.ask(Authenticate("n,,n=ann,r=abcdef"))
     with pytest.raises(NotAuthenticated):
-        await link.ask(w.Prove("c=biws,r=abcdef,p=AAAA"))
+        await link.ask(Prove("c=biws,r=abcdef,p=AAAA"))
     await until(lambda: not link.alive)
     assert await node.store.list_queues() == []
 
@@ -132,7 +137,7 @@ async def test_a_client_cannot_act_for_others_or_log_in_twice(node: Node, connec
     await add_user(node, "bob")
     bob = await connect(node, credentials=login("bob"))
     link = await bob.connected()
-    for packet in (w.ActFor("ann"), w.ActFor(None), w.Authenticate("n,,n=ann,r=abc"), w.Prove("")):
+    for packet in (ActFor("ann"), ActFor(None), Authenticate("n,,n=ann,r=abc"), Prove("")):
         with pytest.raises(UnexpectedPacket):
             await link.ask(packet)
     with pytest.raises(Forbidden):
@@ -226,13 +231,13 @@ async def test_who_takes_messages_and_does_not_read_them_is_hung_up_on(
     mq = await connect(node)
     await mq.create_queue("orders")
     link = await open_link(node)
-    await link.ask(w.RegisterClient("slow"))
-    await link.ask(w.Subscribe(1, 1, 1000))
+    await link.ask(RegisterClient("slow"))
+    await link.ask(Subscribe(1, 1, 1000))
     assert link._transport is not None
     link._transport.pause_reading()
     for _ in range(40):
         await mq.put("orders", bytes(1024 * 1024))
-    await until(lambda: all(session.client_name != "slow" for session in node._sessions))
+    await until(lambda: all(session.client_name != "slow" for session in node.sessions))
     # What it held has gone back.
     await until(lambda: node.replicas[1].numbers().unacknowledged == 0)
     await mq.ping()
@@ -249,22 +254,22 @@ async def test_who_reads_slowly_but_reads_is_not_hung_up_on(
     ((host, port),) = parse_url(node.address)
     reader, writer = await asyncio.open_connection(host, port, limit=64 * 1024)
     wire = Connection(server=False)
-    writer.writelines(wire.send(w.RegisterClient("slow"), 1))
-    await until(lambda: any(s.client_name == "slow" for s in node._sessions))
-    writer.writelines(wire.send(w.Subscribe(1, 1, 1000), 2))
+    writer.writelines(wire.send(RegisterClient("slow"), 1))
+    await until(lambda: any(s.client_name == "slow" for s in node.sessions))
+    writer.writelines(wire.send(Subscribe(1, 1, 1000), 2))
     for _ in range(20):
         await mq.put("orders", bytes(1024 * 1024))
-    session = next(s for s in node._sessions if s.client_name == "slow")
+    session = next(s for s in node.sessions if s.client_name == "slow")
     got, stalls = 0, []
     while got < 20 * 1024 * 1024:
         got += len(await reader.readexactly(128 * 1024))
         # Alive, as it says itself; but who does not read is not listened to for a while.
-        writer.writelines(wire.send(w.Ping(), 3))
+        writer.writelines(wire.send(Ping(), 3))
         await asyncio.sleep(0.025)
         if (stalled_s := session.stalled_s(node.clock.monotonic())) is not None:
             stalls.append(stalled_s)
     assert stalls, "it was not slow enough to tell"
-    assert session in node._sessions
+    assert session in node.sessions
     writer.close()
 
 

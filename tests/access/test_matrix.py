@@ -15,62 +15,114 @@ from backing import Connect, StartNode
 from people import add_user, login
 from tidegate.client.client import Client
 from tidegate.client.message import Message
+from tidegate.core.by_hand import ByHand
 from tidegate.core.errors import Forbidden, QueueNotExisting, TidegateError
 from tidegate.core.model import Mode, QueuePolicy
+from tidegate.core.replication import Role
+from tidegate.core.scaling import Scaling
 from tidegate.core.users import Right
 from tidegate.node.server import Node
-from tidegate.wire import packets as w
+from tidegate.wire.packet import Ping, Request
+from tidegate.wire.packets.browsing import AcknowledgeIds, GetMessages, GetWaitingIds
+from tidegate.wire.packets.clients import DeleteClient, FindClient, IdentifyClient, RegisterClient
+from tidegate.wire.packets.cluster import GetFleet, GetMembers, SetOwner
+from tidegate.wire.packets.dead_letters import Redrive
+from tidegate.wire.packets.exchange import GiveAway, Pull
+from tidegate.wire.packets.live_numbers import Stats
+from tidegate.wire.packets.login import ActFor, Authenticate, GetRights, Prove
+from tidegate.wire.packets.membership import Join, Leave, MigrateClients
+from tidegate.wire.packets.prefetch import SetConsumerPrefetch, SetPrefetch
+from tidegate.wire.packets.puts import GetFate, PutMessages, PutToQueues
+from tidegate.wire.packets.queues import (
+    CreateQueue,
+    DeleteQueue,
+    GetActiveQueues,
+    GetQueueId,
+    GetQueueName,
+    GetQueues,
+    PurgeQueue,
+    SetPolicy,
+)
+from tidegate.wire.packets.reads import ReadMessage, ReadResponse, Withdraw
+from tidegate.wire.packets.registry import REQUESTS
+from tidegate.wire.packets.settling import Extend, Return, Settle
+from tidegate.wire.packets.steering import Explain, ExplainService, SetScaling, SteerService
+from tidegate.wire.packets.subscriptions import Subscribe, Unsubscribe
+from tidegate.wire.packets.topics import (
+    CreateTopic,
+    DeleteTopic,
+    GetTopics,
+    Publish,
+    SubscribeTopic,
+    UnsubscribeTopic,
+)
+from tidegate.wire.packets.topologies import GetTopologies, GetTopology
+from tidegate.wire.packets.transactions import Transact
 
 CANARY = b"canary-payload-7411"
 ROLES = ["nothing", "read", "write", "configure", "admin"]
 THROUGH = ["the owner", "another node"]
 
-Make = Callable[[int, str], w.Request]
+Make = Callable[[int, str], Request]
 
 READ, WRITE, CONFIGURE, ADMIN, SEE = "read", "write", "configure", "admin", "see"
 
 # What a verb needs on the queue that it names, and how it names it: by id and by name.
-NEEDS: dict[type[w.Request], tuple[str, Make]] = {
-    w.CreateQueue: (CONFIGURE, lambda _, name: w.CreateQueue(name)),
-    w.DeleteQueue: (CONFIGURE, lambda queue, _: w.DeleteQueue(queue)),
-    w.GetQueueId: (SEE, lambda _, name: w.GetQueueId(name)),
-    w.GetQueueName: (SEE, lambda queue, _: w.GetQueueName(queue)),
-    w.GetMessages: (READ, lambda queue, _: w.GetMessages(queue)),
-    w.GetWaitingIds: (READ, lambda queue, _: w.GetWaitingIds(queue, 1)),
-    w.AcknowledgeIds: (READ, lambda queue, _: w.AcknowledgeIds(queue, [(1, 1 << 40)])),
-    w.PurgeQueue: (CONFIGURE, lambda queue, _: w.PurgeQueue(queue)),
-    w.PutMessages: (WRITE, lambda queue, _: w.PutMessages(queue, 5, 1, [1], [5])),
-    w.PutToQueues: (WRITE, lambda queue, _: w.PutToQueues([queue], 6, 1, 5)),
-    w.ReadMessage: (READ, lambda queue, _: w.ReadMessage(queue)),
-    w.ReadResponse: (READ, lambda queue, _: w.ReadResponse(queue, 1)),
-    w.Withdraw: (READ, lambda queue, _: w.Withdraw(queue, 12345)),
-    w.Subscribe: (READ, lambda queue, _: w.Subscribe(queue, 1 + queue, 1)),
-    w.Unsubscribe: (READ, lambda queue, _: w.Unsubscribe(queue, 1)),
-    w.Settle: (READ, lambda queue, _: w.Settle(queue, 0, [(1, 1)], confirm=True)),
-    w.Return: (READ, lambda queue, _: w.Return(queue, 0, [(1, 1)])),
-    w.Extend: (READ, lambda queue, _: w.Extend(queue, 0)),
-    w.SetPrefetch: (READ, lambda queue, _: w.SetPrefetch(queue, 1, 1)),
-    w.Stats: (SEE, lambda queue, _: w.Stats(queue)),
-    w.SetConsumerPrefetch: (ADMIN, lambda queue, _: w.SetConsumerPrefetch(queue, 1, 1, 1)),
-    w.SetOwner: (ADMIN, lambda queue, _: w.SetOwner(queue, 1)),
-    w.SetPolicy: (CONFIGURE, lambda queue, _: w.SetPolicy(queue, QueuePolicy(paused=True))),
-    w.Transact: (
+NEEDS: dict[type[Request], tuple[str, Make]] = {
+    CreateQueue: (CONFIGURE, lambda _, name: CreateQueue(name)),
+    DeleteQueue: (CONFIGURE, lambda queue, _: DeleteQueue(queue)),
+    GetQueueId: (SEE, lambda _, name: GetQueueId(name)),
+    GetQueueName: (SEE, lambda queue, _: GetQueueName(queue)),
+    GetMessages: (READ, lambda queue, _: GetMessages(queue)),
+    GetWaitingIds: (READ, lambda queue, _: GetWaitingIds(queue, 1)),
+    AcknowledgeIds: (READ, lambda queue, _: AcknowledgeIds(queue, [(1, 1 << 40)])),
+    PurgeQueue: (CONFIGURE, lambda queue, _: PurgeQueue(queue)),
+    PutMessages: (WRITE, lambda queue, _: PutMessages(queue, 5, 1, [1], [5])),
+    PutToQueues: (WRITE, lambda queue, _: PutToQueues([queue], 6, 1, 5)),
+    ReadMessage: (READ, lambda queue, _: ReadMessage(queue)),
+    ReadResponse: (READ, lambda queue, _: ReadResponse(queue, 1)),
+    Withdraw: (READ, lambda queue, _: Withdraw(queue, 12345)),
+    Subscribe: (READ, lambda queue, _: Subscribe(queue, 1 + queue, 1)),
+    Unsubscribe: (READ, lambda queue, _: Unsubscribe(queue, 1)),
+    Settle: (READ, lambda queue, _: Settle(queue, 0, [(1, 1)], confirm=True)),
+    Return: (READ, lambda queue, _: Return(queue, 0, [(1, 1)])),
+    Extend: (READ, lambda queue, _: Extend(queue, 0)),
+    SetPrefetch: (READ, lambda queue, _: SetPrefetch(queue, 1, 1)),
+    Stats: (SEE, lambda queue, _: Stats(queue)),
+    SetConsumerPrefetch: (ADMIN, lambda queue, _: SetConsumerPrefetch(queue, 1, 1, 1)),
+    SetOwner: (ADMIN, lambda queue, _: SetOwner(queue, 1)),
+    SetPolicy: (CONFIGURE, lambda queue, _: SetPolicy(queue, QueuePolicy(paused=True))),
+    Transact: (
         WRITE,
-        lambda queue, _: w.Transact(7, 1, [w.PutMessages(queue, 7, 1, [1], [5])], []),
+        lambda queue, _: Transact(7, 1, [PutMessages(queue, 7, 1, [1], [5])], []),
     ),
     # Topics are named and granted like queues.
-    w.CreateTopic: (CONFIGURE, lambda _, name: w.CreateTopic(name)),
-    w.DeleteTopic: (CONFIGURE, lambda _, name: w.DeleteTopic(name)),
-    w.Publish: (WRITE, lambda _, name: w.Publish(name, w.PutMessages(0, 8, 1, [1], [5]))),
-    w.SubscribeTopic: (READ, lambda _, name: w.SubscribeTopic(name, name)),
-    w.UnsubscribeTopic: (CONFIGURE, lambda _, name: w.UnsubscribeTopic(name, name)),
-    w.Redrive: (READ, lambda queue, name: w.Redrive(queue, to=name, reason="rejected")),
+    CreateTopic: (CONFIGURE, lambda _, name: CreateTopic(name)),
+    DeleteTopic: (CONFIGURE, lambda _, name: DeleteTopic(name)),
+    Publish: (WRITE, lambda _, name: Publish(name, PutMessages(0, 8, 1, [1], [5]))),
+    SubscribeTopic: (READ, lambda _, name: SubscribeTopic(name, name)),
+    UnsubscribeTopic: (CONFIGURE, lambda _, name: UnsubscribeTopic(name, name)),
+    Redrive: (READ, lambda queue, name: Redrive(queue, to=name, reason="rejected")),
+    # Logical queues: a replica is granted like the queue that it is one of.
+    Join: (READ, lambda queue, _: Join(queue, Role.CONSUMER)),
+    Leave: (SEE, lambda queue, _: Leave(queue, Role.CONSUMER)),
+    GetTopology: (SEE, lambda queue, _: GetTopology(queue)),
+    SetScaling: (CONFIGURE, lambda queue, _: SetScaling(queue, Scaling())),
+    GetFate: (WRITE, lambda queue, _: GetFate(queue, 1 << 20, 1, 1)),
+    Pull: (ADMIN, lambda queue, _: Pull(queue, 1, 1)),
+    GiveAway: (ADMIN, lambda queue, _: GiveAway(queue, 1, 1, 1, 1, 1, f"m{queue}")),
+    MigrateClients: (ADMIN, lambda queue, _: MigrateClients(queue, Role.CONSUMER, 1, 2)),
+    # A service of that name, which there is none of.
+    SteerService: (CONFIGURE, lambda _, name: SteerService(name, ByHand(), ByHand())),
+    ExplainService: (SEE, lambda _, name: ExplainService(name)),
+    Explain: (SEE, lambda queue, _: Explain(queue)),
 }
-LISTS = (w.GetQueues, w.GetActiveQueues, w.GetTopics)
+LISTS = (GetQueues, GetActiveQueues, GetTopics, GetTopologies)
 # About no queue: what they may is tested in test_login.py.
 NO_QUEUE = (
-    *(w.Ping, w.Authenticate, w.Prove, w.ActFor),
-    *(w.RegisterClient, w.IdentifyClient, w.DeleteClient, w.FindClient, w.GetMembers),
+    *(Ping, Authenticate, Prove, ActFor),
+    *(RegisterClient, IdentifyClient, DeleteClient, FindClient, GetMembers),
+    *(GetFleet, GetRights),
 )
 
 
@@ -80,7 +132,7 @@ def satisfies(role: str, need: str) -> bool:
 
 def test_the_matrix_knows_every_packet_and_every_packet_says_what_it_needs() -> None:
     known = {*NEEDS, *LISTS, *NO_QUEUE}
-    assert known == set(w.REQUESTS.values()), "a new packet: say here what it needs"
+    assert known == set(REQUESTS.values()), "a new packet: say here what it needs"
     for kind in known:
         assert "right" in vars(kind), f"{kind.__name__} does not say which right it needs"
         assert (kind.right is None) == (kind in NO_QUEUE)
@@ -108,7 +160,7 @@ async def queues_of(admin: Client, role: str) -> dict[str, tuple[int, str]]:
 @pytest.mark.parametrize("through", THROUGH)
 @pytest.mark.parametrize("kind", NEEDS, ids=lambda kind: kind.__name__)
 async def test_a_verb_is_served_where_its_role_was_granted_and_nowhere_else(
-    kind: type[w.Request], through: str, nodes: list[Node], connect: Connect
+    kind: type[Request], through: str, nodes: list[Node], connect: Connect
 ) -> None:
     need, make = NEEDS[kind]
     owner, other_node = nodes
@@ -136,7 +188,7 @@ async def test_a_verb_is_served_where_its_role_was_granted_and_nowhere_else(
                 refusal = error
             allowed = which == "own" and satisfies(role, need)
             # These need a second right: redriving puts, and a subscription makes a queue.
-            both = kind in (w.Redrive, w.SubscribeTopic)
+            both = kind in (Redrive, SubscribeTopic)
             allowed = allowed and not (both and role != "admin")
             told = f"{kind.__name__} as {role} on {which}: {refusal!r}"
             assert isinstance(refusal, Forbidden | QueueNotExisting) is not allowed, told
@@ -315,7 +367,7 @@ async def test_a_mode_narrows_a_role_and_never_widens_it(
         mq = await connect(node, credentials=login("root"), mode=mode)
         link = await mq.connected()
         outcome = []
-        for packet in (w.CreateQueue(f"of {node.name}"), w.SetOwner(1, 1)):
+        for packet in (CreateQueue(f"of {node.name}"), SetOwner(1, 1)):
             try:
                 await link.ask(packet)
                 outcome.append(True)

@@ -99,7 +99,12 @@ class Up:
             ],
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=clean_environment() | dict(environment or {}),
+            # Most have no use for it, and it takes a second of a core to start.
+            env={
+                **clean_environment(),
+                "TIDEGATE_CONSOLE__ENABLED": "false",
+                **(environment or {}),
+            },
             cwd=folder,
             start_new_session=True,
         )

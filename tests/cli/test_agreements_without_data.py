@@ -37,7 +37,7 @@ def test_each_that_governs_no_recorded_queue_is_named(tmp_path: Path) -> None:
 
     assert typo.startswith("the agreement typo governs no queue that was recorded")
     assert "'ordres.*'" in typo
-    assert web.startswith("the agreement web governs no queue that was recorded")
+    assert web.startswith("the agreement web governs no HTTP service that was recorded")
 
 
 def test_a_run_that_judged_nothing_says_nothing(tmp_path: Path) -> None:

@@ -217,7 +217,8 @@ def test_an_admin_changes_the_prefetch_of_a_consumer(script: Script, up: Up, que
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["ping", "--url", "http://x"], "is no Tidegate URL"),
+        (["ping", "--url", "http://x"], "nothing here speaks http"),
+        (["status", "--url", "amqp://127.0.0.1/"], "`tidegate steer`"),
         (["ping", "--url", "tidegate://127.0.0.1:1"], "nothing answers at 127.0.0.1:1"),
         (["get", "no-such-queue"], "no queue named 'no-such-queue'"),
         (["put", "no-such-queue", "x"], "no queue named 'no-such-queue'"),
@@ -336,7 +337,7 @@ def test_load_on_a_node_is_counted_and_leaves_no_queue(script: Script) -> None:
 
     before = names()
     report = script.json(
-        *("bench", "run", "--rate", "500", "--seconds", "0.5", "--size", "1KiB"),
+        *("bench", "run", "--rate", "500", "--seconds", "1", "--size", "1KiB"),
         *("--producers", "2", "--consumers", "2", "--prefetch", "10"),
     )
 

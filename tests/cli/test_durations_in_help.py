@@ -16,7 +16,14 @@ from tidegate.cli.app import app
 
 @pytest.mark.parametrize(
     ("command", "defaults", "numbers"),
-    [("watch", ("1h", "60s", "5s"), ("3600.0", "60.0", "5.0")), ("worker", ("30s",), ("30.0",))],
+    [
+        ("watch", ("1h", "60s", "5s"), ("3600.0", "60.0", "5.0")),
+        ("worker", ("30s",), ("30.0",)),
+        ("get", ("not at all", "60s"), ("default: 0", "60.0")),
+        ("ping", ("not at all",), ("default: 0",)),
+        ("status", ("1s",), ("1.0",)),
+        ("top", ("1s",), ("1.0",)),
+    ],
 )
 def test_defaults_have_their_unit(
     command: str, defaults: tuple[str, ...], numbers: tuple[str, ...]

@@ -23,6 +23,7 @@ from command_line import (
 )
 
 import tidegate as client
+from free_ports import free_ports
 from http_get import families, value
 
 METRICS = re.compile(r"metrics: (http://127\.0\.0\.1:\d+)/metrics")
@@ -43,19 +44,6 @@ def page_when_there(address: str, path: str) -> bytes:
         except (urllib.error.URLError, ConnectionError):
             assert time.monotonic() < deadline
             time.sleep(0.02)
-
-
-def free_port(*, also_free: int) -> int:
-    """A port that is free, and the one so far above it too."""
-    while True:
-        with socket.socket() as probe, socket.socket() as other:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-            try:
-                other.bind(("127.0.0.1", port + also_free))
-            except (OSError, OverflowError):
-                continue
-            return port
 
 
 def test_up_says_where_and_the_numbers_are_those_of_its_node(up: Up, queue: str) -> None:
@@ -85,7 +73,7 @@ def test_status_lists_the_address(command_line: CommandLine, up: Up) -> None:
 def test_two_nodes_have_neighbouring_ports_and_a_dead_one_comes_back_on_its_own(
     folder: Path,
 ) -> None:
-    port = free_port(also_free=1)
+    port = free_ports(1)
     up = Up(folder, "--nodes", "2", "--metrics-port", str(port))
     try:
         addresses = METRICS.findall(up.log)
@@ -108,7 +96,7 @@ def test_two_nodes_have_neighbouring_ports_and_a_dead_one_comes_back_on_its_own(
 
 @pytest.mark.slow
 def test_without_a_word_the_port_is_a_thousand_above_the_nodes(folder: Path) -> None:
-    port = free_port(also_free=1000)
+    port = free_ports(1000)
     up = Up(folder, "--port", str(port))
     try:
         assert METRICS.findall(up.log) == [f"http://127.0.0.1:{port + 1000}"]

@@ -3,8 +3,13 @@
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from tidegate.cli.settings import Settings, SettingsInvalid, as_document, load_settings
+from tidegate.cli.app import app
+from tidegate.cli.settings.document import as_document
+from tidegate.cli.settings.reader import SettingsInvalid, load_settings
+from tidegate.cli.settings.settings import Settings
+from tidegate.core.scaling import ScalingPolicy
 
 
 @pytest.fixture
@@ -123,8 +128,8 @@ def test_an_unknown_key_is_named_with_the_one_that_was_meant(file: Path) -> None
 
 def test_an_unknown_section_is_named_with_the_ones_there_are(file: Path) -> None:
     assert complaints(file, "[brokers]\nport = 1") == [
-        f"{file}: brokers: there is no such section; there are log, metrics, node, pipeline, "
-        "spark, store, telemetry, tls"
+        f"{file}: brokers: there is no such section; there are alerts, console, fleet, log, "
+        "metrics, node, pipeline, queues, spark, store, telemetry, tls"
     ]
     assert "did you mean node?" in complaints(file, "[nodes]\nport = 1")[0]
 
@@ -215,3 +220,218 @@ def test_what_is_no_property_of_spark_is_refused(file: Path) -> None:
     assert "did you mean master?" in complaint
     (complaint,) = complaints(file, "[spark]\nspark.jars = ['a.jar']")
     assert "spark.spark.jars = ['a.jar']: must be a text, a number, true or false" in complaint
+
+
+def test_a_fleet_and_queues_that_scale_are_read_from_the_file(file: Path) -> None:
+    file.write_text(
+        """
+        [fleet]
+        provider = "command"
+        boot = "ssh {host} tidegate-machine start {id} {slots}"
+        halt = "ssh {host} tidegate-machine stop {id}"
+        list = "sh -c 'cat {{machines,hosts}}.txt'"
+        boot_deadline = "10m"
+        slots = 2
+        hosts = ["blue", "green"]
+        warm = 1
+        [queues.orders]
+        replicas = { min = 1, max = 8 }
+        policy = "feed-forward"
+        max_wait = "2s"
+        worker = "shop.jobs:app"
+        cooldown_period = "60s"
+        [queues."mails.eu"]
+        slots_per_machine = 1
+        """
+    )
+
+    settings = load_settings(file, {})
+
+    fleet = settings.fleet
+    assert (fleet.provider, fleet.slots, fleet.hosts) == ("command", 2, ["blue", "green"])
+    assert fleet.boot_deadline_s == 600.0
+    orders, mails = settings.queues["orders"], settings.queues["mails.eu"]
+    assert (orders.replicas.min, orders.replicas.max, orders.max_wait_s) == (1, 8, 2.0)
+    assert orders.policy is ScalingPolicy.FEED_FORWARD
+    assert (orders.slots_per_machine, mails.slots_per_machine) == (2, 1), "the fleet's, or its own"
+    assert (orders.warm, mails.warm) == (1, 1)
+
+
+def test_the_agreement_of_a_queue_stands_in_a_file_beside_the_settings(file: Path) -> None:
+    agreed = file.parent / "orders.toml"
+    promise = 'name = "shop"\nqueue = "orders"\n[metrics.wait_p99]\nbreach = "6s"\n'
+    agreed.write_text("replicas = { min = 2, max = 4 }\n" + promise)
+    section = '[queues.orders]\npolicy = "agreement"\nagreement = "orders.toml"\n'
+    file.write_text(section)
+
+    orders = load_settings(file, {}).queues["orders"]
+
+    assert orders.agreement == agreed.read_text()
+    assert (orders.replicas.min, orders.replicas.max) == (2, 4)
+    file.write_text(section + "replicas = { min = 1, max = 9 }\n")
+    assert load_settings(file, {}).queues["orders"].replicas.max == 9, "said of the queue itself"
+    agreed.write_text(promise.replace("6s", "soon"))
+    [found] = complaints(file, section)
+    assert found.startswith(f"queues.orders: {agreed}:4: metrics.wait_p99.breach = 'soon'")
+    [found] = complaints(file, '[queues.bills]\nagreement = "none.toml"')
+    assert "cannot be read" in found
+
+
+def test_the_environment_speaks_of_fleet_and_queues_too(file: Path) -> None:
+    file.write_text("[queues.Orders]\nreplicas = { min = 1, max = 2 }")
+    environment = {
+        "TIDEGATE_FLEET__PROVIDER": "process",
+        "TIDEGATE_FLEET__BOOT_S": "96.9",
+        "TIDEGATE_QUEUES__ORDERS__MAX": "5",
+        "TIDEGATE_QUEUES__ORDERS__MAX_WAIT": "250ms",
+        "TIDEGATE_QUEUES__MAILS__WORKER": "shop:app",
+    }
+
+    settings = load_settings(file, environment)
+
+    assert (settings.fleet.provider, settings.fleet.boot_s) == ("process", 96.9)
+    assert set(settings.queues) == {"Orders", "mails"}, "a queue of the file keeps its name"
+    orders = settings.queues["Orders"]
+    assert (orders.replicas.min, orders.replicas.max, orders.max_wait_s) == (1, 5, 0.25)
+    assert settings.queues["mails"].worker == "shop:app"
+
+
+def test_what_a_fleet_or_a_queue_cannot_be_is_refused_in_words(file: Path) -> None:
+    found = complaints(
+        file,
+        """
+        [fleet]
+        provider = "command"
+        boot = "ssh {hots} boot {id}"
+        boot_s = -1.0
+        [queues]
+        mails = 3
+        [queues.orders]
+        replicas = { min = 4, max = 2 }
+        min_load = 300
+        [queues.bills]
+        max_wiat = "2s"
+        """,
+    )
+
+    assert found == [
+        f"{file}: fleet.boot = 'ssh {{hots}} boot {{id}}': {{hots}} is no placeholder, did you "
+        "mean host? (a brace that stands for itself is written twice)",
+        f"{file}: fleet.boot_s = -1.0: must be a number, from 0 to 86400",
+        f"{file}: queues.mails = 3: must be a section, written [queues.mails]",
+        'fleet.halt is not set: with provider = "command" it is the command that ends machine {id}',
+        'fleet.list is not set: with provider = "command" it is the command that prints the '
+        "machines that there are",
+        "queues.orders: replicas min 4, max 2: must be 0 ≤ min ≤ max; min_load 300, max_load 200: "
+        "must be 0 ≤ min_load < max_load, both finite",
+        "queues.bills: max_wiat: there is no such key, did you mean max_wait?",
+    ]
+
+
+def test_a_command_that_nobody_runs_is_refused(file: Path) -> None:
+    assert complaints(file, '[fleet]\nboot = "start {id}"') == [
+        'fleet.boot is set, but nobody runs it: set fleet.provider = "command"'
+    ]
+
+
+def test_stores_of_the_environment_stand_instead_of_the_files(file: Path) -> None:
+    file.write_text('[store]\nurls = ["postgresql://a/x", "postgresql://b/x"]')
+    settings = load_settings(file, {"TIDEGATE_STORE__URL": "postgresql://c/x"})
+    assert settings.store.all_urls == ["postgresql://c/x"]
+
+
+def test_what_is_shown_of_a_queue_can_be_written_back(file: Path) -> None:
+    file.write_text('[queues."a b"]\nmax_wait = "2s"\nworker = "shop:app"')
+    before = load_settings(file, {})
+
+    shown = [line for line in _shown(file) if not line.startswith("#")]
+    file.write_text("\n".join(shown[shown.index('[queues."a b"]') :]))
+
+    assert load_settings(file, {}).queues == before.queues
+
+
+def _shown(file: Path) -> list[str]:
+    result = CliRunner().invoke(app, ["config", "--config", str(file)])
+    assert result.exit_code == 0, result.output
+    return result.output.splitlines()
+
+
+def test_names_that_no_queue_can_have_are_refused(file: Path) -> None:
+    assert complaints(file, '[queues."orders#1"]\n[queues.""]\n[queues."#7"]') == [
+        "queues.orders#1: a queue's name cannot end in # and digits: 'orders#1' would be a replica "
+        "of 'orders'",
+        "queues.'': a name must not be empty",
+        "queues.#7: a name cannot begin with #: #7 means the one with id 7",
+    ]
+
+
+def test_commands_that_do_not_say_which_machine_are_refused(file: Path) -> None:
+    text = """
+        [fleet]
+        provider = "command"
+        boot = "start --slots {slots}"
+        halt = "stop everything"
+        list = "inventory"
+        lost = "0s"
+    """
+    assert complaints(file, text) == [
+        f"{file}: fleet.lost = '0s': must be a duration: a number and one of us, ms, s, m, h, d, "
+        "such as 250ms or 30s, from 100ms to 1h",
+        "fleet.boot = 'start --slots {slots}': {id} is missing: without it the command does not "
+        "know which machine it boots",
+        "fleet.halt = 'stop everything': {id} is missing: without it the command does not know "
+        "which machine it ends",
+    ]
+
+
+def test_a_section_of_a_queue_says_what_its_prefetch_is_steered_to(file: Path) -> None:
+    file.write_text(
+        """
+        [queues.orders]
+        prefetch = "400/s"
+        [queues.invoices]
+        prefetch = { rate = "keep-up", settle = "20s", overshoot = "2%", high = 50 }
+        max_load = 80
+        """
+    )
+
+    settings = load_settings(file, {})
+
+    orders, invoices = settings.prefetch_goals["orders"], settings.prefetch_goals["invoices"]
+    assert (orders.rate_per_s, orders.settle_s) == (400.0, 30.0)
+    assert (invoices.rate_per_s, invoices.settle_s, invoices.high) == (None, 20.0, 50)
+    assert invoices.overshoot == pytest.approx(0.02)
+    # One that says nothing else does not scale.
+    assert list(settings.queues) == ["invoices"]
+    assert as_document(settings)["queues.orders"]["prefetch"]["rate"] == "400/s"
+
+
+@pytest.mark.parametrize(
+    ("prefetch", "complaint"),
+    [
+        ('"fast"', "must be a rate such as 400/s"),
+        ('"0/s"', "above 0"),
+        ("true", "must be"),
+        ("{ rate = 400 }", "prefetch.rate = 400"),
+        ('{ pace = "4/s" }', "there is no such key"),
+        ('{ rate = "4/s", high = 0 }', "the lower one first"),
+        ('{ model = "nonesuch.json" }', "nonesuch.json"),
+    ],
+)
+def test_a_goal_that_makes_no_sense_is_a_complaint(
+    file: Path, prefetch: str, complaint: str
+) -> None:
+    [found] = complaints(file, f"[queues.orders]\nprefetch = {prefetch}")
+    assert found.startswith("queues.orders: ")
+    assert complaint in found
+
+
+def test_alerts_go_where_the_settings_say_and_an_address_that_is_none_is_refused() -> None:
+    found = load_settings(
+        None,
+        {"TIDEGATE_ALERTS__WEBHOOK": "http://127.0.0.1:9/hook", "TIDEGATE_ALERTS__TIMEOUT": "2s"},
+    )
+    assert (found.alerts.webhook, found.alerts.timeout_s) == ("http://127.0.0.1:9/hook", 2.0)
+
+    with pytest.raises(SettingsInvalid, match=r"alerts\.webhook: 'ftp://nowhere' is no address"):
+        load_settings(None, {"TIDEGATE_ALERTS__WEBHOOK": "ftp://nowhere"})

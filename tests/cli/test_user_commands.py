@@ -75,7 +75,7 @@ def test_the_life_of_a_user(command_line: CommandLine, up: Up) -> None:
 
 def stranger_gets(code: int, command_line: CommandLine, up: Up) -> bytes:
     """What somebody without login is told, once the node has seen that users changed."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while (done := command_line("queues", "--url", up.url)).returncode != code:
         assert time.monotonic() < deadline, done
     return done.stderr

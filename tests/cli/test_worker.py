@@ -11,12 +11,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from command_line import READY_S_MAX, Up, clean_environment, wait_until_gone
 
 import tidegate
 from tidegate.cli.reloading import Sources
-from tidegate.cli.working import load_app
+from tidegate.cli.working import load_app, prefetch_of
 from tidegate.core.errors import InvalidValue
 
 SHOP = """
@@ -154,10 +155,11 @@ def test_a_worker_that_stands_still_loses_its_job_and_its_late_ack_counts_for_no
     up: Up, queue: str, shop: Path, running: list[Working]
 ) -> None:
     with tidegate.connect(up.url) as mq:
-        mq.create_queue(queue, policy=tidegate.QueuePolicy(lease_s=0.5))
+        # Long enough for a busy machine to renew in time: lost once more, it would count once more.
+        mq.create_queue(queue, policy=tidegate.QueuePolicy(lease_s=1.5))
         still = start(running, shop, up)
         # Longer than its lease: it is kept by renewals, and by nothing else.
-        put(up, queue, 2)
+        put(up, queue, 3)
         message_id = still.until("begun")[-1][1]
         still.process.send_signal(signal.SIGSTOP)
 
@@ -177,7 +179,8 @@ def test_told_to_stop_under_load_it_repeats_nothing(
     up: Up, queue: str, shop: Path, running: list[Working]
 ) -> None:
     first = start(running, shop, up, "--concurrency", "8")
-    put(up, queue, *[0.02] * 400)
+    # Work for five seconds: nobody is so late that it is over before it is told to stop.
+    put(up, queue, *[0.1] * 400)
     lines = first.until("done")
 
     code, rest = first.end(signal.SIGTERM)
@@ -189,7 +192,7 @@ def test_told_to_stop_under_load_it_repeats_nothing(
     assert sorted(begun) == sorted(done)
     assert 0 < len(done) < 400
 
-    second = start(running, shop, up, "--concurrency", "8")
+    second = start(running, shop, up, "--concurrency", "32")
     lines = second.until("done")
     while len([line for line in lines if line[0] == "done"]) + len(done) < 400:
         lines.append(second.next_line())
@@ -206,8 +209,10 @@ def test_at_the_deadline_the_rest_comes_back_even_if_it_blocks_for_ever(
 ) -> None:
     hanging = start(running, shop, up, "--drain", "100ms")
     put(up, queue, 1000, 0)
-    lines = hanging.until("done")
-    (stuck,) = {line[1] for line in lines if line[0] == "begun"} - {lines[-1][1]}
+    # Two threads: the second may be done before the first has said that it begins.
+    lines = [hanging.next_line() for _ in ("begun", "begun", "done")]
+    (done,) = {line[1] for line in lines if line[0] == "done"}
+    (stuck,) = {line[1] for line in lines if line[0] == "begun"} - {done}
 
     code, rest = hanging.end(signal.SIGTERM)
 
@@ -279,7 +284,7 @@ def test_who_watches_is_killed_and_takes_the_worker_along(
     worker.process.kill()
 
     assert worker.until("stopped")
-    assert wait_until_gone(f"TIDEGATE_RELOADING_PID={worker.process.pid}\0") == []
+    assert wait_until_gone(f"TIDEGATE_PARENT_PID={worker.process.pid}\0") == []
 
 
 def test_sources_are_python_files_here_and_not_those_of_environments(folder: Path) -> None:
@@ -372,5 +377,74 @@ def test_wrong_use_is_one_sentence_and_an_exit_code(up: Up, shop: Path, queue: s
     code, said = run("shop")
     assert code == 1
     assert "tidegate: nothing answers at 127.0.0.1:1" in said
+    code, said = run("shop", "--url", "amqp://127.0.0.1:9/")
+    assert (code, said.count("\n")) == (1, 1)
+    assert "Connection refused: is it running, and is this its address?" in said
     code, said = run("shop", "--concurrency", "0")
     assert code == 2
+
+
+# A prefetch that sets itself
+
+
+@pytest.mark.slow
+def test_a_worker_that_keeps_up_records_every_decision_about_its_prefetch(
+    up: Up, queue: str, shop: Path, running: list[Working]
+) -> None:
+    worker = start(running, shop, up, "--keep-up", "--telemetry", str(shop / "lake"))
+    put(up, queue, *[0.05] * 150)
+    for _ in range(150):
+        worker.until("done")
+    worker.end()
+
+    decisions = [
+        row
+        for file in sorted((shop / "lake").rglob("*.parquet"))
+        for row in pq.read_table(file).to_pylist()
+        if row["loop"] == "prefetch"
+    ]
+    assert decisions
+    assert {row["service"] for row in decisions} == {queue}
+    assert "for keep up" in decisions[0]["reason"]
+    assert dict(decisions[0]["outputs"])["output"] >= 1.0
+    assert "the prefetch is steered" in worker.log
+
+
+def test_options_say_what_the_prefetch_is_steered_to(folder: Path) -> None:
+    model = tidegate.PrefetchModel(a=0.1, b=70.0)
+    file = folder / "model.json"
+    model.save(file)
+
+    goal = tidegate.PrefetchGoal
+    assert prefetch_of(None, None, False, None, None) is None
+    assert prefetch_of(5, None, False, None, None) == 5
+    assert prefetch_of(None, "400/s", False, None, 20.0) == goal(rate_per_s=400.0, settle_s=20.0)
+    assert prefetch_of(None, None, True, file, None) == goal(model=model)
+    # For the goals that the app itself has.
+    assert prefetch_of(None, None, False, file, None) == model
+
+
+@pytest.mark.parametrize(
+    ("prefetch", "target", "keep_up", "model", "says"),
+    [
+        (None, "400/s", True, None, "one of them"),
+        (None, "0/s", False, None, "above 0"),
+        (None, "fast", False, None, "is not a rate"),
+        (None, None, True, "none.json", "cannot be read"),
+        (5, None, False, "model.json", "needs no --prefetch-model"),
+        (5, None, False, None, "--settle is for a goal"),
+        (None, None, False, "model.json", "--settle is for a goal"),
+    ],
+)
+def test_a_goal_that_makes_no_sense_is_said_before_anything_runs(
+    folder: Path,
+    prefetch: int | None,
+    target: str | None,
+    keep_up: bool,
+    model: str | None,
+    says: str,
+) -> None:
+    tidegate.PrefetchModel(a=0.1, b=70.0).save(folder / "model.json")
+    settle_s = 30.0 if "--settle" in says else None
+    with pytest.raises(InvalidValue, match=says):
+        prefetch_of(prefetch, target, keep_up, None if model is None else folder / model, settle_s)

@@ -107,7 +107,7 @@ async def until_empty(node: Node, queue: str) -> None:
 
 
 async def soon(event: asyncio.Event) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await event.wait()
 
 
@@ -732,7 +732,8 @@ async def test_stopping_under_load_repeats_nothing(
 
 
 async def test_a_job_longer_than_its_lease_is_held_while_its_worker_lives() -> None:
-    lease_s = 0.3
+    # Long enough for a renewal, at a third of it, to come in time on a busy machine.
+    lease_s = 1.0
     node = Node(MemoryStore(), limits=Limits(delivery_lease_s=lease_s))
     await node.start()
     app = tidegate.App(node.address)
@@ -751,10 +752,10 @@ async def test_a_job_longer_than_its_lease_is_held_while_its_worker_lives() -> N
             await app.put("orders", b"x")
             await soon(begun)
             (replica,) = node.replicas.values()
-            (consumer,) = replica.dispatch.consumers
+            (consumer,) = replica.dispatch.holders.consumers
             (lease,) = consumer.book
             ends_at = lease.deadline
-            await until(lambda: lease.deadline > ends_at + 3 * lease_s)
+            await until(lambda: lease.deadline > ends_at + lease_s)
             assert [one.tag for one in consumer.book] == [lease.tag], "it was never taken away"
             go_on.set()
             await until_empty(node, "orders")
@@ -781,7 +782,7 @@ async def test_a_lease_that_is_shortened_meanwhile_takes_nothing_from_who_works(
         await mq.put("orders", b"x")
         await soon(begun)
         (replica,) = [one for one in node.replicas.values() if one.info.name == "orders"]
-        (consumer,) = replica.dispatch.consumers
+        (consumer,) = replica.dispatch.holders.consumers
         (lease,) = consumer.book
         # Who subscribed when it was a minute renews for a minute.
         assert lease.deadline - lease.granted_at == node.limits.delivery_lease_s
@@ -880,7 +881,7 @@ def test_wrong_declarations_are_refused() -> None:
         (lambda: app.worker("a")(undecodable), "cannot take its payload: JSON does not become"),
         (lambda: app.worker("a")(undecodable_within), "nobody knows how Event is written"),
         (lambda: app.middleware(not_async), "is async, and .*not_async is not"),  # type: ignore[arg-type]
-        (lambda: tidegate.App("amqp://x"), "tidegate://"),
+        (lambda: tidegate.App("kafka://x"), "nothing here speaks kafka://.*tidegate://"),
         (lambda: tidegate.Retry(after=-1), "after is in seconds"),
     ]:
         with pytest.raises(e.InvalidValue, match=said):

@@ -9,7 +9,7 @@ import pytest
 from backing import Connect
 from tidegate.client.client import Client
 from tidegate.core import errors as e
-from tidegate.node import server
+from tidegate.node import sessions
 from tidegate.node.server import Node
 
 
@@ -73,7 +73,7 @@ async def test_an_admin_deletes_other_clients_and_nobody_else_does(
 async def test_a_client_without_a_name_is_forgotten_soon_after_its_connection_ends(
     node: Node, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_EPHEMERAL_S", 0.01)
+    monkeypatch.setattr(sessions, "_EPHEMERAL_S", 0.01)
     passing = await connect(node)
     assert await node.store.find_client(passing.client_id, None) is not None
 

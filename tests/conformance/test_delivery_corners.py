@@ -14,7 +14,7 @@ from tidegate.core.model import Overflow, QueuePolicy
 from tidegate.node.server import Node
 from tidegate.telemetry.numbers import QueueNumbers
 
-SOON_S = 10.0
+SOON_S = 30.0
 
 
 def numbers(node: Node, name: str) -> QueueNumbers:
@@ -44,7 +44,7 @@ async def test_what_a_dedup_id_leaves_out_weighs_nothing(node: Node, mq: Client)
     """It was never taken off what waits for the disk, until the node read no more."""
     await mq.create_queue("orders")
     await put_together(mq, (b"first", "a"), (b"again", "a"), (b"new", "b"))
-    assert node._budget.waiting_bytes == 0
+    assert node.budget.waiting_bytes == 0
 
 
 # Addressed messages, which nobody but their receiver may take
@@ -133,9 +133,9 @@ async def test_a_queue_at_its_limit_moves_though_puts_are_in_line(
 
     monkeypatch.setattr(one.store, "submit", hold)
     under_way = [asyncio.ensure_future(mq.put("orders", b"x")) for _ in range(18)]
-    await until(lambda: len(held) == 1)
+    await until(lambda: len(held) >= 1)
     in_line = [asyncio.ensure_future(mq.put("orders", b"y")) for _ in range(10)]
-    await until(lambda: len(replica.intake._waiting) > 0 or len(held) == 2)
+    await until(lambda: len(replica.intake._waiting) > 0 or len(held) >= 2)
     moving = asyncio.ensure_future(one.ownership.hand_over(replica, other.member_id))
     await until(lambda: replica.intake._closed)
     monkeypatch.setattr(one.store, "submit", submit)

@@ -9,18 +9,35 @@ import msgspec
 import pytest
 
 from backing import Backing, Connect, StartNode, until
+from logical_queue import LogicalQueue
 from people import add_user, login
 from tidegate.client.address import parse_url
 from tidegate.client.client import Client
 from tidegate.client.link import Link
 from tidegate.core import errors as e
-from tidegate.core.model import ClientInfo, Mode, QueueInfo
+from tidegate.core.model import Attributes, ClientInfo, Mode, QueueInfo
+from tidegate.core.scaling import Range, Scaling
 from tidegate.node.limits import Limits
 from tidegate.node.server import Node
 from tidegate.storage.memory import MemoryStore
-from tidegate.wire import packets as w
 from tidegate.wire.connection import Connection, Received
 from tidegate.wire.frames import frame_pieces
+from tidegate.wire.packet import Error, Packet, Ping, Pong, Request
+from tidegate.wire.packets.browsing import AcknowledgeIds, GetMessages, GetWaitingIds
+from tidegate.wire.packets.clients import (
+    DeleteClient,
+    IdentifyClient,
+    RegisterClient,
+    RegisterClientResponse,
+)
+from tidegate.wire.packets.login import Authenticate
+from tidegate.wire.packets.prefetch import SetPrefetch
+from tidegate.wire.packets.puts import PutMessages
+from tidegate.wire.packets.queues import CreateQueue, GetActiveQueues, GetQueues
+from tidegate.wire.packets.reads import ReadMessage, ReadResponse, Withdraw
+from tidegate.wire.packets.registry import REQUESTS
+from tidegate.wire.packets.settling import Extend, Return, Settle
+from tidegate.wire.packets.subscriptions import Subscribe, Unsubscribe
 
 on_memory = pytest.mark.parametrize("backing", ["memory"], indirect=True)
 
@@ -30,7 +47,7 @@ async def open_link(node: Node) -> Link:
     return await Link.open(host, port, lambda *_: None, lambda _: None, 5.0)
 
 
-async def error_of(mq: Client, packet: w.Request, body: bytes = b"") -> e.TidegateError:
+async def error_of(mq: Client, packet: Request, body: bytes = b"") -> e.TidegateError:
     """What a packet that the client would not send is answered with."""
     link = await mq.connected()
     with pytest.raises(e.TidegateError) as refusal:
@@ -87,20 +104,20 @@ async def test_02_io_error() -> None:
 async def test_03_unexpected_packet(node: Node) -> None:
     link = await open_link(node)
     with pytest.raises(e.UnexpectedPacket, match="identif"):
-        await link.ask(w.GetQueues())
-    await link.ask(w.RegisterClient("me"))
+        await link.ask(GetQueues())
+    await link.ask(RegisterClient("me"))
     with pytest.raises(e.UnexpectedPacket, match="0x02"):
-        await link.ask(w.Pong())
-    await link.ask(w.Ping())
+        await link.ask(Pong())
+    await link.ask(Ping())
     link.close()
 
 
 async def test_04_unique_constraint(mq: Client) -> None:
     queue = await mq.create_queue("orders")
     link = await mq.connected()
-    await link.ask(w.Subscribe(queue.queue_id, consumer=77, prefetch=1))
+    await link.ask(Subscribe(queue.queue_id, consumer=77, prefetch=1))
 
-    error = await error_of(mq, w.Subscribe(queue.queue_id, consumer=77, prefetch=1))
+    error = await error_of(mq, Subscribe(queue.queue_id, consumer=77, prefetch=1))
 
     assert type(error) is e.UniqueConstraint
 
@@ -112,7 +129,7 @@ async def test_05_queue_name_not_unique(mq: Client) -> None:
 
 
 async def test_06_client_name_not_unique(mq: Client) -> None:
-    error = await error_of(mq, w.RegisterClient(mq.client_name))
+    error = await error_of(mq, RegisterClient(mq.client_name))
     assert isinstance(error, e.ClientNameNotUnique)
 
 
@@ -133,10 +150,10 @@ async def test_08_queue_not_existing(mq: Client) -> None:
 
 
 async def test_09_required_parameter_missing(mq: Client) -> None:
-    assert isinstance(await error_of(mq, w.IdentifyClient()), e.RequiredParameterMissing)
+    assert isinstance(await error_of(mq, IdentifyClient()), e.RequiredParameterMissing)
 
-    class CreateNothing(w.Packet):
-        method = w.CreateQueue.method
+    class CreateNothing(Packet):
+        method = CreateQueue.method
 
     link = await mq.connected()
     with pytest.raises(e.RequiredParameterMissing, match="CreateQueue"):
@@ -151,11 +168,11 @@ async def test_10_client_mode_permission_violation(node: Node, connect: Connect)
 
 async def test_11_no_active_queues_existing(mq: Client) -> None:
     await mq.create_queue("empty")
-    assert isinstance(await error_of(mq, w.GetActiveQueues()), e.NoActiveQueues)
+    assert isinstance(await error_of(mq, GetActiveQueues()), e.NoActiveQueues)
 
 
 async def test_12_no_queues_existing(mq: Client) -> None:
-    assert isinstance(await error_of(mq, w.GetQueues()), e.NoQueues)
+    assert isinstance(await error_of(mq, GetQueues()), e.NoQueues)
 
 
 async def test_13_no_messages_in_queue(mq: Client) -> None:
@@ -196,12 +213,19 @@ async def test_34_not_owner(start_node: StartNode, connect: Connect) -> None:
     owner, heir = await start_node(), await start_node()
     mq, admin = await connect(owner), await connect(owner, mode="admin")
     queue = await mq.create_queue("orders")
-    waiting = asyncio.create_task(error_of(mq, w.ReadMessage(queue.queue_id, wait_ms=20_000)))
-    await until(lambda: owner.replicas[queue.queue_id].dispatch.readers_waiting == 1)
+    waiting = asyncio.create_task(error_of(mq, ReadMessage(queue.queue_id, wait_ms=20_000)))
+    await until(lambda: owner.replicas[queue.queue_id].dispatch.readers.count == 1)
 
     await admin.set_owner("orders", heir.member_id)
 
     assert isinstance(await waiting, e.NotOwner)
+
+
+async def test_41_not_home(mq: Client, node: Node) -> None:
+    orders = await LogicalQueue.make(mq, [node], 2)
+    two = await orders.place(2)  # all homes are at the first
+    grouped = PutMessages(two.queue_id, 1, 1, [1], [5], attributes=[Attributes(group="a")])
+    assert isinstance(await error_of(mq, grouped, b"x"), e.NotHome)
 
 
 async def test_35_stale_epoch(backing: Backing, start_node: StartNode, connect: Connect) -> None:
@@ -211,7 +235,7 @@ async def test_35_stale_epoch(backing: Backing, start_node: StartNode, connect: 
     await backing.declare_dead(deposed.member_id)
     await taker.ownership.route(queue.queue_id)
 
-    error = await error_of(mq, w.PutMessages(queue.queue_id, 1, 1, [1], [5]), b"x")
+    error = await error_of(mq, PutMessages(queue.queue_id, 1, 1, [1], [5]), b"x")
 
     assert isinstance(error, e.StaleEpoch)
 
@@ -225,22 +249,22 @@ async def test_36_unavailable(node: Node) -> None:
 async def test_37_invalid_value(mq: Client) -> None:
     queue = await mq.create_queue("orders")
     for packet in (
-        w.PutMessages(queue.queue_id, 1, 1, [1], [99]),
-        w.Subscribe(queue.queue_id, 0, 1),
-        w.Subscribe(queue.queue_id, 1, 0),
-        w.Subscribe(queue.queue_id, 1, 10**9),
-        w.Unsubscribe(queue.queue_id, 5),
-        w.SetPrefetch(queue.queue_id, 5, 5),
-        w.GetMessages(queue.queue_id, 0),
-        w.GetWaitingIds(queue.queue_id, 0),
-        w.AcknowledgeIds(queue.queue_id, [(2, 1)]),
-        w.ReadMessage(queue.queue_id, wait_ms=-1),
-        w.ReadMessage(queue.queue_id, wait_ms=2**63),
-        w.ReadMessage(queue.queue_id, sender=2**40),
-        w.ReadResponse(queue.queue_id, context=2**64 - 1),
-        w.ReadMessage(queue.queue_id, lease_ms=-5),
+        PutMessages(queue.queue_id, 1, 1, [1], [99]),
+        Subscribe(queue.queue_id, 0, 1),
+        Subscribe(queue.queue_id, 1, 0),
+        Subscribe(queue.queue_id, 1, 10**9),
+        Unsubscribe(queue.queue_id, 5),
+        SetPrefetch(queue.queue_id, 5, 5),
+        GetMessages(queue.queue_id, 0),
+        GetWaitingIds(queue.queue_id, 0),
+        AcknowledgeIds(queue.queue_id, [(2, 1)]),
+        ReadMessage(queue.queue_id, wait_ms=-1),
+        ReadMessage(queue.queue_id, wait_ms=2**63),
+        ReadMessage(queue.queue_id, sender=2**40),
+        ReadResponse(queue.queue_id, context=2**64 - 1),
+        ReadMessage(queue.queue_id, lease_ms=-5),
     ):
-        error = await error_of(mq, packet, b"x" if isinstance(packet, w.PutMessages) else b"")
+        error = await error_of(mq, packet, b"x" if isinstance(packet, PutMessages) else b"")
         assert isinstance(error, e.InvalidValue), packet
     with pytest.raises(e.InvalidValue):
         Client("http://elsewhere")
@@ -256,9 +280,9 @@ async def test_38_lease_lost(mq: Client) -> None:
     with pytest.raises(e.LeaseLost):
         await message.ack_confirmed()
     for packet in (
-        w.Settle(queue.queue_id, 9, [(1, 1)], confirm=True),
-        w.Return(queue.queue_id, 9, [(1, 1)]),
-        w.Extend(queue.queue_id, 9),
+        Settle(queue.queue_id, 9, [(1, 1)], confirm=True),
+        Return(queue.queue_id, 9, [(1, 1)]),
+        Extend(queue.queue_id, 9),
     ):
         assert isinstance(await error_of(mq, packet), e.LeaseLost)
 
@@ -266,13 +290,13 @@ async def test_38_lease_lost(mq: Client) -> None:
 async def test_39_malformed(node: Node) -> None:
     ((host, port),) = parse_url(node.address)
     reader, writer = await asyncio.open_connection(host, port)
-    writer.writelines(frame_pieces(w.Ping.method, 5, b"\xc1 is nothing in MessagePack"))
+    writer.writelines(frame_pieces(Ping.method, 5, b"\xc1 is nothing in MessagePack"))
 
     answer = await asyncio.wait_for(reader.read(), 10)
 
     (event,) = Connection(server=False).receive(answer)
     assert isinstance(event, Received)
-    assert isinstance(event.packet, w.Error)
+    assert isinstance(event.packet, Error)
     assert event.packet.code == e.Malformed.code
     assert not e.Malformed.connection_survives
     writer.close()
@@ -309,6 +333,13 @@ async def test_60_a_topic_of_that_name_exists(mq: Client) -> None:
 async def test_61_no_topic_has_that_name(mq: Client) -> None:
     with pytest.raises(e.TopicNotExisting):
         await mq.publish("news", b"1")
+
+
+async def test_62_changed_meanwhile(mq: Client) -> None:
+    await mq.create_queue("orders")
+    await mq.set_scaling("orders", Scaling(replicas=Range(1, 2)), before=None)
+    with pytest.raises(e.ChangedMeanwhile):
+        await mq.set_scaling("orders", Scaling(replicas=Range(1, 3)), before=None)
 
 
 def test_every_code_is_provoked_here() -> None:
@@ -348,42 +379,44 @@ def test_codes_have_telestos_names_and_never_change() -> None:
 # Before identification
 
 
-def example_of(kind: type[w.Request]) -> w.Request:
+def example_of(kind: type[Request]) -> Request:
     """A packet that would be served, were it allowed."""
     values = {"name": "intruder", "mode_wanted": 3, "lengths": [1], "priorities": [5]}
     values |= {"queue_ids": [1], "ranges": [(1, 1)], "policy": {}, "message": "m", "user": "u"}
     values |= {"topic": "t", "queue": "q", "puts": [[1, 1, 1, [1], [5]]], "acks": []}
     values |= {"messages": [1, 1, 1, [1], [5]]}
+    values |= {"role": "consumer", "scaling": None, "move_id": "m"}
+    values |= {"service": "s", "by_hand": {}, "before": {}}
     required = len(kind.__struct_fields__) - len(kind.__struct_defaults__)
     fields = [values.get(name, 1) for name in kind.__struct_fields__[:required]]
     return msgspec.convert(fields, kind)
 
 
 @on_memory
-@pytest.mark.parametrize("kind", w.REQUESTS.values(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", REQUESTS.values(), ids=lambda kind: kind.__name__)
 async def test_before_identification_only_what_leads_there_is_served(
-    kind: type[w.Request], node: Node, connect: Connect
+    kind: type[Request], node: Node, connect: Connect
 ) -> None:
     mq = await connect(node, name="me")
     await mq.create_queue("orders")
     await mq.put("orders", b"secret")
     stranger = await open_link(node)
 
-    if kind is w.Ping:
-        await stranger.ask(w.Ping())
-    elif kind is w.RegisterClient:
+    if kind is Ping:
+        await stranger.ask(Ping())
+    elif kind is RegisterClient:
         answer = (await stranger.ask(example_of(kind))).packet
-        assert isinstance(answer, w.RegisterClientResponse)
+        assert isinstance(answer, RegisterClientResponse)
         assert isinstance(answer.client, ClientInfo)
-    elif kind is w.IdentifyClient:
-        await stranger.ask(w.IdentifyClient(name="me"))
-    elif kind is w.Authenticate:
+    elif kind is IdentifyClient:
+        await stranger.ask(IdentifyClient(name="me"))
+    elif kind is Authenticate:
         with pytest.raises(e.NotAuthenticated):
             await stranger.ask(example_of(kind))
     else:
         with pytest.raises(e.UnexpectedPacket, match=r"identif|a proof follows|only nodes"):
             await stranger.ask(example_of(kind), [b"x"])
-        await stranger.ask(w.Ping())
+        await stranger.ask(Ping())
 
     assert [m.payload for m in await mq.browse("orders")] == [b"secret"]
     assert [q.name for q in await mq.queues()] == ["orders"]
@@ -392,20 +425,20 @@ async def test_before_identification_only_what_leads_there_is_served(
 
 @on_memory
 @pytest.mark.parametrize("mode", Mode)
-@pytest.mark.parametrize("kind", w.REQUESTS.values(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", REQUESTS.values(), ids=lambda kind: kind.__name__)
 async def test_every_verb_asks_for_its_mode(
-    kind: type[w.Request], mode: Mode, node: Node, connect: Connect
+    kind: type[Request], mode: Mode, node: Node, connect: Connect
 ) -> None:
     await (await connect(node)).create_queue("orders")
     link = await open_link(node)
-    await link.ask(w.RegisterClient("me", mode))
+    await link.ask(RegisterClient("me", mode))
     example = example_of(kind)
-    if isinstance(example, w.Settle):
+    if isinstance(example, Settle):
         example.confirm = True
-    if isinstance(example, w.Withdraw):
+    if isinstance(example, Withdraw):
         # Not answered itself: whatever becomes of it, the next one is.
         link.post(example)
-        example = w.Ping()
+        example = Ping()
 
     try:
         await link.ask(example, [b"x"])
@@ -415,6 +448,6 @@ async def test_every_verb_asks_for_its_mode(
     except e.TidegateError:
         refused = False
 
-    deletes_another = kind is w.DeleteClient and mode is not Mode.ADMIN
+    deletes_another = kind is DeleteClient and mode is not Mode.ADMIN
     assert refused == (kind.mode > mode or deletes_another)
     link.close()

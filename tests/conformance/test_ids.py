@@ -137,7 +137,7 @@ async def test_what_only_the_store_holds_is_there_too(
             taken += await numbers_of(mq, first_id=first_id, last_id=last_id)
         await mq.ack_ids("orders", ranges)
     assert taken == left
-    await until(lambda: node._budget.used_bytes == 0)
+    await until(lambda: node.budget.used_bytes == 0)
 
 
 async def test_a_second_node_relays_what_is_asked_by_id(

@@ -49,7 +49,7 @@ async def test_order_holds_and_memory_is_bounded(node: Node, mq: Client) -> None
 
     def look() -> None:
         nonlocal peak
-        peak = max(peak, node._budget.used_bytes)
+        peak = max(peak, node.budget.used_bytes)
 
     await fill(mq, 2000)
     look()
@@ -69,7 +69,7 @@ async def test_order_holds_and_memory_is_bounded(node: Node, mq: Client) -> None
 
     assert received == list(range(2000))
     assert peak <= BOUND + SLACK
-    await until(lambda: node._budget.used_bytes == 0)
+    await until(lambda: node.budget.used_bytes == 0)
 
 
 async def test_priority_holds(node: Node, mq: Client) -> None:
@@ -80,7 +80,7 @@ async def test_priority_holds(node: Node, mq: Client) -> None:
     received = [number((await mq.get("orders", order="priority")).payload) for _ in range(800)]
 
     assert received == [*range(400, 600), *range(200), *range(600, 800), *range(200, 400)]
-    assert node._budget.used_bytes <= BOUND + SLACK
+    assert node.budget.used_bytes <= BOUND + SLACK
 
 
 async def test_the_oldest_comes_first_whatever_its_priority(mq: Client) -> None:
@@ -192,20 +192,20 @@ async def test_a_waiting_read_gets_its_message_though_memory_is_full(
         if n % 20 == 0:
             await reader.flush()
     await reader.flush()
-    assert not node._budget.has_room_for(20 * len(PADDING))
+    assert not node.budget.has_room_for(20 * len(PADDING))
     selection: dict[str, Any] = {"sender": other.client_id} if what == "sender" else {}
     fields: dict[str, Any] = {} if what == "sender" else {"receiver": reader.client_id}
     if what == "context":
         selection["context"] = fields["context"] = 5
     waiting = reader.spawn(reader.get("orders", wait=20, **selection))
-    await until(lambda: node.replicas[queue.queue_id].dispatch.readers_waiting == 1)
+    await until(lambda: node.replicas[queue.queue_id].dispatch.readers.count == 1)
 
     await other.put("orders", b"it", **fields)
     numbers = (await other.stats("orders")).queue("orders")
     assert numbers is not None
     assert numbers.waiting_in_store > 100
 
-    assert (await asyncio.wait_for(waiting, 5)).payload == b"it"
+    assert (await asyncio.wait_for(waiting, 30)).payload == b"it"
 
 
 async def test_who_waited_before_memory_was_full_is_served_after(
@@ -215,7 +215,7 @@ async def test_who_waited_before_memory_was_full_is_served_after(
     absent = await reader.client_id_of("absent")
     queue = await reader.create_queue("orders")
     waiting = reader.spawn(reader.get("orders", wait=20))
-    await until(lambda: node.replicas[queue.queue_id].dispatch.readers_waiting == 1)
+    await until(lambda: node.replicas[queue.queue_id].dispatch.readers.count == 1)
     for n in range(300):
         other.put_soon("orders", payload(n), receiver=absent)
         if n % 20 == 0:
@@ -224,7 +224,7 @@ async def test_who_waited_before_memory_was_full_is_served_after(
 
     await other.put("orders", b"for anyone")
 
-    assert (await asyncio.wait_for(waiting, 5)).payload == b"for anyone"
+    assert (await asyncio.wait_for(waiting, 30)).payload == b"for anyone"
 
 
 @pytest.mark.parametrize(("order", "expected"), [("oldest", [0, 1, 2]), ("priority", [1, 2, 0])])
@@ -314,7 +314,7 @@ async def test_a_crash_with_a_full_store_loses_nothing(
 
     received = [number((await mq.get("orders")).payload) for _ in range(499)]
     assert received == list(range(101, 600))
-    assert node._budget.used_bytes <= BOUND + SLACK
+    assert node.budget.used_bytes <= BOUND + SLACK
 
 
 async def test_a_full_transient_queue_refuses_until_somebody_consumes(mq: Client) -> None:
@@ -338,7 +338,7 @@ async def test_queues_share_the_bound(node: Node, mq: Client) -> None:
         for at in range(0, 300, 100):
             await mq.put_many(name, [payload(n) for n in range(at, at + 100)])
 
-    assert node._budget.used_bytes <= BOUND + SLACK
+    assert node.budget.used_bytes <= BOUND + SLACK
     for name in ("c", "orders", "b"):
         received = [number((await mq.get(name)).payload) for _ in range(300)]
         assert received == list(range(300))

@@ -129,7 +129,7 @@ async def test_readers_are_served_by_what_an_acknowledgement_lets_out(
 
 
 def _readers(node: Node) -> int:
-    return sum(replica.dispatch.readers_waiting for replica in node.replicas.values())
+    return sum(replica.dispatch.readers.count for replica in node.replicas.values())
 
 
 async def test_reading_which_removes_lets_out_the_next_for_a_consumer(
@@ -152,7 +152,7 @@ async def test_reading_which_removes_lets_out_the_next_for_a_consumer(
 async def test_a_takeover_in_mid_group_keeps_the_order(
     backing: Backing, start_node: StartNode, connect: Connect
 ) -> None:
-    first = await start_node(limits=Limits(lease_s=0.6))
+    first = await start_node()
     mq = await connect(first)
     await mq.create_queue("orders")
     for n in range(30):
@@ -166,7 +166,7 @@ async def test_a_takeover_in_mid_group_keeps_the_order(
 
         await crash(first)
         await backing.declare_dead(first.member_id)
-    second = await start_node(limits=Limits(lease_s=0.6))
+    second = await start_node()
     heir = await connect(second)
 
     done = int(begun[0].payload)
@@ -206,7 +206,7 @@ async def test_a_group_that_memory_cannot_hold_comes_in_order_beside_others(
             assert message.group is not None
             seen[message.group].append(int(message.payload.split()[0]))
             message.ack()
-            peak = max(peak, node._budget.used_bytes)
+            peak = max(peak, node.budget.used_bytes)
 
     assert sum(map(len, seen.values())) == 600
     assert all(numbers == sorted(numbers) for numbers in seen.values())

@@ -10,10 +10,12 @@ import pytest
 from backing import Backing, Connect, StartNode, crash, until
 from tidegate.client.client import Client
 from tidegate.core import errors as e
+from tidegate.core.ports import Location
 from tidegate.node.limits import Limits
 from tidegate.node.server import Node
 
-QUICK = Limits(lease_s=0.6)
+# Soon over for who waits for it, and not at once for who is held up by neighbours.
+QUICK = Limits(lease_s=1.5)
 
 
 class Pair:
@@ -51,6 +53,26 @@ async def test_both_are_members(pair: Pair) -> None:
     assert all(m.alive for m in members)
     assert {m.address for m in members} == {pair.a.address, pair.b.address}
     assert [m.queues for m in members] == [0, 1]
+
+
+async def test_a_queue_that_another_node_adopts_the_moment_it_is_made_is_made(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes adopt what nobody owns; who made it was told to try again, and then that it exists."""
+    store = pair.a.store
+
+    async def locate(queue_id: int) -> Location | None:
+        monkeypatch.undo()
+        seen = await store.locate(queue_id)
+        await pair.b.ownership.adopt()
+        return seen
+
+    monkeypatch.setattr(store, "locate", locate)
+    queue = await pair.at_a.create_queue("invoices")
+
+    assert queue.queue_id in pair.b.replicas
+    await pair.at_a.put("invoices", b"1")
+    assert (await pair.at_b.get("invoices")).payload == b"1"
 
 
 async def test_a_subscription_drains_through_the_other_node(pair: Pair) -> None:
@@ -103,7 +125,7 @@ async def test_a_client_of_one_subscribes_to_a_queue_of_the_other(pair: Pair) ->
 async def test_waiting_reads_and_requests_work_across_nodes(pair: Pair) -> None:
     waiting = asyncio.create_task(pair.at_a.get("orders", wait=20))
     queue_id = (await pair.at_a.queue("orders")).queue_id
-    await until(lambda: pair.b.replicas[queue_id].dispatch.readers_waiting == 1)
+    await until(lambda: pair.b.replicas[queue_id].dispatch.readers.count == 1)
     await pair.at_b.put("orders", b"now")
     assert (await waiting).payload == b"now"
 
@@ -327,5 +349,5 @@ async def test_a_subscription_never_comes_back_to_the_node_that_relays_it(
         message = await anext(aiter(subscription))
         await message.ack_confirmed()
 
-    dispatch = one.replicas[info.queue_id].dispatch
-    assert (dispatch.consumers, dispatch.unacknowledged) == ([], 0)
+    holders = one.replicas[info.queue_id].dispatch.holders
+    assert (holders.consumers, holders.unacknowledged) == ([], 0)

@@ -12,7 +12,12 @@ from tidegate.client.client import Client
 from tidegate.core import errors as e
 from tidegate.core.model import Attributes
 from tidegate.node.server import Node
-from tidegate.wire import packets as w
+from tidegate.wire.packets.puts import (
+    PutMessageResponse,
+    PutMessages,
+    PutToQueues,
+    PutToQueuesResponse,
+)
 
 
 async def test_3_5_put_message_and_4_1_put_message_keep_every_field(mq: Client) -> None:
@@ -157,12 +162,12 @@ async def test_put_to_goes_to_its_receiver_only(node: Node, connect: Connect) ->
 async def test_a_resent_put_to_is_stored_once(node: Node, connect: Connect) -> None:
     mq = await connect(node)
     ids = [(await mq.create_queue(name)).queue_id for name in "ab"]
-    packet = w.PutToQueues(ids, producer=99, batch=1, priority=5)
+    packet = PutToQueues(ids, producer=99, batch=1, priority=5)
     link = await mq.connected()
 
     for _ in range(3):
         answer = (await link.ask(packet, [b"once"])).packet
-        assert isinstance(answer, w.PutToQueuesResponse)
+        assert isinstance(answer, PutToQueuesResponse)
         assert answer.queue_ids == ids
 
     for name in "ab":
@@ -203,21 +208,21 @@ async def test_put_soon_and_flush_confirm_everything(mq: Client) -> None:
 async def test_a_batch_that_is_sent_twice_is_stored_once(mq: Client) -> None:
     queue = await mq.create_queue("orders")
     link = await mq.connected()
-    packet = w.PutMessages(queue.queue_id, 4711, 1, [1, 1], [5])
+    packet = PutMessages(queue.queue_id, 4711, 1, [1, 1], [5])
 
     first = (await link.ask(packet, [b"ab"])).packet
     second = (await link.ask(packet, [b"ab"])).packet
     third, fourth = await asyncio.gather(
-        link.ask(w.PutMessages(queue.queue_id, 4711, 2, [1], [5]), [b"c"]),
-        link.ask(w.PutMessages(queue.queue_id, 4711, 2, [1], [5]), [b"c"]),
+        link.ask(PutMessages(queue.queue_id, 4711, 2, [1], [5]), [b"c"]),
+        link.ask(PutMessages(queue.queue_id, 4711, 2, [1], [5]), [b"c"]),
     )
 
-    assert isinstance(first, w.PutMessageResponse)
-    assert isinstance(second, w.PutMessageResponse)
+    assert isinstance(first, PutMessageResponse)
+    assert isinstance(second, PutMessageResponse)
     assert first.first_id > 0
     assert second.first_id == 0, "stored before: the id is not known any more"
-    assert isinstance(third.packet, w.PutMessageResponse)
-    assert isinstance(fourth.packet, w.PutMessageResponse)
+    assert isinstance(third.packet, PutMessageResponse)
+    assert isinstance(fourth.packet, PutMessageResponse)
     assert sorted([third.packet.first_id > 0, fourth.packet.first_id > 0]) == [False, True]
     assert [m.payload for m in await mq.browse("orders")] == [b"a", b"b", b"c"]
 
@@ -227,7 +232,7 @@ async def test_another_producers_batch_of_the_same_number_is_another_batch(mq: C
     link = await mq.connected()
 
     for producer in (1, 2):
-        await link.ask(w.PutMessages(queue.queue_id, producer, 1, [1], [5]), [b"a"])
+        await link.ask(PutMessages(queue.queue_id, producer, 1, [1], [5]), [b"a"])
 
     assert len(await mq.browse("orders")) == 2
 
@@ -235,29 +240,29 @@ async def test_another_producers_batch_of_the_same_number_is_another_batch(mq: C
 @pytest.mark.parametrize(
     "packet",
     [
-        w.PutMessages(0, 1, 1, [], [5]),
-        w.PutMessages(0, 1, 1, [2], [5]),
-        w.PutMessages(0, 1, 1, [-1, 2], [5]),
-        w.PutMessages(0, 1, 0, [1], [5]),
-        w.PutMessages(0, 1, 1, [1], []),
-        w.PutMessages(0, 1, 1, [1], [0]),
-        w.PutMessages(0, 1, 1, [1], [11]),
-        w.PutMessages(0, 1, 1, [1], [5, 5]),
-        w.PutMessages(0, 1, 1, [1], [5], receivers=[1, 2]),
-        w.PutMessages(0, 1, 1, [1], [5], receivers=[]),
-        w.PutMessages(0, 1, 1, [1], [5], receivers=[2**31]),
-        w.PutMessages(0, 1, 1, [1], [5], receivers=[-(2**40)]),
-        w.PutMessages(0, 1, 1, [1], [5], contexts=[1, 2]),
-        w.PutMessages(0, 1, 1, [1], [5], contexts=[2**64 - 1]),
-        w.PutMessages(0, 2**64 - 1, 1, [1], [5]),
-        w.PutMessages(0, 1, 2**64 - 1, [1], [5]),
-        w.PutMessages(0, 1, 1, [1], [5], attributes=[]),
-        w.PutMessages(0, 1, 1, [1], [5], attributes=[Attributes("a\x00b")]),
-        w.PutMessages(0, 1, 1, [1], [5], attributes=[Attributes(None, {"a": "\x00"})]),
-        w.PutMessages(0, 1, 1, [1], [5], attributes=[Attributes(None, {"a": "x" * 70_000})]),
+        PutMessages(0, 1, 1, [], [5]),
+        PutMessages(0, 1, 1, [2], [5]),
+        PutMessages(0, 1, 1, [-1, 2], [5]),
+        PutMessages(0, 1, 0, [1], [5]),
+        PutMessages(0, 1, 1, [1], []),
+        PutMessages(0, 1, 1, [1], [0]),
+        PutMessages(0, 1, 1, [1], [11]),
+        PutMessages(0, 1, 1, [1], [5, 5]),
+        PutMessages(0, 1, 1, [1], [5], receivers=[1, 2]),
+        PutMessages(0, 1, 1, [1], [5], receivers=[]),
+        PutMessages(0, 1, 1, [1], [5], receivers=[2**31]),
+        PutMessages(0, 1, 1, [1], [5], receivers=[-(2**40)]),
+        PutMessages(0, 1, 1, [1], [5], contexts=[1, 2]),
+        PutMessages(0, 1, 1, [1], [5], contexts=[2**64 - 1]),
+        PutMessages(0, 2**64 - 1, 1, [1], [5]),
+        PutMessages(0, 1, 2**64 - 1, [1], [5]),
+        PutMessages(0, 1, 1, [1], [5], attributes=[]),
+        PutMessages(0, 1, 1, [1], [5], attributes=[Attributes("a\x00b")]),
+        PutMessages(0, 1, 1, [1], [5], attributes=[Attributes(None, {"a": "\x00"})]),
+        PutMessages(0, 1, 1, [1], [5], attributes=[Attributes(None, {"a": "x" * 70_000})]),
     ],
 )
-async def test_a_bad_batch_is_refused_and_harms_nobody(packet: w.PutMessages, mq: Client) -> None:
+async def test_a_bad_batch_is_refused_and_harms_nobody(packet: PutMessages, mq: Client) -> None:
     packet.queue_id = (await mq.create_queue("orders")).queue_id
     link = await mq.connected()
 

@@ -214,7 +214,7 @@ async def test_a_waiting_read_is_answered_when_its_message_comes(
         fields["receiver"] = reader.client_id
     packets_before = node.packets_in
     waiting = reader.spawn(reader.get("orders", wait=30, **selection))
-    await until(lambda: bool(node.replicas[queue.queue_id].dispatch.readers_waiting))
+    await until(lambda: bool(node.replicas[queue.queue_id].dispatch.readers.count))
     if selection:
         await reader.put("orders", b"something else")
         assert not waiting.done()
@@ -239,7 +239,7 @@ async def test_waiting_reads_are_answered_in_the_order_they_came(
     reads = []
     for n in range(5):
         reads.append(mq.spawn(read(n)))
-        await until(lambda n=n: node.replicas[queue.queue_id].dispatch.readers_waiting == n + 1)  # type: ignore[misc]
+        await until(lambda n=n: node.replicas[queue.queue_id].dispatch.readers.count == n + 1)  # type: ignore[misc]
     await mq.put_many("orders", [b"x"] * 5)
     await asyncio.gather(*reads)
 
@@ -260,10 +260,10 @@ async def test_a_reader_that_is_gone_takes_nothing(node: Node, connect: Connect)
     gone, stays = await connect(node), await connect(node)
     queue = await stays.create_queue("orders")
     waiting = gone.spawn(gone.get("orders", wait=30))
-    await until(lambda: bool(node.replicas[queue.queue_id].dispatch.readers_waiting))
+    await until(lambda: bool(node.replicas[queue.queue_id].dispatch.readers.count))
     waiting.cancel()
     await gone.close()
-    await until(lambda: not node.replicas[queue.queue_id].dispatch.readers_waiting)
+    await until(lambda: not node.replicas[queue.queue_id].dispatch.readers.count)
 
     await stays.put("orders", b"still there")
 
@@ -274,10 +274,10 @@ async def test_a_read_that_was_given_up_takes_nothing(node: Node, connect: Conne
     mq = await connect(node)
     queue = await mq.create_queue("orders")
     waiting = mq.spawn(mq.get("orders", wait=30))
-    await until(lambda: bool(node.replicas[queue.queue_id].dispatch.readers_waiting))
+    await until(lambda: bool(node.replicas[queue.queue_id].dispatch.readers.count))
 
     waiting.cancel()
-    await until(lambda: not node.replicas[queue.queue_id].dispatch.readers_waiting)
+    await until(lambda: not node.replicas[queue.queue_id].dispatch.readers.count)
     await mq.put("orders", b"still there")
 
     assert (await mq.get("orders")).payload == b"still there"
@@ -361,16 +361,16 @@ async def test_a_lease_that_runs_out_gives_the_message_back(
 
 
 async def test_extending_keeps_the_message(start_node: StartNode, connect: Connect) -> None:
-    node = await start_node(limits=Limits(delivery_lease_s=0.3))
+    node = await start_node(limits=Limits(delivery_lease_s=1.0))
     me, other = await connect(node), await connect(node)
     await me.create_queue("orders")
     await me.put("orders", b"slow")
-    held = await me.get("orders", lease=0.3)
+    held = await me.get("orders", lease=1.0)
 
     await held.extend(60)
 
     with pytest.raises(e.NoMessagesInQueue):
-        await other.get("orders", wait=0.8)
+        await other.get("orders", wait=1.5)
     await held.ack_confirmed()
 
 

@@ -10,7 +10,7 @@ from backing import Backing, Connect, StartNode, crash
 from tidegate.client.client import Client
 from tidegate.core import errors as e
 from tidegate.node.server import Node
-from tidegate.wire import packets as w
+from tidegate.wire.packets.puts import PutMessageResponse, PutMessages, PutToQueues
 
 
 async def come_back(node: Node, backing: Backing, start_node: StartNode, how: str) -> Node:
@@ -113,8 +113,8 @@ async def test_a_resent_batch_is_recognised(
     mq = await connect(node)
     queue = await mq.create_queue("orders")
     other = await mq.create_queue("others")
-    packets = [w.PutMessages(queue.queue_id, 4711, n, [1], [5]) for n in (1, 2, 3, 5)]
-    broadcast = w.PutToQueues([queue.queue_id, other.queue_id], 42, 7, 5)
+    packets = [PutMessages(queue.queue_id, 4711, n, [1], [5]) for n in (1, 2, 3, 5)]
+    broadcast = PutToQueues([queue.queue_id, other.queue_id], 42, 7, 5)
     link = await mq.connected()
     for packet in packets:
         await link.ask(packet, [b"x"])
@@ -127,10 +127,10 @@ async def test_a_resent_batch_is_recognised(
     link = await mq.connected()
     for packet in packets:
         answer = (await link.ask(packet, [b"x"])).packet
-        assert isinstance(answer, w.PutMessageResponse)
+        assert isinstance(answer, PutMessageResponse)
         assert answer.first_id == 0
     await link.ask(broadcast, [b"y"])
-    await link.ask(w.PutMessages(queue.queue_id, 4711, 4, [1], [5]), [b"z"])
+    await link.ask(PutMessages(queue.queue_id, 4711, 4, [1], [5]), [b"z"])
 
     assert [m.payload for m in await mq.browse("orders")] == [b"x", b"x", b"x", b"y", b"z"]
     assert [m.payload for m in await mq.browse("others")] == [b"y"]

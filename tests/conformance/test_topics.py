@@ -25,7 +25,8 @@ from tidegate.core.model import Attributes, Overflow, QueuePolicy
 from tidegate.core.topic import Filter, check_filter, matches
 from tidegate.node.limits import Limits
 from tidegate.node.server import Node
-from tidegate.wire import packets as w
+from tidegate.wire.packets.puts import PutMessages
+from tidegate.wire.packets.topics import Publish, PublishResponse
 
 
 async def payloads(mq: Client, queue: str) -> list[bytes]:
@@ -99,6 +100,7 @@ async def test_a_batch_is_shared_and_each_gets_its_own(orders: Client) -> None:
     assert len(await payloads(orders, "all")) == 40
 
 
+@pytest.mark.slow
 async def test_publish_many_and_order(orders: Client) -> None:
     many = [b"%d" % n for n in range(1500)]
     assert await orders.publish_many("orders", many, headers={"region": "eu"}) == [2] * 1500
@@ -283,16 +285,13 @@ async def test_a_subscription_of_a_dead_nodes_connection_is_swept(
 
 async def test_a_resent_publication_is_stored_once(orders: Client) -> None:
     link = await orders.connected()
-    packet = w.Publish("orders", w.PutMessages(0, 77, 1, [1, 1], [5]))
+    packet = Publish("orders", PutMessages(0, 77, 1, [1, 1], [5]))
     for _ in range(3):
         answer = (await link.ask(packet, [b"ab"])).packet
-        assert isinstance(answer, w.PublishResponse)
+        assert isinstance(answer, PublishResponse)
         assert answer.counts == [1, 1]
     await asyncio.gather(
-        *(
-            link.ask(w.Publish("orders", w.PutMessages(0, 77, 2, [1], [5])), [b"c"])
-            for _ in range(3)
-        )
+        *(link.ask(Publish("orders", PutMessages(0, 77, 2, [1], [5])), [b"c"]) for _ in range(3))
     )
     assert await payloads(orders, "all") == [b"a", b"b", b"c"]
 
@@ -329,7 +328,7 @@ async def test_publications_survive_their_node(
     await asyncio.gather(
         *(mq.publish("orders", b"%d" % n, headers={"odd": str(n % 2)}) for n in range(10))
     )
-    packet = w.Publish("orders", w.PutMessages(0, 77, 1, [1], [5]))
+    packet = Publish("orders", PutMessages(0, 77, 1, [1], [5]))
     await (await mq.connected()).ask(packet, [b"x"])
     for name in ("odd", "all"):
         await (await mq.get(name, lease=60)).ack_confirmed()

@@ -17,7 +17,8 @@ from tidegate.core import errors as e
 from tidegate.core.model import Overflow, QueuePolicy
 from tidegate.core.ports import Publication, Settlement, Write
 from tidegate.node.server import Node
-from tidegate.wire import packets as w
+from tidegate.wire.packets.puts import PutMessages
+from tidegate.wire.packets.transactions import Acknowledged, Transact, TransactResponse
 
 
 async def payloads(mq: Client, queue: str) -> list[bytes]:
@@ -254,9 +255,9 @@ async def test_a_resend_is_answered_and_not_done_again(mq: Client) -> None:
     await mq.get("orders", lease=60)
     link = await mq.connected()
 
-    def packet(*, resent: bool) -> w.Transact:
-        put = w.PutMessages(ids[1], 0, 1, [1], [5])
-        return w.Transact(99, 1, [put], [w.Acknowledged(ids[0], 0, [(1, 1)])], resent)
+    def packet(*, resent: bool) -> Transact:
+        put = PutMessages(ids[1], 0, 1, [1], [5])
+        return Transact(99, 1, [put], [Acknowledged(ids[0], 0, [(1, 1)])], resent)
 
     with pytest.raises(e.LeaseLost, match="nothing"):
         await link.ask(packet(resent=True), [b"x"])
@@ -265,10 +266,10 @@ async def test_a_resend_is_answered_and_not_done_again(mq: Client) -> None:
     )
     again = await link.ask(packet(resent=True), [b"x"])
 
-    assert isinstance(first.packet, w.TransactResponse)
-    assert isinstance(twin.packet, w.TransactResponse)
+    assert isinstance(first.packet, TransactResponse)
+    assert isinstance(twin.packet, TransactResponse)
     assert first.packet.puts == twin.packet.puts
-    assert isinstance(again.packet, w.TransactResponse)
+    assert isinstance(again.packet, TransactResponse)
     assert again.packet.puts == []
     assert await payloads(mq, "shipped") == [b"x"]
 
@@ -276,16 +277,16 @@ async def test_a_resend_is_answered_and_not_done_again(mq: Client) -> None:
 @pytest.mark.parametrize(
     ("packet", "body"),
     [
-        (w.Transact(1, 0, [w.PutMessages(1, 0, 1, [1], [5])], []), b"x"),
-        (w.Transact(1, 1, [w.PutMessages(1, 0, 1, [2], [5])], []), b"x"),
-        (w.Transact(1, 1, [w.PutMessages(1, 0, 1, [1], [5])], []), b"xx"),
-        (w.Transact(1, 1, [w.PutMessages(1, 0, 1, [-1], [5])], []), b"x"),
-        (w.Transact(1, 1, [w.PutMessages(1, 0, 1, [1], [0])], []), b"x"),
-        (w.Transact(1, 1, [w.PutMessages(1, 0, 1, [1], [5])] * 2, []), b"xx"),
-        (w.Transact(2**63, 1, [w.PutMessages(1, 0, 1, [1], [5])], []), b"x"),
+        (Transact(1, 0, [PutMessages(1, 0, 1, [1], [5])], []), b"x"),
+        (Transact(1, 1, [PutMessages(1, 0, 1, [2], [5])], []), b"x"),
+        (Transact(1, 1, [PutMessages(1, 0, 1, [1], [5])], []), b"xx"),
+        (Transact(1, 1, [PutMessages(1, 0, 1, [-1], [5])], []), b"x"),
+        (Transact(1, 1, [PutMessages(1, 0, 1, [1], [0])], []), b"x"),
+        (Transact(1, 1, [PutMessages(1, 0, 1, [1], [5])] * 2, []), b"xx"),
+        (Transact(2**63, 1, [PutMessages(1, 0, 1, [1], [5])], []), b"x"),
     ],
 )
-async def test_a_bad_transaction_is_refused(packet: w.Transact, body: bytes, mq: Client) -> None:
+async def test_a_bad_transaction_is_refused(packet: Transact, body: bytes, mq: Client) -> None:
     queue = await mq.create_queue("orders")
     for put in packet.puts:
         put.queue_id = queue.queue_id
@@ -346,8 +347,8 @@ async def test_nobody_sees_anything_while_the_outcome_is_unknown(
 ) -> None:
     await make(mq, "orders", "shipped")
     await mq.put("orders", b"1")
-    held = await mq.get("orders", lease=0.3)
     other = await connect(node)
+    held = await mq.get("orders", lease=1.0)
     asked = asyncio.Event()
     go_on = asyncio.Event()
     transact = node.store.transact
@@ -368,7 +369,7 @@ async def test_nobody_sees_anything_while_the_outcome_is_unknown(
     await asked.wait()
     # Its lease ends meanwhile, and somebody purges: the message is the transaction's.
     with pytest.raises(e.NoMessagesInQueue):
-        await other.get("orders", wait=0.6)
+        await other.get("orders", wait=1.5)
     assert await other.purge("orders") == 0
     assert await payloads(other, "shipped") == []
     go_on.set()
@@ -512,7 +513,7 @@ async def test_a_segment_that_transactions_emptied_is_gone_after_a_crash(
     queue = await mq.create_queue("orders")
     await mq.put_many("orders", [b"1", b"2"])
     held = [await mq.get("orders", lease=60) for _ in range(2)]
-    node._settler.abort()
+    node._writers.settler(queue.queue_id).abort()
     for message in held:
         async with mq.transaction() as tx:
             tx.ack(message)

@@ -10,9 +10,10 @@ import pytest
 import tidegate
 from tidegate.lab.checker import Verdict
 from tidegate.lab.faults.clients import clients_in
-from tidegate.lab.faults.deployment import joined_node, stored_messages
+from tidegate.lab.faults.deployment import joined_node
 from tidegate.lab.faults.injector import kill_postgres, kill_process
 from tidegate.lab.peers.server import temporary_folder
+from tidegate.lab.stored_messages import stored_messages
 from tidegate.storage.embedded import EmbeddedPostgres
 
 pytestmark = pytest.mark.faults

@@ -45,5 +45,5 @@ async def test_a_batch_never_overtakes_one_that_was_refused_for_a_moment(
         # Then they are stored in their order
         assert asked > 1
         assert ids == sorted(ids)
-        assert [(await mq.get("orders", wait=1.0)).payload for _ in ids] == [b"first", b"second"]
+        assert [(await mq.get("orders", wait=10.0)).payload for _ in ids] == [b"first", b"second"]
     await node.stop()

@@ -210,7 +210,7 @@ async def test_acks_and_waiting_messages_of_a_paused_owner_are_worth_nothing(
                 assert message.message_id not in {m.message_id for m in elsewhere}
                 await message.ack_confirmed()
 
-        rest = [await other_mq.get(queue, wait=2.0) for _ in range(3)]
+        rest = [await other_mq.get(queue, wait=20.0) for _ in range(3)]
     # Each message was settled once, wherever
     settled = [m.message_id for m in (*elsewhere, *again, *rest)]
     assert sorted(settled) == sorted(set(settled))

@@ -265,3 +265,28 @@ def test_a_history_can_be_followed_while_it_is_written(tmp_path: Path) -> None:
         assert follower.news() == []
         writer.flush()
         assert [e.phase for e in follower.news()] == ["ok"]
+
+
+def test_half_a_line_is_not_an_event_yet(tmp_path: Path) -> None:
+    path = tmp_path / "p1"
+    with HistoryWriter(path, "p1") as writer:
+        writer.note("put", "invoke", QUEUE, "p1", 1)
+        writer.note("put", "ok", QUEUE, "p1", 1)
+    path.write_bytes(path.read_bytes()[:-7])
+
+    assert [e.phase for e in read_history(path)] == ["invoke"]
+
+
+def test_a_group_keeps_its_order_in_a_logical_queue_whoever_consumes() -> None:
+    def two(group: str) -> list[Event]:
+        puts = [
+            event(t, "p1", "put", phase, t // 2) for t, phase in enumerate(["invoke", "ok"] * 2)
+        ]
+        return [
+            *puts,
+            event(8, "c1", "deliver", "ok", 1, group=group),
+            event(9, "c2", "deliver", "ok", 0, group=group, redelivered=True),
+        ]
+
+    assert judged(two("g"), replicated=[QUEUE], sole_consumer=[]).out_of_order == 1
+    assert judged(two(""), replicated=[QUEUE], sole_consumer=[]).out_of_order == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -14,12 +15,14 @@ from tidegate.lab.bench.clients import ClientsOptions, run_clients
 from tidegate.lab.report.figures import Line, Panel, draw_panels
 from tidegate.lab.report.page import Page, write_page
 from tidegate.lab.report.section import Drawing, Section
+from tidegate.lab.telesto import sweeps
 from tidegate.lab.telesto.confidence import estimate, student_t_975
 from tidegate.lab.telesto.mix import ONE_WAY, PAIR, POOL, MixOptions, roles_of
 from tidegate.lab.telesto.run import TelestoOptions, run_telesto
 from tidegate.lab.telesto.stability import drift_of
+from tidegate.lab.telesto.sweeps import SweepValues
 from tidegate.lab.telesto.tally import PUT, READ_MISS, Sample, Tally, window_of
-from tidegate.lab.telesto.trial import Plan, Setup, run_trial
+from tidegate.lab.telesto.trial import Plan, Setup, Trial, run_trial
 from tidegate.report.chart import Table
 
 QUICK = Plan(seconds=0.5, repeats_min=2, repeats_max=2, warm_up_s=0.3)
@@ -100,10 +103,14 @@ def test_drift_compares_the_halves() -> None:
     assert math.isnan(drift_of([100.0]))
 
 
-@pytest.mark.slow
-def test_a_trial_accounts_for_every_message_and_its_phases_add_up() -> None:
-    trial = run_trial(Setup("nine", MixOptions(clients=9, glance_every=5)), QUICK, print)
+@pytest.fixture(scope="module")
+def trial() -> Trial:
+    """A real one, short."""
+    return run_trial(Setup("nine", MixOptions(clients=9, glance_every=5)), QUICK, print)
 
+
+@pytest.mark.slow
+def test_a_trial_accounts_for_every_message_and_its_phases_add_up(trial: Trial) -> None:
     assert trial.messages_per_s.mean > 0
     assert trial.packets_per_message == pytest.approx(2.0, abs=0.5)
     assert trial.phases.requests > 0
@@ -132,6 +139,43 @@ def test_more_writers_than_store_connections_wait_for_their_turn() -> None:
     setup = Setup("crowded", MixOptions(clients=9), writers=3, connections=1)
 
     assert run_trial(setup, QUICK, print).messages_per_s.mean > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "trials"),
+    [
+        (sweeps.writers_section, 2),
+        (sweeps.connections_section, 2),
+        (sweeps.both_section, 2),
+        (sweeps.retry_section, 3),
+        (sweeps.clients_section, 4),
+        (sweeps.storeless_section, 4),
+    ],
+)
+def test_a_sweep_draws_and_says_what_its_trials_found(
+    make: Callable[..., Section],
+    trials: int,
+    trial: Trial,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given trials whose figures are those of a real one: settings are tried above
+    found: list[Trial] = []
+
+    def measured(setup: Setup, plan: Plan, progress: object) -> Trial:
+        found.append(msgspec.structs.replace(trial, label=setup.label, setup=setup))
+        return found[-1]
+
+    monkeypatch.setattr(sweeps, "run_trial", measured)
+
+    section = make(SweepValues.quick(), QUICK, print, tmp_path)
+
+    assert len({each.label for each in found}) == len(found) == trials
+    assert section.source.startswith("Telesto §5.")
+    assert (tmp_path / section.drawings[0].file).stat().st_size > 5000
+    assert set(section.data) == {each.label for each in found}
+    assert all(bar.met for bar in section.bars)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from thoroughness import examples
 from tidegate.laws.capacity import Capacity, Operation, capacity
 from tidegate.laws.provisioning import boot_time_s, sla_delta, warm_machines
 from tidegate.laws.scalability import scaled
@@ -28,7 +29,7 @@ def measured(
     return capacity(operations)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(st.integers(0, 1000), st.integers(6, 20))
 def test_the_knee_of_a_curve_that_goes_flat_is_found(seed: int, knee: int) -> None:
     found = measured(lambda n: 100.0 * min(n, knee), range(2, 31), noise=0.02, seed=seed)

@@ -44,18 +44,18 @@ async def test_what_waits_for_the_store_is_bounded_and_all_of_it_arrives() -> No
         async with tidegate.connect(node.address) as mq:
             await mq.create_queue("full")
             puts = [mq.put("full", bytes(MIB)) for _ in range(64)]
-            while not node.is_flooded:  # noqa: ASYNC110
+            while not node.budget.is_flooded:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             # It reads no more: one frame may have been under way.
-            held_bytes = node._budget.waiting_bytes
+            held_bytes = node.budget.waiting_bytes
             await mq_settles(node, held_bytes)
-            assert node._budget.waiting_bytes <= 16 * MIB // 8 + 4 * MIB
+            assert node.budget.waiting_bytes <= 16 * MIB // 8 + 4 * MIB
 
             store.answers.set()
             ids = await asyncio.wait_for(asyncio.gather(*puts), 30)
 
             assert sorted(ids) == list(range(ids[0], ids[0] + 64))
-            assert node._budget.waiting_bytes == 0
+            assert node.budget.waiting_bytes == 0
     finally:
         await node.stop()
 
@@ -64,6 +64,6 @@ async def mq_settles(node: Node, held_bytes: int) -> None:
     """Turns of the loop until no more comes in."""
     for _ in range(200):
         await asyncio.sleep(0.001)
-        if node._budget.waiting_bytes == held_bytes:
+        if node.budget.waiting_bytes == held_bytes:
             return
-        held_bytes = node._budget.waiting_bytes
+        held_bytes = node.budget.waiting_bytes

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tidegate.core.model import Attributes
 from tidegate.core.segment import Segment
 from tidegate.node.batch import SEGMENT_BYTES_MAX, SEGMENT_COUNT_MAX, Batch, build_segments
-from tidegate.wire.packets import PutMessages
+from tidegate.wire.packets.puts import PutMessages
 
 Confirmed = dict[int, tuple[int, list[int] | None]]
 

@@ -16,9 +16,10 @@ from tidegate.core.model import Mode
 from tidegate.node.limits import Limits
 from tidegate.node.server import Node
 from tidegate.storage.memory import MemoryStore
-from tidegate.wire import packets as w
 from tidegate.wire.connection import Connection, Received
 from tidegate.wire.frames import HEADER, HEADER_BYTES, frame_pieces
+from tidegate.wire.packet import Error, Ping
+from tidegate.wire.packets.clients import RegisterClient, RegisterClientResponse
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ async def hang_up_after(node: Node, stream: bytes, *, identified: bool = False) 
     reader, writer = await asyncio.open_connection(host, port)
     try:
         if identified:
-            register = w.RegisterClient(f"hostile-{random.getrandbits(60)}", Mode.READ_ONLY)
+            register = RegisterClient(f"hostile-{random.getrandbits(60)}", Mode.READ_ONLY)
             writer.writelines(Connection(server=False).send(register, 1))
             (length,) = struct.unpack("!I", await reader.readexactly(4))
             await reader.readexactly(length - 4)
@@ -51,7 +52,7 @@ async def hang_up_after(node: Node, stream: bytes, *, identified: bool = False) 
 def code_in(answer: bytes) -> int:
     *_, event = Connection(server=False).receive(answer)
     assert isinstance(event, Received)
-    assert isinstance(event.packet, w.Error)
+    assert isinstance(event.packet, Error)
     return event.packet.code
 
 
@@ -62,15 +63,13 @@ NONSENSE = {
     "metadata longer than its frame": HEADER.pack(HEADER_BYTES + 4, 1, 1, 2**32 - 1) + b"abcd",
     "a browser": b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
     "a TLS client": bytes.fromhex("16030100c8010000c4030300") + b"\x00" * 100,
-    "no MessagePack": b"".join(map(bytes, frame_pieces(w.Ping.method, 1, b"\xc1"))),
-    "metadata cut off": b"".join(
-        map(bytes, frame_pieces(w.RegisterClient.method, 1, b"\x93\xa5a"))
-    ),
+    "no MessagePack": b"".join(map(bytes, frame_pieces(Ping.method, 1, b"\xc1"))),
+    "metadata cut off": b"".join(map(bytes, frame_pieces(RegisterClient.method, 1, b"\x93\xa5a"))),
     "an endless array": b"".join(
-        map(bytes, frame_pieces(w.RegisterClient.method, 1, b"\xdd\xff\xff\xff\xff"))
+        map(bytes, frame_pieces(RegisterClient.method, 1, b"\xdd\xff\xff\xff\xff"))
     ),
     "deep nesting": b"".join(
-        map(bytes, frame_pieces(w.RegisterClient.method, 1, b"\x94\xa1a\x02\xc2" + b"\x91" * 5000))
+        map(bytes, frame_pieces(RegisterClient.method, 1, b"\x94\xa1a\x02\xc2" + b"\x91" * 5000))
     ),
 }
 
@@ -87,7 +86,7 @@ async def test_nonsense_closes_its_connection_with_a_reason(
 
 
 async def test_a_frame_too_large_for_a_stranger_is_refused_before_it_comes(node: Node) -> None:
-    large = HEADER.pack(9000, w.RegisterClient.method, 1, 100)
+    large = HEADER.pack(9000, RegisterClient.method, 1, 100)
     assert code_in(await hang_up_after(node, large)) == 32
 
 
@@ -111,14 +110,14 @@ async def test_a_healthy_client_is_served_while_hundreds_send_garbage(node: Node
         for n in range(200):
             await mq.put("orders", b"%d" % n)
             lost += [n] if (await mq.get("orders")).payload != b"%d" % n else []
-            held = sum(session._wire.held_bytes for session in node._sessions)
-            assert held <= len(node._sessions) * (node.limits.frame_before_login_bytes + 65536)
+            held = sum(session._wire.held_bytes for session in node.sessions)
+            assert held <= len(node.sessions) * (node.limits.frame_before_login_bytes + 65536)
         await asyncio.gather(*attacks)
     assert lost == []
 
 
 async def test_whoever_does_not_introduce_itself_is_hung_up_on(node: Node) -> None:
-    ping = b"".join(map(bytes, frame_pieces(w.Ping.method, 1, b"\x90")))
+    ping = b"".join(map(bytes, frame_pieces(Ping.method, 1, b"\x90")))
     answer = await hang_up_after(node, ping[:5])
     assert answer == b""
 
@@ -126,7 +125,7 @@ async def test_whoever_does_not_introduce_itself_is_hung_up_on(node: Node) -> No
 async def test_a_byte_at_a_time_is_served(node: Node) -> None:
     ((host, port),) = parse_url(node.address)
     reader, writer = await asyncio.open_connection(host, port)
-    for byte in b"".join(map(bytes, Connection(server=False).send(w.RegisterClient("slow"), 1))):
+    for byte in b"".join(map(bytes, Connection(server=False).send(RegisterClient("slow"), 1))):
         writer.write(bytes([byte]))
         await writer.drain()
         await asyncio.sleep(0)
@@ -134,7 +133,7 @@ async def test_a_byte_at_a_time_is_served(node: Node) -> None:
     answer = struct.pack("!I", length) + await reader.readexactly(length - 4)
     (event,) = Connection(server=False).receive(answer)
     assert isinstance(event, Received)
-    assert isinstance(event.packet, w.RegisterClientResponse)
+    assert isinstance(event.packet, RegisterClientResponse)
     writer.close()
 
 

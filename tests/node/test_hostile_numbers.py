@@ -8,7 +8,15 @@ import pytest
 
 from backing import Backing, Connect, MemoryBacking, StartNode
 from tidegate.core.errors import InvalidValue, TooLarge
-from tidegate.wire import packets as w
+from tidegate.wire.packet import Request
+from tidegate.wire.packets.browsing import GetMessages, GetMessagesResponse
+from tidegate.wire.packets.clients import FindClient
+from tidegate.wire.packets.puts import PutToQueues
+from tidegate.wire.packets.queues import CreateQueue
+from tidegate.wire.packets.reads import ReadMessage
+from tidegate.wire.packets.settling import Extend, Return, Settle, SettleResponse
+from tidegate.wire.packets.topics import CreateTopic
+from tidegate.wire.packets.transactions import Acknowledged, Transact
 
 EVERY_TAG = (-(2**63), 2**63 - 1)
 
@@ -18,10 +26,10 @@ def backing() -> Backing:
     return MemoryBacking()
 
 
-@pytest.mark.parametrize("kind", [w.Settle, w.Return, w.Extend])
+@pytest.mark.parametrize("kind", [Settle, Return, Extend])
 @pytest.mark.parametrize("hostile", [EVERY_TAG, (0, 1), (2, 1), (1, 2**63)])
 async def test_ranges_of_tags_that_cannot_be_cost_nobody_else_their_confirmation(
-    kind: type[w.Request], hostile: tuple[int, int], start_node: StartNode, connect: Connect
+    kind: type[Request], hostile: tuple[int, int], start_node: StartNode, connect: Connect
 ) -> None:
     node = await start_node()
     mallory, honest = await connect(node), await connect(node)
@@ -29,12 +37,12 @@ async def test_ranges_of_tags_that_cannot_be_cost_nobody_else_their_confirmation
     for number in range(2):
         await honest.put("orders", b"%d" % number)
     link = await mallory.connected()
-    await link.ask(w.ReadMessage(queue.queue_id, lease_ms=60_000))
+    await link.ask(ReadMessage(queue.queue_id, lease_ms=60_000))
     message = await honest.get("orders", lease=60)
 
     # The number of tags that were not held would not fit an answer, and the answers of all who
     # waited for the same commit went with it.
-    confirm = {"confirm": True} if kind is w.Settle else {}
+    confirm = {"confirm": True} if kind is Settle else {}
     packet = kind(queue.queue_id, 0, [(1, 1), *[hostile] * 3], **confirm)
     async with asyncio.timeout(10):
         refusal, _ = await asyncio.gather(
@@ -44,8 +52,8 @@ async def test_ranges_of_tags_that_cannot_be_cost_nobody_else_their_confirmation
     assert isinstance(refusal, InvalidValue), refusal
     assert link.alive
     # Nothing of it was done: what mallory holds, mallory may still acknowledge.
-    answer = await link.ask(w.Settle(queue.queue_id, 0, [(1, 1)], confirm=True))
-    assert answer.packet == w.SettleResponse(0)
+    answer = await link.ask(Settle(queue.queue_id, 0, [(1, 1)], confirm=True))
+    assert answer.packet == SettleResponse(0)
 
 
 async def test_a_transaction_has_the_same_tags(start_node: StartNode, connect: Connect) -> None:
@@ -54,7 +62,7 @@ async def test_a_transaction_has_the_same_tags(start_node: StartNode, connect: C
     queue = await mq.create_queue("orders")
     link = await mq.connected()
     with pytest.raises(InvalidValue, match="no tags run from"):
-        await link.ask(w.Transact(1, 1, [], [w.Acknowledged(queue.queue_id, 0, [EVERY_TAG])]))
+        await link.ask(Transact(1, 1, [], [Acknowledged(queue.queue_id, 0, [EVERY_TAG])]))
 
 
 @pytest.mark.parametrize(
@@ -68,12 +76,13 @@ async def test_no_messages_lie_between_ids_that_are_the_wrong_way_round(
     queue = await mq.create_queue("orders")
     await mq.put_many("orders", [b"x"] * 100)
     answer = await (await mq.connected()).ask(
-        w.GetMessages(queue.queue_id, 10, first_id=first_id, last_id=last_id)
+        GetMessages(queue.queue_id, 10, first_id=first_id, last_id=last_id)
     )
-    assert answer.packet == w.GetMessagesResponse([], None)
+    assert answer.packet == GetMessagesResponse([], None)
     assert len(answer.body) == 0
 
 
+@pytest.mark.slow
 async def test_ids_in_many_ranges_are_acknowledged_at_nobody_elses_cost(
     start_node: StartNode, connect: Connect
 ) -> None:
@@ -110,10 +119,10 @@ async def test_a_lease_is_not_lengthened_beyond_what_one_may_ask_for(
     queue = await mq.create_queue("orders")
     await mq.put("orders", b"x")
     link = await mq.connected()
-    await link.ask(w.ReadMessage(queue.queue_id, lease_ms=60_000))
+    await link.ask(ReadMessage(queue.queue_id, lease_ms=60_000))
     for lease_ms in (-1, 2**31, 2**63):
         with pytest.raises(InvalidValue):
-            await link.ask(w.Extend(queue.queue_id, 0, None, lease_ms))
+            await link.ask(Extend(queue.queue_id, 0, None, lease_ms))
 
 
 @pytest.mark.parametrize("partial", [False, True])
@@ -126,7 +135,7 @@ async def test_a_put_names_so_many_queues_and_no_more(
     link = await mq.connected()
     ids = list(range(queue.queue_id, queue.queue_id + 1001))
     with pytest.raises(TooLarge, match="at most 1000 queues"):
-        await link.ask(w.PutToQueues(ids, 1, 1, 5, partial), [b"x"])
+        await link.ask(PutToQueues(ids, 1, 1, 5, partial), [b"x"])
 
 
 @pytest.mark.parametrize("name", ["a\x1b[2J", "a\x7f", "\u009b31m", "a\u0085b", "a\u2028b", "a\nb"])
@@ -135,6 +144,6 @@ async def test_a_name_cannot_steer_a_terminal(
 ) -> None:
     node = await start_node()
     mq = await connect(node)
-    for packet in (w.CreateQueue(name), w.CreateTopic(name), w.FindClient(name)):
+    for packet in (CreateQueue(name), CreateTopic(name), FindClient(name)):
         with pytest.raises(InvalidValue, match="control characters"):
             await (await mq.connected()).ask(packet)

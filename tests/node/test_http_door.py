@@ -14,11 +14,11 @@ from backing import TurnedClock, until
 from http_get import families, get, parsed, send, value
 from tidegate.client.client import Client
 from tidegate.core.errors import Unavailable
-from tidegate.node import http_door
 from tidegate.node.http_door import HttpDoor
 from tidegate.node.limits import Limits
 from tidegate.node.server import Node
 from tidegate.storage.memory import MemoryStore
+from tidegate.telemetry.page_server import CONNECTIONS_MAX
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ async def test_visitors_who_never_finish_do_not_keep_others_out(node: Node, door
     where = urlsplit(door)
     silent = [
         await asyncio.open_connection(where.hostname, where.port)
-        for _ in range(http_door.CONNECTIONS_MAX + 10)
+        for _ in range(CONNECTIONS_MAX + 10)
     ]
     async with Client(node.address) as mq:
         await mq.create_queue("orders")

@@ -6,7 +6,7 @@ import pytest
 
 from backing import Backing, Connect, MemoryBacking, StartNode, TurnedClock
 from tidegate.core.errors import StaleEpoch
-from tidegate.wire import packets as w
+from tidegate.wire.packets.browsing import GetWaitingIds, GetWaitingIdsResponse
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ async def test_an_owner_whose_lease_has_gone_names_no_messages(
     queue = await mq.create_queue("orders")
     await mq.put("orders", b"x")
     link = await mq.connected()
-    asked = w.GetWaitingIds(queue.queue_id, 10)
-    assert (await link.ask(asked)).packet == w.GetWaitingIdsResponse([(1, 1)], 2)
+    asked = GetWaitingIds(queue.queue_id, 10)
+    assert (await link.ask(asked)).packet == GetWaitingIdsResponse([(1, 1)], 2)
 
     clock.turn(2 * node.limits.lease_s)
 

@@ -27,6 +27,7 @@ from hypothesis.stateful import (
 )
 
 from backing import Backing, MemoryBacking, PostgresBacking, crash
+from thoroughness import examples
 from tidegate.client.client import Client
 from tidegate.client.message import Message
 from tidegate.core import errors as e
@@ -563,13 +564,14 @@ class NodeMachine(RuleBasedStateMachine):
 
 
 TestNodeModel = NodeMachine.TestCase
-TestNodeModel.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+TestNodeModel.settings = settings(max_examples=examples(25), stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.slow
 def test_a_node_on_memory_behaves_as_the_model_for_longer() -> None:
     run_state_machine_as_test(
-        NodeMachine, settings=settings(max_examples=300, stateful_step_count=60, deadline=None)
+        NodeMachine,
+        settings=settings(max_examples=examples(60), stateful_step_count=60, deadline=None),
     )
 
 
@@ -577,5 +579,5 @@ def test_a_node_on_memory_behaves_as_the_model_for_longer() -> None:
 def test_a_node_on_postgresql_behaves_as_the_model(embedded_url: str) -> None:
     run_state_machine_as_test(
         lambda: NodeMachine(PostgresBacking("embedded", embedded_url)),  # type: ignore[arg-type]
-        settings=settings(max_examples=20, stateful_step_count=40, deadline=None),
+        settings=settings(max_examples=examples(10), stateful_step_count=30, deadline=None),
     )

@@ -9,11 +9,12 @@ import pytest
 
 from tidegate.client.address import parse_url
 from tidegate.core.errors import NotAuthenticated
+from tidegate.node.peer import PACKETS_PER_TURN
 from tidegate.node.server import Node
-from tidegate.node.session import PACKETS_PER_TURN, Session
+from tidegate.node.session import Session
 from tidegate.storage.memory import MemoryStore
-from tidegate.wire import packets as w
 from tidegate.wire.connection import Connection, Received
+from tidegate.wire.packet import Ping
 
 
 @pytest.fixture
@@ -27,17 +28,17 @@ async def node() -> AsyncIterator[Node]:
 async def met(node: Node) -> tuple[Session, asyncio.StreamReader, asyncio.StreamWriter]:
     """A connection, from both sides."""
     ((host, port),) = parse_url(node.address)
-    before = set(node._sessions)
+    before = set(node.sessions)
     reader, writer = await asyncio.open_connection(host, port)
-    writer.writelines(Connection(server=False).send(w.Ping(), 1))
+    writer.writelines(Connection(server=False).send(Ping(), 1))
     await reader.readexactly(15)
-    (session,) = node._sessions - before
+    (session,) = set(node.sessions) - before
     return session, reader, writer
 
 
 def pings(first: int, count: int) -> bytes:
     wire = Connection(server=False)
-    return b"".join(b"".join(wire.send(w.Ping(), first + n)) for n in range(count))
+    return b"".join(b"".join(wire.send(Ping(), first + n)) for n in range(count))
 
 
 async def test_what_comes_while_the_rest_waits_for_its_turn_comes_after_it(node: Node) -> None:

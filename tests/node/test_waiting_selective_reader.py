@@ -24,11 +24,11 @@ async def test_who_began_to_wait_before_memory_was_full_is_served() -> None:
         ):
             queue = await many.create_queue("full")
             read = asyncio.create_task(reader.get("full", sender=wanted.client_id, wait=10))
-            await until(lambda: node.replicas[queue.queue_id].dispatch.readers_waiting > 0)
+            await until(lambda: node.replicas[queue.queue_id].dispatch.readers.count > 0)
             await many.put_many("full", [bytes(10_000)] * 600)
 
             await wanted.put("full", b"for the waiting reader")
 
-            assert (await asyncio.wait_for(read, 5)).payload == b"for the waiting reader"
+            assert (await asyncio.wait_for(read, 30)).payload == b"for the waiting reader"
     finally:
         await node.stop()

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import random
 from datetime import timedelta
 
+import msgspec
 import pytest
 from lake_of import NOON, frame_of
 from pyspark.sql import DataFrame, SparkSession
 
 from tidegate.agreement.document import Agreement, parse_agreement
+from tidegate.agreement.evaluation import Verdict
+from tidegate.agreement.http_sample import sample_of
+from tidegate.agreement.windows import Sample, judged, windows_of
+from tidegate.core.hosting import DoorSample, Instance, InstanceSample, InstanceState
 from tidegate.pipeline.buckets import first_bucket_from
 from tidegate.pipeline.job import Inputs
 from tidegate.pipeline.jobs.compliance import JOB
 from tidegate.pipeline.schema import checked
-from tidegate.telemetry.histogram import bucket_of, upper_bound_s
-from tidegate.telemetry.schemas import LIFECYCLES, QUEUE_SAMPLES
+from tidegate.telemetry.histogram import Histogram, bucket_of, upper_bound_s
+from tidegate.telemetry.http_sampler import rows_of
+from tidegate.telemetry.schemas import HTTP_SAMPLES, LIFECYCLES, QUEUE_SAMPLES
 
 ORDERS = """
 name = "orders"
@@ -53,6 +60,22 @@ breach = 0.9
 breach = "512MiB"
 """
 
+SHOP = """
+name = "shop"
+http = "shop"
+window = "10s"
+[metrics.response_p95]
+breach = "1s"
+[metrics.service_p50]
+breach = "80ms"
+[metrics.throughput]
+breach = 18
+[metrics.availability]
+breach = 0.97
+[metrics.free_memory]
+breach = "64MiB"
+"""
+
 NOBODY = """
 name = "nobody"
 queue = "no.such.queue"
@@ -66,10 +89,12 @@ def tables(
     agreements: list[Agreement],
     samples: list[dict[str, object]],
     lifecycles: list[dict[str, object]] | None = None,
+    doors: list[dict[str, object]] | None = None,
 ) -> dict[str, DataFrame]:
     frames = {
         "queue_samples": frame_of(spark, QUEUE_SAMPLES, samples),
         "lifecycles": frame_of(spark, LIFECYCLES, lifecycles or []),
+        "http_samples": frame_of(spark, HTTP_SAMPLES, doors or []),
     }
     until = NOON + timedelta(hours=1)
     outcome = JOB.run(Inputs(frames, agreements, NOON, until))
@@ -199,6 +224,86 @@ def test_a_budget_is_spent_by_the_windows_of_its_period_however_far_back_one_loo
     assert found["compliance"].count() == 5
 
 
+def test_the_job_and_a_live_loop_come_to_the_same_verdicts(spark: SparkSession) -> None:
+    agreement = parse_agreement(
+        ORDERS + '[metrics.oldest_age]\nbreach = "30s"\n[metrics.availability]\nbreach = 0.9',
+        "test",
+    )
+    chance = random.Random(7)
+    rows: list[dict[str, object]] = []
+    samples: list[Sample] = []
+    for at_s in range(600):
+        figures = {name: chance.randrange(12) for name in ("acked", "put", "waiting")}
+        refused, age_s = chance.randrange(2), chance.uniform(0.0, 33.0) if at_s % 10 else None
+        counts = {bucket_of(chance.uniform(0.01, 1.1)): chance.randrange(1, 9) for _ in range(3)}
+        # Windows without a duration, and with no load at all.
+        counts = {} if at_s // 10 % 7 == 0 else counts
+        if at_s // 10 % 5 == 0 and at_s % 10 < at_s // 50:
+            # Load that begins within a window, later and later in it.
+            figures, refused = dict.fromkeys(figures, 0), 0
+        at = NOON + timedelta(seconds=at_s)
+        rows.append(
+            {
+                "at": at,
+                "queue": f"orders.{at_s % 2}",
+                "refused": refused,
+                "oldest_age_s": age_s,
+                "wait": [{"bucket": b, "count": n} for b, n in sorted(counts.items())],
+                **figures,
+            }
+        )
+        samples.append(
+            Sample(
+                at.timestamp(),
+                accepted=figures["put"],
+                served=figures["acked"],
+                refused=refused,
+                waiting=figures["waiting"],
+                oldest_age_s=age_s,
+                times={"wait": [(upper_bound_s(b), n) for b, n in counts.items()]},
+            )
+        )
+
+    learned = {
+        (row.window.timestamp(), row.metric): (row.verdict, row.value)
+        for row in tables(spark, [agreement], rows)["promises"].collect()
+    }
+
+    live = {
+        (begins_s, one.metric.name): one
+        for begins_s, found in windows_of(agreement, samples)
+        for one in judged(agreement, begins_s, found).findings
+    }
+    assert {key: verdict for key, (verdict, _) in learned.items()} == {
+        key: one.verdict.value for key, one in live.items()
+    }
+    assert {one.verdict.value for one in live.values()} == {"met", "warned", "breached", "no_data"}
+    for key, (_, value) in learned.items():
+        assert value is None or value == pytest.approx(live[key].value)
+
+
+def test_a_load_that_begins_at_the_end_of_a_window_breaches_no_throughput(
+    spark: SparkSession,
+) -> None:
+    """A stock of 80 comes 0.4 s before the end, and 3 of it can be done until then."""
+    agreement = parse_agreement(
+        'name = "archive"\nqueue = "archive"\nwindow = "5s"\n[metrics.throughput]\nbreach = 15',
+        "test",
+    )
+
+    def half(number: int) -> dict[str, object]:
+        figures = {"put": 0, "acked": 0, "waiting": 0}
+        if number >= 9:
+            figures = {"put": 80, "acked": 3 if number == 9 else 20, "waiting": 77}
+        at = NOON + timedelta(seconds=0.5 * number + 0.4)
+        return {"at": at, "interval_s": 0.5, "queue": "archive", **figures}
+
+    found = tables(spark, [agreement], [half(number) for number in range(20)])
+
+    (level,) = found["service_levels"].collect()
+    assert (level.met, level.warned, level.breached) == (2, 0, 0)
+
+
 def test_just_enough_is_enough(spark: SparkSession) -> None:
     # Of a thousand messages exactly so many are short; 0.55 · 1000 is a little more than 550.
     short = {"55": 550, "56": 560, "90": 900, "99": 990, "999": 999}
@@ -216,6 +321,110 @@ def test_just_enough_is_enough(spark: SparkSession) -> None:
     found = tables(spark, agreements, samples)
 
     assert [row.verdict for row in found["compliance"].collect()] == ["met"] * len(short)
+
+
+def test_the_job_and_a_live_loop_say_the_same_of_an_http_service(
+    spark: SparkSession,
+) -> None:
+    # Given two doors before three instances, recorded as doors record
+    agreement = parse_agreement(SHOP, "test")
+    chance = random.Random(11)
+    rows: list[dict[str, object]] = []
+    samples: list[Sample] = []
+    for second in range(300):
+        for door in ("d1", "d2"):
+            between = _some_second(chance, NOON.timestamp() + second, door, second // 10 % 5)
+            if second >= 290:
+                # At the end nobody answers anybody.
+                between = _outage(between)
+            memory = {1: chance.uniform(5e7, 4e8), 2: None}
+            stored = [
+                Instance(
+                    instance_id=number,
+                    service="shop",
+                    version=1,
+                    state=InstanceState.READY,
+                    free_memory_bytes=left,
+                )
+                for number, left in memory.items()
+            ]
+            recorded = rows_of(between, 1.0, "door", stored, 30)
+            rows += [_as_row(one) for one in recorded]
+            samples.append(sample_of(between, 1.0, memory.values()))
+
+    # When both judge it, among agreements about others
+    others = [parse_agreement(text, "test") for text in (ORDERS, SHOP.replace('"shop"', '"mall"'))]
+    found = tables(spark, [*others, agreement], [], doors=rows)
+
+    # Then they say the same, and of everything there was something to say
+    learned = {
+        (row.window.timestamp(), row.metric): (row.verdict, row.value)
+        for row in found["promises"].collect()
+    }
+    live = {
+        (begins_s, one.metric.name): one
+        for begins_s, of_window in windows_of(agreement, samples)
+        for one in judged(agreement, begins_s, of_window).findings
+    }
+    assert {key: verdict for key, (verdict, _) in learned.items()} == {
+        key: one.verdict.value for key, one in live.items()
+    }
+    verdicts = {(one.metric.stem, one.verdict.value) for one in live.values()}
+    stems = ("response", "service", "throughput", "availability", "free_memory")
+    assert {(stem, v) for stem in stems for v in ("met", "breached")} <= verdicts
+    last = NOON.timestamp() + 290.0
+    assert live[last, "response_p95"].verdict is Verdict.BREACHED
+    assert live[last, "service_p50"].verdict is Verdict.NO_DATA
+    for key, (_, value) in learned.items():
+        assert value is None or value == pytest.approx(live[key].value)
+    levels = {row.agreement: row for row in found["service_levels"].collect()}
+    assert (levels["mall"].met, levels["mall"].budget_left) == (0, 1.0)
+
+
+def _some_second(chance: random.Random, at_s: float, door: str, mood: int) -> DoorSample:
+    """What a door may see in a second: nothing, all well, or more and more trouble."""
+    answered = chance.randrange(4, 14) if mood else 0
+    service, response = Histogram(), Histogram()
+    for _ in range(answered):
+        took_s = chance.expovariate(1 / (0.0, 0.05, 0.07, 0.12, 0.4)[mood])
+        service.add(took_s)
+        response.add(3.0 * took_s)
+    errors = min(answered, chance.randrange(2) if mood > 2 else 0)
+    return DoorSample(
+        service="shop",
+        door=door,
+        at=at_s,
+        address="here:80",
+        accepted=answered,
+        answered=answered,
+        refused=chance.randrange(3) if mood > 3 else 0,
+        waiting=chance.randrange(30) if mood else 0,
+        response=response.sparse(),
+        instances=[
+            InstanceSample(
+                instance_id=1, answered=answered, server_errors=errors, response=service.sparse()
+            ),
+            InstanceSample(instance_id=2),
+        ],
+    )
+
+
+def _outage(between: DoorSample) -> DoorSample:
+    return msgspec.structs.replace(
+        between, answered=0, refused=7, response=[], instances=[InstanceSample(instance_id=1)]
+    )
+
+
+def _as_row(recorded: tuple[object, ...]) -> dict[str, object]:
+    row: dict[str, object] = dict(zip(HTTP_SAMPLES.columns.names, recorded, strict=True))
+    at_us = row["at"]
+    assert isinstance(at_us, int)
+    row["at"] = NOON + timedelta(microseconds=at_us - round(NOON.timestamp() * 1e6))
+    for stem in ("response", "service_time"):
+        pairs = row[stem]
+        assert isinstance(pairs, list)
+        row[stem] = [{"bucket": bucket, "count": count} for bucket, count in pairs]
+    return row
 
 
 def test_agreements_about_http_are_there_without_data(spark: SparkSession) -> None:

@@ -105,6 +105,22 @@ def test_a_quarter_of_the_time_is_held_out_in_blocks(spark: SparkSession) -> Non
     assert changes <= 20
 
 
+def test_of_little_time_something_is_held_out_too(spark: SparkSession) -> None:
+    block_s = identification.block_s_for(100.0)
+    # Wherever two minutes begin.
+    for begin_s in range(0, 600, 50):
+        rows = [(10.0, 1, 10.0)] * (begin_s + 100)
+        held_out = [
+            row["held_out"]
+            for row in samples_of(spark, *rows)
+            .transform(identification.with_held_out, block_s)
+            .orderBy("at")
+            .collect()
+        ][begin_s:]
+        assert 0.1 <= sum(held_out) / len(held_out) <= 0.45
+    assert identification.block_s_for(3600.0) == identification.BLOCK_S
+
+
 def test_a_and_b_are_those_of_numpy(spark: SparkSession) -> None:
     # Given noisy samples of a plant that is linear all the way.
     dice = random.Random(3)

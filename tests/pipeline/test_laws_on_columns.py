@@ -9,12 +9,23 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from tidegate.agreement.evaluation import budget_left, burn_rate, is_breached, is_warned, verdict
+from tidegate.agreement.evaluation import (
+    budget_left,
+    burn_rate,
+    is_breached,
+    is_late,
+    is_warned,
+    verdict,
+)
+from tidegate.agreement.http_sample import kept, missed
+from tidegate.agreement.learned_warnings import worsening_per_s
 from tidegate.agreement.metrics import Metric, Unit, Worse
 from tidegate.laws.least_squares import FIELDS, Sums, model, r_squared, solve, squared_error
 from tidegate.laws.load import client_load
+from tidegate.laws.saturated_capacity import is_saturated
 from tidegate.laws.scalability import scaled
 from tidegate.laws.stability import Stability, is_draining, is_flooded, stability
+from tidegate.telemetry.histogram import BUCKETS, ends_at_s, upper_bound_s
 
 THROUGHPUT = Metric("throughput", Worse.SMALLER, Unit.PER_SECOND, breach=100.0, warning=120.0)
 WAIT = Metric("wait_p99", Worse.LARGER, Unit.SECONDS, breach=6.0, warning=4.8)
@@ -51,14 +62,37 @@ def test_agreements(samples: DataFrame) -> None:
         breached=is_breached(THROUGHPUT, y, u),
         warned=is_warned(THROUGHPUT, y, u),
         late=is_breached(WAIT, y / 20.0),
+        too_few=is_late(y, u, 0.99),
         left=budget_left(y, F.lit(1000), 0.99),
         burn=burn_rate(y, u, 0.99),
     ):
         said = verdict(THROUGHPUT, row.y, row.u).value
         assert said == ("breached" if row.breached else "warned" if row.warned else "met")
         assert row.late == (verdict(WAIT, row.y / 20.0).value == "breached")
+        assert row.too_few == is_late(row.y, row.u, 0.99)
         assert row.left == pytest.approx(budget_left(row.y, 1000, 0.99))
         assert row.burn == pytest.approx(burn_rate(row.y, row.u, 0.99))
+
+
+def test_http_services(samples: DataFrame) -> None:
+    y, u = F.col("y"), F.col("u")
+
+    for row in rows_of(
+        samples,
+        kept=kept(y, u),
+        missed=missed(y, u),
+        rises=worsening_per_s(Worse.LARGER, y, u, F.lit(5.0)),
+        falls=worsening_per_s(Worse.SMALLER, y, u, F.lit(5.0)),
+        full=is_saturated(y, u),
+        ends=ends_at_s(y),
+    ):
+        assert (row.kept, row.missed) == (kept(row.y, row.u), missed(row.y, row.u))
+        assert row.rises == pytest.approx(worsening_per_s(Worse.LARGER, row.y, row.u, 5.0))
+        assert row.falls == -row.rises
+        assert row.full == is_saturated(row.y, row.u)
+        assert row.ends == pytest.approx(ends_at_s(row.y))
+    ends_s = ends_at_s(np.arange(BUCKETS))
+    assert ends_s.tolist() == pytest.approx([upper_bound_s(bucket) for bucket in range(BUCKETS)])
 
 
 def test_what_is_null_is_neither_met_nor_breached(spark: SparkSession) -> None:

@@ -35,7 +35,13 @@ from tidegate.pipeline.watching.watch import (
 )
 from tidegate.pipeline.windows import window_start
 from tidegate.telemetry.histogram import bucket_of
-from tidegate.telemetry.schemas import LIFECYCLES, QUEUE_SAMPLES, REPLACES_KEY, VERSION_KEY
+from tidegate.telemetry.schemas import (
+    HTTP_SAMPLES,
+    LIFECYCLES,
+    QUEUE_SAMPLES,
+    REPLACES_KEY,
+    VERSION_KEY,
+)
 
 
 def seconds(first: int, last: int, **row: Any) -> list[dict[str, Any]]:
@@ -158,13 +164,24 @@ breach = "1s"
 breach = "2s"
 """
 
+SHOP = """
+name = "shop"
+http = "shop"
+window = "10s"
+objective = 0.5
+period = "100s"
+[metrics.response_p90]
+breach = "1s"
+"""
+
 
 def test_a_window_of_the_stream_is_judged_as_in_history(
     spark: SparkSession, lake_of: LakeOf, tmp_path: Path
 ) -> None:
-    # Given waits that are too long from 20 s on, and responses that are at 40 s.
-    agreements = [parse_agreement(AGREEMENTS, "test")]
-    samples, lifecycles = [], []
+    # Given waits that are too long from 20 s on, and responses that are at 40 s; and a shop whose
+    # responses are at 30 s.
+    agreements = [parse_agreement(AGREEMENTS, "test"), parse_agreement(SHOP, "test")]
+    samples, lifecycles, doors = [], [], []
     for second in range(120):
         at = NOON + timedelta(seconds=second)
         wait_s = 3.0 if 20 <= second < 30 else 0.1
@@ -175,9 +192,14 @@ def test_a_window_of_the_stream_is_judged_as_in_history(
             {"at": at, "queue": "orders", "message_id": second, "weight": 1.0}
             | {"response_us": response_us}
         )
+        door = {"at": at, "service": "shop", "door": "d1", "accepted": 5, "answered": 5}
+        response_s = 3.0 if 30 <= second < 40 else 0.1
+        response = [{"bucket": bucket_of(response_s), "count": 5}]
+        doors += [door | {"response": response}, door | {"instance": 1, "answered": 0}]
     for first in range(0, 120, 30):
         lake_of.write(QUEUE_SAMPLES, samples[first : first + 30])
         lake_of.write(LIFECYCLES, lifecycles[first : first + 30])
+        lake_of.write(HTTP_SAMPLES, doors[2 * first : 2 * first + 60])
 
     # When it is watched, and learned from.
     folder = tmp_path / "watch"
@@ -188,6 +210,7 @@ def test_a_window_of_the_stream_is_judged_as_in_history(
     frames = {
         "queue_samples": frame_of(spark, QUEUE_SAMPLES, samples),
         "lifecycles": frame_of(spark, LIFECYCLES, lifecycles),
+        "http_samples": frame_of(spark, HTTP_SAMPLES, doors),
     }
     inputs = Inputs(frames, agreements, NOON, NOON + timedelta(hours=1))
     learned = compliance.JOB.run(inputs).tables["compliance"].toArrow().to_pylist()
@@ -195,12 +218,22 @@ def test_a_window_of_the_stream_is_judged_as_in_history(
     # Then both say the same of the windows that are complete, and what was given.
     table = read_table(folder, "compliance")
     assert table is not None
-    watched = {row["window"]: row["verdict"] for row in table.to_pylist()}
-    assert watched.items() <= {row["window"]: row["verdict"] for row in learned}.items()
-    verdicts = [watched[NOON + timedelta(seconds=s)] for s in range(0, 50, 10)]
-    assert verdicts == ["met", "met", "breached", "met", "breached"]
+    rows = table.to_pylist()
+    watched = {(row["agreement"], row["window"]): row["verdict"] for row in rows}
+    in_history = {(row["agreement"], row["window"]): row["verdict"] for row in learned}
+    assert watched.items() <= in_history.items()
+    windows = [NOON + timedelta(seconds=second) for second in range(0, 50, 10)]
+    assert [watched["orders", at] for at in windows] == [
+        "met",
+        "met",
+        "breached",
+        "met",
+        "breached",
+    ]
+    assert [watched["shop", at] for at in windows] == ["met", "met", "met", "breached", "met"]
     # A hundred seconds of budget at a half allow five.
-    assert table.to_pylist()[-1]["budget_left"] == pytest.approx(1 - 2 / 5)
+    left = {row["agreement"]: row["budget_left"] for row in rows}
+    assert left == pytest.approx({"orders": 1 - 2 / 5, "shop": 1 - 1 / 5})
 
 
 def test_an_empty_lake_is_no_error(spark: SparkSession, lake_of: LakeOf, tmp_path: Path) -> None:

@@ -15,12 +15,10 @@ from typing import Any
 
 import pytest
 from lake_of import NOON, LakeOf
-from pyspark.sql import SparkSession
 
-from tidegate.agreement.document import read_agreements
 from tidegate.core.crash import VARIABLE
 from tidegate.pipeline.watching.batches import read_table
-from tidegate.pipeline.watching.watch import WatchOptions, reading, watching
+from tidegate.pipeline.watching.watch import reading
 from tidegate.telemetry.schemas import QUEUE_SAMPLES
 
 KILLS = 10
@@ -40,11 +38,10 @@ warning = 60
 WAYS = ("after-watch-batch:1", "before-watch-batch:1", "")
 
 
+@pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_ten_kills_in_mid_batch_change_nothing(
-    spark: SparkSession, lake_of: LakeOf, tmp_path: Path
-) -> None:
+def test_ten_kills_in_mid_batch_change_nothing(lake_of: LakeOf, tmp_path: Path) -> None:
     # Given a file for each minute, two of them breaches, and a rate that jumps.
     for minute in range(MINUTES):
         rows = [
@@ -72,9 +69,7 @@ def test_ten_kills_in_mid_batch_change_nothing(
 
     # Then it has found what one pass finds, each window once, and has read as much.
     assert killed == KILLS
-    options = WatchOptions(lake, tmp_path / "once", read_agreements([agreement]))
-    with watching(spark, options) as watch:
-        watch.run_once()
+    assert live(lake, tmp_path / "once", agreement, "never", files_max=MINUTES)
     once, again = (found_in(tmp_path / folder) for folder in ("once", "killed"))
     assert again == once
     verdicts = [row["verdict"] for row in once["compliance"]]
@@ -100,7 +95,7 @@ def repeat_in_turn(ways: tuple[str, ...], times: int) -> Iterator[str]:
     return (ways[number % len(ways)] for number in range(times))
 
 
-def live(lake: str, folder: Path, agreement: Path, way: str) -> bool:
+def live(lake: str, folder: Path, agreement: Path, way: str, files_max: int = 1) -> bool:
     """One life of a watcher; whether it came to its end."""
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     # What the killed leave behind goes with the test.
@@ -108,7 +103,10 @@ def live(lake: str, folder: Path, agreement: Path, way: str) -> bool:
     if ":" in way:
         environment[VARIABLE] = way
     process = subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("watch_lives.py"), lake, folder, "1", agreement],
+        [
+            *(sys.executable, Path(__file__).with_name("watch_lives.py")),
+            *(lake, folder, str(files_max), agreement),
+        ],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,

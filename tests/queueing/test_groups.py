@@ -6,7 +6,8 @@ from tidegate.core.budget import Budget
 from tidegate.core.model import Attributes, Order
 from tidegate.core.segment import Segment
 from tidegate.queueing.lifecycle import Event
-from tidegate.queueing.queue import Match, Queue
+from tidegate.queueing.match import Match
+from tidegate.queueing.queue import Queue
 from tidegate.queueing.span import Span
 
 CLIENT = 1
@@ -52,7 +53,7 @@ def test_one_of_a_group_is_out_and_other_groups_are_unhindered() -> None:
     first = take(queue)
 
     assert ids(first) == [1, 3, 4]
-    assert (queue.head_count, queue.held_count, len(queue)) == (0, 3, 3)
+    assert (queue.lanes.head_count, queue.lanes.held_count, len(queue)) == (0, 3, 3)
     for span in first:
         queue.done(span)
     assert ids(take(queue)) == [2, 6]
@@ -97,7 +98,7 @@ def test_a_group_waits_for_the_one_that_is_tried_again_later() -> None:
 
 def test_a_new_owner_lets_a_group_wait_for_the_one_that_is_tried_again_later() -> None:
     queue = new_queue()
-    queue.tail_lane(5, False).expect_tail(1, 3, 3, 3, 0.0)
+    queue.tails.lane(5, False).expect_tail(1, 3, 3, 3, 0.0)
     found = segment(1, "a", "a", "b")
     found.remember(0, 1, 10.0, [])
 
@@ -137,7 +138,7 @@ def test_a_group_goes_on_when_the_one_that_was_out_expires() -> None:
     for span in queue.take_expired(11.0):
         queue.done(span, Event.EXPIRED)
 
-    assert queue.freed
+    assert queue.turnstile.freed
     assert ids(take(queue)) == [2]
 
 
@@ -213,17 +214,17 @@ def test_the_oldest_that_waits_may_wait_for_its_group() -> None:
     queue.add(segment(2, "a", arrived_at=2.0), keep=True)
     take(queue)
 
-    oldest = queue.oldest()
+    oldest = queue.contents.oldest()
 
     assert oldest is not None
     assert oldest.arrived_at == 2.0
-    assert [span.first_id for span in queue.browse(5)] == [2]
+    assert [span.first_id for span in queue.contents.browse(5)] == [2]
 
 
 def test_who_was_searched_for_is_not_forgotten_when_more_for_it_stays_in_the_store() -> None:
     queue = new_queue()
     queue.add(segment(1, "a", receiver=8), keep=False)
-    queue.searched(7, queue.addressed_end)
+    queue.searched(7, queue.tails.addressed_end)
     queue.add(segment(2, "a", "a", receiver=7, priority=9), keep=True)
     queue.add(segment(4, "a", receiver=7), keep=False)
 
@@ -233,7 +234,7 @@ def test_who_was_searched_for_is_not_forgotten_when_more_for_it_stays_in_the_sto
 
     # Nothing of its group before it is in the store: that was found out before.
     assert ids(take(queue, client=7)) == [3]
-    assert queue.unsearched_from(7) == 4
+    assert queue.tails.unsearched_from(7) == 4
 
 
 def test_a_group_goes_on_when_two_older_ones_come_late() -> None:

@@ -10,7 +10,8 @@ from tidegate.core.model import Attributes, Order
 from tidegate.core.segment import Segment
 from tidegate.queueing.lease import LeaseBook
 from tidegate.queueing.lifecycle import Event, State
-from tidegate.queueing.queue import ANYONE, Queue
+from tidegate.queueing.queue import Queue
+from tidegate.queueing.receiver import ANYONE
 
 
 def a_segment(
@@ -47,7 +48,7 @@ def test_what_is_due_finds_its_place_by_id() -> None:
     queue.add_for_later(a_segment(1, 2, due_at=10.0))
     queue.add(a_segment(3), keep=True)
     queue.add_for_later(a_segment(4, due_at=5.0))
-    assert (len(queue), queue.head_count, queue.later_count) == (4, 1, 3)
+    assert (len(queue), queue.lanes.head_count, queue.delayed.count) == (4, 1, 3)
     assert queue.release_due(9.0, 0.0) == 1
     assert queue.release_due(10.0, 0.0) == 2
     assert ids_of(queue) == [1, 2, 3, 4]
@@ -60,7 +61,7 @@ def test_what_failed_is_put_off_by_the_monotonic_clock() -> None:
     (span,) = queue.take(2, ANYONE, Order.OLDEST)
     book.grant(span, 0.0, 60.0)
     queue.put_off([lease.span for lease in book.take(1, 2)], 50.0)
-    assert (queue.head_count, queue.later_count) == (1, 2)
+    assert (queue.lanes.head_count, queue.delayed.count) == (1, 2)
     assert queue.release_due(1e12, 49.9) == 0
     assert queue.release_due(0.0, 50.0) == 2
     assert ids_of(queue) == [1, 2, 3]
@@ -72,7 +73,7 @@ def test_a_reloaded_message_waits_for_its_next_try() -> None:
     segment.remember(1, 2, 100.0, [])
     segment.remember(2, 1, None, [])
     queue.add(segment, keep=True)
-    assert (queue.head_count, queue.later_count) == (3, 1)
+    assert (queue.lanes.head_count, queue.delayed.count) == (3, 1)
     assert queue.release_due(100.0, 0.0) == 1
     assert ids_of(queue) == [1, 2, 3, 4]
 
@@ -111,7 +112,7 @@ def test_exactly_those_leave_whose_time_is_over(
         assert left == over
         assert len(queue) == len(expiry_of) - len(over)
         living = [at for i, at in expiry_of.items() if at is not None and i not in over]
-        assert queue.next_expiry <= min(living, default=float("inf"))
+        assert queue.expiry.next_at <= min(living, default=float("inf"))
     queue.release_due(1e9, 0.0)
     assert ids_of(queue) == sorted(set(expiry_of) - left)
 
@@ -122,9 +123,9 @@ def test_of_what_waits_for_long_memory_keeps_the_half_that_is_due_first() -> Non
     for n in range(10):
         queue.add_for_later(a_segment(n + 1, due_at=float(100 - n)))
     used = budget.used_bytes
-    horizon = queue.evict_later()
+    horizon = queue.delayed.evict()
     assert horizon == (95.0, 6)
-    assert (queue.scheduled.count, queue.later_in_store, len(queue)) == (5, 5, 10)
+    assert (queue.delayed.scheduled.count, queue.delayed.in_store, len(queue)) == (5, 5, 10)
     assert budget.used_bytes == used // 2
     queue.release_due(1e9, 0.0)
     assert ids_of(queue) == [6, 7, 8, 9, 10]
@@ -137,8 +138,8 @@ def test_what_waits_to_be_tried_again_is_not_left_to_the_store() -> None:
     failed.retry_at = {0: 100.0}
     queue.add_for_later(failed)
     queue.add_for_later(a_segment(2, due_at=50.0))
-    assert queue.evict_later() == (50.0, 2)
-    assert queue.later_in_store == 0
+    assert queue.delayed.evict() == (50.0, 2)
+    assert queue.delayed.in_store == 0
     assert queue.release_due(100.0, 0.0) == 2
     assert ids_of(queue) == [1, 2]
 
@@ -148,15 +149,15 @@ def test_what_was_due_is_never_left_to_the_store_again() -> None:
     queue = Queue(Budget(1 << 30))
     queue.add_for_later(a_segment(1, due_at=10.0))
     assert queue.release_due(10.0, 0.0) == 1
-    assert queue.evict_later() == (10.0, 1)
+    assert queue.delayed.evict() == (10.0, 1)
     # Due before it, and stored after it.
     queue.add_for_later(a_segment(2, due_at=9.0))
-    assert queue.evict_later() == (10.0, 1)
-    assert queue.later_in_store == 0
+    assert queue.delayed.evict() == (10.0, 1)
+    assert queue.delayed.in_store == 0
     queue.add_for_later(a_segment(3, due_at=20.0))
     queue.add_for_later(a_segment(4, due_at=30.0))
-    assert queue.evict_later() == (20.0, 3)
-    assert (queue.later_in_store, queue.scheduled.count) == (1, 2)
+    assert queue.delayed.evict() == (20.0, 3)
+    assert (queue.delayed.in_store, queue.delayed.scheduled.count) == (1, 2)
 
 
 def test_what_expired_before_its_time_is_never_left_to_the_store_again() -> None:
@@ -164,5 +165,5 @@ def test_what_expired_before_its_time_is_never_left_to_the_store_again() -> None
     queue.add_for_later(a_segment(1, 2, due_at=10.0, expiries=[5.0, None]))
     queue.add_for_later(a_segment(3, due_at=8.0))
     assert [span.first_id for span in queue.take_expired(6.0)] == [1]
-    assert queue.evict_later() == (10.0, 1)
-    assert (queue.later_in_store, queue.scheduled.count) == (0, 2)
+    assert queue.delayed.evict() == (10.0, 1)
+    assert (queue.delayed.in_store, queue.delayed.scheduled.count) == (0, 2)

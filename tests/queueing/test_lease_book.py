@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from thoroughness import examples
 from tidegate.core.segment import Segment
 from tidegate.queueing.lease import LeaseBook
 from tidegate.queueing.lifecycle import State
@@ -36,7 +37,7 @@ def span_of(first_id: int, count: int) -> Span:
     return Span(segment, 0, count, State.READY)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(st.lists(steps, max_size=25))
 def test_a_lease_book_knows_which_tags_are_held_and_until_when(story: list[tuple]) -> None:  # type: ignore[type-arg]
     book = LeaseBook()

@@ -25,12 +25,16 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from thoroughness import examples
 from tidegate.core.budget import Budget
 from tidegate.core.id_ranges import joined
 from tidegate.core.model import Attributes, Order
 from tidegate.core.segment import Segment
 from tidegate.queueing.lifecycle import Event, State
-from tidegate.queueing.queue import ANYONE, EVERYTHING, NOTHING, Match, Queue
+from tidegate.queueing.match import Match
+from tidegate.queueing.queue import Queue
+from tidegate.queueing.rank import EVERYTHING, NOTHING
+from tidegate.queueing.receiver import ANYONE
 from tidegate.queueing.span import Span
 
 CLIENTS = [1, 2, 3]
@@ -221,10 +225,10 @@ class QueueMachine(RuleBasedStateMachine):
             and low <= first_id <= high
         ]
 
-    @precondition(lambda self: self.queue.tail_count)
+    @precondition(lambda self: self.queue.tails.count)
     @rule(which=st.integers(0, 10), count_max=st.integers(1, 3))
     def read_front(self, which: int, count_max: int) -> None:
-        wanted = self.queue.tail_wanted(1 << 62)
+        wanted = self.queue.tails.wanted(1 << 62)
         lane, addressed = wanted[which % len(wanted)]
         found = self.lane_segments(lane.priority, addressed, lane.tail_from, lane.tail_last)
         if found:
@@ -233,7 +237,7 @@ class QueueMachine(RuleBasedStateMachine):
         else:
             self.queue.forget_tail(lane)
 
-    @precondition(lambda self: self.queue.tail_count)
+    @precondition(lambda self: self.queue.tails.count)
     @rule(
         client=st.sampled_from(CLIENTS),
         sender=st.none() | st.sampled_from(SENDERS),
@@ -242,7 +246,7 @@ class QueueMachine(RuleBasedStateMachine):
     )
     def search(self, client: int, sender: int | None, context: int | None, count_max: int) -> None:
         """As find_segments of the store does."""
-        start = min(lane.tail_from for lane, _ in self.queue.tail_wanted(1 << 62))
+        start = min(lane.tail_from for lane, _ in self.queue.tails.wanted(1 << 62))
         found = [
             self.fresh_copy(first_id)
             for first_id, segment in sorted(self.stored.items())
@@ -252,21 +256,21 @@ class QueueMachine(RuleBasedStateMachine):
             and (context is None or context in (segment.contexts or ()))
             and not (sender is None and context is None and segment.receivers is None)
         ][:count_max]
-        before = self.queue.head_count + self.queue.held_count
+        before = self.queue.lanes.head_count + self.queue.lanes.held_count
         self.queue.bring_back(found, pulled=True)
         new = [segment for segment in found if segment.first_id not in self.resident]
-        after = self.queue.head_count + self.queue.held_count
+        after = self.queue.lanes.head_count + self.queue.lanes.held_count
         assert after - before == sum(segment.open for segment in new)
         self.note_residents(new)
 
     @rule(client=st.sampled_from(CLIENTS), count_max=st.integers(1, 3))
     def search_for_receiver(self, client: int, count_max: int) -> None:
-        start = self.queue.unsearched_from(client)
+        start = self.queue.tails.unsearched_from(client)
         if start is None:
             for segment in self.spilled():
                 assert client not in (segment.receivers or ())
             return
-        end = self.queue.addressed_end
+        end = self.queue.tails.addressed_end
         found = [
             self.fresh_copy(first_id)
             for first_id, segment in sorted(self.stored.items())
@@ -278,7 +282,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def bring_everything_back(self) -> None:
         for _ in range(10_000):
-            if not self.queue.tail_count:
+            if not self.queue.tails.count:
                 return
             self.read_front(0, 3)
         raise AssertionError("the tail never ends")
@@ -308,7 +312,7 @@ class QueueMachine(RuleBasedStateMachine):
         if entry.key is not None and self.let_out.get(entry.key) == entry.message_id:
             return False
         receiver = ANYONE if entry.receiver is None else entry.receiver
-        return entry.message_id >= self.queue._group_horizon(receiver)
+        return entry.message_id >= self.queue.turnstile.horizon(receiver)
 
     def expected(self, client: int, order: Order, ageing_s: float = 0.0) -> list[Entry]:
         """Lanes are in order of ids; which one is next, is decided by the first of each."""
@@ -334,11 +338,11 @@ class QueueMachine(RuleBasedStateMachine):
         if order is Order.PRIORITY and not ageing_s and tail.priority < entry.priority:
             return False
         if ageing_s and order is Order.PRIORITY:
-            lane = self.queue.tail_lane(tail.priority, tail.receivers is not None)
+            lane = self.queue.tails.lane(tail.priority, tail.receivers is not None)
             earliest = lane.tail_arrived_at - ageing_s * tail.priority
             if earliest > entry.rank(order, ageing_s)[0]:
                 return False
-        return tail.receivers is None or self.queue.unsearched_from(client) is not None
+        return tail.receivers is None or self.queue.tails.unsearched_from(client) is not None
 
     def is_in_memory(self, entry: Entry) -> bool:
         return entry.segment_id in self.resident
@@ -425,7 +429,7 @@ class QueueMachine(RuleBasedStateMachine):
             and (context is None or entry.context == context)
         ]
         if span is None:
-            assert not matching or (not searched and self.queue.tail_count)
+            assert not matching or (not searched and self.queue.tails.count)
             return multiple()
         assert len(span) == 1
         assert span.first_id == matching[0].message_id
@@ -518,7 +522,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def take_over(self) -> None:
         """A new owner knows what is stored, and nothing of deliveries."""
-        self.queue.forget()
+        self.queue.residents.clear()
         self.queue = Queue(self.budget)
         self.resident.clear()
         self.reserved.clear()
@@ -532,7 +536,7 @@ class QueueMachine(RuleBasedStateMachine):
             key = (stored.priority, stored.receivers is not None)
             lanes.setdefault(key, []).append(self.fresh_copy(first_id))
         for (priority, addressed), segments in lanes.items():
-            self.queue.tail_lane(priority, addressed).expect_tail(
+            self.queue.tails.lane(priority, addressed).expect_tail(
                 segments[0].first_id,
                 segments[-1].last_id,
                 sum(segment.open for segment in segments),
@@ -542,7 +546,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(limit=st.integers(1, 20))
     def browse(self, limit: int) -> None:
-        spans = self.queue.browse(limit)
+        spans = self.queue.contents.browse(limit)
         seen = [span.first_id + n for span in spans for n in range(len(span))]
         ready = sorted(
             m.message_id
@@ -554,14 +558,14 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(first_id=st.integers(1, 40), count=st.integers(1, 20), limit=st.integers(1, 20))
     def browse_between(self, first_id: int, count: int, limit: int) -> None:
         ids = range(first_id, first_id + count)
-        spans = self.queue.browse(limit, ids[0], ids[-1], for_anyone=True)
+        spans = self.queue.contents.browse(limit, ids[0], ids[-1], for_anyone=True)
         seen = [span.first_id + n for span in spans for n in range(len(span))]
         assert seen == [entry.message_id for entry in self.ready_for_anyone(ids)][:limit]
         # What memory does not have of them, only the store has.
         in_store = [
             span.first_id + n
             for first in sorted(self.stored)
-            for span in self.queue.tail_pieces(self.fresh_copy(first), ids[0], ids[-1])
+            for span in self.queue.tails.pieces(self.fresh_copy(first), ids[0], ids[-1])
             for n in range(len(span))
         ]
         assert in_store == sorted(
@@ -573,7 +577,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(ids=st.sets(st.integers(1, 60), min_size=1))
     def acknowledge_ids(self, ids: set[int]) -> None:
         expected = [entry.message_id for entry in self.ready_for_anyone(ids)]
-        spans = self.queue.take_between(joined((each, each) for each in ids))
+        spans = self.queue.contents.take_between(joined((each, each) for each in ids))
         assert sorted(span.first_id + n for span in spans for n in range(len(span))) == expected
         for span in spans:
             self.done(span)
@@ -597,23 +601,23 @@ class QueueMachine(RuleBasedStateMachine):
         later = [entry for entry in self.messages.values() if entry.state == "later"]
         assert len(self.queue) == len(ready) + len(later)
         in_memory = [entry for entry in ready if self.is_in_memory(entry)]
-        assert self.queue.head_count + self.queue.held_count == len(in_memory)
+        assert self.queue.lanes.head_count + self.queue.lanes.held_count == len(in_memory)
         in_turn = [entry for entry in self.in_turn() if self.is_in_memory(entry)]
-        assert self.queue.head_count == len(in_turn)
+        assert self.queue.lanes.head_count == len(in_turn)
         self.let_out.update({e.key: e.message_id for e in in_turn if e.key is not None})
         for client in CLIENTS:
             for_client = [entry for entry in in_memory if entry.is_for(client)]
             if for_client:
-                assert self.queue.has_for(client)
+                assert self.queue.lanes.has_for(client)
 
     @invariant()
     def memory_is_accounted_for(self) -> None:
         weight = sum(segment.cost_bytes for segment in self.resident.values())
-        assert self.queue.resident_bytes == weight
+        assert self.queue.residents.cost_bytes == weight
         assert self.budget.used_bytes == weight
-        lanes = [lane for lanes in self.queue._lanes.values() for lane in lanes.values()]
-        assert sum(lane.head_bytes for lane in lanes) == self.queue.head_count, "one byte each"
-        assert sum(lane.held_bytes for lane in lanes) == self.queue.held_count
+        lanes = self.queue.lanes
+        assert sum(lane.head_bytes for lane in lanes) == lanes.head_count, "one byte each"
+        assert sum(lane.held_bytes for lane in lanes) == lanes.held_count
 
     @property
     def open_count(self) -> int:
@@ -665,17 +669,22 @@ class SharedQueueMachine(QueueMachine):
 
 
 TestSharedQueueModel = SharedQueueMachine.TestCase
-TestSharedQueueModel.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestSharedQueueModel.settings = settings(
+    max_examples=examples(100), stateful_step_count=40, deadline=None
+)
 
 TestQueueModel = QueueMachine.TestCase
-TestQueueModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestQueueModel.settings = settings(
+    max_examples=examples(150), stateful_step_count=40, deadline=None
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", [QueueMachine, SharedQueueMachine])
 def test_a_queue_behaves_as_the_model_for_longer(machine: type[QueueMachine]) -> None:
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=1500, stateful_step_count=60, deadline=None)
+        machine,
+        settings=settings(max_examples=examples(300), stateful_step_count=60, deadline=None),
     )
 
 

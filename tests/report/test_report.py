@@ -226,6 +226,7 @@ def test_a_refused_model_is_told_with_its_reason(parsed: Parsed) -> None:
     assert "Refused: R² of 0.31 on held-out data is below 0.8." in parsed.text
 
 
+@pytest.mark.slow
 def test_the_same_knowledge_gives_the_same_bytes(
     page: str, an_afternoon: KnowledgeOf, tmp_path: Path
 ) -> None:
@@ -236,6 +237,7 @@ def test_the_same_knowledge_gives_the_same_bytes(
     assert (tmp_path / "one.pdf").read_bytes() == (tmp_path / "two.pdf").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_pdf_has_the_same_charts_on_pages(an_afternoon: KnowledgeOf, tmp_path: Path) -> None:
     write_report(
         document_of(Learned(an_afternoon.folder)), tmp_path / "report.html", tmp_path / "report.pdf"

@@ -15,9 +15,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tidegate.storage import embedded
+from tidegate.storage import postgres_process
 from tidegate.storage.data_folder import DataFolderHeld, DataFolderUnusable
-from tidegate.storage.embedded import EmbeddedPostgres, EmbeddedPostgresFailed
+from tidegate.storage.embedded import EmbeddedPostgres
+from tidegate.storage.embedded_failure import EmbeddedPostgresFailed
+from tidegate.storage.postgres_leftovers import processes_in
 
 pytestmark = pytest.mark.slow
 
@@ -103,7 +105,7 @@ def test_it_answers_when_started_and_nothing_is_left_when_stopped(folder: Path) 
 
     assert not server.is_running()
     assert not is_alive(pid)
-    assert embedded._processes_in(folder / "database") == set()
+    assert processes_in(folder / "database") == set()
 
 
 @pytest.mark.slow
@@ -179,8 +181,8 @@ def test_a_killed_server_comes_back_though_a_backend_is_still_busy(folder: Path)
             os.kill(server.pid, signal.SIGKILL)
             wait_until(lambda: not server.is_running())
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(embedded, "STOP_FAST_S_MAX", 0.1)
-                patch.setattr(embedded, "STOP_IMMEDIATE_S_MAX", 0.1)
+                patch.setattr(postgres_process, "STOP_FAST_S_MAX", 0.1)
+                patch.setattr(postgres_process, "STOP_IMMEDIATE_S_MAX", 0.1)
 
                 assert server.ensure_running() is True
 
@@ -205,8 +207,8 @@ def test_when_the_holder_is_killed_its_server_ends_too(
 def test_a_server_that_outlived_its_holder_is_stopped_first(
     folder: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded, "STOP_FAST_S_MAX", 0.2)
-    monkeypatch.setattr(embedded, "STOP_IMMEDIATE_S_MAX", 0.2)
+    monkeypatch.setattr(postgres_process, "STOP_FAST_S_MAX", 0.2)
+    monkeypatch.setattr(postgres_process, "STOP_IMMEDIATE_S_MAX", 0.2)
     pid = postgres_pid(holder)
     os.kill(pid, signal.SIGSTOP)  # so it cannot follow the kernel's wish to end with its holder
     holder.kill()

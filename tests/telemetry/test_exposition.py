@@ -142,6 +142,7 @@ def test_half_an_hour_is_the_last_bound_and_what_takes_longer_is_counted_beyond(
     assert samples["sum", None] == 1800.0 + 1801.0 + 86400.0
 
 
+@pytest.mark.slow
 def test_many_queues_come_in_pieces_and_each_metric_in_one_block() -> None:
     node = a_node(*(a_queue(f"queue-{n}", n) for n in range(300)))
 

@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 )
 
 import tidegate
+from thoroughness import examples
 from tidegate import QueuePolicy
 from tidegate.client.client import Client
 from tidegate.client.message import Message
@@ -382,4 +383,6 @@ class BrokerMachine(RuleBasedStateMachine):
 
 @pytest.mark.timeout(300)
 def test_a_broker_agrees_with_its_model() -> None:
-    run_state_machine_as_test(BrokerMachine, settings=settings(stateful_step_count=50))
+    run_state_machine_as_test(
+        BrokerMachine, settings=settings(max_examples=examples(20), stateful_step_count=50)
+    )

@@ -39,6 +39,7 @@ async def test_a_lease_that_lapses_returns_the_message_flagged(tidegate_broker: 
     assert (again.payload, again.redelivered, again.delivery_count) == (b"one", True, 2)
 
 
+@pytest.mark.slow
 async def test_a_consumer_that_lives_keeps_its_message_for_an_hour(tidegate_broker: Broker) -> None:
     mq = await tidegate_broker.connect()
     await mq.create_queue("orders")
@@ -146,6 +147,7 @@ async def test_everything_happens_in_order_on_the_way(tidegate_broker: Broker) -
     assert time.monotonic() - began_at < 5
 
 
+@pytest.mark.slow
 async def test_a_client_outlives_a_day_of_silence(tidegate_broker: Broker) -> None:
     mq = await tidegate_broker.connect()
     await mq.create_queue("orders")

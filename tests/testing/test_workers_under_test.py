@@ -123,6 +123,7 @@ async def test_a_rejected_message_is_not_tried_again(tidegate_broker: Broker) ->
         assert len(tidegate_broker.deliveries) == 1
 
 
+@pytest.mark.slow
 async def test_a_worker_that_takes_an_hour_keeps_its_message(tidegate_broker: Broker) -> None:
     app = tidegate.App(ELSEWHERE)
     finished: list[str] = []

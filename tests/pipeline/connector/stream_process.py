@@ -50,6 +50,7 @@ def stream_to_folders(
 
 
 if __name__ == "__main__":
-    with spark_session(SparkOptions("local[2]", {"spark.driver.memory": "1g"})) as spark:
+    options = SparkOptions("local[2]", {"spark.driver.memory": "1g"}, brief=True)
+    with spark_session(options) as spark:
         connector.register(spark)
         stream_to_folders(spark, *sys.argv[1:5], held=int(sys.argv[5]), how=sys.argv[6])

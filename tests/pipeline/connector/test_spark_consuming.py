@@ -112,7 +112,8 @@ def test_a_commit_that_was_swallowed_is_made_up_for(
 
 
 def test_what_is_ready_late_is_in_a_later_batch(mq: BlockingClient, stream: Stream) -> None:
-    (late,) = put(mq, 1, delay=0.2)
+    # Not ready yet when the first batch is made, however busy the machine is.
+    (late,) = put(mq, 1, delay=3.0)
     (taken,) = put(mq, 2)
     held = mq.get("orders", lease=60)
     put(mq, 3)
@@ -240,13 +241,15 @@ def test_a_stream_takes_what_comes_while_it_runs(queues: Queues, tmp_path: Path)
     assert seen == [0, 1, 2]
 
 
-def killed_while_it_holds(*arguments: str) -> None:
+def killed_while_it_holds(folder: Path, *arguments: str) -> None:
     """Run a driver until it stands in the middle of a batch, and kill it with all it started."""
     driver = subprocess.Popen(
         [sys.executable, stream_process.__file__, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        # What it leaves behind goes with the test.
+        env=os.environ | {"TMPDIR": str(folder)},
         text=True,
         start_new_session=True,
     )
@@ -269,9 +272,9 @@ def test_a_killed_driver_loses_nothing_and_repeats_nothing(queues: Queues, tmp_p
     output, checkpoint = tmp_path / "output", tmp_path / "checkpoint"
     where = (queues.url, "orders", str(checkpoint), str(output))
 
-    killed_while_it_holds(*where, "1", "half")
+    killed_while_it_holds(tmp_path, *where, "1", "half")
     half = ids_in(output / "batch=1")
-    killed_while_it_holds(*where, "4", "whole")
+    killed_while_it_holds(tmp_path, *where, "4", "whole")
     whole = ids_in(output / "batch=4")
     stream_to_folders(queues.spark, *where)
 

@@ -1,0 +1,73 @@
+"""What people are told while a version comes about, and when it is over."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidegate.cli.rollout import FAILURES_MAX, Progress, Rollout
+from tidegate.cli.services import kept_by_doors
+from tidegate.core.hosting import Instance, InstanceState, Service, ServiceSpec
+
+SERVICE = Service(spec=ServiceSpec(name="shop", target="shop:app", agreement=""), version=2)
+
+
+def instance(number: int, state: InstanceState, version: int = 2, detail: str = "") -> Instance:
+    return Instance(
+        instance_id=number,
+        service="shop",
+        version=version,
+        state=state,
+        machine_id=1,
+        address="127.0.0.1:9001",
+        detail=detail,
+    )
+
+
+def test_each_change_is_told_once() -> None:
+    rollout = Rollout(SERVICE)
+    starting = [instance(1, InstanceState.STARTING)]
+
+    assert rollout.look(SERVICE, starting) == ["instance 1 of version 2 starts on machine 1"]
+    assert rollout.look(SERVICE, starting) == []
+    serving = [instance(1, InstanceState.READY)]
+    assert rollout.look(SERVICE, serving) == ["instance 1 of version 2 serves at 127.0.0.1:9001"]
+    short = msgspec.structs.replace(SERVICE, detail="there is no slot left")
+    assert rollout.look(short, serving) == ["there is no slot left"]
+    assert rollout.look(SERVICE, []) == ["instance 1 has ended"]
+
+
+def test_a_version_is_there_when_the_old_one_is_gone() -> None:
+    rollout = Rollout(SERVICE)
+    old, new = instance(1, InstanceState.DRAINING, version=1), instance(2, InstanceState.READY)
+
+    assert rollout.progress(SERVICE, [old, new]) is Progress.UNDER_WAY
+    assert rollout.progress(SERVICE, [new]) is Progress.DONE
+
+
+def test_a_version_that_does_not_come_up_has_failed_while_the_old_one_serves() -> None:
+    rollout = Rollout(SERVICE)
+    old = instance(1, InstanceState.READY, version=1)
+    for number in range(2, 2 + FAILURES_MAX):
+        assert rollout.progress(SERVICE, [old]) is Progress.UNDER_WAY
+        rollout.look(SERVICE, [old, instance(number, InstanceState.FAILED, detail="no database")])
+
+    assert rollout.progress(SERVICE, [old]) is Progress.FAILED
+    assert rollout.trouble.endswith("of version 2 failed: no database")
+
+
+def test_a_version_that_the_leader_has_given_up_has_failed() -> None:
+    rollout = Rollout(SERVICE)
+    given_up = msgspec.structs.replace(SERVICE, detail="version 2 does not start: no database")
+    old = [instance(1, InstanceState.READY, version=1)]
+    rollout.look(given_up, old)
+
+    assert rollout.progress(given_up, old) is Progress.FAILED
+    assert rollout.trouble == "version 2 does not start: no database"
+
+
+def test_what_open_doors_do_not_take_over_is_told() -> None:
+    spec = SERVICE.spec
+    other = msgspec.structs.replace(spec, sticky=True, balancing="random", concurrency=7)
+
+    assert kept_by_doors(spec, other) == "balancing, sessions"
+    assert kept_by_doors(spec, spec) == ""

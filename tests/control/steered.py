@@ -1,0 +1,148 @@
+"""A queue whose consumers are steered by a real node, behind a cable with a delay."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from statistics import mean
+
+from tidegate.client.client import Client
+from tidegate.client.subscription import Subscription
+from tidegate.control.prefetch_journal import PrefetchJournal
+from tidegate.control.prefetch_loop import PrefetchLoop
+from tidegate.core.ending import ended
+from tidegate.node.server import Node
+from tidegate.telemetry.numbers import ConsumerNumbers, ControlNumbers
+
+QUEUE = "orders"
+PATIENCE_S = 40.0
+# Looked at together: one sample of a tenth of a second holds some fifteen messages.
+WINDOW = 20
+_STOCK = 4000
+
+
+@contextlib.asynccontextmanager
+async def steering(node: Node) -> AsyncIterator[PrefetchLoop]:
+    """The node's loop, as `tidegate node` wires it."""
+    recorder = None if node.recording is None else node.recording.recorder
+    journal = PrefetchJournal(node.store, recorder, node.clock.wall)
+    steerable = node.ownership.with_prefetch_goal
+    loop = PrefetchLoop(steerable, node.name, journal, recorder=recorder, clock=node.clock)
+    running = asyncio.create_task(loop.run())
+    try:
+        yield loop
+    finally:
+        await ended([running])
+
+
+async def fill(mq: Client, count: int = _STOCK) -> None:
+    """More than anybody will take."""
+    await asyncio.gather(*(mq.put(QUEUE, b"x" * 64) for _ in range(count)))
+
+
+class Worker:
+    """A consumer with so many messages in work at a time, each for so long."""
+
+    def __init__(self, client: Client, prefetch: int, slots: int, handler_s: float) -> None:
+        self.subscription: Subscription = client.subscribe(QUEUE, prefetch=prefetch)
+        self._slots = slots
+        self.handler_s = handler_s
+        self.done = 0
+
+    async def __aenter__(self) -> Worker:
+        await self.subscription.__aenter__()
+        self._tasks = [asyncio.create_task(self._work()) for _ in range(self._slots)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await ended(self._tasks)
+        await self.subscription.__aexit__(None, None, None)
+
+    async def _work(self) -> None:
+        async for message in self.subscription:
+            if self.handler_s:
+                await asyncio.sleep(self.handler_s)
+            message.ack()
+            self.done += 1
+
+
+class Watch:
+    """The control steps of a queue's consumers, as everybody may see them."""
+
+    def __init__(self, mq: Client) -> None:
+        self._mq = mq
+
+    async def consumers(self) -> list[ConsumerNumbers]:
+        """Those that are steered, with their steps."""
+        found = await self._mq.stats(QUEUE, steps=60)
+        return [
+            one
+            for node in found.nodes
+            for queue in node.queues
+            for one in queue.consumers
+            if one.control
+        ]
+
+    async def until(
+        self, is_so: Callable[[list[ConsumerNumbers]], bool], what: str
+    ) -> list[ConsumerNumbers]:
+        """Look until it is so."""
+        found: list[ConsumerNumbers] = []
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while not is_so(found := await self.consumers()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            seen = [told(one) for one in found]
+            raise AssertionError(f"not within {PATIENCE_S} s: {what}; {seen}") from None
+        return found
+
+    async def steps_from_now(self, count: int = WINDOW) -> list[list[ControlNumbers]]:
+        """The next so many steps of each consumer."""
+        before = {one.consumer: one.control[-1].at for one in await self.consumers()}
+
+        def later(found: list[ConsumerNumbers]) -> list[list[ControlNumbers]]:
+            return [
+                [step for step in one.control if step.at > before.get(one.consumer, 0.0)]
+                for one in found
+            ]
+
+        found = await self.until(
+            lambda now: bool(now) and all(len(steps) >= count for steps in later(now)),
+            f"{count} steps more",
+        )
+        return [steps[:count] for steps in later(found)]
+
+
+def rate_of(steps: list[ControlNumbers]) -> float:
+    """Messages a second, over all of them."""
+    seconds = sum(step.interval_s for step in steps)
+    return sum((step.rate_per_s or 0.0) * step.interval_s for step in steps) / seconds
+
+
+def level_of(steps: list[ControlNumbers]) -> float:
+    return mean(step.level for step in steps)
+
+
+def has_rate(
+    wanted_per_s: float, part: float = 0.06, windows: int = 1
+) -> Callable[[list[ConsumerNumbers]], bool]:
+    """Whether everybody has had it over the last steps; over several windows, in each of them."""
+
+    def has(steps: list[ControlNumbers]) -> bool:
+        return len(steps) == WINDOW and abs(rate_of(steps) - wanted_per_s) <= part * wanted_per_s
+
+    def is_so(found: list[ConsumerNumbers]) -> bool:
+        return bool(found) and all(
+            has(one.control[-WINDOW * (back + 1) :][:WINDOW])
+            for one in found
+            for back in range(windows)
+        )
+
+    return is_so
+
+
+def told(one: ConsumerNumbers) -> str:
+    steps = one.control[-5:]
+    return f"{one.client_name}: {[(s.mode, s.rate_per_s, s.level, s.held, s.notes) for s in steps]}"

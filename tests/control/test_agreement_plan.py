@@ -1,0 +1,161 @@
+"""What an agreement takes is computed from what is known; what is not known is not guessed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tidegate.agreement.document import Agreement, parse_agreement
+from tidegate.control.agreement_figures import Asked, figures
+from tidegate.control.agreement_plan import Plan, plan
+from tidegate.telemetry.knowledge import Knowledge, Model
+
+
+def orders(more: str = "", throughput: str = "breach = 250\nwarning = 300") -> Agreement:
+    return parse_agreement(
+        f'name = "orders"\nqueue = "orders.*"\n{more}\n[metrics.wait_p99]\nbreach = "6s"\n'
+        f"[metrics.throughput]\n{throughput}",
+        "orders.toml",
+    )
+
+
+def planned(agreement: Agreement, knowledge: Knowledge | None = None, **asked: object) -> Plan:
+    said = Asked(**asked)  # type: ignore[arg-type]
+    return plan(agreement, figures(agreement, said, knowledge), said)
+
+
+def knowing(folder: Path) -> Knowledge:
+    knowledge = Knowledge(folder, pytest.fail)
+    now = datetime.now(UTC)
+
+    def model(subject: str, **parameters: float) -> Model:
+        return Model(subject, True, "", parameters, {}, 1, 0.0, 1.0)
+
+    knowledge.add_models(
+        "capacity",
+        "run",
+        now,
+        [
+            model("orders.eu", throughput_per_s=150.0, best_consumers=2.0),
+            model("orders.us", throughput_per_s=100.0, best_consumers=3.0),
+            model("invoices", throughput_per_s=1.0),
+        ],
+    )
+    knowledge.add_models(
+        "provisioning",
+        "run",
+        now,
+        [model("fleet", boot_s=96.9, sla_delta=4.0, machine_capacity_per_s=200.0)],
+    )
+    knowledge.add_models(
+        "http_capacity", "run", now, [model("shop", throughput_per_s=40.0, concurrency=10.0)]
+    )
+    return knowledge
+
+
+def test_the_papers_warm_pool_and_the_replicas_that_the_load_takes() -> None:
+    found = planned(orders("sla_delta = 4\ncapacity = 50"), slots_per_machine=4, boot_s=96.9)
+
+    # 300 at 50 each; four to a machine; ceil(4 · 96.9 / 200) = 2.
+    assert (found.replicas, found.machines_working, found.machines_warm) == (6, 2, 2)
+    assert found.machines == 4
+    assert (found.state, found.unknown, found.missing) == ("offered", (), ())
+    assert found.offer is not None
+    assert found.offer.load_max_per_s == 300.0
+    assert found.prefetch == "keep-up"
+
+
+def test_what_was_learned_counts_before_what_the_agreement_says(tmp_path: Path) -> None:
+    found = planned(orders("capacity = 1"), knowing(tmp_path), slots_per_machine=2)
+
+    # Of the queues that it governs the one that does least.
+    assert found.figures.capacity_per_s.value == 100.0
+    assert found.figures.capacity_per_s.origin == "learned of orders.us"
+    assert (found.replicas, found.machines_working, found.machines_warm) == (3, 2, 2)
+    assert found.consumer_rate_per_s == pytest.approx(300.0 / 3 / 3)
+
+
+def test_of_an_http_service_the_capacity_of_an_instance_was_learned(tmp_path: Path) -> None:
+    shop = parse_agreement(
+        'name = "shop"\nhttp = "shop"\n[metrics.throughput]\nbreach = 100\nwarning = 120',
+        "shop.toml",
+    )
+
+    found = planned(shop, knowing(tmp_path))
+
+    assert found.figures.capacity_per_s.origin == "learned of shop"
+    assert (found.replicas, found.consumer_rate_per_s) == (3, None)
+
+
+def test_what_is_said_with_the_question_counts_most(tmp_path: Path) -> None:
+    found = planned(
+        orders("sla_delta = 0"), knowing(tmp_path), capacity_per_s=10.0, load_per_s=95.0
+    )
+
+    assert (found.replicas, found.machines_warm) == (10, 0)
+
+
+def test_what_nobody_knows_is_said_and_not_guessed() -> None:
+    found = planned(orders("replicas = { min = 2 }"))
+
+    assert (found.replicas, found.machines_working, found.machines_warm) == (2, 2, None)
+    assert found.state == "not known"
+    assert len(found.unknown) == 3
+    assert "whether they suffice is not known" in found.because[0]
+    assert found.offer is not None
+    assert found.offer.load_max_per_s is None
+
+
+def test_not_enough_machines_refuse_the_agreement() -> None:
+    found = planned(orders("capacity = 100"), machines=2)
+
+    assert found.state == "refused"
+    assert found.offer is None
+    assert found.missing == ("3 replicas are needed, and 2 machine(s) of 1 slot(s) take 2",)
+    # It still says what it would take.
+    assert found.replicas == 3
+
+
+def test_a_reduced_offer_promises_no_more_than_there_is() -> None:
+    found = planned(orders('capacity = 100\ninsufficient = "reduce"'), machines=2)
+
+    assert (found.state, found.replicas) == ("reduced", 2)
+    assert found.offer is not None
+    wait, throughput = found.offer.metrics
+    assert (wait.warning, wait.breach) == pytest.approx((4.8, 6.0))
+    # As far apart as before: 300 and 250.
+    assert (throughput.warning, throughput.breach) == pytest.approx((200.0, 200.0 * 250 / 300))
+    assert found.offer.load_max_per_s == 200.0
+
+
+def test_work_comes_before_warmth() -> None:
+    found = planned(
+        orders('capacity = 100\nsla_delta = 4\ninsufficient = "reduce"'), machines=4, boot_s=50.0
+    )
+
+    # Two were to be kept warm, and one is left: it is enough for half of the growth.
+    assert (found.replicas, found.machines_warm) == (3, 1)
+    assert found.missing == ("2 machine(s) are to be kept warm, and 1 of 4 are left",)
+    assert found.offer is not None
+    assert found.offer.sla_delta_per_s2 == pytest.approx(2.0)
+    assert found.offer.metrics[1].warning == 300.0
+
+
+def test_the_bounds_of_the_agreement_are_resources_too() -> None:
+    refused = planned(orders("capacity = 100\nreplicas = { max = 2 }"))
+    assert refused.missing == ("3 replicas are needed, and replicas.max is 2",)
+
+    nothing = planned(
+        orders('capacity = 100\nreplicas = { min = 2 }\ninsufficient = "reduce"'), machines=1
+    )
+    assert nothing.offer is None
+    assert nothing.missing[-1] == "even reduced it needs 2 replica(s), and there is room for 1"
+
+
+def test_what_no_machine_on_earth_can_do_is_refused_and_does_not_crash() -> None:
+    found = planned(orders("capacity = 1e-300\nsla_delta = 1e300"), boot_s=1e9)
+
+    assert found.state == "refused"
+    assert "replicas.max is 10000" in found.missing[0]

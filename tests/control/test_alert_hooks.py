@@ -1,0 +1,169 @@
+"""Alerts reach a real command and a real webhook; what does not work is tried again, and logged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tidegate.control.alerts import Alert, Alerts, AlertSettings
+from tidegate.core.errors import InvalidValue
+
+pytestmark = pytest.mark.asyncio
+
+VIOLATION = Alert(
+    kind="violation",
+    agreement="shop",
+    service="shop",
+    at=1000.0,
+    summary="response_p95 of shop is breached",
+    evidence=["response_p95 was 1.2s (warns at 800ms, breaches at 1s)"],
+    budget_left=0.9,
+)
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.control.alerts._AGAIN_S", 0.01)
+
+
+@asynccontextmanager
+async def hook(answer: Callable[[int], bytes]) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A webhook on loopback: its address, and the bodies that it was sent."""
+    bodies: list[bytes] = []
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        [length] = [
+            int(line.split(b":")[1])
+            for line in head.split(b"\r\n")
+            if line.lower().startswith(b"content-length")
+        ]
+        bodies.append(await reader.readexactly(length))
+        writer.write(answer(len(bodies)))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        yield f"http://127.0.0.1:{port}/hook", bodies
+
+
+def said(status: int) -> bytes:
+    return f"HTTP/1.1 {status} so\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
+
+
+def runs(process_id: str) -> bool:
+    """Whether it is there, and no mere entry in the table of processes."""
+    try:
+        state = Path(f"/proc/{process_id}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return state.rpartition(")")[2].split()[0] != "Z"
+
+
+def command(file: Path, code: str) -> list[str]:
+    script = file.with_suffix(".py")
+    script.write_text(
+        f"import sys, os, time\ntext = sys.stdin.read()\nfile = {str(file)!r}\n{code}"
+    )
+    return [sys.executable, "-S", "-E", str(script)]
+
+
+async def test_a_command_gets_the_violation_with_its_evidence_on_stdin(tmp_path: Path) -> None:
+    heard = tmp_path / "heard"
+    alerts = Alerts(AlertSettings(command=command(heard, "open(file, 'w').write(text)")))
+    alerts.send(VIOLATION)
+    await alerts.drained()
+    document = json.loads(heard.read_text())
+    assert document["kind"] == "violation"
+    assert document["evidence"] == VIOLATION.evidence
+    assert document["budget_left"] == 0.9
+    assert (alerts.sent, alerts.lost) == (1, 0)
+
+
+async def test_a_webhook_gets_the_same_and_is_tried_again_until_it_takes_it() -> None:
+    async with hook(lambda times: said(503 if times < 3 else 200)) as (address, bodies):
+        alerts = Alerts(AlertSettings(webhook=address))
+        alerts.send(VIOLATION)
+        await alerts.drained()
+    assert len(bodies) == 3
+    assert {json.loads(body)["summary"] for body in bodies} == {VIOLATION.summary}
+    assert (alerts.sent, alerts.lost) == (1, 0)
+
+
+async def test_what_cannot_be_sent_is_given_up_after_a_few_attempts_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    alerts = Alerts(
+        AlertSettings(
+            command=command(tmp_path / "x", "sys.exit('the pager is off')"),
+            webhook="http://127.0.0.1:1/nobody",
+            attempts=2,
+        )
+    )
+    alerts.send(VIOLATION)
+    await alerts.drained()
+    assert (alerts.sent, alerts.lost) == (0, 1)
+    assert "the pager is off" in caplog.text
+    assert "lost after 2 attempts" in caplog.text
+
+
+async def test_a_command_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    ids = tmp_path / "ids"
+    # A shell: it has long begun when its time is up, however busy the machine is.
+    hangs = ["/bin/sh", "-c", f"sleep 600 & echo $$ $! > {shlex.quote(str(ids))}; wait"]
+    alerts = Alerts(AlertSettings(command=hangs, attempts=1, timeout_s=1.5))
+    alerts.send(VIOLATION)
+    await alerts.drained()
+    assert alerts.lost == 1
+    numbers = ids.read_text().split()
+    assert len(numbers) == 2
+    for number in numbers:
+        for _ in range(1000):
+            if not runs(number):
+                break
+            await asyncio.sleep(0.02)
+        else:
+            pytest.fail(f"process {number} still runs")
+
+
+async def test_a_loop_never_waits_for_an_alert(tmp_path: Path) -> None:
+    """However many there are: the oldest are let go of."""
+    released = asyncio.Event()
+
+    async def never(_: bytes) -> None:
+        await released.wait()
+
+    alerts = Alerts(AlertSettings(command=["x"]))
+    alerts._run_command = never  # type: ignore[method-assign]
+    for _ in range(150):
+        alerts.send(VIOLATION)
+    await asyncio.sleep(0)
+    assert alerts.lost >= 49
+    await alerts.stop()
+
+
+async def test_warnings_are_sent_only_to_whoever_wants_them() -> None:
+    warning = Alert(kind="warning", agreement="a", service="s", at=0.0, summary="soon")
+    async with hook(lambda times: said(204)) as (address, bodies):
+        for wants in (False, True):
+            alerts = Alerts(AlertSettings(webhook=address, warnings=wants))
+            alerts.send(warning)
+            await alerts.drained()
+            assert len(bodies) == int(wants)
+
+
+@pytest.mark.parametrize("webhook", ["nowhere", "ftp://host/x", "http://host:x/", "http://a b/"])
+async def test_a_webhook_that_is_no_address_is_refused_before_anything_goes_wrong(
+    webhook: str,
+) -> None:
+    with pytest.raises(InvalidValue):
+        Alerts(AlertSettings(webhook=webhook))

@@ -1,0 +1,78 @@
+"""Which instances need a slot: those without a machine or on one that is gone, spares last."""
+
+from __future__ import annotations
+
+from tidegate.control.instance_wants import homeless, want_of
+from tidegate.control.provisioner import Provisioner
+from tidegate.core.fleet import MachineState, SlotKind
+from tidegate.core.hosting import Instance, InstanceState, Service, ServiceSpec
+from tidegate.core.steering import MachineSample, Place
+
+SHOP = Service(
+    spec=ServiceSpec(name="shop", target="shop:app", agreement="", slots_per_machine=3), version=1
+)
+MACHINES = [
+    MachineSample(machine_id=1, state=MachineState.UP, slots=4),
+    MachineSample(machine_id=2, state=MachineState.FAILED, slots=4),
+    MachineSample(machine_id=3, state=MachineState.HALTING, slots=4),
+    MachineSample(machine_id=4, state=MachineState.BOOTING, slots=4),
+]
+
+
+def instance(
+    number: int,
+    machine_id: int | None,
+    state: InstanceState = InstanceState.ORDERED,
+    weight: float = 1.0,
+    service: str = "shop",
+) -> Instance:
+    return Instance(
+        instance_id=number,
+        service=service,
+        version=1,
+        state=state,
+        machine_id=machine_id,
+        weight=weight,
+    )
+
+
+def test_those_that_are_to_answer_come_before_spares_and_those_that_end_need_none() -> None:
+    waiting = homeless(
+        SHOP,
+        [
+            instance(1, None, weight=0.0),
+            instance(2, 1, InstanceState.READY),
+            instance(3, 2, InstanceState.READY),
+            instance(4, 3, InstanceState.STARTING),
+            instance(5, 4),
+            instance(6, 99),
+            instance(7, None),
+            instance(8, 2, InstanceState.DRAINING),
+            instance(9, None, InstanceState.FAILED),
+            instance(10, None, service="other"),
+        ],
+        MACHINES,
+    )
+    assert [one.instance_id for one in waiting] == [3, 4, 6, 7, 1]
+    want = want_of(SHOP, waiting)
+    assert (want.kind, want.pending, want.urgent) == (SlotKind.INSTANCE, 5, 4)
+    assert want.slots_per_machine == 3
+
+
+def test_instances_of_a_service_are_spread_over_the_machines_that_have_slots() -> None:
+    machines = [
+        MachineSample(machine_id=1, state=MachineState.UP, slots=4, used=1),
+        MachineSample(machine_id=2, state=MachineState.WARM, slots=4),
+    ]
+    there = [instance(1, 1, InstanceState.READY), instance(2, 2, InstanceState.DRAINING)]
+    waiting = [instance(number, None) for number in (3, 4, 5)]
+    decision = Provisioner().decide(machines, [want_of(SHOP, waiting, [*there, *waiting])])
+    placed = [one.machine_id for one in decision.actions if isinstance(one, Place)]
+    assert sorted(placed) == [1, 2, 2]
+    assert placed[0] == 2
+
+    # One machine has slots: all go there, and none waits for another machine.
+    decision = Provisioner().decide(machines[:1], [want_of(SHOP, waiting, [*there, *waiting])])
+    assert [one for one in decision.actions if isinstance(one, Place)] == [
+        Place("shop", 1, SlotKind.INSTANCE)
+    ] * 3

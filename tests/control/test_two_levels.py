@@ -1,0 +1,364 @@
+"""Doors from inside and a probe from outside: what each sees, added up, and when they disagree."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from tidegate.agreement.document import parse_agreement
+from tidegate.agreement.evaluation import Verdict
+from tidegate.agreement.kept_standing import KeptStanding
+from tidegate.agreement.violations import Turn
+from tidegate.control.monitoring import (
+    DIFFERS_SAMPLES,
+    Disagreement,
+    Disagreements,
+    Monitoring,
+)
+from tidegate.control.probe import Probe, ProbeSample, ask
+from tidegate.control.service_reading import DoorReader, ServiceReading
+from tidegate.core.hosting import DoorSample, Instance, InstanceSample, InstanceState
+
+pytestmark = pytest.mark.asyncio
+
+SHOP = parse_agreement(
+    """
+name = "shop"
+http = "shop"
+window = "5s"
+objective = 0.9
+period = "10m"
+[metrics.response_p95]
+breach = "1s"
+[metrics.availability]
+breach = 0.9
+[metrics.free_memory]
+breach = "100MiB"
+""",
+    "shop.toml",
+)
+
+
+def sample(
+    at: float,
+    total: int,
+    *,
+    door: str = "a",
+    refused: int = 0,
+    response_s: float = 0.1,
+    outstanding: int = 2,
+    errors: int = 0,
+) -> DoorSample:
+    return DoorSample(
+        service="shop",
+        door=door,
+        at=at,
+        address=f"127.0.0.1:80{door}",
+        accepted=total,
+        answered=total,
+        refused=refused,
+        waiting=1,
+        in_flight=outstanding + 1,
+        response=[(response_s, total)],
+        instances=[
+            InstanceSample(
+                instance_id=1,
+                outstanding=outstanding,
+                sent=total,
+                answered=total,
+                server_errors=errors,
+                response=[(response_s, total)],
+            )
+        ],
+    )
+
+
+def reading(reader: DoorReader, samples: list[DoorSample], at: float) -> ServiceReading:
+    reader.take(samples, at)
+    found = reader.reading(at)
+    assert found is not None
+    return found
+
+
+async def test_the_first_look_only_tells_where_totals_stand() -> None:
+    reader = DoorReader()
+    reader.take([sample(100.0, 5000)], 0.0)
+    assert reader.reading(0.0) is None
+    found = reading(reader, [sample(101.0, 5030)], 1.0)
+    assert (found.answered_per_s, found.in_hand, found.waiting) == (30.0, 3, 1)
+    assert found.instance(1).answered_per_s == 30.0
+
+
+async def test_a_lost_sample_changes_no_rate() -> None:
+    reader = DoorReader()
+    reader.take([sample(100.0, 0)], 0.0)
+    assert reading(reader, [sample(103.0, 90)], 3.0).answered_per_s == 30.0
+
+
+async def test_the_same_sample_again_is_no_news() -> None:
+    reader = DoorReader()
+    reader.take([sample(100.0, 0)], 0.0)
+    reading(reader, [sample(101.0, 30)], 1.0)
+    reader.take([sample(101.0, 30)], 1.5)
+    assert reader.reading(1.5) is None
+
+
+async def test_two_doors_are_one_service() -> None:
+    reader = DoorReader()
+    reader.take([sample(100.0, 0), sample(100.2, 0, door="b")], 0.0)
+    reading(reader, [sample(101.0, 30), sample(101.2, 20, door="b")], 1.3)
+    # One of them has reported: the other one is waited for, a moment.
+    reader.take([sample(102.0, 60), sample(101.2, 20, door="b")], 2.0)
+    assert reader.reading(2.0) is None
+    both = reading(reader, [sample(102.0, 60), sample(102.2, 40, door="b")], 2.4)
+    assert both.answered_per_s == 50.0
+    assert both.in_hand == 6
+    assert both.instance(1).outstanding == 4
+    assert both.addresses == ("127.0.0.1:80a", "127.0.0.1:80b")
+
+
+async def test_a_door_that_was_restarted_counts_from_zero() -> None:
+    reader = DoorReader()
+    for second in range(10):
+        reader.take([sample(100.0 + second, 1000 + 30 * second)], float(second))
+    reader.reading(9.0)
+    # Another one since: its totals have all happened in the last second.
+    found = reading(reader, [sample(110.0, 25, door="c")], 16.0)
+    assert found.answered_per_s == 25.0
+
+
+async def test_a_door_whose_clock_is_set_back_is_heard_on() -> None:
+    reader = DoorReader()
+    reader.take([sample(1000.0, 0)], 0.0)
+    reading(reader, [sample(1001.0, 30)], 1.0)
+    reader.take([sample(500.0, 60)], 2.0)
+    assert reader.reading(2.0) is None
+    assert reading(reader, [sample(501.0, 90)], 3.0).answered_per_s == 30.0
+
+
+async def test_a_door_that_nobody_heard_of_for_long_does_not_count_its_whole_life() -> None:
+    """As one that comes back to a leader that has not known it: a million requests in a second."""
+    reader = DoorReader()
+    for second in range(10):
+        reader.take([sample(100.0 + second, 30 * second)], float(second))
+    reader.reading(9.0)
+    old = msgspec.structs.replace(sample(110.0, 1_000_000, door="b"), began_at=20.0)
+    found = reading(reader, [sample(110.0, 300), old], 10.0)
+    assert found.answered_per_s == 30.0
+    later = msgspec.structs.replace(sample(111.0, 1_000_020, door="b"), began_at=20.0)
+    assert reading(reader, [sample(111.0, 330), later], 11.0).answered_per_s == 50.0
+    # One that has just begun counts from zero.
+    new = msgspec.structs.replace(sample(111.9, 40, door="c"), began_at=111.0)
+    doors = [
+        sample(112.0, 360),
+        msgspec.structs.replace(later, at=112.0, answered=1_000_040, accepted=1_000_040),
+        new,
+    ]
+    assert reading(reader, doors, 12.0).answered_per_s == 30.0 + 20.0 + 40.0
+
+
+async def test_who_is_silent_for_long_counts_no_more() -> None:
+    reader = DoorReader()
+    reader.take([sample(100.0, 0), sample(100.0, 0, door="b")], 0.0)
+    reader.take([sample(101.0, 30), sample(101.0, 30, door="b")], 1.0)
+    reader.reading(1.0)
+    assert not reader.is_silent(5.0)
+    found = reading(reader, [sample(109.0, 270)], 9.0)
+    assert found.in_hand == 3
+    assert reader.is_silent(20.0)
+
+
+def instance(free_bytes: float = 1e9) -> Instance:
+    return Instance(
+        instance_id=1,
+        service="shop",
+        version=1,
+        state=InstanceState.READY,
+        free_memory_bytes=free_bytes,
+    )
+
+
+def fed(
+    monitoring: Monitoring, response_s: float, begin_s: int, *, errors: int = 0, free: float = 1e9
+) -> list[object]:
+    """Eight seconds of a door."""
+    entries = []
+    for second in range(begin_s, begin_s + 8):
+        one = sample(1000.0 + second, 30 * second, response_s=response_s, errors=errors * second)
+        measured = monitoring.take([one], [instance(free)], float(second), 1000.0 + second)
+        entries += measured.entries
+    return entries
+
+
+async def test_what_doors_report_is_judged_in_windows_with_evidence() -> None:
+    monitoring = Monitoring(SHOP)
+    [entry, *_] = fed(monitoring, 1.5, 0)
+    assert entry.window.verdict is Verdict.BREACHED  # type: ignore[attr-defined]
+    [event] = entry.events  # type: ignore[attr-defined]
+    assert (event.turn, event.metric) == (Turn.BREACHED, "response_p95")
+
+
+@pytest.mark.parametrize("off_s", [4.0, -4.0, 0.4])
+async def test_a_door_whose_clock_is_off_makes_nobody_late(off_s: float) -> None:
+    monitoring = Monitoring(SHOP)
+    windows = []
+    for second in range(20):
+        wall = 1000.0 + second
+        doors = [
+            sample(wall + off_s, 30 * second, door="a"),
+            sample(wall, 30 * second, door="b"),
+        ]
+        measured = monitoring.take(doors, [instance(1e9)], float(second), wall)
+        windows += [entry.window for entry in measured.entries]
+    assert monitoring.ledger.late_samples == 0
+    # Five seconds of both of them.
+    assert {one.samples for one in windows[1:]} == {10}
+
+
+async def test_answers_of_500_and_a_lack_of_memory_are_promises_too() -> None:
+    entries = fed(Monitoring(SHOP), 0.1, 0, errors=10, free=50 * 2.0**20)
+    metrics = {
+        event.metric
+        for entry in entries
+        for event in entry.events  # type: ignore[attr-defined]
+        if event.turn is Turn.BREACHED
+    }
+    assert metrics == {"availability", "free_memory"}
+
+
+async def test_the_window_that_is_open_warns_before_it_is_over() -> None:
+    monitoring = Monitoring(SHOP)
+    for second in range(3):
+        one = sample(1000.0 + second, 30 * second, response_s=0.9)
+        measured = monitoring.take([one], [], float(second), 1000.0 + second)
+    assert not measured.entries
+    assert measured.window is not None
+    assert measured.window.verdict is Verdict.WARNED
+
+
+async def test_under_another_document_the_budget_begins_anew() -> None:
+    first = Monitoring(SHOP)
+    [entry, *_] = fed(first, 1.5, 0)
+    kept = KeptStanding.of(SHOP, entry, first.ledger.history)  # type: ignore[arg-type]
+    same = Monitoring(SHOP, kept)
+    assert same.ledger.history.minutes
+    other = msgspec.structs.replace(kept, history=type(kept.history)("something else", {}, {}))
+    assert not Monitoring(SHOP, other).ledger.history.minutes
+
+
+def read(**changes: object) -> ServiceReading:
+    values: dict[str, object] = {
+        "at": 0.0,
+        "in_hand": 3,
+        "waiting": 0,
+        "answered_per_s": 30.0,
+        "accepted_per_s": 30.0,
+        "refused_per_s": 0.0,
+        "response": [(0.1, 30)],
+    }
+    return ServiceReading(**(values | changes))  # type: ignore[arg-type]
+
+
+def probed(duration_s: float = 0.1, failure: str = "") -> ProbeSample:
+    return ProbeSample(0.0, "127.0.0.1:80", duration_s, None if failure else 200, failure)
+
+
+@pytest.mark.parametrize(
+    ("probe", "seen", "says"),
+    [
+        (probed(failure="no answer within 2 s"), read(), "the probe fails: no answer"),
+        (probed(duration_s=1.5), read(), "the probe waits 1.5 s"),
+        (probed(), read(refused_per_s=10.0), "the probe is well, and doors report"),
+        (probed(), read(trouble="HAProxy does not run"), "doors report: HAProxy does not run"),
+    ],
+)
+async def test_one_says_well_and_the_other_does_not(
+    probe: ProbeSample, seen: ServiceReading, says: str
+) -> None:
+    disagreement = Disagreement()
+    said = [disagreement.take(probe, seen) for _ in range(DIFFERS_SAMPLES + 3)]
+    # Once, and not for a single sample.
+    assert [one for one in said if one is not None] == [disagreement.now]
+    assert said[DIFFERS_SAMPLES - 1] is not None
+    assert says in disagreement.now
+    over = [disagreement.take(probed(), read()) for _ in range(DIFFERS_SAMPLES)]
+    assert over[-1] == ""
+
+
+async def test_a_door_that_is_well_hides_none_that_nobody_can_reach() -> None:
+    disagreements = Disagreements()
+    assert not disagreements.follow(read(addresses=("a:80", "b:80")))
+    said = []
+    for _ in range(DIFFERS_SAMPLES + 2):
+        # Each is asked in turn.
+        for address, failure in (("a:80", ""), ("b:80", "connection refused")):
+            sample = ProbeSample(0.0, address, 0.1, None if failure else 200, failure)
+            said.append(disagreements.take(sample, 0.0, is_silent=False, is_bounded=False))
+    assert [one for one in said if one is not None] == [
+        "doors report no trouble, and the probe fails: connection refused (asked at b:80)"
+    ]
+    # The one that nobody reached is gone, and with it what was said of it.
+    assert disagreements.follow(read(addresses=("a:80",)))
+    assert not disagreements.follow(read(addresses=("a:80",)))
+
+
+async def test_both_in_trouble_or_told_to_refuse_is_no_disagreement() -> None:
+    disagreement = Disagreement()
+    for _ in range(10):
+        assert disagreement.take(probed(failure="503"), read(refused_per_s=20.0)) is None
+        assert disagreement.take(probed(), read(refused_per_s=9.0), is_bounded=True) is None
+        # Also the probe may be one too many.
+        refused = ProbeSample(0.0, "127.0.0.1:80", 0.01, 503, "it answered 503")
+        assert disagreement.take(refused, read(), is_bounded=True) is None
+
+
+async def test_a_probe_asks_a_real_address_on_a_connection_of_its_own() -> None:
+    heads: list[bytes] = []
+    status = 200
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        if status == 0:
+            await reader.read()
+        else:
+            writer.write(f"HTTP/1.1 {status} x\r\nContent-Length: 2\r\n\r\nok".encode())
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server:
+        well = await ask(address, "/well")
+        status = 503
+        ill = await ask(f"http://{address}", "/well")
+        status = 0
+        silent = await ask(address, "/well", timeout_s=0.5)
+    gone = await ask(address, "/well")
+    assert (well.status, well.failure) == (200, "")
+    assert well.duration_s > 0.0
+    assert heads[0].startswith(b"GET /well HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert (ill.status, ill.failure) == (503, "it answered 503")
+    assert (silent.status, silent.failure) == (None, "no answer within 0.5 s")
+    assert gone.status is None
+    assert gone.failure
+    assert len(heads) == 3
+
+
+async def test_a_probe_asks_each_second_and_of_two_doors_each_in_turn() -> None:
+    asked: list[str] = []
+
+    async def note(address: str, path: str, mark: str) -> ProbeSample:
+        asked.append(address)
+        return probed()
+
+    probe = Probe(note)
+    probe.addresses = ("a", "b")
+    came = []
+    for tenth in range(41):
+        came += probe.tick(tenth / 10.0)
+        await asyncio.sleep(0)
+    assert sorted(asked[:4]) == ["a", "a", "b", "b"]
+    assert len(asked) == 5
+    assert len(came) >= 4
+    probe.stop()

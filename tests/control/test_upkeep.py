@@ -1,0 +1,133 @@
+"""Replicas begin to serve when somebody is there; homes move only when nothing is in them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numbers_of as given
+
+from tidegate.control.upkeep import (
+    LOOKS_MIN,
+    LOOKS_PATIENT,
+    SeenHomes,
+    Upkeep,
+    homecoming,
+    missing_workers,
+)
+from tidegate.core.replication import ALIAS, HOMES, ReplicaState
+from tidegate.core.steering import Exchange, QueueSample, ReplicaSample
+
+STARTING = ReplicaState.STARTING
+NOTHING = SeenHomes([], [])
+
+
+def _sample(*replicas: ReplicaSample) -> QueueSample:
+    return QueueSample(queue="orders", at=0.0, replicas=list(replicas))
+
+
+def test_a_replica_serves_when_its_owner_answers() -> None:
+    topology = given.topology(given.place(1, state=STARTING), given.place(2, state=STARTING))
+    here = ReplicaSample(number=1, state=STARTING)
+    away = ReplicaSample(number=2, state=STARTING, reachable=False)
+    assert Upkeep().serving(topology, _sample(here, away)) == [1]
+
+
+def test_a_replica_on_a_machine_waits_for_its_workers() -> None:
+    topology = given.topology(given.place(1, state=STARTING, machine_id=4), worker="shop:app")
+    alone = ReplicaSample(number=1, state=STARTING, machine_id=4)
+    staffed = ReplicaSample(number=1, state=STARTING, machine_id=4, consumers=1)
+    assert Upkeep().serving(topology, _sample(alone)) == []
+    assert [one.number for one in missing_workers(topology, _sample(alone))] == [1]
+    assert Upkeep().serving(topology, _sample(staffed)) == [1]
+    assert missing_workers(topology, _sample(staffed)) == []
+
+
+def test_homes_are_spread_over_those_that_serve() -> None:
+    topology = given.topology(given.place(1), given.place(2), given.place(3, state=STARTING))
+    homes = Upkeep().homes(topology, lambda number: NOTHING)
+    assert homes is not None
+    assert Counter(homes) == {-1: HOMES // 2, -2: HOMES // 2}, "closed at first"
+
+
+def test_nobody_serves_and_homes_stay() -> None:
+    topology = given.topology(given.place(1, state=STARTING), homes=[7] * HOMES)
+    assert Upkeep().homes(topology, lambda number: NOTHING) is None
+
+
+def test_when_the_last_replica_goes_the_alias_is_home_and_keeps_what_is_left() -> None:
+    last = given.place(1, state=ReplicaState.DRAINING, share=0.0)
+    topology = given.topology(last, homes=[1] * HOMES)
+    upkeep = Upkeep()
+    assert all(upkeep.homes(topology, lambda number: SeenHomes([3], [])) is None for _ in range(9))
+    found = [upkeep.homes(topology, lambda number: NOTHING) for _ in range(LOOKS_MIN)]
+    assert found == [None] * (LOOKS_MIN - 1) + [[]]
+
+    going = ReplicaSample(number=1, state=ReplicaState.DRAINING, waiting=7)
+    assert homecoming(_sample(going)) == [Exchange(source=1, target=ALIAS, count=7)]
+    other = ReplicaSample(number=2)
+    assert homecoming(_sample(going, other)) == []
+
+
+def test_a_home_leaves_a_draining_replica_when_it_has_been_empty_for_some_looks() -> None:
+    draining = given.place(1, state=ReplicaState.DRAINING)
+    topology = given.topology(draining, given.place(2), homes=[1] * HOMES)
+    upkeep, held = Upkeep(), {1: SeenHomes([5], []), 2: NOTHING}
+    for _ in range(LOOKS_MIN - 1):
+        assert upkeep.homes(topology, held.__getitem__) is None
+    homes = upkeep.homes(topology, held.__getitem__)
+    assert homes is not None
+    assert homes[5] == 1
+    assert Counter(homes) == {-2: HOMES - 1, 1: 1}
+
+
+def test_a_busy_home_leaves_a_draining_replica_in_the_end() -> None:
+    draining = given.place(1, state=ReplicaState.DRAINING)
+    topology = given.topology(draining, given.place(2), homes=[1] * HOMES)
+    upkeep, busy = Upkeep(), {1: SeenHomes(range(HOMES), range(HOMES)), 2: NOTHING}
+    found = [upkeep.homes(topology, busy.__getitem__) for _ in range(LOOKS_PATIENT)]
+    assert found == [None] * (LOOKS_PATIENT - 1) + [[-2] * HOMES]
+
+
+def test_a_home_whose_replica_does_not_say_what_it_holds_stays() -> None:
+    draining = given.place(1, state=ReplicaState.DRAINING)
+    topology = given.topology(draining, given.place(2), homes=[1] * HOMES)
+    upkeep = Upkeep()
+    assert all(upkeep.homes(topology, lambda number: None) is None for _ in range(9))
+
+
+def test_a_new_replica_gets_its_part_of_the_homes_and_then_nothing_moves() -> None:
+    places = given.place(1), given.place(2)
+    topology = given.topology(*places, homes=[1] * HOMES)
+    upkeep = Upkeep()
+    found = [upkeep.homes(topology, lambda number: NOTHING) for _ in range(LOOKS_MIN)][-1]
+    assert found is not None
+    assert Counter(found) == {1: HOMES // 2, -2: HOMES // 2}
+    opened = upkeep.homes(given.topology(*places, homes=found), lambda number: NOTHING)
+    assert opened is not None
+    assert Counter(opened) == {1: HOMES // 2, 2: HOMES // 2}
+    settled = given.topology(*places, homes=opened)
+    assert all(upkeep.homes(settled, lambda number: NOTHING) is None for _ in range(9))
+
+
+def test_a_home_is_opened_when_nobody_else_has_anything_of_it_or_would_take_it() -> None:
+    topology = given.topology(given.place(1), given.place(2), homes=[-2] * HOMES)
+    said: dict[int, SeenHomes | None] = {
+        ALIAS: SeenHomes([], [3]),
+        1: SeenHomes([], [4]),
+        # What came to its new home does not keep it closed.
+        2: SeenHomes([5], [5]),
+    }
+    homes = Upkeep().homes(topology, said.__getitem__)
+    assert homes is not None
+    assert Counter(homes) == {2: HOMES - 2, -2: 2}
+    assert (homes[3], homes[4]) == (-2, -2)
+
+    said[1] = None
+    assert Upkeep().homes(topology, said.__getitem__) is None, "who says nothing may have anything"
+
+
+def test_a_closed_home_whose_replica_drains_goes_elsewhere_and_stays_closed() -> None:
+    draining = given.place(2, state=ReplicaState.DRAINING)
+    topology = given.topology(given.place(1), draining, homes=[-2] * HOMES)
+    said = {ALIAS: SeenHomes([], range(HOMES)), 1: NOTHING, 2: NOTHING}
+    assert Upkeep().homes(topology, said.__getitem__) == [-1] * HOMES

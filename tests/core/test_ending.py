@@ -1,0 +1,37 @@
+"""Tasks that are told to end do, also those that take a cancellation for something else."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tidegate.core.ending import ended
+
+
+async def test_a_task_that_loses_a_cancellation_is_told_again() -> None:
+    lost = 0
+
+    async def survives_outages() -> None:
+        nonlocal lost
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                # As psycopg does when the server dies in the middle of a cancelled query.
+                lost += 1
+                if lost == 2:
+                    raise
+
+    task = asyncio.create_task(survives_outages())
+    await asyncio.sleep(0)
+
+    await ended([task])
+
+    assert task.cancelled()
+    assert lost == 2
+
+
+async def test_what_has_failed_is_over_and_nobody_hears_of_it() -> None:
+    async def fails() -> None:
+        raise RuntimeError("too late to matter")
+
+    await ended([asyncio.create_task(fails())])

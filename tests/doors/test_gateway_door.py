@@ -1,0 +1,141 @@
+"""The embedded door with its store: memory that is told, sessions while a server drains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+import websockets
+from bookshop import bookshops
+from http_client import Connection
+from stall import stalls
+
+from tidegate.adapters.door_settings import DoorSettings
+from tidegate.adapters.gateway.door import GatewayDoor
+from tidegate.control.door_loop import DoorLoop
+from tidegate.core.hosting import Backend, InstanceState, ServiceSpec, instance_of
+from tidegate.storage.memory import MemoryStore
+
+SECRET = "a secret of the tests"
+SETTINGS = DoorSettings(
+    "shop",
+    health_path="/well",
+    balancing="workload",
+    session_secret=SECRET.encode(),
+)
+
+
+@pytest.fixture
+async def door() -> AsyncIterator[GatewayDoor]:
+    opened = GatewayDoor(SETTINGS)
+    await opened.start()
+    yield opened
+    await opened.stop(timeout_s=0.0)
+
+
+def port_of(door: GatewayDoor) -> int:
+    return int(door.address.rpartition(":")[2])
+
+
+class Hosted:
+    """A store with one service, and what its leader and its machine say."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.epoch = self.machine = 0
+
+    async def deploy(self) -> None:
+        epoch = await self.store.lead(await self.store.join("leader", "tidegate://here:1", 60.0))
+        assert epoch is not None
+        self.epoch = epoch
+        spec = ServiceSpec(name="shop", target="shop:app", agreement="", sticky=True)
+        await self.store.deploy(spec)
+        self.machine = (await self.store.add_machine("process", 4, None, epoch)).machine_id
+
+    async def order(self) -> int:
+        made = await self.store.add_instance("shop", 1.0, self.epoch)
+        assert await self.store.assign_instance(made.instance_id, self.machine, self.epoch)
+        return made.instance_id
+
+    async def report(self, number: int, port: int, free: float | None) -> None:
+        assert await self.store.report_instance(
+            number, self.machine, InstanceState.READY, f"127.0.0.1:{port}", free, ""
+        )
+
+
+async def test_who_may_take_more_memory_is_the_more_available(door: GatewayDoor) -> None:
+    hosted = Hosted()
+    await hosted.deploy()
+    loop = DoorLoop(door, hosted.store, "shop")
+    async with stalls(2) as (one, two):
+        for stall, free in ((one, 4e9), (two, 1e9)):
+            await hosted.report(await hosted.order(), stall.port, free)
+        await loop.run_once()
+        servers = door._gateway._servers
+        assert [server.free_memory_bytes for server in servers] == [4e9, 1e9]
+        servers.measure(time.monotonic())
+        first, second = servers
+        assert first.index > second.index
+
+        # What changes is told, and what is not known any more stays as it was said last.
+        await hosted.report(1, one.port, 1e8)
+        await hosted.report(2, two.port, None)
+        await loop.run_once()
+        servers.measure(time.monotonic())
+        assert first.index < second.index
+
+
+async def in_session(door: GatewayDoor, cookie: str) -> tuple[bytes, str]:
+    async with await Connection.to(port_of(door)) as client:
+        answer = await client.ask(headers={"Cookie": cookie} if cookie else {})
+    return answer.body, answer.headers.get("set-cookie", cookie).partition(";")[0]
+
+
+async def test_who_talks_has_a_place_and_is_no_request_in_hand(door: GatewayDoor) -> None:
+    async with bookshops("a") as (shop,):
+        await door.set_backends([Backend(instance_id=1, host="127.0.0.1", port=shop.port)])
+        await door.set_admission(1)
+        async with websockets.connect(f"ws://127.0.0.1:{port_of(door)}/talk") as talk:
+            await talk.send("one")
+            assert await talk.recv() == "one"
+            sample = await door.sample()
+            assert (sample.in_flight, sample.unanswered) == (0, [])
+            assert [one.outstanding for one in sample.instances] == [1]
+            # Nobody is refused for it, though one request is all that is let in.
+            async with await Connection.to(port_of(door)) as client:
+                assert (await client.ask()).status == 200
+
+
+async def test_sessions_stay_with_a_server_that_drains_until_their_grace_is_over(
+    door: GatewayDoor,
+) -> None:
+    hosted = Hosted()
+    await hosted.deploy()
+    loop = DoorLoop(door, hosted.store, "shop")
+    async with stalls(2) as (one, two):
+        for stall in (one, two):
+            await hosted.report(await hosted.order(), stall.port, 1e9)
+        await loop.run_once()
+        home, cookie = await in_session(door, "")
+        draining, store = instance_of(home.decode()), hosted.store
+        assert draining is not None
+
+        # The leader lets it go: it keeps the session, and who is new goes elsewhere.
+        until = time.time() + 600.0
+        await store.set_instance(
+            draining, hosted.epoch, state=InstanceState.DRAINING, sessions_until=until
+        )
+        await loop.run_once()
+        for _ in range(5):
+            assert await in_session(door, cookie) == (home, cookie)
+            assert (await in_session(door, ""))[0] != home
+
+        # The grace is over: the session is elected anew.
+        await store.set_instance(
+            draining, hosted.epoch, state=InstanceState.DRAINING, sessions_until=time.time()
+        )
+        await loop.run_once()
+        moved, other = await in_session(door, cookie)
+        assert moved != home
+        assert other != cookie

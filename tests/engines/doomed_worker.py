@@ -1,0 +1,35 @@
+"""A worker process that is killed: python doomed_worker.py URL HISTORY NAME
+
+It writes down each delivery before it does anything, and says on its output how far it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from load import Load
+
+import tidegate
+from tidegate.lab.history import HistoryWriter
+
+
+def main() -> None:
+    url, path, name = sys.argv[1:]
+    app = tidegate.App(url)
+    history = HistoryWriter(Path(path), name)
+    load = Load(history, "orders")
+
+    @app.worker("orders", concurrency=4, prefetch=20)
+    async def handle(message: tidegate.Message) -> None:
+        load.delivered(message)
+        history.flush()
+        print(load.deliveries, flush=True)
+        await asyncio.sleep(0.002)
+
+    app.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Load whose every message is written down, so that the checker can judge what became of it.
+
+Acknowledgements are noted as asked for and never as done: RabbitMQ confirms none, and what it was
+told just before it was killed it may have forgotten. Ids are left out, for those of an engine need
+not grow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import tidegate
+from tidegate.lab.checker import Verdict, check
+from tidegate.lab.faults.payload import numbered, numbered_payload
+from tidegate.lab.history import HistoryWriter, merged, read_history
+
+
+class Load:
+    """What producers and consumers of one process saw of a queue."""
+
+    def __init__(self, history: HistoryWriter, queue: str) -> None:
+        self._history = history
+        self.queue = queue
+        # Distinct messages.
+        self.confirmed: set[bytes] = set()
+        self.unknown: set[bytes] = set()
+        # All deliveries, by message.
+        self.seen: Counter[bytes] = Counter()
+        self.deliveries = 0
+
+    async def produce(self, mq: Any, producer: str, seqs: Iterable[int]) -> None:
+        """Put these, one after the other; what has no answer is not put again."""
+        for seq in seqs:
+            await self._put(mq, producer, seq)
+
+    async def _put(self, mq: Any, producer: str, seq: int) -> None:
+        payload = numbered_payload(producer, seq)
+        note = self._history.note
+        note("put", "invoke", self.queue, producer, seq, hash_of=payload)
+        try:
+            await mq.put(self.queue, payload)
+        except tidegate.RetryLater:
+            self.unknown.add(payload)
+            note("put", "info", self.queue, producer, seq)
+        else:
+            self.confirmed.add(payload)
+            note("put", "ok", self.queue, producer, seq)
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether all that was confirmed has come."""
+        return self.confirmed <= self.seen.keys()
+
+    def delivered(self, message: Any) -> None:
+        """Write a delivery down, before anything is done with it."""
+        producer, seq = numbered(message.payload)
+        self.deliveries += 1
+        self.seen[message.payload] += 1
+        self._history.note(
+            "deliver",
+            "ok",
+            self.queue,
+            producer,
+            seq,
+            redelivered=message.redelivered,
+            hash_of=message.payload,
+        )
+
+
+def judged(histories: Iterable[Path]) -> Verdict:
+    """The verdict over a queue that was drained: what was confirmed and never came is lost."""
+    return check(merged([read_history(path) for path in histories]), stored=[])
+
+
+def assert_nothing_went_wrong(verdict: Verdict) -> None:
+    assert verdict.examples == []
+    assert verdict.outcome == "pass", str(verdict)

@@ -1,0 +1,83 @@
+"""A leader that gives instances their slots, on real machines; alone, a process that may be killed.
+
+python led_hosting.py URL FOLDER        leads until it dies (TIDEGATE_CRASH_POINT says where)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hosted_modules import write_shop
+from led_fleet import PATIENCE_S, FleetUnderTest
+
+from tidegate.adapters.native.actuator import NativeActuator
+from tidegate.control.fleet_loop import FleetLoop
+from tidegate.control.journal import Journal
+from tidegate.control.learned import Learned
+from tidegate.control.provisioner import Provisioner
+from tidegate.core.hosting import Instance, InstanceState, ServiceSpec
+
+Instances = dict[int, Instance]
+
+
+class LedHosting(FleetUnderTest):
+    """A fleet whose leader places what is ordered."""
+
+    def __init__(self, url: str, folder: Path, **options: Any) -> None:
+        super().__init__(url, folder, **options)
+        self.loop = FleetLoop(
+            self.store,
+            self.fleet,
+            Provisioner(),
+            NativeActuator(self.store, self.node.neighbours.ask),
+            Journal(self.store, None, time.time),
+            Learned(None),
+        )
+
+    async def deploy(self, **changes: Any) -> None:
+        """A shop, two instances to a machine."""
+        code = write_shop(self.folder / "code")
+        spec = {"folder": str(code), "slots_per_machine": 2, **changes}
+        await self.store.deploy(ServiceSpec(name="shop", target="shop:app", agreement="", **spec))
+
+    async def order(self, weight: float = 1.0) -> int:
+        return (await self.store.add_instance("shop", weight, self.epoch)).instance_id
+
+    async def until_instances(
+        self, are_so: Callable[[Instances], bool], what: str = ""
+    ) -> Instances:
+        """Lead until it is so."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            await self.loop.run_once({}, time.monotonic(), self.epoch)
+            found = {one.instance_id: one for one in await self.store.instances()}
+            if are_so(found):
+                return found
+            assert time.monotonic() < deadline, f"{what}: still {found}"
+            await asyncio.sleep(0.05)
+
+    async def until_ready(self, *numbers: int) -> list[Instance]:
+        found = await self.until_instances(
+            lambda now: all(now[number].state is InstanceState.READY for number in numbers),
+            f"{numbers} are ready",
+        )
+        return [found[number] for number in numbers]
+
+
+async def _lead(url: str, folder: Path) -> None:
+    hosting = LedHosting(url, folder)
+    await hosting.start()
+    await hosting.deploy()
+    await hosting.order()
+    print(hosting.node.member_id, flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    await hosting.until_instances(lambda _: False, "nobody killed it")
+
+
+if __name__ == "__main__":
+    asyncio.run(_lead(sys.argv[1], Path(sys.argv[2])))

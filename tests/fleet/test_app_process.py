@@ -1,0 +1,137 @@
+"""One uvicorn process of an application: it answers, drains, and says why when it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from hosted_modules import BAD_START, body_of, write_shop
+from led_fleet import until
+
+from tidegate.core.errors import Unavailable
+from tidegate.fleet.app_process import AppProcess
+from tidegate.fleet.parent import identity_of
+
+KEEPER = """
+import asyncio
+from tidegate.fleet.app_process import AppProcess
+async def main():
+    shop = AppProcess("shop:app")
+    await shop.start()
+    await shop.until_ready()
+    print(shop.pid, flush=True)
+    await asyncio.sleep(3600)
+asyncio.run(main())
+"""
+StartApp = Callable[..., AppProcess]
+
+
+@pytest.fixture
+async def app_of(tmp_path: Path) -> AsyncIterator[StartApp]:
+    made: list[AppProcess] = []
+
+    def make(target: str = "shop:app", **options: object) -> AppProcess:
+        made.append(AppProcess(target, folder=tmp_path, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for process in made:
+        process.kill()
+        await process.wait()
+
+
+async def test_it_is_ready_when_it_answers_and_answers_what_it_has_before_it_ends(
+    app_of: StartApp, tmp_path: Path
+) -> None:
+    write_shop(tmp_path)
+    shop = app_of(environment={"TIDEGATE_INSTANCE": "7"})
+    await shop.start()
+    address = await shop.until_ready()
+    assert await body_of(address) == f"welcome pid {shop.pid} instance 7"
+
+    slow = asyncio.create_task(body_of(address, "/slow"))
+    await until((tmp_path / "begun").exists)
+    shop.ask_to_end()
+    await until(lambda: _is_refused(address), "it still takes connections")
+    (tmp_path / "go").touch()
+
+    assert (await slow).startswith("welcome")
+    await shop.wait()
+    assert shop.exit_code == -signal.SIGTERM
+
+
+def _is_refused(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) != 0
+
+
+@pytest.mark.parametrize(
+    ("module", "target", "words"),
+    [
+        ("import no_such_library", "shop:app", "imports 'no_such_library', which is not installed"),
+        ("raise RuntimeError('no prices')", "shop:app", "RuntimeError: no prices"),
+        ("", "other:app", "no module 'other': looked in"),
+        ("app = 3", "shop:app", "is a int, no ASGI application"),
+        ("", "shop:app", "has no 'app'"),
+        (BAD_START, "shop:app", "shop:app does not start: the till is locked"),
+    ],
+)
+async def test_an_application_that_does_not_start_is_reported_in_words(
+    app_of: StartApp, tmp_path: Path, module: str, target: str, words: str
+) -> None:
+    (tmp_path / "shop.py").write_text(module)
+    shop = app_of(target)
+    await shop.start()
+    with pytest.raises(Unavailable) as refusal:
+        await shop.until_ready()
+    assert words in str(refusal.value)
+
+
+async def test_a_port_that_is_taken_is_reported_before_anything_is_imported(
+    app_of: StartApp, tmp_path: Path
+) -> None:
+    (tmp_path / "shop.py").write_text("raise RuntimeError('this was imported')")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        shop = app_of(port=port)
+        await shop.start()
+        with pytest.raises(Unavailable, match=f"listen on 127.0.0.1:{port}: Address already in us"):
+            await shop.until_ready()
+
+
+async def test_one_that_hangs_in_its_import_is_reported_and_can_be_ended(
+    app_of: StartApp, tmp_path: Path
+) -> None:
+    (tmp_path / "shop.py").write_text("open('begun', 'w'); import time; time.sleep(3600)")
+    shop = app_of()
+    await shop.start()
+    await until((tmp_path / "begun").exists)
+    with pytest.raises(Unavailable, match=r"shop:app still imports or starts up after .*may hang"):
+        await shop.until_ready(patience_s=0.05)
+    await shop.end()
+    assert shop.exit_code == -signal.SIGTERM
+
+
+async def test_it_ends_with_whoever_started_it(tmp_path: Path) -> None:
+    write_shop(tmp_path)
+    keeper = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        KEEPER,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert keeper.stdout is not None
+    pid = int(await keeper.stdout.readline())
+    keeper.kill()
+    await keeper.wait()
+    await until(lambda: identity_of(pid) is None)

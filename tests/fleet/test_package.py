@@ -1,0 +1,192 @@
+"""Code on its way to machines: packed the same each time, unpacked safely or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import os
+import stat
+import tempfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.core.errors import InvalidValue, TidegateError, TooLarge
+from tidegate.fleet import package
+from tidegate.fleet.package import packed, unpack
+from tidegate.fleet.package_cache import PackageCache
+from tidegate.storage.memory import MemoryStore
+
+
+def digest_of(content: bytes | bytearray) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def archive_of(*entries: tuple[str | zipfile.ZipInfo, bytes]) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as file:
+        for name, content in entries:
+            file.writestr(name, content)
+    return made.getvalue()
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    folder = tmp_path / "shop"
+    (folder / "web" / "__pycache__").mkdir(parents=True)
+    (folder / "web" / "__init__.py").write_text("app = 1")
+    (folder / "web" / "__pycache__" / "old.pyc").write_text("made by Python")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "HEAD").write_text("hidden")
+    (folder / "venv").mkdir()
+    (folder / "venv" / "pyvenv.cfg").write_text("an environment")
+    (folder / "run.sh").write_text("#!/bin/sh")
+    (folder / "run.sh").chmod(0o755)
+    (folder / "data.txt").symlink_to("run.sh")
+    return folder
+
+
+def test_a_folder_arrives_as_it_was_without_what_is_nobodys_code(
+    shop: Path, tmp_path: Path
+) -> None:
+    content = packed(shop)
+    os.utime(shop / "run.sh", (1, 1))
+    assert packed(shop) == content, "the same code is the same archive"
+    unpack(content, digest_of(content), tmp_path / "there")
+    assert files_of(tmp_path / "there") == {
+        "web/__init__.py": "app = 1",
+        "run.sh": "#!/bin/sh",
+        "data.txt": "#!/bin/sh",
+    }
+    assert (tmp_path / "there" / "run.sh").stat().st_mode & stat.S_IXUSR
+    assert not (tmp_path / "there" / "data.txt").is_symlink()
+
+
+def test_a_wheel_goes_as_it_is(tmp_path: Path) -> None:
+    wheel = tmp_path / "shop-1-py3-none-any.whl"
+    wheel.write_bytes(archive_of(("shop/__init__.py", b"app = 1")))
+    assert packed(wheel) == wheel.read_bytes()
+    wheel.write_bytes(b"PK and no more")
+    with pytest.raises(InvalidValue, match="no archive of code"):
+        packed(wheel)
+
+
+def test_what_cannot_be_shipped_is_refused_before_it_is(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InvalidValue, match="neither a folder nor a wheel"):
+        packed(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidValue, match="holds no files"):
+        packed(tmp_path / "empty")
+    (shop / "secrets").symlink_to("/etc/hostname")
+    with pytest.raises(InvalidValue, match="is a link to /etc/hostname, which is not shipped"):
+        packed(shop)
+    (shop / "secrets").unlink()
+    monkeypatch.setattr(package, "UNPACKED_BYTES_MAX", 10)
+    with pytest.raises(TooLarge, match="leave data and virtual environments out"):
+        packed(shop)
+
+
+def _link(name: str, target: bytes) -> tuple[zipfile.ZipInfo, bytes]:
+    about = zipfile.ZipInfo(name)
+    about.external_attr = (stat.S_IFLNK | 0o777) << 16
+    return about, target
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        archive_of(("../outside.py", b"x")),
+        archive_of(("a/../../outside.py", b"x")),
+        archive_of(("/tmp/outside.py", b"x")),
+        archive_of(("C:/outside.py", b"x")),
+        archive_of(("..\\outside.py", b"x")),
+        archive_of(_link("inside", b"/etc"), ("inside/passwd", b"x")),
+        archive_of(("a", b"1"), ("a/b", b"2")),
+        b"",
+        b"no archive",
+    ],
+)
+def test_nothing_that_leads_out_of_its_folder_is_unpacked(content: bytes, tmp_path: Path) -> None:
+    target = tmp_path / "cache" / "code"
+    with pytest.raises((InvalidValue, OSError)):
+        unpack(content, digest_of(content), target)
+    assert not target.exists()
+    assert files_of(tmp_path) == {}, "nothing is left of it anywhere"
+
+
+def test_a_file_that_is_larger_than_it_says_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = archive_of(("a.py", b"x" * 100))
+    # The size stands in the archive twice, little end first.
+    lying = content.replace((100).to_bytes(4, "little"), (3).to_bytes(4, "little"))
+    with pytest.raises(InvalidValue):
+        unpack(lying, digest_of(lying), tmp_path / "code")
+    monkeypatch.setattr(package, "UNPACKED_BYTES_MAX", 50)
+    with pytest.raises(TooLarge):
+        unpack(content, digest_of(content), tmp_path / "code")
+    assert not (tmp_path / "code").exists()
+
+
+@given(st.data())
+def test_a_damaged_package_is_refused_in_words(data: st.DataObject) -> None:
+    content = archive_of(("a.py", b"print(1)" * 9))
+    place = data.draw(st.integers(0, len(content) - 1))
+    damaged = bytearray(content)
+    damaged[place] ^= data.draw(st.integers(1, 255))
+    nowhere = Path("/nonexistent/code")
+    with pytest.raises(InvalidValue, match=r"is damaged: its SHA-256 is .*; deploy it again"):
+        unpack(bytes(damaged), digest_of(content), nowhere)
+
+
+@given(st.data())
+def test_an_archive_that_somebody_has_thought_up_is_unpacked_or_refused_in_words(
+    data: st.DataObject,
+) -> None:
+    content = bytearray(archive_of(("a/b.py", b"print(1)" * 9), ("c.py", b"2")))
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(TidegateError):
+        unpack(bytes(content), digest_of(content), Path(folder) / "code")
+
+
+async def test_a_machine_fetches_code_once_and_clears_up_after_the_dead(
+    shop: Path, tmp_path: Path
+) -> None:
+    store = MemoryStore()
+    digest = await store.put_package(packed(shop))
+    other = await store.put_package(archive_of(("b.py", b"2")))
+    (tmp_path / "packages" / "machine-3" / "left").mkdir(parents=True)
+    cache, neighbour = (PackageCache(tmp_path, number, store) for number in (7, 8))
+
+    one, same = await asyncio.gather(cache.folder_of(digest), cache.folder_of(digest))
+    assert one == same
+    assert "web/__init__.py" in files_of(one)
+    there = await neighbour.folder_of(other)
+    assert not (tmp_path / "packages" / "machine-3").exists(), "nobody lives there"
+    assert one.exists(), "somebody lives there"
+
+    await cache.folder_of(other)
+    cache.forget_all_but({other})
+    assert not one.exists()
+    with pytest.raises(TidegateError, match="another machine uses"):
+        await PackageCache(tmp_path, 7, store).folder_of(digest)
+    cache.close()
+    assert there.exists()
+    neighbour.close()
+    assert list((tmp_path / "packages").iterdir()) == []

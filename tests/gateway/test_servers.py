@@ -1,0 +1,84 @@
+"""What the gateway knows of its servers, fed by hand: index, ejection, weights."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidegate.core.errors import InvalidValue
+from tidegate.gateway import Gateway, GatewayLimits, ServerAddress
+from tidegate.gateway.servers import Servers
+from tidegate.laws.ejection import EjectionSettings, Standing
+
+
+def _servers(*names: str) -> Servers:
+    servers = Servers(EjectionSettings(failures_to_eject=2), checked=False)
+    for name in names:
+        servers.put(ServerAddress(name, "127.0.0.1", 1))
+    return servers
+
+
+def test_the_index_follows_what_was_measured_in_the_last_second() -> None:
+    servers = _servers("quick", "slow", "idle")
+    servers.measure(0.0)
+    assert [one.index for one in servers] == pytest.approx([100 / 3] * 3)
+    for name, response_time_s, answered in (("quick", 0.01, 100), ("slow", 0.09, 10)):
+        meters = servers.named(name).meters
+        meters.response_time.add(response_time_s, answered)
+        meters.answered.add(answered)
+    servers.measure(1.0)
+    index = {one.name: one.index for one in servers}
+    assert index["slow"] < index["idle"] < index["quick"]
+    assert sum(index.values()) == pytest.approx(100.0)
+    # Free memory counts once somebody tells it.
+    servers.named("slow").free_memory_bytes = 9e9
+    servers.named("quick").free_memory_bytes = 1e9
+    servers.named("idle").free_memory_bytes = 1e9
+    servers.measure(2.0)
+    assert max(servers, key=lambda one: one.index).name == "slow"
+
+
+def test_requests_that_fail_eject_half_of_the_servers_at_most() -> None:
+    servers = _servers("a", "b", "c", "d")
+    for one in servers:
+        for _ in range(5):
+            servers.failed(one, "broke off")
+    standings = [one.ejection.standing for one in servers]
+    assert standings.count(Standing.EJECTED) == 2
+    assert [one.name for one in servers.open] == ["c", "d"]
+    # That nobody listens is another matter.
+    for one in servers:
+        servers.refused(one, "refused")
+    assert servers.open == []
+
+
+def test_the_only_server_is_not_ejected_for_failing() -> None:
+    servers = _servers("a")
+    (only,) = servers
+    for _ in range(9):
+        servers.failed(only, "broke off")
+    assert servers.open == [only]
+
+
+def test_a_weight_of_nothing_and_a_draining_server_are_not_elected() -> None:
+    servers = _servers("a", "b", "c")
+    servers.put(ServerAddress("a", "127.0.0.1", 1, weight=0.0))
+    servers.named("b").draining = True
+    servers.refresh()
+    assert [one.name for one in servers.open] == ["c"]
+
+
+def test_what_cannot_be_is_refused_with_a_sentence() -> None:
+    with pytest.raises(InvalidValue, match="needs a name"):
+        ServerAddress("", "127.0.0.1", 1)
+    with pytest.raises(InvalidValue, match="port of a"):
+        ServerAddress("a", "127.0.0.1", 0)
+    with pytest.raises(InvalidValue, match="weight of a"):
+        ServerAddress("a", "127.0.0.1", 1, weight=-1.0)
+    with pytest.raises(InvalidValue, match="two servers are called a"):
+        Gateway([ServerAddress("a", "127.0.0.1", 1), ServerAddress("a", "127.0.0.1", 2)])
+    with pytest.raises(InvalidValue, match="no policy is called"):
+        Gateway(policy="best")
+    with pytest.raises(InvalidValue, match="in_flight_max"):
+        GatewayLimits(in_flight_max=0)
+    with pytest.raises(InvalidValue, match="no server is called 'b'; there are a"):
+        _servers("a").named("b")

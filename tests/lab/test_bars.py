@@ -1,0 +1,48 @@
+"""What counts as met, where chance has a say."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidegate.core.scaling import ScalingPolicy
+from tidegate.lab.bench.bars import Bar
+from tidegate.lab.elastic.contest import Score
+from tidegate.lab.elastic.traces import _paired_bar
+
+
+@pytest.mark.parametrize(
+    ("figure", "half_width", "verdict"),
+    [
+        (-23.5, 11.9, "met"),
+        (-23.5, 30.0, "not distinguishable"),
+        (23.5, 30.0, "not distinguishable"),
+        (23.5, 11.9, "not met"),
+        (0.0, 0.0, "not distinguishable"),
+        (-23.5, None, "met"),
+        (None, None, "not measured"),
+    ],
+)
+def test_a_difference_whose_interval_includes_the_limit_is_not_met(
+    figure: float | None, half_width: float | None, verdict: str
+) -> None:
+    bar = Bar("a difference", figure, 0.0, "s", at_most=True, half_width=half_width)
+
+    assert bar.verdict == verdict
+    assert (bar.met is True) == (verdict == "met")
+
+
+def _score(number: int, machine_s: float) -> Score:
+    return Score(number, "ramp", 0.0, machine_s, 0, 0, 0.0)
+
+
+def test_policies_are_compared_trace_by_trace() -> None:
+    # Traces differ a hundredfold, policies by one each: means alone would show nothing.
+    theirs = [_score(number, 100.0 * 2**number) for number in range(10)]
+    ours = [_score(one.number, one.machine_s - 1 - 0.1 * (one.number % 2)) for one in theirs]
+    scores = {ScalingPolicy.FEED_FORWARD.value: ours, ScalingPolicy.LOAD.value: theirs}
+
+    bar = _paired_bar(scores, ScalingPolicy.LOAD.value, "machine_s", "machine-seconds")
+
+    assert bar.figure == pytest.approx(-1.05)
+    assert bar.verdict == "met"
+    assert _paired_bar(scores, ScalingPolicy.LOAD.value, "above_s", "").met is False

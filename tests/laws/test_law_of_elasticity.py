@@ -1,0 +1,72 @@
+"""The papers' policy "load": thresholds, plans, cancelled plans and what is learned from them."""
+
+from __future__ import annotations
+
+from tidegate.laws.elasticity import Elasticity, LoadLaw
+from tidegate.laws.wish import Situation
+
+
+def at(
+    time: float, serving: int, waiting: int, arrived: float = 100.0, **rest: object
+) -> Situation:
+    figures = {"arrived_per_s": arrived, "consumed_per_s": arrived, **rest}
+    return Situation(time, serving, waiting=waiting, **figures)  # type: ignore[arg-type]
+
+
+def test_the_thresholds_by_hand() -> None:
+    law = LoadLaw()
+    # 2 replicas: 400 waiting are 200 each, not above max_load; 401 are.
+    assert law.step(at(1, 2, 400)).replicas == 2
+    assert law.step(at(2, 2, 401)).replicas == 3
+    assert law.step(at(3, 2, 401, inhibited=True)).replicas == 2
+    # 100 are 50 each, not below min_load.
+    assert law.step(at(4, 2, 100)).replicas == 2
+
+
+def test_below_min_load_one_replica_goes_at_a_time() -> None:
+    law = LoadLaw()
+    assert law.step(at(1, 4, 199)).replicas == 3
+    # While it goes, its messages and its place count: 160 over 4.
+    going = law.step(at(2, 3, 160, draining=1))
+    assert (going.replicas, going.rule) == (3, "avg_load < min_load: plan goes on")
+
+
+def test_a_cancelled_plan_is_not_tried_again_before_arrivals_have_fallen() -> None:
+    law = LoadLaw()
+    assert law.step(at(1, 2, 10, 105.0)).replicas == 1
+    assert law.step(at(5, 1, 101, 105.0, draining=1)).replicas == 2
+    for time in range(6, 600):
+        held = law.step(at(time, 2, 0, 105.0 - 10.0 * (time % 2)))
+        assert (held.replicas, held.rule) == (2, "held: backed off")
+    assert "1 replicas were too few at 105 msg/s" in held.reason
+    # A tenth below 105.
+    assert law.step(at(700, 2, 0, 94.4)).replicas == 1
+
+
+def test_what_had_to_be_added_is_not_removed_again_at_the_same_rate() -> None:
+    law = LoadLaw()
+    assert law.step(at(1, 1, 201, 130.0, consumed_per_s=100.0)).replicas == 2
+    assert law.step(at(99, 2, 0, 130.0)).rule == "held: backed off"
+
+
+def test_an_old_backlog_says_nothing_about_how_many_are_too_few() -> None:
+    law = LoadLaw()
+    # 20 msg/s come and 100 go: what waits is from before.
+    assert law.step(at(1, 1, 500, 20.0, consumed_per_s=100.0)).replicas == 2
+    assert law.step(at(99, 2, 0, 20.0)).replicas == 1
+
+
+def test_what_was_remembered_is_tried_again_later_and_later() -> None:
+    law = LoadLaw(Elasticity(remembered_s=100.0))
+    law.step(at(0, 1, 101, draining=1))
+    assert law.step(at(99, 2, 0)).replicas == 2
+    assert law.step(at(101, 2, 0)).replicas == 1
+    law.step(at(102, 1, 101, draining=1))
+    assert law.step(at(299, 2, 0)).replicas == 2
+    assert law.step(at(303, 2, 0)).replicas == 1
+
+
+def test_a_large_backlog_takes_the_whole_step() -> None:
+    assert LoadLaw(Elasticity(step_max=3)).step(at(1, 2, 5000)).replicas == 5
+    # 2 · 250 need three replicas of 200 each.
+    assert LoadLaw(Elasticity(step_max=3)).step(at(1, 2, 500)).replicas == 3

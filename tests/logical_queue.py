@@ -1,0 +1,116 @@
+"""A logical queue for tests: what the leader of a fleet orders, ordered by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from backing import until
+from tidegate.client.client import Client
+from tidegate.core.replication import HOMES, ReplicaPlace, ReplicaState, Topology
+from tidegate.core.scaling import Range, Scaling, ScalingPolicy, Steering
+from tidegate.node.server import Node
+
+# What is ordered here, no loop undoes.
+SCALING = Scaling(replicas=Range(1, 8), policy=ScalingPolicy.FIXED, steering=Steering.RECOMMEND)
+
+
+class LogicalQueue:
+    """The queue `orders`, the nodes that serve it, and what is ordered about it."""
+
+    def __init__(self, nodes: list[Node], alias_id: int, leader_epoch: int) -> None:
+        self.nodes = nodes
+        self.alias_id = alias_id
+        self._store = nodes[0].store
+        self._leader_epoch = leader_epoch
+
+    @classmethod
+    async def make(
+        cls, mq: Client, nodes: list[Node], replicas: int = 0, scaling: Scaling = SCALING
+    ) -> LogicalQueue:
+        info = await mq.create_queue("orders", exist_ok=True)
+        await mq.set_scaling("orders", scaling)
+        leader_epoch = await nodes[0].store.lead(nodes[0].member_id)
+        assert leader_epoch is not None
+        queue = cls(nodes, info.queue_id, leader_epoch)
+        for number in range(replicas):
+            await queue.add(nodes[number % len(nodes)])
+        return queue
+
+    async def add(self, node: Node, *, is_home: bool = True) -> ReplicaPlace:
+        """Another replica, served by this node; all get the same share."""
+        place = await self._store.add_replica(self.alias_id, self._leader_epoch)
+        assert place is not None
+        await node.ownership.bring_here(place.queue_id)
+        await self.set_state(place.number, ReplicaState.SERVING)
+        serving = [p.number for p in (await self.topology()).replicas]
+        await self.share({number: 1 / len(serving) for number in serving})
+        if place.number == 1 and is_home:
+            await self.set_homes([1] * HOMES)
+        return place
+
+    async def add_starting(self, node: Node) -> ReplicaPlace:
+        """Another replica, at which nobody is to be yet."""
+        place = await self._store.add_replica(self.alias_id, self._leader_epoch)
+        assert place is not None
+        await node.ownership.bring_here(place.queue_id)
+        return place
+
+    async def topology(self) -> Topology:
+        topology = await self._store.topology(self.alias_id)
+        assert topology is not None
+        return topology
+
+    async def place(self, number: int) -> ReplicaPlace:
+        place = (await self.topology()).replica(number)
+        assert place is not None
+        return place
+
+    async def share(self, shares: dict[int, float]) -> None:
+        """Everybody is told before this returns."""
+        assert await self._store.set_shares(self.alias_id, shares, self._leader_epoch)
+        await self.look()
+
+    async def set_state(self, number: int, state: ReplicaState) -> None:
+        assert await self._store.set_replica_state(self.alias_id, number, state, self._leader_epoch)
+
+    async def set_homes(self, homes: list[int]) -> None:
+        assert await self._store.set_homes(self.alias_id, homes, self._leader_epoch)
+        await self.look()
+
+    async def drain(self, number: int) -> None:
+        """It gets no new messages and no new clients."""
+        await self.set_state(number, ReplicaState.DRAINING)
+        others = [p.number for p in (await self.topology()).replicas if p.number != number]
+        await self.share({number: 0.0} | {other: 1 / len(others) for other in others})
+
+    async def retire(self, number: int) -> bool:
+        return await self._store.retire_replica(self.alias_id, number, self._leader_epoch)
+
+    async def look(self) -> None:
+        for node in self.nodes:
+            if not node.stopping:
+                await node.aliases.look(again=True)
+
+    def replica(self, queue_id: int) -> Node | None:
+        return next((node for node in self.nodes if queue_id in node.replicas), None)
+
+    async def waiting(self) -> Counter[int]:
+        """Number of a replica → messages that wait there; 0 is the alias."""
+        found: Counter[int] = Counter()
+        places = [(0, self.alias_id)]
+        places += [(p.number, p.queue_id) for p in (await self.topology()).replicas]
+        for number, queue_id in places:
+            for node in self.nodes:
+                if queue_id in node.replicas:
+                    found[number] = node.replicas[queue_id].numbers().waiting
+        return found
+
+
+async def until_told(mq: Client, version: int) -> None:
+    """Wait until a client that has joined knows that much."""
+    await until(
+        lambda: all(
+            each.topology is not None and each.topology.version >= version
+            for each in mq._memberships
+        )
+    )

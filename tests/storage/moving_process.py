@@ -1,0 +1,27 @@
+"""A process that moves or finishes moves and may be told to die on the way (TIDEGATE_CRASH_POINT).
+
+Arguments: the stores' URLs, separated by blanks, and either a move as JSON or `finish`, a queue
+and an epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+from tidegate.core.replication import Move
+from tidegate.storage.several import SeveralStores
+
+
+async def main() -> None:
+    store = SeveralStores(sys.argv[1].split())
+    await store.open()
+    if sys.argv[2] == "finish":
+        print(await store.finish_moves(int(sys.argv[3]), int(sys.argv[4])))
+    else:
+        print(await store.move(Move(*json.loads(sys.argv[2]))))
+    await store.close()
+
+
+asyncio.run(main())
