@@ -8,6 +8,8 @@ from backing import until
 from tidegate.client.client import Client
 from tidegate.core.replication import HOMES, ReplicaPlace, ReplicaState, Topology
 from tidegate.core.scaling import Range, Scaling, ScalingPolicy, Steering
+from tidegate.node.meeting import insist
+from tidegate.node.replica import Replica
 from tidegate.node.server import Node
 
 # What is ordered here, no loop undoes.
@@ -40,7 +42,7 @@ class LogicalQueue:
         """Another replica, served by this node; all get the same share."""
         place = await self._store.add_replica(self.alias_id, self._leader_epoch)
         assert place is not None
-        await node.ownership.bring_here(place.queue_id)
+        await self.bring(node, place.queue_id)
         await self.set_state(place.number, ReplicaState.SERVING)
         serving = [p.number for p in (await self.topology()).replicas]
         await self.share({number: 1 / len(serving) for number in serving})
@@ -52,8 +54,12 @@ class LogicalQueue:
         """Another replica, at which nobody is to be yet."""
         place = await self._store.add_replica(self.alias_id, self._leader_epoch)
         assert place is not None
-        await node.ownership.bring_here(place.queue_id)
+        await self.bring(node, place.queue_id)
         return place
+
+    async def bring(self, node: Node, queue_id: int) -> Replica:
+        """Own it there, also when somebody else wants it at the same moment."""
+        return await insist(lambda: node.ownership.bring_here(queue_id))
 
     async def topology(self) -> Topology:
         topology = await self._store.topology(self.alias_id)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import time
 
 import pytest
 
@@ -24,21 +22,21 @@ class Timers:
         # As uvloop has it: whole milliseconds.
         self.now += round(1e3 * seconds) / 1e3 + self.late_s
 
+    def handler(self) -> PacedHandler:
+        return PacedHandler(HANDLER_S, monotonic=lambda: self.now, sleep=self.sleep)
+
     def turn(self, handler: PacedHandler) -> None:
         with pytest.raises(StopIteration):
             handler.turn().send(None)
 
 
 @pytest.fixture(params=[0.0, 0.0002, 0.0007, 0.003])
-def timers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Timers:
-    timers = Timers(request.param)
-    monkeypatch.setattr(time, "monotonic", lambda: timers.now)
-    monkeypatch.setattr(asyncio, "sleep", timers.sleep)
-    return timers
+def timers(request: pytest.FixtureRequest) -> Timers:
+    return Timers(request.param)
 
 
 def test_a_busy_handler_takes_its_time_on_average(timers: Timers) -> None:
-    handler = PacedHandler(HANDLER_S)
+    handler = timers.handler()
     began_at = timers.now
 
     for _ in range(1000):
@@ -49,7 +47,7 @@ def test_a_busy_handler_takes_its_time_on_average(timers: Timers) -> None:
 
 
 def test_one_that_waits_for_messages_takes_its_time_too(timers: Timers) -> None:
-    handler, at_work_s = PacedHandler(HANDLER_S), 0.0
+    handler, at_work_s = timers.handler(), 0.0
 
     for _ in range(1000):
         timers.now += 0.005
@@ -61,7 +59,7 @@ def test_one_that_waits_for_messages_takes_its_time_too(timers: Timers) -> None:
 
 
 def test_a_machine_that_stood_still_is_not_made_up_for(timers: Timers) -> None:
-    handler = PacedHandler(HANDLER_S)
+    handler = timers.handler()
     usual_s, timers.late_s = timers.late_s, 5.0
     timers.turn(handler)
     timers.late_s = usual_s

@@ -74,8 +74,8 @@ async def test_what_waited_for_a_client_before_it_came_is_found_wherever_it_lies
     async with reader.subscribe("orders", replica=1) as orders:
         assert await take(orders, 1) == [b"in memory"]
     await maker.put("orders", b"in the store", receiver=reader.client_id)
-    await here.ownership.bring_here(home_id)
-    await there.ownership.bring_here(home_id)
+    await queue.bring(here, home_id)
+    await queue.bring(there, home_id)
     await queue.look()
     async with reader.subscribe("orders", replica=1) as orders:
         assert await take(orders, 1) == [b"in the store"]

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from backing import Backing, Connect, StartNode, TurnedClock, crash, until
+from logical import Talker
 from tidegate.client.client import Client
 from tidegate.client.message import Message
 from tidegate.core import errors as e
@@ -15,6 +16,7 @@ from tidegate.core.model import DeathReason, Overflow, QueuePolicy
 from tidegate.node.limits import Limits
 from tidegate.node.server import Node
 from tidegate.telemetry.numbers import QueueNumbers
+from tidegate.wire.packets.subscriptions import Deliver, Subscribe
 
 LONG_S = 36_000.0
 
@@ -227,6 +229,23 @@ async def test_a_worker_that_dies_again_and_again_does_not_block_the_others(
     assert (dead.payload, deliveries) == (b"poison", 3)
     assert dead.deaths[0].failures[-1].reason == "consumer gone"
     assert (await take(mq, "orders")).payload == b"fine"
+
+
+async def test_what_a_dead_connection_held_fails_once_however_many_it_had_subscribed(
+    node: Node, mq: Client
+) -> None:
+    queue_id = (await mq.create_queue("orders", policy=QueuePolicy(deliveries_max=3))).queue_id
+    victim = await Talker.to(node, "victim")
+    for consumer in (1, 2, 3):
+        await victim.ask(Subscribe(queue_id, consumer, 1))
+    await mq.put("orders", b"x")
+    await victim.heard(Deliver)
+    victim.close()
+
+    back = await take(mq, "orders")
+
+    assert (back.payload, back.delivery_count) == (b"x", 2)
+    assert numbers(node, "orders").returned == 1
 
 
 async def test_a_dead_letter_queue_of_ones_own_choice_or_none(node: Node, mq: Client) -> None:

@@ -7,6 +7,7 @@ drain, change their owner and are retired, and connections break, in an order th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 
@@ -138,7 +139,7 @@ class Turmoil:
         """A replica, or the alias itself, changes its owner."""
         ids = [p.queue_id for p in (await self.orders.topology()).replicas]
         queue_id = self.dice.choice([*ids, self.orders.alias_id])
-        await self.dice.choice(self.orders.nodes).ownership.bring_here(queue_id)
+        await self.orders.bring(self.dice.choice(self.orders.nodes), queue_id)
 
     async def add(self) -> None:
         if len(await self.serving()) < 4:
@@ -152,11 +153,13 @@ class Turmoil:
         """What waits at replicas without a consumer goes to one that has some, as loops see to."""
         here = self.orders.nodes[0]
         ids = [p.queue_id for p in (await self.orders.topology()).replicas]
-        owned = [await here.ownership.bring_here(queue_id) for queue_id in ids]
+        owned = [await self.orders.bring(here, queue_id) for queue_id in ids]
         taker = next((r for r in owned if r.numbers().consumers), None)
         for replica in owned:
             if taker is not None and not replica.numbers().consumers and replica.numbers().waiting:
-                await here.exchange.pull(taker, replica.info.queue_id, 1000)
+                # Who changes hands meanwhile is asked again the next time.
+                with contextlib.suppress(TidegateError):
+                    await here.exchange.pull(taker, replica.info.queue_id, 1000)
 
     async def drain(self) -> None:
         """One goes: clients leave it, what waits is exchanged, then it is retired."""
@@ -174,7 +177,7 @@ class Turmoil:
                 for client in self.clients:
                     for membership in client._memberships:
                         membership.join_again()  # as they do by themselves, in a few seconds
-                taker = await self.orders.nodes[0].ownership.bring_here(target.queue_id)
+                taker = await self.orders.bring(self.orders.nodes[0], target.queue_id)
                 try:
                     await self.orders.nodes[0].exchange.pull(taker, leaving.queue_id, 1000)
                 except TidegateError:

@@ -123,15 +123,18 @@ async def test_an_alias_sends_groups_home_in_their_order(scene: Scene) -> None:
     first, second = scene.places
     await scene.leader.set_state(1, ReplicaState.STARTING)
     await scene.leader.set_state(2, ReplicaState.STARTING)
-    # As if there were no homes, and nobody to hand over to.
-    scene.here.aliases._topologies.clear()
-    scene.here.replicas[scene.leader.queue_id].holding.homes = None
     one, two = a_group_at(1), a_group_at(2)
     alias = scene.leader.queue_id
     groups = [one, two, two, None, one, two]
     attributes = [None if group is None else Attributes(group=group) for group in groups]
-    await scene.put(alias, *[b"%d" % n for n in range(6)], attributes=attributes)
-    await scene.put(alias, b"6", b"7", attributes=[Attributes(group=two), Attributes(group=one)])
+    # As if there were no homes, and nobody to hand over to; nobody looks whether that is so.
+    async with scene.here.aliases._looking:
+        scene.here.aliases._topologies.clear()
+        scene.here.replicas[alias].holding.homes = None
+        await scene.put(alias, *[b"%d" % n for n in range(6)], attributes=attributes)
+        await scene.put(
+            alias, b"6", b"7", attributes=[Attributes(group=two), Attributes(group=one)]
+        )
     queues = [
         node.replicas[place.queue_id].holding.queue
         for node, place in zip((scene.here, scene.there), scene.places, strict=True)

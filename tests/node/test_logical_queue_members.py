@@ -433,7 +433,7 @@ async def test_a_new_owner_of_the_alias_knows_its_members_at_once(
     for talker in (near, far):
         await talker.join(queue_id, Role.CONSUMER, member=1)
 
-    await second.ownership.bring_here(queue_id)
+    await insist(lambda: second.ownership.bring_here(queue_id))
     for talker in (near, far):
         assert await talker.heard(JoinAgain) == JoinAgain(queue_id)
         await insist(lambda talker=talker: talker.join(queue_id, Role.CONSUMER, member=1))

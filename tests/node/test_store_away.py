@@ -78,7 +78,7 @@ async def test_puts_go_on_while_a_store_is_away_and_nothing_of_it_is_lost(
         while got < wanted and not consuming.done():
             # The consumer is at one of the two; what waits at the other goes there.
             places = [await orders.place(number) for number in (1, 2)]
-            owned = [await node.ownership.bring_here(place.queue_id) for place in places]
+            owned = [await orders.bring(node, place.queue_id) for place in places]
             taker = next((each for each in owned if each.numbers().consumers), owned[0])
             giver = next(each for each in owned if each is not taker)
             await node.exchange.pull(taker, giver.info.queue_id, 1000)

@@ -33,8 +33,16 @@ class PacedHandler:
     message begins when the one before was due, and not when that was noticed.
     """
 
-    def __init__(self, handler_s: float) -> None:
+    def __init__(
+        self,
+        handler_s: float,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._handler_s = handler_s
+        self._monotonic = monotonic
+        self._sleep = sleep
         self._free_at = 0.0
         # By how much the last one was noticed late; below 0: early, as timers round.
         self._late_s = 0.0
@@ -43,12 +51,12 @@ class PacedHandler:
         """Returns when a message that comes now is done."""
         if self._handler_s <= 0.0:
             return
-        now, late_s = time.monotonic(), self._late_s
+        now, late_s = self._monotonic(), self._late_s
         # Once: who comes meanwhile has to wait for this one anyway.
         self._late_s = 0.0
         self._free_at = due_at = max(self._free_at, now - late_s) + self._handler_s
-        await asyncio.sleep(max(due_at - now, 0.0))
-        self._late_s = min(time.monotonic() - due_at, LATE_S_MAX)
+        await self._sleep(max(due_at - now, 0.0))
+        self._late_s = min(self._monotonic() - due_at, LATE_S_MAX)
 
 
 class ProbeQueue(Protocol):

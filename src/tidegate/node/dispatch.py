@@ -91,11 +91,10 @@ class Dispatch:
 
     def forget_outlet(self, outlet: Outlet) -> None:
         """A connection is gone: what it held may be what killed it, and counts as failed."""
-        for consumer in self.holders.numbers_of(outlet):
-            holder = self.holders.remove(outlet, consumer)
-            if holder is not None:
-                spans = [lease.span for lease in holder.book.clear()]
-                self._fail(spans, Event.CONSUMER_GONE, Failure(self._now(), "consumer gone"), 0.0)
+        # All of its consumers at once: what one of them held is not handed to the next.
+        gone = [self.holders.remove(outlet, each) for each in self.holders.numbers_of(outlet)]
+        spans = [lease.span for each in gone if each is not None for lease in each.book.clear()]
+        self._fail(spans, Event.CONSUMER_GONE, Failure(self._now(), "consumer gone"), 0.0)
         end_trials(self, outlet)
 
     def set_prefetch(self, holder: Consumer, prefetch: int) -> None:

@@ -158,6 +158,10 @@ class Ownership:
         if isinstance(found, Replica):
             return found
         await self._node.neighbours.ask_for(found, queue_id, self._node.member_id)
+        searching = self._routing.get(queue_id)
+        if searching is not None:
+            # It may have begun before the queue was let go of, and find it where it was.
+            await asyncio.wait([searching])
         found = await self.route(queue_id)
         if not isinstance(found, Replica):
             raise Unavailable(f"queue {queue_id} did not come: try again")

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable
 from tidegate.core.errors import InvalidValue, TidegateError
 from tidegate.core.replication import HOMES, ReplicaState, Topology
 from tidegate.core.scaling import Range, Scaling, ScalingPolicy, Steering
+from tidegate.node.meeting import insist
+from tidegate.node.replica import Replica
 from tidegate.node.server import Node
 
 REPLICAS_MAX = 64
@@ -66,9 +68,13 @@ class Replicas:
     async def _add(self) -> int:
         place = await self._store.add_replica(self._queue_id, self._leader_epoch)
         assert place is not None
-        await self._node.ownership.bring_here(place.queue_id)
+        await self._bring_here(place.queue_id)
         await self._set_state(place.number, ReplicaState.SERVING)
         return place.number
+
+    async def _bring_here(self, queue_id: int) -> Replica:
+        """Also when somebody else wants it at the same moment."""
+        return await insist(lambda: self._node.ownership.bring_here(queue_id))
 
     async def _set_state(self, number: int, state: ReplicaState) -> None:
         await self._store.set_replica_state(self._queue_id, number, state, self._leader_epoch)
@@ -92,7 +98,7 @@ class Replicas:
             if await self._store.retire_replica(self._queue_id, number, self._leader_epoch):
                 await self._node.aliases.look(again=True)
                 return
-            taker = await self._node.ownership.bring_here(taking.queue_id)
+            taker = await self._bring_here(taking.queue_id)
             # What it holds may be on its way already.
             with contextlib.suppress(TidegateError):
                 await self._node.exchange.pull(taker, leaving.queue_id, _MOVED_AT_ONCE)
