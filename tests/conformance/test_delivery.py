@@ -237,15 +237,16 @@ async def test_what_a_dead_connection_held_fails_once_however_many_it_had_subscr
     queue_id = (await mq.create_queue("orders", policy=QueuePolicy(deliveries_max=3))).queue_id
     victim = await Talker.to(node, "victim")
     for consumer in (1, 2, 3):
-        await victim.ask(Subscribe(queue_id, consumer, 1))
-    await mq.put("orders", b"x")
-    await victim.heard(Deliver)
+        await victim.ask(Subscribe(queue_id, consumer, 3))
+    await mq.put_many("orders", [b"x"] * 3)
+    for _ in range(3):
+        await victim.heard(Deliver)
     victim.close()
 
-    back = await take(mq, "orders")
+    back = [await take(mq, "orders") for _ in range(3)]
 
-    assert (back.payload, back.delivery_count) == (b"x", 2)
-    assert numbers(node, "orders").returned == 1
+    assert [message.delivery_count for message in back] == [2, 2, 2]
+    assert numbers(node, "orders").returned == 3
 
 
 async def test_a_dead_letter_queue_of_ones_own_choice_or_none(node: Node, mq: Client) -> None:
