@@ -31,6 +31,14 @@ def test_a_difference_whose_interval_includes_the_limit_is_not_met(
     assert (bar.met is True) == (verdict == "met")
 
 
+@pytest.mark.parametrize(("figure", "is_met"), [(0.9, True), (1.0, False), (1.1, False)])
+def test_a_strict_bar_is_not_met_by_its_own_limit(figure: float, is_met: bool) -> None:
+    bar = Bar("packets", figure, 1.0, "×", at_most=True, strict=True)
+
+    assert bar.met is is_met
+    assert bar.sign == "<"
+
+
 def _score(number: int, machine_s: float) -> Score:
     return Score(number, "ramp", 0.0, machine_s, 0, 0, 0.0)
 

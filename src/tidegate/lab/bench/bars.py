@@ -19,6 +19,8 @@ class Bar(msgspec.Struct, frozen=True):
     beyond_the_issue: bool = False
     # Half the width of the figure's 95 % interval, where chance is to be told from an effect.
     half_width: float | None = None
+    # Equal to the limit is not enough.
+    strict: bool = False
 
     @property
     def distinguishable(self) -> bool:
@@ -33,12 +35,14 @@ class Bar(msgspec.Struct, frozen=True):
         if self.figure is None or self.limit is None:
             return None
         holds = self.figure <= self.limit if self.at_most else self.figure >= self.limit
+        if self.strict and self.figure == self.limit:
+            return False
         return holds and self.distinguishable
 
     @property
     def sign(self) -> str:
         """How the figure has to stand to the limit; one with an interval has to be clear of it."""
-        if self.half_width is not None:
+        if self.strict or self.half_width is not None:
             return "<" if self.at_most else ">"
         return "≤" if self.at_most else "≥"
 

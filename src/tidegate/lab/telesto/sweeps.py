@@ -231,6 +231,7 @@ def retry_section(values: SweepValues, plan: Plan, progress: Progress, folder: P
                 1.0,
                 "×",
                 at_most=True,
+                strict=True,
             ),
             Bar(
                 "messages/s of the waiting read, of the fastest polling",
