@@ -107,3 +107,24 @@ def test_what_is_remembered_stays_small() -> None:
     # Six hours by the minute, four weeks by the hour.
     assert len(history.minutes) <= 6 * 60 + 2
     assert len(history.hours) <= 28 * 24 + 2
+
+
+@pytest.mark.parametrize("ahead_for_s", [4, 12, 300])
+def test_a_clock_that_was_ahead_and_is_set_back_hides_nothing(ahead_for_s: int) -> None:
+    """It was an hour ahead, and all was well there; now nothing is."""
+    ledger, entries = Ledger(promised()), []
+    for second in range(ahead_for_s + 100):
+        is_ahead = second < ahead_for_s
+        clock_s = 10_000.0 + second + (3600.0 if is_ahead else 0.0)
+        ledger.set_clock(clock_s)
+        entries += ledger.take(waited(clock_s, 1.0 if is_ahead else 7.0))
+        newest = ledger.so_far()
+        assert newest is None or newest.begins_s <= clock_s
+
+    breached = [entry for entry in entries if entry.window.verdict is Verdict.BREACHED]
+    # Of ten windows the first may be one that was judged before, and the last is not over.
+    assert len(breached) >= 8
+    assert breached[-1].standing.last_hour.breached == len(breached)
+    assert breached[-1].standing.last_hour.met == 0
+    begins = [entry.window.begins_s for entry in entries]
+    assert len(set(begins)) == len(begins)

@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.control.autoscaler import Autoscaler
+from tidegate.control.guards import guarded
+from tidegate.control.reading import Reading
 from tidegate.core.replication import ReplicaState, Role
 from tidegate.core.scaling import Provisioning, Range, Scaling, ScalingPolicy, Steering
 from tidegate.core.steering import (
@@ -29,7 +31,9 @@ from tidegate.core.steering import (
     Retire,
     SetShares,
 )
+from tidegate.laws.reversal import Verdict
 from tidegate.laws.wait_sizing import Pledge
+from tidegate.laws.wish import Situation, Wish
 
 SERVING, STARTING, DRAINING = ReplicaState.SERVING, ReplicaState.STARTING, ReplicaState.DRAINING
 
@@ -83,6 +87,17 @@ def test_a_load_above_max_load_adds_a_replica_and_says_why() -> None:
     assert decision.outputs == {"wanted": 2.0, "replicas": 2.0}
     # It is a document for people and for the lake.
     assert msgspec.json.decode(msgspec.json.encode(decision), type=Decision) == decision
+
+
+def test_what_waits_is_shared_out_among_those_that_can_be_reached() -> None:
+    """Of four two are away: 390 wait in each of the others, and not 195."""
+    there = (replica(number, waiting=390) for number in (1, 2))
+    away = (replica(number, reachable=False) for number in (3, 4))
+
+    decision = Autoscaler(scaling()).decide(queue(*there, *away))
+
+    assert decision.inputs["avg_load"] == 390.0
+    assert orders(decision) == [AddReplica(1)]
 
 
 def test_another_replica_waits_until_the_last_one_serves_and_has_shown_itself() -> None:
@@ -378,6 +393,17 @@ def test_a_scale_up_that_lowered_throughput_is_undone_and_not_tried_again() -> N
     assert "lowered the throughput" in undone[0].reason
     assert plant.history[-1][1] == 3
     assert len(plant.actions(AddReplica)) == 1
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_a_number_that_did_harm_is_not_come_to_from_below_either(count: int) -> None:
+    harm = Verdict(fewer=3, more=4, before_per_s=300.0, after_per_s=240.0, until=1600.0)
+    reading = Reading(queue(*(replica(number) for number in range(1, count + 1))))
+    now = Situation(1000.0, count)
+
+    wish = guarded(scaling(), now, reading, Wish(6, "needed", "", ""), harm, 0.0, 1000.0)
+
+    assert (wish.replicas, wish.rule) == (3, "reversal guard")
 
 
 def test_a_scale_up_that_helped_stays() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,9 +12,12 @@ from backing import StartNode
 from tidegate.adapters.native.actuator import NativeActuator
 from tidegate.adapters.native.sensor import NativeSensor
 from tidegate.control.steering import Steering
+from tidegate.core.errors import Unavailable
 from tidegate.core.ports import Clock
-from tidegate.core.replication import ReplicaPlace, Topology
+from tidegate.core.replication import ReplicaPlace, ReplicaState, Topology
 from tidegate.core.scaling import Range, Scaling
+from tidegate.fleet.fleet import Fleet
+from tidegate.fleet.providers.process import ProcessProvider
 from tidegate.node.server import Node
 
 pytestmark = pytest.mark.asyncio
@@ -30,6 +34,7 @@ class Sleeper(NativeActuator):
         self.asleep = asyncio.Event()
         self.awake = asyncio.Event()
         self.awake.set()
+        self.refusals = 0
         self._now = 0.0
         self.steering = Steering(
             node.store,
@@ -44,6 +49,9 @@ class Sleeper(NativeActuator):
     ) -> ReplicaPlace | None:
         self.asleep.set()
         await self.awake.wait()
+        if self.refusals:
+            self.refusals -= 1
+            raise Unavailable("the store is away")
         return await super().add_replica(topology, epoch, machine_id)
 
     async def step(self) -> None:
@@ -136,3 +144,72 @@ async def test_a_topology_that_names_a_queue_that_is_gone_heals(start_node: Star
 
     replicas = (await _topology(leader.node, queue_id)).replicas
     assert [one.number for one in replicas] == [2, 3]
+
+
+async def test_a_replica_that_could_not_be_added_is_ordered_again(start_node: StartNode) -> None:
+    leader = Sleeper(await start_node())
+    queue_id = await _logical(leader.node)
+    leader.refusals = 1
+    await leader.step()
+    assert (await _topology(leader.node, queue_id)).replicas == []
+
+    await leader.step()
+
+    assert [one.number for one in (await _topology(leader.node, queue_id)).replicas] == [1, 2]
+
+
+@pytest.mark.parametrize("backing", ["memory"], indirect=True)
+async def test_one_of_many_replicas_drains_to_its_end(start_node: StartNode) -> None:
+    """A step of its share is smaller the more there are, and is taken all the same."""
+    leader = Sleeper(await start_node())
+    queue_id = await _logical(leader.node)
+    many = msgspec.structs.replace(TWO, replicas=Range(30, 30), step_max=30, cooldown_period_s=0.0)
+    await leader.node.store.set_scaling(queue_id, many)
+
+    async def step_until(count: int) -> None:
+        for _ in range(100):
+            await leader.step()
+            places = (await _topology(leader.node, queue_id)).replicas
+            if len(places) == count and all(one.state is ReplicaState.SERVING for one in places):
+                return
+        raise AssertionError([(one.number, one.state, one.share) for one in places])
+
+    await step_until(30)
+    fewer = msgspec.structs.replace(many, replicas=Range(29, 29))
+    await leader.node.store.set_scaling(queue_id, fewer)
+
+    await step_until(29)
+
+
+class CountedFleet(Fleet):
+    """How often it has stood down."""
+
+    stood_down = 0
+
+    async def stand_down(self) -> None:
+        self.stood_down += 1
+        await super().stand_down()
+
+
+@pytest.mark.parametrize("backing", ["memory"], indirect=True)
+async def test_who_leads_again_after_another_did_begins_anew(
+    start_node: StartNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It slept while another led, and never saw that it did not lead itself."""
+    node = await start_node()
+    fleet = CountedFleet(node.store, ProcessProvider(tmp_path, store_urls=[]))
+    sensor = NativeSensor(node.store.members, node.neighbours.asked)
+    actuator = NativeActuator(node.store, node.neighbours.ask)
+    steering = Steering(node.store, lambda: node.member_id, sensor, actuator, fleet=fleet)
+    epochs = iter([1, 1, 3, 3])
+
+    async def lead(member_id: int) -> int:
+        return next(epochs)
+
+    monkeypatch.setattr(node.store, "lead", lead)
+    stood_down = []
+    for now in (1.0, 1.1, 1.2, 1.3):
+        await steering.run_once(now)
+        stood_down.append(fleet.stood_down)
+
+    assert stood_down == [1, 1, 2, 2]

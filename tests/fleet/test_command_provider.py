@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -419,10 +420,12 @@ async def test_machines_come_to_few_hosts_or_to_the_least_loaded(leaders: list[L
     ):
         leader = await Leader(silent, provisioning=policy, **hosts).start()
         leaders.append(leader)
-        rows = [await leader.fleet.boot(1, None, leader.epoch) for _ in range(4)]
+        # A law that knows only where machines are would have all of them there.
+        wishes = [None, "blue", "blue", "blue"]
+        rows = [await leader.fleet.boot(1, wish, leader.epoch) for wish in wishes]
         assert [row.host for row in rows] == expected
         with pytest.raises(LimitReached, match="machines_per_host"):
-            await leader.fleet.boot(1, None, leader.epoch)
+            await leader.fleet.boot(1, "blue", leader.epoch)
 
 
 async def test_there_is_a_bound_to_machines_and_to_failures_that_are_shown(
@@ -440,6 +443,20 @@ async def test_there_is_a_bound_to_machines_and_to_failures_that_are_shown(
 
     (left,) = await leader.store.machines()
     assert (left.machine_id, left.state) == (rows[2].machine_id, MachineState.FAILED)
+
+
+async def test_machines_that_are_dead_leave_room_for_others(leaders: list[Leader]) -> None:
+    failing = provider(boot="false", halt="true", listing="true")
+    leader = await Leader(failing, tries=1, machines_max=2).start()
+    leaders.append(leader)
+    rows = [await leader.fleet.boot(1, None, leader.epoch) for _ in range(2)]
+    for row in rows:
+        await leader.until_state(row.machine_id, MachineState.FAILED)
+    leader.fleet._no_boot_until = -math.inf  # as after a while
+
+    another = await leader.fleet.boot(1, None, leader.epoch)
+
+    assert another.state is MachineState.BOOTING
 
 
 async def test_a_boot_that_prints_what_no_database_keeps_is_tried_as_often_as_any_and_reported(

@@ -93,6 +93,12 @@ class History(msgspec.Struct):
             ),
         )
 
+    def forget_after(self, end_s: float) -> None:
+        """What lies there has not been yet: a clock was ahead."""
+        for counts, width_s in ((self.minutes, _MINUTE_S), (self.hours, _HOUR_S)):
+            for number in [one for one in counts if one > -(-end_s // width_s)]:
+                del counts[number]
+
     def _forget(self, end_s: float, period_s: float) -> None:
         for counts, width_s, span_s in (
             (self.minutes, _MINUTE_S, _FINE_S),

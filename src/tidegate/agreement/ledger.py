@@ -4,7 +4,8 @@
 
 Time comes from outside, as samples and as `advance`, so a loop and the simulation may use the same
 ledger. A window is closed when time is `lateness_s` past its end. A sample of one that is closed
-already is counted and not used, since a verdict that was acted on is not taken back.
+already is counted and not used, since a verdict that was acted on is not taken back. Nor is a clock
+believed that was ahead and is set back: the windows that it had begun there are forgotten.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Ledger:
         self._lateness_s = lateness_s
         self._open: dict[float, list[Sample]] = {}
         self._closed_until_s = -math.inf
+        self._clock_s = -math.inf
         self._violations = Violations(agreement)
         # To be stored by whoever wants to know the budget after a restart.
         self.history = history or History.of(agreement)
@@ -52,6 +54,24 @@ class Ledger:
     def agreement(self, agreement: Agreement) -> None:
         """The same promises; warnings that are learned may lie elsewhere from now on."""
         self._agreement = agreement
+
+    def set_clock(self, now_s: float) -> None:
+        """The clock that samples are stamped by; whoever has one says so before each of them.
+
+        After it was set back nothing would be judged, or the newest window would be an old one,
+        until it is as late again.
+        """
+        window_s = self._agreement.window_s
+        was_ahead = now_s < self._clock_s - window_s - self._lateness_s
+        self._clock_s = now_s
+        if not was_ahead:
+            return
+        begins_s = now_s - now_s % window_s
+        # What was judged is not judged again.
+        next_s = begins_s if begins_s in self._open else begins_s + window_s
+        self._open = {begin: found for begin, found in self._open.items() if begin <= begins_s}
+        self._closed_until_s = min(self._closed_until_s, next_s)
+        self.history.forget_after(next_s)
 
     def take(self, sample: Sample) -> list[Entry]:
         """A sample came; the windows that it closes, which are those before its own."""

@@ -37,13 +37,14 @@ def guarded(
     harm = None if manual else harm
     if not manual and wanted < 1 and (last := _last(scaling, now, reading, busy_at)) is not None:
         wanted, rule, reason, otherwise = last
-    if harm is not None and wanted > harm.fewer and count >= harm.fewer:
+    if harm is not None and wanted > harm.fewer:
         wanted = max(harm.fewer, scaling.replicas.min)
         rule = "reversal guard"
+        done = "it is undone and not" if count > harm.fewer else "it is not"
         reason = (
             f"Going from {harm.fewer} to {harm.more} replicas lowered the throughput from "
-            f"{harm.before_per_s:.0f} to {harm.after_per_s:.0f} msg/s at no less arrival: it "
-            "is undone and not tried again."
+            f"{harm.before_per_s:.0f} to {harm.after_per_s:.0f} msg/s at no less arrival: {done} "
+            "tried again."
         )
         otherwise = f"In {harm.until - now.at:.0f} s it is forgotten and may be tried again."
     low, high = scaling.replicas.min, max(scaling.replicas.max, scaling.replicas.min)

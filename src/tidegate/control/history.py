@@ -97,6 +97,7 @@ class History:
             serving=len(reading.serving),
             coming=coming,
             draining=len(reading.draining),
+            away=reading.unreachable,
             waiting=reading.waiting,
             unacknowledged=reading.unacknowledged,
             arrived_per_s=sample.arrived_per_s if raw else self._arrived_per_s,

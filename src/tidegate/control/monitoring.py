@@ -81,6 +81,7 @@ class Monitoring:
         """What is known now; `at` is the loop's clock, `wall` that of people and doors."""
         free = [one.free_memory_bytes for one in instances]
         entries: list[Entry] = []
+        self.ledger.set_clock(wall)
         for interval in self._reader.take(samples, at):
             sample = sample_of(interval.between, interval.interval_s, free)
             # A clock that runs ahead would close windows that other doors are in still, and one

@@ -77,6 +77,7 @@ class QueueAgreement:
     def take(self, sample: Sample) -> list[Entry]:
         """A sample came; the windows that are over by it."""
         self._feel_service(sample)
+        self._ledger.set_clock(sample.at_s)
         entries = self._ledger.take(sample)
         for entry in entries:
             self.last = entry

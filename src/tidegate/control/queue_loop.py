@@ -40,16 +40,12 @@ from tidegate.core.steering import (
     Migrate,
     QueueSample,
     ReplicaSample,
-    SetShares,
 )
 
 if TYPE_CHECKING:
     from tidegate.control.fleet_loop import FleetLoop
 
 log = logging.getLogger(__name__)
-
-# Shares that have moved by less are left: every change is told to every client.
-_SHARE_STEP_MIN = 0.01
 
 
 class QueueLoop:
@@ -259,23 +255,15 @@ class QueueLoop:
             case CancelPending(count):
                 self.pending = max(self.pending - count, 0)
                 return None
-            case SetShares(shares) if not _has_moved(topology, shares):
-                return None
         return await self._actuator.carry_out(topology, action, epoch)  # type: ignore[arg-type]
 
     async def _add_here(self, topology: Topology, epoch: int) -> str | None:
-        """Without a fleet every node has room."""
-        while self.pending:
-            place = await self._actuator.add_replica(topology, epoch, None)
-            self.pending -= 1
-            if place is None:
+        """Without a fleet every node has room.
+
+        What fails is not left pending: the next sample says what is there, and the law what is not.
+        """
+        count, self.pending = self.pending, 0
+        for _ in range(count):
+            if await self._actuator.add_replica(topology, epoch, None) is None:
                 return "the queue scales no more"
         return None
-
-
-def _has_moved(topology: Topology, shares: dict[int, float]) -> bool:
-    before = {place.number: place.share for place in topology.replicas if place.share}
-    after = {number: share for number, share in shares.items() if share}
-    if before.keys() != after.keys():
-        return True
-    return any(abs(share - before[number]) >= _SHARE_STEP_MIN for number, share in after.items())

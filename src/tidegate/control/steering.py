@@ -150,10 +150,11 @@ class Steering:
         self._queues.clear()
         self._hosting_loop.stand_down()
         self._agreed.stand_down()
+        if self._fleet_loop is not None:
+            # Also from one epoch to another: somebody has led in between.
+            await self._fleet_loop.stand_down()
         if epoch is not None:
             log.info("this node leads", extra={"epoch": epoch})
-        elif self._fleet_loop is not None:
-            await self._fleet_loop.stand_down()
 
     def _due(self, topologies: list[Topology], now: float) -> list[Topology]:
         """Queues whose period is over; those that are gone are forgotten."""

@@ -120,16 +120,18 @@ class Fleet:
     async def boot(self, slots: int, host: str | None, leader_epoch: int) -> MachineInfo:
         """Order a machine; it is booting when this returns, and will join or be failed."""
         rows = await self._store.machines()
-        if len(rows) >= self._options.machines_max:
+        count = sum(map(self._may_run, rows))
+        if count >= self._options.machines_max:
             raise LimitReached(
-                f"{len(rows)} machines are the most (fleet.machines_max): none is booted"
+                f"{count} machines are the most (fleet.machines_max): none is booted"
             )
         if time.monotonic() < self._no_boot_until:
             raise Unavailable(
                 f"{self._failed_boots} machines could not be booted, another is tried in a while: "
                 f"{self.boot_trouble}"
             )
-        host = host or self._host_for(rows)
+        # Who lists hosts decides about them: a law knows only those that have a machine already.
+        host = self._host_for(rows) if self._options.hosts else host
         crash_point("before-boot-row")
         row = await self._store.add_machine(self.provider.name, slots, host, leader_epoch)
         crash_point("after-boot-row")
@@ -138,13 +140,19 @@ class Fleet:
         self._begin(row.machine_id, self._boot(row, leader_epoch))
         return row
 
+    def _may_run(self, row: MachineInfo) -> bool:
+        """Whether it counts: also one that failed, while the provider still has it."""
+        listed = (self._listed or {}).get(row.machine_id)
+        is_left = listed is not None and listed.state not in ENDED
+        return row.state is not MachineState.FAILED or is_left
+
     def _host_for(self, rows: list[MachineInfo]) -> str | None:
         """Where the next machine comes to: few hosts, or the least loaded one."""
         if not self._options.hosts:
             return None
         counts = dict.fromkeys(self._options.hosts, 0)
         for row in rows:
-            if row.host in counts and row.state is not MachineState.FAILED:
+            if row.host in counts and self._may_run(row):
                 counts[row.host] += 1
         most = self._options.machines_per_host or math.inf
         with_room = [host for host, count in counts.items() if count < most]

@@ -19,6 +19,8 @@ class Situation(NamedTuple):
     # Ordered ones that do not serve yet: starting, or without a slot.
     coming: int = 0
     draining: int = 0
+    # Of those that serve or drain: cannot be reached, and what waits in them is not counted.
+    away: int = 0
     # Messages that wait, those of the alias too.
     waiting: int = 0
     unacknowledged: int = 0
@@ -67,8 +69,8 @@ class Situation(NamedTuple):
 
     @property
     def average_load(self) -> float:
-        """Waiting messages per replica that consumes them, going ones included."""
-        return self.waiting / max(self.serving + self.draining, 1)
+        """Waiting messages per replica that consumes them: going ones, and none that is away."""
+        return self.waiting / max(self.serving + self.draining - self.away, 1)
 
 
 class Wish(NamedTuple):
