@@ -34,14 +34,15 @@ test: ## all tests, on real peers where they can be had
 	@# Tests wait more than they compute: three at a time keep two cores busy, and what they leave the
 	@# linters take. Kills under load need room beside them, and so does what measures rates; what
 	@# measures how late something is has the whole machine.
-	@failed=; \
+	@rm -f .pytest_cache/v/cache/lastfailed; failed=; \
 	nice $(SIDE_BY_SIDE) $(LINT) & linting=$$!; \
 	$(PYTEST) --stage crowd -n 3 --dist loadfile $(SLOWEST) || failed="$$failed crowd"; \
-	wait $$linting || failed="$$failed lint"; \
+	wait $$linting && linted=yes || linted=; \
 	$(PYTEST) --stage kills -n 2 --dist loadfile $(SLOWEST) || failed="$$failed kills"; \
 	$(PYTEST) --stage paced $(SLOWEST) || failed="$$failed paced"; \
 	$(PYTEST) --stage alone $(SLOWEST) || failed="$$failed alone"; \
-	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+	test -n "$$linted" || { echo "failed: lint$$failed"; exit 1; }; \
+	test -z "$$failed" || { echo "failed at first:$$failed"; $(BIN)/python tests/second_look.py; }
 
 # Making the environment may need Debian's packages, too.
 peers: | $(VENV)/bin/python

@@ -1,4 +1,4 @@
-"""Tidegate: a message queue that measures itself, durable and confirmed, on PostgreSQL.
+"""Tidegate: a message queue and an HTTP front door that keep the service level you declare.
 
 Names are imported when they are first asked for: the command line passes through here on its way,
 and whoever presses Ctrl-C while it starts gets no traceback from the middle of an import.

@@ -20,7 +20,7 @@ def new_app() -> typer.Typer:
     """Without commands yet."""
     app = typer.Typer(
         name="tidegate",
-        help="A message queue that measures itself: durable, confirmed, fast, on PostgreSQL.",
+        help="A message queue and an HTTP front door that keep the service level you declare.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
