@@ -1,9 +1,9 @@
 """A second look at what failed: `python tests/second_look.py`, after the stages of `make test`.
 
-Strategy: thousands of tests on real servers share two cores, and now and then one of them waits for
-a neighbour longer than it has patience. So what failed runs once more, one by one, on a machine that
-is idle. What fails again has failed; what passes is named as flaky, which is a bug to be mended, and
-not a reason to doubt the change at hand.
+Strategy: thousands of tests on real servers share two cores, and now and then one of them waits
+for a neighbour longer than it has patience. So what failed runs once more, one by one, on a machine
+that is idle. What fails again has failed; what passes is named as flaky, which is a bug to be
+mended, and not a reason to doubt the change at hand.
 
 Some have no second look: what counts lost or doubled messages, or kills under load (it is just what
 shows rarely that matters there), what cannot even be read, and more than a handful.
