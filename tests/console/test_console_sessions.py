@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
@@ -24,6 +25,31 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class Closing:
+    """Of one user the connections take their time to close."""
+
+    def __init__(self, user: str) -> None:
+        self.user = user
+        self.begun = asyncio.Event()
+        self.goes_on = asyncio.Event()
+
+    def sessions(self, node: Node, clock: Clock) -> Sessions:
+        closing = self
+
+        class SlowToClose(Client):
+            async def close(self) -> None:
+                closing.begun.set()
+                await closing.goes_on.wait()
+                await super().close()
+
+        def connect(credentials: Credentials | None) -> Client:
+            is_slow = credentials is not None and credentials.user == closing.user
+            kind = SlowToClose if is_slow else Client
+            return kind(node.address, mode="admin", reconnect_s=2.0, credentials=credentials)
+
+        return Sessions(connect, None, clock)
 
 
 def _sessions(node: Node, clock: Clock) -> Sessions:
@@ -138,3 +164,42 @@ async def test_the_connection_of_a_user_ends_with_the_last_session(node: Node) -
     assert session.person.client.outage is not None
     await sessions.close()
     assert len(node.sessions) <= before + 1
+
+
+async def test_who_logs_in_while_others_are_tidied_away_stays(node: Node) -> None:
+    await add_user(node, "ann", admin="*")
+    await add_user(node, "ben", admin="*")
+    clock, closing = Clock(), Closing("ann")
+    sessions = closing.sessions(node, clock)
+    for user in ("ann", "ben"):
+        await sessions.log_in(user, PASSWORD, "here")
+    clock.now += bounds.IDLE_S + 1.0
+
+    tidying = asyncio.create_task(sessions.tidy())
+    await closing.begun.wait()
+    secret, session = await sessions.log_in("ben", PASSWORD, "here")
+    closing.goes_on.set()
+    await tidying
+
+    assert sessions.session(secret) is session
+    assert await session.person.client.ping() >= 0.0
+    await sessions.close()
+
+
+async def test_two_first_logins_of_a_user_are_of_one_person(node: Node) -> None:
+    await add_user(node, "ann", admin="*")
+    await add_user(node, "ben", admin="*")
+    clock, closing = Clock(), Closing("ann")
+    sessions = closing.sessions(node, clock)
+    await sessions.log_in("ann", PASSWORD, "here")
+    clock.now += bounds.IDLE_S + 1.0
+
+    # The first is held up by who is tidied away, the second finds nobody to tidy.
+    first = asyncio.create_task(sessions.log_in("ben", PASSWORD, "here"))
+    await closing.begun.wait()
+    _, second = await sessions.log_in("ben", PASSWORD, "here")
+    closing.goes_on.set()
+
+    assert (await first)[1].person is second.person
+    assert await second.person.client.ping() >= 0.0
+    await sessions.close()

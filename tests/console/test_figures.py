@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from tidegate.console import timeline as packed
 from tidegate.console.attention import attention
 from tidegate.console.decision_views import effect_of
+from tidegate.console.explanations import DECISIONS_SHOWN, explanations
 from tidegate.console.model import AgreementState, Kind, Light, Point, ReplicaPoint, ServiceRow
+from tidegate.console.person import Person
 from tidegate.console.sight import Sight
 from tidegate.console.timeline import COARSE_POINTS, FINE_POINTS, Timeline
 from tidegate.console.waits import NOTHING, added, percentiles
 from tidegate.core.fleet import FleetInfo, MachineInfo, MachineState
+from tidegate.core.steering import Decision
 from tidegate.telemetry.histogram import Histogram
 from tidegate.telemetry.numbers import ClusterNumbers, NodeNumbers, PhaseNumbers
 from tidegate.telemetry.numbers import durations as told
@@ -74,12 +84,57 @@ def test_an_effect_is_what_the_figures_were_before_and_after() -> None:
             Point(at=float(second), waiting=10 if after else 200, out_per_s=80.0 if after else 40.0)
         )
 
-    assert effect_of(50.0, timeline, 60.0) is None
-    effect = effect_of(50.0, timeline, 99.0)
+    points = timeline.points()
+    assert effect_of(50.0, points, 60.0) is None
+    effect = effect_of(50.0, points, 99.0)
     assert effect is not None
     assert "waiting 200 → 10" in effect
     assert "40.0/s → 80.0/s" in effect
-    assert effect_of(-500.0, timeline, 99.0) == ""
+    assert effect_of(-500.0, points, 99.0) == ""
+    assert effect_of(99.0, points, 999.0) == "", "nobody has looked afterwards"
+
+
+def test_an_effect_is_found_after_the_clock_was_set_back() -> None:
+    late = [Point(at=float(second), waiting=7) for second in range(1000, 1010)]
+    points = late + [Point(at=float(second), waiting=200) for second in range(40, 100)]
+
+    assert effect_of(50.0, points, 99.0) == "waiting 200, as before; done 0.0/s, as before"
+
+
+async def test_the_points_of_a_service_are_unpacked_once_for_all_its_decisions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timeline, now = Timeline(), time.time()
+    replicas = [ReplicaPoint(number=number, state="serving") for number in range(4)]
+    for ago_s in range(1000, 0, -1):
+        timeline.add(Point(at=now - ago_s, replicas=replicas))
+    decisions = [
+        Decision(at=now - 2.0 * number, loop="queue", service="orders", law="load", rule="more")
+        for number in range(DECISIONS_SHOWN)
+    ]
+
+    async def explain(_: str, count: int) -> list[Decision]:
+        return decisions[:count]
+
+    person = SimpleNamespace(
+        watch=SimpleNamespace(timeline=lambda _: timeline), client=SimpleNamespace(explain=explain)
+    )
+    points = timeline.points()
+    unpacked: list[bytes] = []
+    real = packed._unpacked
+
+    def counted(one: bytes) -> Point:
+        unpacked.append(one)
+        return real(one)
+
+    monkeypatch.setattr(packed, "_unpacked", counted)
+
+    found = await explanations(cast(Person, person), (Kind.QUEUE, "orders"))
+
+    assert len(found) == DECISIONS_SHOWN
+    assert found[0].effect is None, "it is too early to say"
+    assert found[50].effect
+    assert len(unpacked) <= len(points)
 
 
 def _row(name: str, **fields: object) -> ServiceRow:

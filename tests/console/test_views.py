@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import pytest
 from dead_letters import dead_letter
 from serving_console import Console, console_of, events
 
+from logical_queue import LogicalQueue
+from people import PASSWORD, add_user
 from tidegate.client.client import Client
 from tidegate.console.model import FleetView, MessagePage, Overview, ServiceView
 from tidegate.core.scaling import Range, Scaling
+from tidegate.node import queue_verbs
 from tidegate.node.server import Node
 
 
@@ -135,6 +139,72 @@ async def test_messages_are_looked_at_and_not_taken(console: Console, mq: Client
     (one,) = (await console.json("/queues/orders/messages", filter="KIND: a"))["messages"]
     assert one["text"] == "plain"
     assert (await mq.stats("orders")).queue("orders").waiting == 3  # type: ignore[union-attr]
+
+
+async def _page(console: Console, **asked: object) -> MessagePage:
+    found = await console.json("/queues/orders/messages", **asked)
+    return msgspec.convert(found, MessagePage)
+
+
+async def test_of_a_logical_queue_it_is_said_whether_there_may_be_more(
+    console: Console, node: Node, mq: Client
+) -> None:
+    await LogicalQueue.make(mq, [node], replicas=2)
+    for number in range(10):
+        await mq.put("orders", f"few {number}".encode())
+    await mq.put("orders", b"whose time has not come", delay=3600.0)
+
+    few = await _page(console, count=50)
+    assert (len(few.messages), few.is_cut, few.next_after) == (10, False, None)
+    assert not (await _page(console, count=10)).is_cut
+    none = await _page(console, count=50, filter="nothing")
+    assert (none.messages, none.is_cut, none.looked_at) == ([], False, 10)
+
+    await mq.put_many("orders", [b"many"] * 50)
+
+    many = await _page(console, count=50)
+    assert (len(many.messages), many.is_cut, many.next_after) == (50, True, None)
+    # A filter looks at more than are shown.
+    assert len((await _page(console, count=50, filter="few")).messages) == 10
+    matching = await _page(console, count=20, filter="many")
+    assert (len(matching.messages), matching.is_cut) == (20, True)
+
+
+async def test_of_a_logical_queue_of_large_messages_it_is_said_that_there_are_more(
+    console: Console, node: Node, mq: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await LogicalQueue.make(mq, [node], replicas=2)
+    for _ in range(8):
+        await mq.put("orders", b"x" * 1000)
+    # A node shows so much at a time.
+    monkeypatch.setattr(queue_verbs, "FRAME_BYTES_MAX", 2 * 3500)
+
+    found = await _page(console, filter="nothing")
+
+    assert 0 < found.looked_at < 8
+    assert found.is_cut
+
+
+async def test_who_may_read_dead_letters_is_offered_to_redrive_them_and_the_broker_decides(
+    node: Node, mq: Client
+) -> None:
+    await dead_letter(mq, "orders", "no such customer")
+    # Only where they died counts.
+    await add_user(node, "ann", read="orders.dead", write="orders")
+    await add_user(node, "ben", read="orders.dead", write="invoices")
+    await add_user(node, "eve", read="*")
+    async with console_of(node) as console:
+        moved = {}
+        for user in ("eve", "ben", "ann"):
+            console.http.auth = (user, PASSWORD)
+            service = await console.json("/services/queue/orders.dead")
+            assert ("redrive" in service["allowed"]) == (user != "eve")
+            assert (await console.json("/overview"))["nodes"] == 1
+            wish = {"count": None, "to": None}
+            moved[user] = await console.http.post("/api/queues/orders.dead/redrive", json=wish)
+    assert [moved[user].status_code for user in ("eve", "ben", "ann")] == [403, 403, 200]
+    assert "orders" in moved["ben"].json()["detail"]
+    assert moved["ann"].json() == {"moved": 1}
 
 
 async def test_a_dead_letter_says_why_and_where_it_died(console: Console, mq: Client) -> None:

@@ -249,10 +249,12 @@ async def test_shares_are_taken_by_hand_and_given_back(console: Console, mq: Cli
     answer = await console.http.put("/api/queues/orders/shares", json={"shares": {"1": 3, "2": 1}})
     assert answer.status_code == 204, answer.text
     assert (await mq.topology("orders")).scaling.shares == {1: 3.0, 2: 1.0}
+    assert (await console.json("/services/queue/orders"))["shares_by_hand"]
     wrong = await console.http.put("/api/queues/orders/shares", json={"shares": {"one": 1}})
     assert wrong.status_code == 400
     assert (await console.http.delete("/api/queues/orders/shares")).status_code == 204
     assert (await mq.topology("orders")).scaling.shares is None
+    assert not (await console.json("/services/queue/orders"))["shares_by_hand"]
 
 
 async def test_who_may_only_look_changes_nothing_and_is_told_how_to(

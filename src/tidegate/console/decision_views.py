@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Sequence
 
 from tidegate.console.model import DecisionView, Point
-from tidegate.console.timeline import Timeline
 from tidegate.core.harmless import harmless
 from tidegate.core.quantities import format_duration
 from tidegate.core.rule_words import in_words
@@ -20,7 +19,7 @@ _UNTIL_S = 30.0
 _HEADLINE_MAX = 160
 
 
-def decision_view(decision: Decision, timeline: Timeline | None, now: float) -> DecisionView:
+def decision_view(decision: Decision, points: Sequence[Point] | None, now: float) -> DecisionView:
     actions = [harmless(sentence(one)) for one in decision.actions]
     # Of a person the rule only says who it was.
     said = decision.reason.rstrip(".") if decision.law == PERSON else ""
@@ -39,7 +38,7 @@ def decision_view(decision: Decision, timeline: Timeline | None, now: float) -> 
         otherwise=harmless(decision.otherwise),
         carried_out=decision.carried_out,
         outcome=harmless(decision.outcome),
-        effect=None if timeline is None else effect_of(decision.at, timeline, now),
+        effect=None if points is None else effect_of(decision.at, points, now),
         by=decision.by if decision.law == PERSON else "",
     )
 
@@ -50,14 +49,16 @@ def key_of(decision: Decision) -> str:
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
-def effect_of(at: float, timeline: Timeline, now: float) -> str | None:
+def effect_of(at: float, points: Sequence[Point], now: float) -> str | None:
     """What the figures were before and some time after; None: too early; "": nobody looked then."""
-    before = timeline.between(at - _BEFORE_S, at)
-    after = timeline.between(at + _AFTER_S, at + _UNTIL_S)
+    before = _between(points, at - _BEFORE_S, at)
     if not before:
         return ""
-    if not after or now < at + _UNTIL_S:
+    if now < at + _UNTIL_S:
         return None
+    after = _between(points, at + _AFTER_S, at + _UNTIL_S)
+    if not after:
+        return ""
     pairs = [
         ("waiting", f"{_mean_waiting(before):,.0f}", f"{_mean_waiting(after):,.0f}"),
         ("done", f"{_mean_out(before):,.1f}/s", f"{_mean_out(after):,.1f}/s"),
@@ -70,6 +71,11 @@ def effect_of(at: float, timeline: Timeline, now: float) -> str | None:
         if old and new
     ]
     return "; ".join(told)
+
+
+def _between(points: Sequence[Point], since: float, until: float) -> list[Point]:
+    # Each is looked at: where a clock was set back, they are not in order.
+    return [one for one in points if since <= one.at < until]
 
 
 def _mean_waiting(points: Sequence[Point]) -> float:

@@ -23,7 +23,6 @@ async def explanations(
     person: Person, key: Key | None, count: int = DECISIONS_SHOWN
 ) -> list[DecisionView]:
     """Newest first; without a service those about machines."""
-    timeline = None if key is None else person.watch.timeline(key)
     if key is None:
         found = await in_time(person.client.explain(None, count=count))
     elif key[0] is Kind.QUEUE:
@@ -35,8 +34,10 @@ async def explanations(
             return []
         documents = await in_time(person.store.decisions(decided_about(key[1]), count))
         found = [msgspec.json.decode(one, type=Decision) for one in documents]
+    # Unpacked once for all of them: a timeline holds hundreds of points.
+    points = None if key is None or not found else person.watch.timeline(key).points()
     now = time.time()
-    return [decision_view(one, timeline, now) for one in found]
+    return [decision_view(one, points, now) for one in found]
 
 
 def no_service(key: Key) -> Refused:

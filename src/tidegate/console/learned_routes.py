@@ -26,12 +26,15 @@ async def models(request: AnyRequest) -> list[ModelView]:
     if folder is None:
         return []
     found = await asyncio.to_thread(models_learned, folder)
-    # A subject is a queue, or a group of consumers `queue/client`.
-    return [
-        one
-        for one in found
-        if person.is_admin or person.may(Right.SEE, logical_name(one.subject.partition("/")[0]))
-    ]
+    return [one for one in found if person.is_admin or person.may(Right.SEE, _queue_of(one))]
+
+
+def _queue_of(model: ModelView) -> str:
+    """A subject is a queue, which may have slashes; of a prefetch a group, `queue/client`."""
+    if model.kind == "prefetch":
+        # As the loop that uses it reads it; without a client it is a queue, as the others.
+        return logical_name(model.subject.rpartition("/")[0] or model.subject)
+    return logical_name(model.subject)
 
 
 @get(

@@ -54,11 +54,29 @@ async def browse(
     async with asyncio.timeout(_LOOK_S_MAX):
         is_elastic = (await person.client.queue(queue)).elastic
         if is_elastic:
-            # Each replica counts its own ids: there is one page of all of them.
-            lot = await person.client.browse(queue, limit=MESSAGES_MAX if wanted else count)
-            found = [view for view in map(message_view, lot) if fits(view, wanted)]
-            return MessagePage(messages=found[:count])
+            return await _only_page(person, queue, count, wanted)
         return await _page(person, queue, after, count, wanted)
+
+
+async def _only_page(person: Person, queue: str, count: int, wanted: str) -> MessagePage:
+    """Of a logical queue: each replica counts its own ids, so there is no page after it."""
+    limit = MESSAGES_MAX if wanted else count
+    # Before looking: what leaves meanwhile may have been left out. A node leaves out whatever is
+    # more than half a frame of bytes, and does not say so.
+    numbers = await person.client.stats(queue)
+    parts = [part for node in numbers.nodes for part in node.queues]
+    # Whose time has not come is not to be looked at yet.
+    waiting = sum(part.waiting - part.delayed for part in parts)
+    # One more than is shown: whether there is one.
+    lot = await person.client.browse(queue, limit=limit + 1)
+    is_cut = len(lot) > limit or len(lot) < waiting
+    looked_at = lot[:limit]
+    found = [view for view in map(message_view, looked_at) if fits(view, wanted)]
+    return MessagePage(
+        messages=found[:count],
+        is_cut=is_cut or len(found) > count,
+        looked_at=len(looked_at),
+    )
 
 
 async def _page(person: Person, queue: str, after: int, count: int, wanted: str) -> MessagePage:

@@ -210,13 +210,15 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = ""
     # Another when somebody has changed how it scales; "": it does not.
     scaling_mark: str = ""
+    # Whether somebody has said which part of new messages each replica gets.
+    shares_by_hand: bool = False
     prefetch_goal: str = ""
     # Another when somebody has changed what the prefetch is steered to; "": it is no queue.
     prefetch_mark: str = ""
     # Of an HTTP application.
     hosted: HostedView | None = None
-    # What whoever asks may do here: pause, prefetch, scaling, put, browse, redrive, purge, delete;
-    # with an HTTP application: by-hand.
+    # What whoever asks may do here: pause, prefetch, prefetch-of-one, goal, scaling, shares, put,
+    # browse, redrive, purge, delete; with an HTTP application: by-hand.
     allowed: list[str] = []
 
 
@@ -289,10 +291,14 @@ class MessageView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessagePage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some messages of a queue; `after` of the next page, None: there is no more."""
+    """Some messages of a queue; `after` of the next page, None: there is no other page."""
 
     messages: list[MessageView]
     next_after: int | None = None
+    # There may be more, and no other page: those of a logical queue have no order to go on in.
+    is_cut: bool = False
+    # Of these `messages` are those that match; 0: not counted, since there are pages.
+    looked_at: int = 0
 
 
 class ModelView(msgspec.Struct, frozen=True, kw_only=True):

@@ -156,10 +156,16 @@ class Sessions:
         wanted |= {id(person) for person, _ in self._programs.values()}
         # A program that only listens does not ask again.
         wanted |= {id(person) for person in self._persons.values() if person.streams}
-        for user, person in list(self._persons.items()):
-            if id(person) not in wanted and (user or person.is_gone):
-                del self._persons[user]
-                await person.close()
+        gone = {
+            user: person
+            for user, person in self._persons.items()
+            if id(person) not in wanted and (user or person.is_gone)
+        }
+        # All of them before anything is waited for: whoever logs in while one is being closed is
+        # not to come in over a connection that is closed next.
+        for user in gone:
+            del self._persons[user]
+        await asyncio.gather(*(person.close() for person in gone.values()))
 
     async def close(self) -> None:
         self._sessions.clear()
@@ -192,20 +198,26 @@ class Sessions:
                 self._wrong.setdefault(who, deque(maxlen=most)).append(self._clock())
             await asyncio.sleep(max(REFUSAL_S - (self._clock() - begun), 0.0))
             raise NotAuthenticated(_WRONG) from None
+        if not self._is_here(user):
+            await self.tidy()
+        # Nothing is waited for from here on: whoever is known must not be tidied away meanwhile,
+        # and of two first logins of a user, the second finds the first.
         known = self._persons.get(user)
         if known is not None and not known.is_gone:
-            # Nothing but the proof was needed of the new connection. Not waited for: whoever is
-            # known must not be tidied away meanwhile.
+            # Nothing but the proof was needed of the new connection.
             self._end(person)
             return known
-        await self.tidy()
-        if len(self._persons) >= PERSONS_MAX:
+        if known is None and len(self._persons) >= PERSONS_MAX:
             self._end(person)
             raise LimitReached(f"{PERSONS_MAX} users are here already: wait until one has gone")
         if known is not None:
             self._end(known)
         self._persons[user] = person
         return person
+
+    def _is_here(self, user: str) -> bool:
+        known = self._persons.get(user)
+        return known is not None and not known.is_gone
 
     def _end(self, person: Person) -> None:
         task = asyncio.create_task(person.close())

@@ -47,9 +47,6 @@ class Timeline:
             found[-1] = self.newest
         return found
 
-    def between(self, since: float, until: float) -> list[Point]:
-        return [one for one in self.points() if since <= one.at < until]
-
 
 def _packed(point: Point) -> bytes:
     few = len(point.replicas) <= REPLICAS_KEPT_MAX

@@ -29,6 +29,7 @@ from tidegate.console.problems import Refused, answers
 from tidegate.console.services_seen import Key
 from tidegate.console.sight import in_time
 from tidegate.core.errors import InvalidValue, LimitReached
+from tidegate.core.scaling import Scaling
 from tidegate.core.users import Right
 from tidegate.telemetry.numbers import ConsumerNumbers, QueueNumbers
 
@@ -94,7 +95,7 @@ async def service(
     scaling = None if topology is None else topology.scaling
     bounds = None if scaling is None else (scaling.replicas.min, scaling.replicas.max)
     # Asked anew: whoever has just changed it sees that, and sends it back with the next change.
-    mark = "" if scaling is None else await _mark(person, key[1])
+    said = None if scaling is None else await _said(person, key[1])
     hosted = None
     if key[0] is Kind.HTTP and (service := await hosted_service(person, key[1])) is not None:
         hosted = hosted_view(service)
@@ -108,11 +109,12 @@ async def service(
         replicas_min=None if bounds is None else bounds[0],
         replicas_max=None if bounds is None else bounds[1],
         policy="" if scaling is None else scaling.policy.value,
-        scaling_mark=mark,
+        scaling_mark="" if said is None else scaling_mark(said),
+        shares_by_hand=said is not None and said.shares is not None,
         prefetch_goal=goal,
         prefetch_mark=goal_mark,
         hosted=hosted,
-        allowed=_allowed(person, key, is_elastic=scaling is not None, dead_queue=row.dead_queue),
+        allowed=_allowed(person, key, is_elastic=scaling is not None),
     )
 
 
@@ -202,15 +204,16 @@ def _consumer(part: QueueNumbers, one: ConsumerNumbers) -> ConsumerView:
     )
 
 
-async def _mark(person: Person, queue: str) -> str:
+async def _said(person: Person, queue: str) -> Scaling | None:
+    """How it scales."""
     try:
-        return scaling_mark((await in_time(person.client.topology(queue))).scaling)
+        return (await in_time(person.client.topology(queue))).scaling
     except InvalidValue:
         # It scales no more.
-        return ""
+        return None
 
 
-def _allowed(person: Person, key: Key, *, is_elastic: bool, dead_queue: str) -> list[str]:
+def _allowed(person: Person, key: Key, *, is_elastic: bool) -> list[str]:
     """What may be done with it by whoever asks."""
     kind, name = key
     if kind is Kind.HTTP:
@@ -224,7 +227,10 @@ def _allowed(person: Person, key: Key, *, is_elastic: bool, dead_queue: str) -> 
         found += ["pause", "prefetch", "goal", "purge", "delete"]
         if is_elastic:
             found += ["scaling", "shares"]
-    # To where they died, which need not be here: the broker says so if not.
-    if person.may(Right.READ, dead_queue or name) and person.may(Right.WRITE, name):
+    if person.may(Right.ADMIN, name):
+        found.append("prefetch-of-one")
+    # To where they died, which each letter knows by itself: whether one may write there the broker
+    # says. Who may write nowhere need not ask.
+    if person.may(Right.READ, name) and not person.read_only:
         found.append("redrive")
     return found

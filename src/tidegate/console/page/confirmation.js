@@ -3,6 +3,11 @@
 import { fill, h } from "./element.js";
 import { complain, tell } from "./toast.js";
 
+/** Whoever has gone elsewhere is asked no more about what was there. */
+export function closeDialogs() {
+  for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close();
+}
+
 function opened(dialog) {
   document.body.append(dialog);
   dialog.addEventListener("close", () => dialog.remove());
@@ -54,7 +59,9 @@ export function confirmation({ title, will, fields = [], button, danger = false,
       dialog.close();
       if (said) tell(said);
     } catch (refused) {
-      refuse(fault, refused);
+      // Who has closed it, or gone elsewhere, is told all the same.
+      if (dialog.open) refuse(fault, refused);
+      else complain(refused);
     }
     doIt.disabled = false;
   });

@@ -13,6 +13,9 @@ export class Frame {
   #state = h("span", { class: "connection", "data-state": "closed" });
   #user = h("span", { class: "who" });
   #banner = document.getElementById("banner");
+  // When a node has answered last; null: none did since this page was opened.
+  #answeredAt = null;
+  #isAnswered = true;
   #live;
   #logOut;
 
@@ -50,29 +53,35 @@ export class Frame {
   }
 
   showLost() {
-    this.#banner.hidden = false;
-    say(this.#banner, "The console cannot be reached. It is tried again by itself.");
+    this.#warn("The console cannot be reached. It is tried again by itself.");
   }
 
   #showState() {
     const state = this.#live.state;
-    this.#state.dataset.state = state;
     if (state === "lost") {
-      const last = this.#live.lastOverview;
-      this.#banner.hidden = false;
-      say(this.#banner, "The connection is lost; it is tried again by itself."
-        + (last ? ` What you see is of ${moment(last.at)}.` : ""));
+      this.#warn("The connection is lost; it is tried again by itself." + this.#seenAt());
       say(this.#state, "lost");
-    } else if (state === "open") {
-      this.#banner.hidden = true;
-      say(this.#banner, "");
-    }
+    } else if (state === "open") this.#warn(this.#isAnswered ? "" : this.#unanswered());
+    this.#state.dataset.state = state === "open" && !this.#isAnswered ? "unanswered" : state;
   }
 
   #showNews(overview) {
+    // The console repeats what it knew when no node answers: it is not to pass for news.
+    this.#isAnswered = overview.nodes > 0;
+    if (this.#isAnswered) this.#answeredAt = overview.at;
+    this.#showState();
     // The clock of the news, so that one sees that they come.
-    say(this.#state, moment(overview.at));
-    this.#state.title = "News come in each second; this is the newest.";
+    say(this.#state, this.#isAnswered ? moment(overview.at) : "no node");
+    this.#state.title = this.#isAnswered ? "News come in each second; this is the newest." : this.#unanswered();
+  }
+
+  #unanswered() { return "No node answers; the console goes on asking." + this.#seenAt(); }
+
+  #seenAt() { return this.#answeredAt === null ? "" : ` What you see is of ${moment(this.#answeredAt)}.`; }
+
+  #warn(text) {
+    this.#banner.hidden = !text;
+    say(this.#banner, text);
   }
 
   #themeSwitch() {

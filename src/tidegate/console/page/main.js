@@ -1,6 +1,7 @@
 // Where the page begins: who is there, which page the address names, and one stream of news for all.
 
 import { ask, carry, onLoggedOut } from "./api.js";
+import { closeDialogs } from "./confirmation.js";
 import { fill, h } from "./element.js";
 import { Frame } from "./frame.js";
 import { Live } from "./live.js";
@@ -34,8 +35,9 @@ function route() {
 async function show() {
   if (who === null) return;
   const { page, words, parameters } = route();
-  // The skip link and other anchors are no pages.
-  if (location.hash && !location.hash.startsWith("#/")) return;
+  // Anchors are no pages: what is shown stays, if anything is; else the overview is.
+  if (shown && shown.page !== "login" && location.hash && !location.hash.startsWith("#/")) return;
+  closeDialogs();
   if (shown?.page === page && shown.follow?.({ words, parameters })) return;
   leave();
   const module = PAGES[page] ?? overview;
@@ -65,6 +67,7 @@ async function show() {
 }
 
 function leave() {
+  closeDialogs();
   shown?.close();
   shown = null;
 }
@@ -113,7 +116,12 @@ live.addEventListener("session", (event) => {
 });
 live.addEventListener("state", (event) => {
   // What was missed while nobody was heard is asked for, not guessed.
-  if (event.detail.recovered) shown?.recover?.();
+  if (event.detail.recovered) shown?.recover?.().catch((fault) => { if (!("detail" in fault)) throw fault; });
+});
+// Not by its address: that would be another page's, and gone with the next reload.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
 });
 onLoggedOut(askForLogin);
 addEventListener("hashchange", show);

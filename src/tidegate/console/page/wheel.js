@@ -13,7 +13,7 @@ const SHARES_MAX = 24;
 export class Wheel extends WheelCard {
   facts({ row, ...view }) {
     return [row.paused, row.steering, row.replicas_wanted, view.replicas_min, view.replicas_max, view.policy, view.prefetch_goal,
-      this.#modes(), this.#replicas().length];
+      view.shares_by_hand, this.#modes(), this.#replicas().length];
   }
 
   lines() { return [this.#scaling(), this.#prefetch(), this.#shares(), this.#queue()]; }
@@ -61,7 +61,7 @@ export class Wheel extends WheelCard {
     const { prefetch_goal: goal, consumers } = this.view;
     const modes = this.#modes();
     const isManual = modes.includes("manual") || / by hand$/.test(goal);
-    const words = isManual ? "manual" : modes.length ? modes.join(", ") : goal ? "automatic" : "as consumers asked for";
+    const words = isManual ? "manual" : modes.length ? modes.join(", ") : goal ? "automatic" : "not steered";
     return this.line("Prefetch", h("span", {}, h("b", { "data-loop": "prefetch" }, words), goal ? `, goal: ${goal}` : "", `, ${plural(consumers.length, "consumer")}`),
       this.button("prefetch", "Set by hand", () => this.#holdPrefetch()),
       isManual ? this.button("prefetch", "Give back", () => confirmation({
@@ -73,15 +73,18 @@ export class Wheel extends WheelCard {
   }
 
   #holdPrefetch() {
-    const { consumers } = this.view;
+    const { consumers, prefetch_goal: goal } = this.view;
     const seen = this.#prefetchSeen;
     const input = h("input", { type: "number", min: 1, max: 65535, value: String(consumers[0]?.prefetch ?? 10), required: true });
+    // Where a goal is set the node refuses: a loop would undo it.
+    const ones = goal || !this.may("prefetch-of-one") ? [] : consumers;
     const whom = h("select", {}, h("option", { value: "" }, "all consumers"),
-      consumers.slice(0, 500).map((consumer) => h("option", { value: `${consumer.client_id}/${consumer.consumer}` },
+      ones.slice(0, 500).map((consumer) => h("option", { value: `${consumer.client_id}/${consumer.consumer}` },
         `${consumer.client || "client " + consumer.client_id}, consumer ${consumer.consumer}, has ${consumer.prefetch}`)));
     confirmation({
       title: `Prefetch of ${this.name}`, button: "Take over",
-      will: "Each chosen consumer has so many messages at hand, until somebody gives it back; the loop no longer changes it.",
+      will: ["All consumers: each has so many messages at hand, until somebody gives it back; the loop no longer changes it.",
+        ...ones.length ? ["One of them: it has so many until it subscribes anew or somebody sets another. Nobody can give that back."] : []],
       fields: [h("div", { class: "row" }, field("Messages", input), field("Of", whom))],
       act: () => {
         const [client_id, consumer] = whom.value.split("/").map(Number);
@@ -108,12 +111,13 @@ export class Wheel extends WheelCard {
     if (replicas.length < 2) return null;
     const right = this.may("shares") ? "shares" : "prefetch";
     if (replicas.length > SHARES_MAX) return this.line("Shares", `Of ${count(replicas.length)} replicas: too many to set by hand.`);
-    return this.line("Shares", "How arrivals are shared out among replicas.",
+    const isManual = this.view.shares_by_hand;
+    return this.line("Shares", h("span", {}, h("b", { "data-loop": "shares" }, isManual ? "manual" : "automatic"), ", how arrivals are shared out among replicas"),
       this.button(right, "Set by hand", () => this.#holdShares()),
-      this.button(right, "Give back", () => confirmation({
+      isManual ? this.button(right, "Give back", () => confirmation({
         title: `Shares of ${this.name}`, button: "Give back", will: "The law shares arrivals out again, by what each replica can do.",
         act: () => this.#do("DELETE", "/shares", undefined, `The shares of ${this.name} are automatic again.`),
-      })));
+      })) : null);
   }
 
   #holdShares() {

@@ -40,6 +40,9 @@ class Browser {
   #allowed = [];
   #messages = [];
   #next = null;
+  // There may be more that nobody can page to, and how many were looked at.
+  #isCut = false;
+  #lookedAt = 0;
   #asked = 0;
   #who;
   #queues;
@@ -71,11 +74,15 @@ class Browser {
     this.#allowed = [];
     this.#more.hidden = true;
     if (!queue) { say(this.#state, "There are no queues yet."); return; }
+    let allowed = [];
     try {
-      this.#allowed = (await ask("GET", `/services/queue/${segment(queue)}`)).allowed;
+      ({ allowed } = await ask("GET", `/services/queue/${segment(queue)}?points=false`));
     } catch (fault) {
       if (!("detail" in fault)) throw fault;
     }
+    // Somebody has meanwhile gone on to another.
+    if (queue !== this.#queue) return;
+    this.#allowed = allowed;
     this.#showActions();
     await this.#load(false);
   }
@@ -99,10 +106,27 @@ class Browser {
     if (asked !== this.#asked) return;
     this.#messages = isMore ? [...this.#messages, ...page.messages] : page.messages;
     this.#next = page.next_after;
+    this.#isCut = page.is_cut;
+    this.#lookedAt = page.looked_at;
     this.#more.hidden = page.next_after === null;
-    say(this.#state, this.#messages.length
-      ? `${page.next_after === null ? "All" : "The first"} ${count(this.#messages.length)} are shown; looking takes nothing.` : page.next_after === null ? "" : "None was found so far; More looks on.");
+    say(this.#state, this.#summary());
     this.#showList();
+  }
+
+  #summary() {
+    const shown = this.#messages.length;
+    if (!shown) return this.#next === null ? "" : "None was found so far; More looks on.";
+    if (this.#isCut && this.#filter.value.trim() && shown < PAGE_COUNT) {
+      return `Of the first ${count(this.#lookedAt)} these ${count(shown)} match; looking takes nothing.`;
+    }
+    return `${this.#next === null && !this.#isCut ? "All" : "The first"} ${count(shown)} are shown; looking takes nothing.`
+      + (this.#isCut ? " Those of a queue with replicas have no further pages: a filter finds others." : "");
+  }
+
+  #whyEmpty() {
+    if (this.#next !== null) return "None of those that were looked at matches.";
+    if (this.#isCut) return this.#lookedAt ? `None of the first ${count(this.#lookedAt)} matches.` : "Messages wait, and none could be shown: look again.";
+    return this.#filter.value ? "No message that waits matches." : "Nothing waits in this queue.";
   }
 
   #showList() {
@@ -116,8 +140,7 @@ class Browser {
       ["Payload", (message) => h("code", { class: "preview" }, message.text !== null
         ? message.text.slice(0, PREVIEW_LETTERS) : (message.payload_hex ?? "").slice(0, PREVIEW_LETTERS / 2) + " (bytes)")],
     ];
-    fill(this.#list, plainTable(`Messages of ${this.#queue}`, columns, this.#messages,
-      this.#next !== null ? "None of those that were looked at matches." : this.#filter.value ? "No message that waits matches." : "Nothing waits in this queue."));
+    fill(this.#list, plainTable(`Messages of ${this.#queue}`, columns, this.#messages, this.#whyEmpty()));
   }
 
   #read(message) {
@@ -148,6 +171,8 @@ class Browser {
   }
 
   #put() {
+    // What was asked about, wherever one is when it is done.
+    const queue = this.#queue;
     const text = h("textarea", { rows: 6, spellcheck: "false" });
     const headers = h("textarea", { rows: 2, spellcheck: "false", placeholder: "trace: test" });
     const priority = h("input", { type: "number", min: 1, max: 10, value: "5", required: true });
@@ -155,31 +180,32 @@ class Browser {
     const group = h("input", { autocomplete: "off" });
     confirmation({
       title: "Put a message", button: "Put it",
-      will: `A message is put to ${this.#queue}; its consumers will get it like any other.`,
+      will: `A message is put to ${queue}; its consumers will get it like any other.`,
       fields: [field("Text", text), field("Headers", headers, "One a line, name: value"),
         h("div", { class: "row" }, field("Priority", priority), field("Delay in seconds", delay), field("Group", group))],
       act: async () => {
-        const put = await ask("POST", `/queues/${segment(this.#queue)}/messages`, {
+        const put = await ask("POST", `/queues/${segment(queue)}/messages`, {
           text: text.value, headers: headersIn(headers.value), priority: Number(priority.value),
           delay_s: Number(delay.value), group: group.value || null,
         });
-        await this.#load(false);
-        return `Message ${put.message_id} was put to ${this.#queue}.`;
+        if (queue === this.#queue) await this.#load(false);
+        return `Message ${put.message_id} was put to ${queue}.`;
       },
     });
   }
 
   #redrive() {
+    const queue = this.#queue;
     const number = h("input", { type: "number", min: 1, placeholder: "all" });
     const to = h("input", { list: "queues", autocomplete: "off", placeholder: "where they came from" });
     confirmation({
-      title: `Redrive ${this.#queue}`, button: "Redrive",
-      will: `Messages leave ${this.#queue} and are delivered again, oldest first. What made them fail is not mended by this.`,
+      title: `Redrive ${queue}`, button: "Redrive",
+      will: `Messages leave ${queue} and are delivered again, oldest first. What made them fail is not mended by this.`,
       fields: [h("div", { class: "row" }, field("How many", number), field("To", to))],
       act: async () => {
-        const { moved } = await ask("POST", `/queues/${segment(this.#queue)}/redrive`,
+        const { moved } = await ask("POST", `/queues/${segment(queue)}/redrive`,
           { count: number.value ? Number(number.value) : null, to: to.value || null }, LONG_PATIENCE_MS);
-        await this.#load(false);
+        if (queue === this.#queue) await this.#load(false);
         return `${plural(moved, "message")} went back.`;
       },
     });

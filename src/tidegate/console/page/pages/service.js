@@ -17,6 +17,8 @@ const SET_BACK_S = 5;
 const DECISIONS_MAX = 200;
 const WINDOWS_S = [120, 300, 900];
 const ROWS_MAX = 100;
+// Looks in a row that do not show it: one may be of before it came.
+const MISSED_MIN = 2;
 
 export function watched({ words: [kind, name] }) { return `${kind}/${name}`; }
 
@@ -35,6 +37,7 @@ export async function open({ words: [kind, name], parameters, live, who, signal 
   live.addEventListener("overview", (event) => {
     const row = event.detail.services.find((each) => each.kind === kind && each.name === name);
     if (row) page.showRow(row);
+    else page.miss();
   }, { signal });
   await every(2_000, signal, () => page.lookAgain());
   const recover = async () => page.begin(await ask("GET", path));
@@ -69,12 +72,16 @@ class ServicePage {
   #consumers = h("div");
   #replicas = h("div");
   #said = {};
+  #noMore = h("div", { role: "status" });
+  #missed = 0;
+  #signal;
   decisions;
   element;
 
   constructor(view, { who, signal, lookAgain }) {
     const { kind, name } = view.row;
     this.#points = view.points;
+    this.#signal = signal;
     this.decisions = view.decisions;
     this.#charts = new ServiceCharts({ kind, onMark: (decision) => this.read(decision), signal });
     this.#wheel = new (kind === "http" ? HostedWheel : Wheel)({ who, changed: lookAgain });
@@ -91,7 +98,7 @@ class ServicePage {
       h("div", { class: "title" }, h("h1", {}, name), this.#light, this.#badges,
         h("span", { class: "links" },
           kind === "queue" ? h("a", { href: messagesAddress(name) }, "Messages") : null, h("a", { href: modelsAddress(name) }, "Models"))),
-      this.#facts,
+      this.#noMore, this.#facts,
       h("div", { class: "tools" }, h("div", { class: "segments", role: "group", "aria-label": "Shown time" }, windows),
         h("span", { class: "soft small" }, "◆ a loop decided, ■ a person did; click to read why")),
       h("div", { class: "service-grid" },
@@ -153,12 +160,29 @@ class ServicePage {
       older: this.decisions[place + 1], newer: this.decisions[place - 1], read: (other) => this.read(other),
     });
     dialog.addEventListener("close", () => {
-      if (!document.querySelector("dialog[open]")) history.replaceState(null, "", serviceAddress(kind, name));
+      // Whoever has gone elsewhere meanwhile stays there.
+      if (!this.#signal.aborted && !document.querySelector("dialog[open]")) history.replaceState(null, "", serviceAddress(kind, name));
     });
+  }
+
+  /** A look has not shown it. */
+  miss() {
+    this.#missed += 1;
+    if (this.#missed === MISSED_MIN) this.#grey(true);
+  }
+
+  #grey(isGone) {
+    const { kind, name } = this.#view.row;
+    this.element.classList.toggle("gone", isGone);
+    this.#wheel.element.inert = isGone;
+    fill(this.#noMore, isGone ? h("p", { class: "no-more" },
+      `There is no ${kind === "http" ? "HTTP service" : "queue"} ${name} any more, or you may not see it any more. What stands here is of ${moment(this.#points.at(-1)?.at ?? null)}.`) : null);
   }
 
   showRow(row) {
     this.#view.row = row;
+    if (this.#missed >= MISSED_MIN) this.#grey(false);
+    this.#missed = 0;
     showLight(this.#light, row.light);
     say(this.#badges, [row.kind === "http" ? "HTTP service" : "queue", row.steering, row.paused ? "paused" : ""].filter(Boolean).join(" · "));
     const facts = [
@@ -220,7 +244,7 @@ function consumersTable(consumers) {
     ["Consumer", (consumer) => `${consumer.client || "client " + consumer.client_id} / ${consumer.consumer}`],
     ["Replica", (consumer) => "#" + consumer.replica, "number"], ["Prefetch", (consumer) => count(consumer.prefetch), "number"],
     ["At hand", (consumer) => count(consumer.unacknowledged), "number"], ["Done", (consumer) => rate(consumer.acked_per_s), "number"],
-    ["Prefetch is", (consumer) => consumer.mode || "as asked for"],
+    ["Prefetch is", (consumer) => consumer.mode || "not steered"],
   ], consumers.slice(0, ROWS_MAX), "Nobody consumes."), cut(consumers.length)];
 }
 
