@@ -9,7 +9,7 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 PASSWORD = "correct horse battery"
@@ -21,6 +21,13 @@ _ADDRESS = re.compile(rb"(?:tidegate|http)://127\.0\.0\.1:\d+")
 def _environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     ours = {key: value for key, value in os.environ.items() if not key.startswith("TIDEGATE_")}
     return ours | dict(more or {})
+
+
+def _children(pid: int) -> Iterator[int]:
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            yield child
+            yield from _children(child)
 
 
 class Process:
@@ -54,6 +61,12 @@ class Process:
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
+
+    def signal_all(self, number: int) -> None:
+        """It first, which would start the others anew, and all that it has started."""
+        self.signal(number)
+        for child in _children(self.process.pid):
+            os.kill(child, number)
 
     def end(self) -> None:
         if self.process.poll() is None:

@@ -180,6 +180,64 @@ def test_a_dead_letter_is_read_and_redriven(page: Page, people: House, mq: Block
     assert eventually(lambda: mq.browse(queue), "it is back where it came from")
 
 
+def test_a_question_about_one_queue_is_not_asked_about_another(
+    page: Page, people: House, mq: BlockingClient
+) -> None:
+    for queue in ("asked about", "elsewhere"):
+        mq.create_queue(queue)
+    page.goto(f"{people.page}/#/messages/elsewhere")
+    page.goto(f"{people.page}/#/messages/asked%20about")
+    page.get_by_role("button", name="Put a message").click(timeout=SOON_MS)
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("put to asked about")
+
+    # What is told before the address changes, and done after it.
+    page.evaluate(_HOLD_CLOSING)
+    page.go_back()
+    expect(page.get_by_label("Queue", exact=True)).to_have_value("elsewhere")
+    dialog.get_by_label("Text").fill("for whom it was meant")
+    dialog.get_by_role("button", name="Put it").click()
+    expect(page.locator("#toasts")).to_contain_text("was put to asked about")
+    assert [len(mq.browse(queue)) for queue in ("asked about", "elsewhere")] == [1, 0]
+
+    page.go_forward()
+    page.reload()
+    page.get_by_role("button", name="Put a message").click(timeout=SOON_MS)
+    expect(dialog).to_be_visible()
+    page.go_back()
+    expect(page.get_by_label("Queue", exact=True)).to_have_value("elsewhere")
+    expect(dialog).to_have_count(0)
+
+
+# A dialog that stays though one has gone elsewhere, as before a browser has told the page of it.
+_HOLD_CLOSING = """() => {
+  const dialog = document.querySelector("dialog[open]");
+  dialog.close = () => { delete dialog.close; };
+}"""
+
+
+def test_of_a_queue_with_replicas_it_is_said_whether_all_are_shown(
+    page: Page, people: House, mq: BlockingClient
+) -> None:
+    queue = "many replicas"
+    mq.create_queue(queue)
+    mq.set_scaling(queue, Scaling(replicas=Range(1, 3), steering=Steering.RECOMMEND))
+    mq.put_many(queue, [b"few"] * 10)
+    page.goto(f"{people.page}/#/messages/{queue}")
+    state = page.locator(".messages [role=status]")
+    expect(state).to_contain_text("All 10 are shown", timeout=SOON_MS)
+    filtered = page.get_by_label("Filter by text")
+    filtered.fill("nothing")
+    expect(page.get_by_text("No message that waits matches.")).to_be_visible(timeout=SOON_MS)
+
+    mq.put_many(queue, [b"many"] * 50)
+    filtered.fill("")
+    expect(state).to_contain_text("The first 50 are shown", timeout=SOON_MS)
+    mq.put_many(queue, [b"many"] * 450)
+    filtered.fill("nothing")
+    expect(page.get_by_text("None of the first 500 matches.")).to_be_visible(timeout=SOON_MS)
+
+
 def test_a_script_in_a_name_stays_text(page: Page, people: House, mq: BlockingClient) -> None:
     mq.create_queue(HOSTILE)
     mq.put(HOSTILE, HOSTILE.encode(), headers={"note": HOSTILE})
@@ -343,6 +401,30 @@ def tabbed_to(page: Page, is_there: Callable[[], bool]) -> bool:
         if is_there():
             return True
     return False
+
+
+def test_the_way_past_the_menu_leaves_the_page_where_it_is(page: Page, people: House) -> None:
+    page.goto(f"{people.page}/#/fleet")
+    heading = page.get_by_role("heading", name="Fleet", exact=True)
+    expect(heading).to_be_visible(timeout=SOON_MS)
+    page.get_by_role("link", name="Skip to the content").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    assert page.url.endswith("#/fleet")
+    page.reload()
+    expect(heading).to_be_visible(timeout=SOON_MS)
+
+
+def test_an_address_of_no_page_shows_the_overview_after_the_login(
+    browser: Browser, people: House, mq: BlockingClient
+) -> None:
+    with contextlib.closing(browser.new_context()) as context:
+        page = context.new_page()
+        page.goto(f"{people.page}/#main")
+        page.get_by_label("Name").fill(ADMIN)
+        page.get_by_label("Password").fill(PASSWORD)
+        page.get_by_role("button", name="Log in").click()
+        expect(page.get_by_role("table", name="Services")).to_be_visible(timeout=SOON_MS)
 
 
 def test_a_console_that_died_asks_for_the_login_and_goes_on_where_one_was(

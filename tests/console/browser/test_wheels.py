@@ -21,6 +21,7 @@ from running_house import House, Process
 
 from patience import eventually
 from tidegate.client.blocking import BlockingClient
+from tidegate.core.prefetch import PrefetchGoal
 from tidegate.core.replication import ReplicaState
 from tidegate.core.scaling import Range, Scaling, Steering
 
@@ -178,15 +179,21 @@ def test_replicas_and_shares_are_held_by_hand_and_given_back(
 
     # Two of them have shares.
     shares = loop(page, "Shares")
+    by_hand = page.locator("[data-loop=shares]")
+    expect(by_hand).to_have_text("automatic", timeout=SOON_MS)
+    expect(shares.get_by_role("button", name="Give back")).to_have_count(0)
     shares.get_by_role("button", name="Set by hand").click(timeout=SOON_MS)
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Replica 1").fill("80")
     dialog.get_by_label("Replica 2").fill("20")
     confirm(page, "Take over")
     assert mq.topology(elastic).scaling.shares == {1: 0.8, 2: 0.2}
+    expect(by_hand).to_have_text("manual")
     shares.get_by_role("button", name="Give back").click()
     confirm(page, "Give back")
     assert mq.topology(elastic).scaling.shares is None
+    expect(by_hand).to_have_text("automatic")
+    expect(shares.get_by_role("button", name="Give back")).to_have_count(0)
 
     line.get_by_role("button", name="Recommend only").click()
     confirm(page, "Recommend only")
@@ -197,6 +204,30 @@ def test_replicas_and_shares_are_held_by_hand_and_given_back(
     assert mq.topology(elastic).scaling.steering is Steering.AUTO
     expect(state).to_have_text("automatic", timeout=SOON_MS)
     assert "steering auto" in deeds_of(page, people, 1)[0]
+
+
+def test_one_consumer_is_offered_only_where_no_goal_is_set(
+    page: Page, people: House, mq: BlockingClient
+) -> None:
+    queue = "one by one"
+    mq.create_queue(queue)
+    with mq.subscribe(queue, prefetch=3):
+        page.goto(f"{people.page}/#/service/queue/{queue}")
+        by_hand = loop(page, "Prefetch").get_by_role("button", name="Set by hand")
+        by_hand.click(timeout=SOON_MS)
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text("until it subscribes anew or somebody sets another")
+        dialog.get_by_label("Messages").fill("9")
+        dialog.get_by_label("Of").select_option(index=1)
+        confirm(page, "Take over")
+        consumers = page.get_by_role("table", name="Consumers").locator("tbody tr")
+        expect(consumers.locator("td").nth(1)).to_have_text("9", timeout=SOON_MS)
+
+        mq.set_policy(queue, prefetch=PrefetchGoal())
+        expect(loop(page, "Prefetch")).to_contain_text("goal: keep-up", timeout=SOON_MS)
+        by_hand.click()
+        expect(dialog.get_by_label("Of").locator("option")).to_have_text(["all consumers"])
+        expect(dialog).not_to_contain_text("subscribes anew")
 
 
 @pytest.fixture(scope="module")
