@@ -37,6 +37,8 @@ _PERIOD_S = 0.25
 _REPORT_S = 1.0
 # A store that hangs is as bad as one that is away, and must not keep us from looking again.
 _STORE_S = 5.0
+# No admission that a door is ever given.
+_UNCERTAIN = -1
 
 
 def backends_of(instances: Iterable[Instance], concurrency: int) -> list[Backend]:
@@ -140,6 +142,8 @@ class DoorLoop:
         self._concurrency = 1 if service is None else service.spec.concurrency
         backends = backends_of(self._instances, self._concurrency)
         if backends != self._backends:
+            # What it does not confirm it may have done: then also the former ones are said anew.
+            self._backends = None
             await self._door.set_backends(backends)
             self._backends = backends
         if isinstance(self._door, MemoryWeighing):
@@ -172,5 +176,6 @@ class DoorLoop:
         samples = await self._store.door_samples(self._service)
         admission = self._shares.part(bound, samples, sample.door, self._calendar())
         if admission != self._admission:
+            self._admission = _UNCERTAIN
             await self._door.set_admission(admission)
             self._admission = admission

@@ -49,10 +49,13 @@ class ClientConnection(asyncio.Protocol):
         self._lingering = False
         self._answered_any = False
         self.half_closed = False
-        self.writing_paused_at: float | None = None
+        self.writing_paused = False
+        # What was still to go out when it was last looked at, and since when it has been as much.
+        self._unsent_bytes = 0
+        self._unsent_since = 0.0
         self.peer = Peer("unknown", False)
         self.name = ""
-        # When the sweep is to look at it next; see Front.sweep.
+        # When the sweep is to look at it next, 0: each time; see Front.sweep.
         self.look_at = 0.0
 
     @property
@@ -81,6 +84,9 @@ class ClientConnection(asyncio.Protocol):
         if self._reader.in_head and not was_in_head and exchange is None:
             self.look_at = monotonic() + self._front.limits.head_timeout_s
         self._pump()
+        if len(self._reader.rest) > self._front.limits.header_bytes_max:
+            # It talks before it knows whether anybody listens.
+            self._wait(Hold.NEXT_REQUEST)
 
     def _pump(self) -> None:
         """Hand on what was read, as far as it goes."""
@@ -95,7 +101,7 @@ class ClientConnection(asyncio.Protocol):
                 if exchange is not None:
                     self._wait(Hold.NEXT_REQUEST)
                     break
-                if self.writing_paused_at is not None:
+                if self.writing_paused:
                     # Who asks and asks and takes no answer would fill our memory with them.
                     self._wait(Hold.ANSWERS)
                     break
@@ -148,7 +154,7 @@ class ClientConnection(asyncio.Protocol):
             self._front.leave(self._exchange)
         self._exchange = None
         self._answered_any = True
-        if not keep_alive or self._tunnel:
+        if not keep_alive or self._tunnel or self._front.stopping:
             self._close_gently()
             return
         self.look_at = monotonic() + self._front.limits.idle_timeout_s
@@ -199,12 +205,13 @@ class ClientConnection(asyncio.Protocol):
         if self._lingering or transport is None or transport.is_closing():
             return
         self._lingering = True
+        is_out = not transport.get_write_buffer_size()
+        self.look_at = monotonic() + self._front.limits.linger_s if is_out else 0.0
         if self.half_closed or not transport.can_write_eof():
             transport.close()
             return
         transport.write_eof()
         self._go_on(~Hold.NONE)
-        self.look_at = monotonic() + self._front.limits.linger_s
 
     def close_if_idle(self) -> None:
         if self.idle and not self._lingering:
@@ -234,13 +241,23 @@ class ClientConnection(asyncio.Protocol):
         if not self._hold and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
+    def takes_nothing(self, now: float) -> bool:
+        """Whether it has not read for too long, by every look since; slow is not too slow."""
+        transport = self._transport
+        unsent_bytes = 0 if transport is None else transport.get_write_buffer_size()
+        if unsent_bytes != self._unsent_bytes:
+            self._unsent_bytes = unsent_bytes
+            self._unsent_since = now
+        return now > self._unsent_since + self._front.limits.send_stall_s
+
     def pause_writing(self) -> None:
-        self.writing_paused_at = monotonic()
+        self.writing_paused = True
+        self.takes_nothing(monotonic())
         if self._exchange is not None:
             self._exchange.client_is_full()
 
     def resume_writing(self) -> None:
-        self.writing_paused_at = None
+        self.writing_paused = False
         if self._exchange is not None:
             self._exchange.client_has_room()
         else:
@@ -272,11 +289,21 @@ class ClientConnection(asyncio.Protocol):
         exchange = self._exchange
         if exchange is not None:
             exchange.check_time(now)
-        elif self._lingering or self.writing_paused_at is not None:
-            self.abort()
+        elif self._lingering:
+            self._see_out(now)
         elif self._reader.in_head:
             refusal = Refusal(408, "the head came too slowly")
             self._front.count_refusal(refusal)
             self._close_with(refusal, b"GET")
         else:
             self._close_gently()
+
+    def _see_out(self, now: float) -> None:
+        """What ends the connection goes out as slowly as the client takes it; then we linger."""
+        if self._transport is not None and self._transport.get_write_buffer_size():
+            if self.takes_nothing(now):
+                self.abort()
+        elif not self.look_at:
+            self.look_at = now + self._front.limits.linger_s
+        else:
+            self.abort()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from tidegate.core.hosting import instance_of
 from tidegate.gateway.forwarding import request_to_server, response_to_client
+from tidegate.gateway.own_shortage import is_own_shortage
 from tidegate.gateway.refusal import Refusal
 from tidegate.gateway.request_head import RequestHead
 from tidegate.gateway.response_reader import BadAnswer, ResponseHead
@@ -54,6 +55,7 @@ class Exchange:
         "_server",
         "_started_at",
         "_status",
+        "_tunnel_ends",
         "_waiting_since",
         "answer_started",
         "head",
@@ -95,6 +97,8 @@ class Exchange:
         self._body_bytes = 0
         self._chunked_answer = False
         self._status = 0
+        # How many of the two that talk have said all.
+        self._tunnel_ends = 0
         self._started_at = self._progress_at = self._sent_at = self._chosen_at = monotonic()
         # How long we have not read the body, for want of somebody to take it.
         self._paused_s = 0.0
@@ -187,13 +191,21 @@ class Exchange:
         self._connecting = self._front.loop.create_task(self._connect(server))
 
     async def _connect(self, server: Server) -> None:
+        address = server.address
         try:
             connection = await self._front.connect(server)
         except OSError as failure:  # a TimeoutError is one, too
             self._connecting = None
+            if is_own_shortage(failure):
+                # Nothing is tried elsewhere: a session would be lost for it.
+                self._leave(server, failed=False)
+                self._refuse(self._front.shed(f"no connection can be opened ({failure.strerror})"))
+                return
             why = f"cannot connect to {server.name}: {failure or 'timed out'}"
             server.meters.failed.add(1)
-            self._front.refused(server, why)
+            # What is wrong where it was says nothing of where it is.
+            if server.is_at(address):
+                self._front.refused(server, why)
             self._leave(server)
             self._again_or(Refusal(502, "no server could be reached"))
             return
@@ -326,7 +338,8 @@ class Exchange:
         stale = connection.reused and not connection.answering
         if not stale:
             server.meters.failed.add(1)
-            self._front.failed(server, why)
+            if server.is_at(connection.address):
+                self._front.failed(server, why)
         self._leave(server, failed=not stale)
         if self.answer_started:
             self._break_off(by_server=True)
@@ -471,10 +484,21 @@ class Exchange:
 
     def tunnel_eof_from_server(self) -> None:
         self._client.send_eof()
+        self._tunnel_end()
 
     def tunnel_eof_from_client(self) -> None:
         if self._connection is not None:
             self._connection.send_eof()
+        self._tunnel_end()
+
+    def _tunnel_end(self) -> None:
+        self._progress_at = monotonic()
+        self._tunnel_ends += 1
+        if self._tunnel_ends == 2:
+            # Each keeps its side open until we close ours.
+            if self._connection is not None:
+                self._connection.close_tunnel(self._front.limits.send_stall_s)
+            self.tunnel_over()
 
     def tunnel_over(self) -> None:
         self.keep_alive = False
@@ -499,7 +523,9 @@ class Exchange:
         """Called a few times a second, as long as it lasts."""
         limits = self._front.limits
         if self.tunnel:
-            if now > self._progress_at + limits.tunnel_idle_s:
+            # Who listens on to one that has said all does so no longer than to an answer.
+            idle_s = limits.answer_stall_s if self._tunnel_ends else limits.tunnel_idle_s
+            if now > self._progress_at + idle_s and self._client.takes_nothing(now):
                 self._break_off(by_server=False)
         elif limits.deadline_s is not None and now > self._started_at + limits.deadline_s:
             if self._sent and self.request_done and not self.answer_started:
@@ -517,17 +543,19 @@ class Exchange:
             if self._sent and not waiting and now > self._progress_at + limits.answer_timeout_s:
                 self._server_hangs()
                 self._too_late(Refusal(504, "the server did not answer in time"))
-        elif self._client.writing_paused_at is not None:
-            if now > self._client.writing_paused_at + limits.send_stall_s:
+        elif self._client.writing_paused:
+            if self._client.takes_nothing(now):
                 self._break_off(by_server=False)
         elif now > self._progress_at + limits.answer_stall_s:
             self._server_hangs()
             self._break_off(by_server=True)
 
     def _server_hangs(self) -> None:
-        if self._server is not None:
-            self._server.meters.failed.add(1)
-            self._front.failed(self._server, "it did not answer in time")
+        server, connection = self._server, self._connection
+        if server is not None:
+            server.meters.failed.add(1)
+            if connection is None or server.is_at(connection.address):
+                self._front.failed(server, "it did not answer in time")
 
     def _too_late(self, refusal: Refusal) -> None:
         if self.answer_started:

@@ -237,7 +237,7 @@ class Front:
         address = server.address
         async with asyncio.timeout(self.limits.connect_timeout_s):
             _, connection = await self.loop.create_connection(
-                lambda: ServerConnection(server, self.limits.header_bytes_max),
+                lambda: ServerConnection(server, address, self.limits.header_bytes_max),
                 address.host,
                 address.port,
             )

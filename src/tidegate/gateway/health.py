@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 
+from tidegate.gateway.own_shortage import is_own_shortage
 from tidegate.gateway.response_reader import BadAnswer, ResponseHead, ResponseReader
 from tidegate.gateway.server import Server
 from tidegate.gateway.servers import Servers
@@ -24,18 +26,22 @@ class HealthCheck:
 
 async def check_forever(check: HealthCheck, servers: Servers, server: Server) -> None:
     while True:
-        servers.checked(server, await failure_of(check, server))
+        # It is neither well nor ill for what we lack ourselves; requests are told of that.
+        with contextlib.suppress(OSError):
+            servers.checked(server, await failure_of(check, server))
         await asyncio.sleep(check.interval_s)
 
 
 async def failure_of(check: HealthCheck, server: Server) -> str | None:
-    """Why it is not well; None: it is."""
+    """Why it is not well; None: it is. OSError: nobody knows, for want of something of our own."""
     try:
         async with asyncio.timeout(check.timeout_s):
             return await _asked(check, server)
     except TimeoutError:
         return f"no answer to a check within {check.timeout_s:g} s"
     except (OSError, BadAnswer) as failure:
+        if isinstance(failure, OSError) and is_own_shortage(failure):
+            raise
         return f"check failed: {failure}"
 
 

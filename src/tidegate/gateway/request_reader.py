@@ -39,12 +39,13 @@ class RequestReader:
         "_header_bytes_max",
         "_parser",
         "_refused",
-        "_rest",
         "_target",
+        "_unseen_bytes",
         "_websocket",
         "events",
         "in_body",
         "in_head",
+        "rest",
     )
 
     def __init__(self, header_bytes_max: int, body_bytes_max: int | None) -> None:
@@ -53,42 +54,43 @@ class RequestReader:
         self._parser = httptools.HttpRequestParser(self)
         self._target = b""
         self._fields: list[Field] = []
+        # Of the fields that the parser has shown; and of all that came since it last showed the end
+        # of something, as a field that never ends, in the head or behind the chunks, does not.
         self._head_bytes = 0
+        self._unseen_bytes = 0
         self._body_bytes = 0
         self._refused = False
         self._websocket = False
-        self._rest = b""
         self.events: deque[RequestEvent] = deque()
         # Whether the last byte that came belongs to an unfinished head, or body.
         self.in_head = False
         self.in_body = False
+        # What waits behind a WebSocket's head: who reads on has to bound it.
+        self.rest = bytearray()
 
     def receive(self, data: bytes) -> None:
         if self._refused:
             return
         if self._websocket:
-            self._rest += data
+            self.rest += data
             return
-        body_bytes = self._body_bytes
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as switch:
-            self._switch(data[switch.args[0] :])
-            return
-        except httptools.HttpParserCallbackError as failure:
-            self._refuse(_cause(failure))
-            return
-        except httptools.HttpParserError as failure:
-            self._refuse(Refusal(400, f"not HTTP: {failure}"))
-            return
-        if self.in_head or (self.in_body and self._body_bytes == body_bytes):
-            # A field that never ends, in the head or behind the chunks, is seen by no callback.
-            self._head_bytes += len(data)
-            if self._head_bytes > 2 * self._header_bytes_max:
-                self._refuse(Refusal(431, "fields that do not end"))
+        self._unseen_bytes += len(data)
+        left: bytes | memoryview = data
+        while left:
+            try:
+                self._parser.feed_data(left)
+                break
+            except httptools.HttpParserUpgrade as switch:
+                left = self._switched(memoryview(left)[switch.args[0] :])
+            except httptools.HttpParserError as failure:
+                self._refuse(_refusal(failure))
+                return
+        if self._unseen_bytes > 2 * self._header_bytes_max:
+            self._refuse(Refusal(431, "fields that do not end"))
 
     def take_rest(self) -> bytes:
-        rest, self._rest = self._rest, b""
+        rest = bytes(self.rest)
+        self.rest.clear()
         return rest
 
     def receive_rest(self) -> None:
@@ -98,12 +100,13 @@ class RequestReader:
         if rest:
             self.receive(rest)
 
-    def _switch(self, rest: bytes) -> None:
+    def _switched(self, rest: memoryview) -> memoryview:
+        """What of it is still to be parsed."""
         if self._websocket:
-            self._rest = rest
-        elif rest:
-            # Some other upgrade, which we do not offer: the connection goes on as it was.
-            self.receive(rest)
+            self.rest += rest
+            return rest[:0]
+        # Some other upgrade, which we do not offer: the connection goes on as it was.
+        return rest
 
     def _refuse(self, refusal: Refusal) -> None:
         self._refused = True
@@ -144,19 +147,21 @@ class RequestReader:
         self._websocket = head.websocket
         self._body_bytes = 0
         self._head_bytes = 0
+        self._unseen_bytes = 0
         self.in_head = False
         self.in_body = True
         self.events.append(head)
 
     def on_body(self, part: bytes) -> None:
         self._body_bytes += len(part)
-        self._head_bytes = 0
+        self._unseen_bytes = 0
         most = self._body_bytes_max
         if most is not None and self._body_bytes > most:
             raise Refusal(413, f"the body is longer than {most} bytes")
         self.events.append(part)
 
     def on_message_complete(self) -> None:
+        self._unseen_bytes = 0
         self.in_body = False
         self.events.append(END)
 
@@ -166,7 +171,9 @@ class RequestReader:
             raise Refusal(431, f"the head is longer than {self._header_bytes_max} bytes")
 
 
-def _cause(failure: BaseException) -> Refusal:
+def _refusal(failure: httptools.HttpParserError) -> Refusal:
+    if not isinstance(failure, httptools.HttpParserCallbackError):
+        return Refusal(400, f"not HTTP: {failure}")
     cause = failure.__context__ or failure.__cause__
     if isinstance(cause, Refusal):
         return cause

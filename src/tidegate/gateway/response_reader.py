@@ -52,6 +52,7 @@ class ResponseReader:
         "_method",
         "_parser",
         "_reason",
+        "_unseen_bytes",
         "_until_close",
         "complete",
         "events",
@@ -64,7 +65,9 @@ class ResponseReader:
         self._method = b""
         self._fields: list[Field] = []
         self._reason = b""
+        # As in request_reader.py: of fields that were shown, and of all since the last end.
         self._head_bytes = 0
+        self._unseen_bytes = 0
         self._until_close = False
         # No answer is under way; whatever comes now was not asked for.
         self.complete = True
@@ -81,6 +84,7 @@ class ResponseReader:
     def receive(self, data: bytes) -> None:
         if self.complete:
             raise BadAnswer("bytes that belong to no answer")
+        self._unseen_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as switch:
@@ -93,10 +97,8 @@ class ResponseReader:
         except httptools.HttpParserError as failure:
             if not self.complete:
                 raise BadAnswer(f"not HTTP: {failure}") from None
-        if self._head_bytes:
-            self._head_bytes += len(data)
-            if self._head_bytes > 2 * self._header_bytes_max:
-                raise BadAnswer("the head is too long")
+        if self._unseen_bytes > 2 * self._header_bytes_max:
+            raise BadAnswer("fields that do not end")
 
     def end_of_file(self) -> bool:
         """The server hung up; whether that is the answer's proper end."""
@@ -113,7 +115,7 @@ class ResponseReader:
             raise BadAnswer("a second answer to one request")
         self._fields = []
         self._reason = b""
-        self._head_bytes = 1
+        self._head_bytes = 0
 
     def on_status(self, part: bytes) -> None:
         self._reason += part
@@ -122,10 +124,12 @@ class ResponseReader:
         self._head_bytes += len(name) + len(value) + 4
         if self._head_bytes > self._header_bytes_max:
             raise BadAnswer(f"the head is longer than {self._header_bytes_max} bytes")
+        # Behind the body they are trailers: counted and dropped.
         self._fields.append((name, name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._head_bytes = 0
+        self._unseen_bytes = 0
         head = _answer(self._parser, self._reason, self._fields)
         self.events.append(head)
         bodiless = self._method == b"HEAD" or head.status in (204, 304) or head.status < 200
@@ -142,6 +146,7 @@ class ResponseReader:
     def on_body(self, part: bytes) -> None:
         if self.complete:
             raise BadAnswer("a body in an answer to HEAD")
+        self._unseen_bytes = 0
         self.events.append(part)
 
     def on_message_complete(self) -> None:
@@ -152,6 +157,7 @@ class ResponseReader:
             self._finish()
 
     def _finish(self) -> None:
+        self._unseen_bytes = 0
         self.complete = True
         self.events.append(END)
 

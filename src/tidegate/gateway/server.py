@@ -105,11 +105,18 @@ class Server:
             return False
         return not self.draining or now < self.sessions_until
 
+    def is_at(self, address: ServerAddress) -> bool:
+        """Whether it is where a connection was made to; its weight may be another by now."""
+        here = self.address
+        return address is here or (address.host, address.port) == (here.host, here.port)
+
     def take_idle(self) -> ServerConnection | None:
         """The connection that was used last: it is the least likely to have gone stale."""
         while self.idle:
             connection = self.idle.pop()
-            if connection.usable:
+            if not self.is_at(connection.address):
+                connection.close()
+            elif connection.usable:
                 return connection
         return None
 

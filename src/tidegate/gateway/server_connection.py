@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from tidegate.gateway.request_reader import Mark
 from tidegate.gateway.response_reader import BadAnswer, ResponseHead, ResponseReader
-from tidegate.gateway.server import Server
+from tidegate.gateway.server import Server, ServerAddress
 
 if TYPE_CHECKING:
     from tidegate.gateway.exchange import Exchange
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 class ServerConnection(asyncio.Protocol):
     """Bytes of answers to the exchange that waits for them."""
 
-    def __init__(self, server: Server, header_bytes_max: int) -> None:
+    def __init__(self, server: Server, address: ServerAddress, header_bytes_max: int) -> None:
         self.server = server
+        # Where it was made to: the server may have moved since.
+        self.address = address
         self._reader = ResponseReader(header_bytes_max)
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
@@ -61,7 +63,7 @@ class ServerConnection(asyncio.Protocol):
         self.server.active.discard(self)
         reusable = self._keep_alive and self._reader.complete and not self._tunnel
         # A draining server gets nothing new, so nothing waits for it.
-        reusable = reusable and not self.server.draining
+        reusable = reusable and not self.server.draining and self.server.is_at(self.address)
         if reusable and self.usable and len(self.server.idle) < idle_max:
             self.reused = True
             self.idle_since = monotonic()
@@ -75,6 +77,16 @@ class ServerConnection(asyncio.Protocol):
         self.server.active.discard(self)
         if self._transport is not None:
             self._transport.abort()
+
+    def close_tunnel(self, within_s: float) -> None:
+        """Both have said all: what is still to go out goes, if the server takes it in time."""
+        self._exchange = None
+        self.server.active.discard(self)
+        transport = self._transport
+        if transport is not None:
+            transport.close()
+            if transport.get_write_buffer_size():
+                asyncio.get_running_loop().call_later(within_s, transport.abort)
 
     def become_tunnel(self) -> bytes:
         """From now on bytes are bytes; what has come behind the switch."""

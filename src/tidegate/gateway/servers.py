@@ -51,7 +51,7 @@ class Servers:
             known = [one.index for one in self._by_name.values() if one is not server]
             server.index = sum(known) / len(known) if known else 100.0
         else:
-            if (address.host, address.port) != (server.address.host, server.address.port):
+            if not server.is_at(address):
                 server.close_idle()
                 server.ejection = Ejection(self._settings, checked=self._checked)
             server.address = address

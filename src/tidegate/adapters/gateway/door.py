@@ -6,6 +6,8 @@ with whoever holds the door, who is started again by its parent.
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import secrets
 from collections import Counter
 from collections.abc import Sequence
@@ -52,6 +54,7 @@ class GatewayDoor:
         return self._gateway.address
 
     async def start(self) -> None:
+        _raise_descriptors()
         try:
             await self._gateway.start()
         except OSError as failure:
@@ -114,6 +117,14 @@ class GatewayDoor:
             instances=[_instance(one) for one in gateway.servers],
             has_begun=self._has_begun,
         )
+
+
+def _raise_descriptors() -> None:
+    """As many as this user may have: two for each client, and 1,024 are the usual soft limit."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Some systems call their hard limit infinite and take no such number.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _by_class(gateway: Gateway) -> dict[str, int]:

@@ -4,6 +4,10 @@ New servers come in maintenance, get their cookie and then their traffic. Who dr
 and gets what belongs to its sessions while it keeps them. Then, or when it is no longer wanted, it
 goes into maintenance: it answers what it has, and its sessions are elected anew. It can be deleted
 when its last connection has gone, which is tried again until it works.
+
+Only differences are ordered, as long as all that was ordered is seen to be so. An order that was
+given up, or whose answer was lost, may have been carried out in whole, in part or not at all: then
+nothing is believed. Who is there is looked up, and everybody who is wanted is told everything.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from tidegate.core.errors import IoFailure
 from tidegate.core.hosting import Backend
 
 _MAINTENANCE = "MAINT"
+# The row of all servers together.
+_TOTAL = "BACKEND"
 # One line to its socket must fit into one of its buffers.
 _COMMANDS_AT_ONCE = 40
 
@@ -31,17 +37,25 @@ class Orders:
         self._sticky = sticky
         # As they were ordered, with the weight that HAProxy was told.
         self._known = {one.name: (one, weight_of(one, configured)) for one in configured}
+        # In maintenance until they can be deleted; of some no more is known than their names.
         self.leaving: set[str] = set()
+        # Whether it may have been told something else than is known.
+        self._doubted = False
 
     async def carry_out(self, wanted: Sequence[Backend]) -> None:
         """These and no others; IoFailure with HAProxy's words if it does not have them then."""
+        there = self._known.keys() | self.leaving
+        if self._doubted:
+            there = await self._look_anew()
         commands: list[str] = []
         for one in wanted:
             commands += self._changes(one, weight_of(one, wanted), wanted)
-        unwanted = self._known.keys() - {one.name for one in wanted}
+        unwanted = there - {one.name for one in wanted}
         commands += [f"set server {BACKEND}/{name} state maint" for name in unwanted - self.leaving]
         if not commands:
+            self._doubted = False
             return
+        self._doubted = True
         said = ""
         rows: Rows = {}
         for i in range(0, len(commands), _COMMANDS_AT_ONCE):
@@ -52,12 +66,24 @@ class Orders:
         self._verify(rows, wanted, unwanted, said)
         self._known |= {one.name: (one, weight_of(one, wanted)) for one in wanted}
         self.leaving = unwanted
+        self._doubted = False
+
+    async def _look_anew(self) -> set[str]:
+        """Forget what was ordered; the names of those that are there."""
+        _, rows = await self._runtime.order_and_look((), (BACKEND,))
+        self._known.clear()
+        self.leaving.clear()
+        return rows.keys() - {_TOTAL}
 
     def _changes(self, one: Backend, weight: int, among: Sequence[Backend]) -> list[str]:
         server = f"{BACKEND}/{one.name}"
         state = f"set server {server} state {'maint' if rests(one) else 'ready'}"
+        place = f"set server {server} addr {one.host} port {one.port}"
+        share = f"set server {server} weight {weight}"
+        concurrency = f"set maxconn server {server} {one.concurrency}"
         if one.name not in self._known:
-            commands = [f"add server {BACKEND}/{new_server(one, among)}"]
+            # It may be there all the same, otherwise than it is wanted: then it is not added.
+            commands = [f"add server {BACKEND}/{new_server(one, among)}", place, share, concurrency]
             if self._sticky:
                 # Gives one to every server that has none yet.
                 commands.append(f"enable dynamic-cookie backend {BACKEND}")
@@ -65,11 +91,11 @@ class Orders:
         before, weight_before = self._known[one.name]
         commands = []
         if (one.host, one.port) != (before.host, before.port):
-            commands.append(f"set server {server} addr {one.host} port {one.port}")
+            commands.append(place)
         if weight != weight_before:
-            commands.append(f"set server {server} weight {weight}")
+            commands.append(share)
         if one.concurrency != before.concurrency:
-            commands.append(f"set maxconn server {server} {one.concurrency}")
+            commands.append(concurrency)
         if rests(one) != rests(before) or one.name in self.leaving:
             commands.append(state)
         return commands
@@ -85,9 +111,11 @@ class Orders:
     async def delete_leaving(self) -> list[str]:
         """Who had no connection left, and is no more."""
         commands = [f"del server {BACKEND}/{name}" for name in self.leaving]
+        doubted, self._doubted = self._doubted, True
         _, rows = await self._runtime.order_and_look(commands, (BACKEND,))
+        self._doubted = doubted
         deleted = [name for name in self.leaving if name not in rows]
         for name in deleted:
             self.leaving.discard(name)
-            del self._known[name]
+            self._known.pop(name, None)
         return deleted
