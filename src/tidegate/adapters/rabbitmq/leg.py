@@ -37,7 +37,7 @@ from aiormq.abc import AbstractChannel, DeliveredMessage
 
 from tidegate.adapters.rabbitmq.elastic.sources import Source
 from tidegate.adapters.rabbitmq.failures import as_tidegate, telling
-from tidegate.core.errors import CallerError, LeaseLost, TidegateError
+from tidegate.core.errors import CallerError, LeaseLost, TidegateError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +76,8 @@ class Leg:
         self._on_arrived = on_arrived
         self.lost = False
         self._tags = 0
+        # The tags of those that wait for the broker's word that they consume.
+        self._beginning: set[str] = set()
         # By name of the queue: the tag of its consumer, and of ours among its holders.
         self._consumers: dict[str, str] = {}
         self._standing: dict[str, str] = {}
@@ -173,6 +175,10 @@ class Leg:
                     self._release_acks()
 
     async def set_prefetch(self, prefetch: int) -> None:
+        # To the end: who comes next has to know what the broker was told.
+        await self._rpc(self._set_prefetch(prefetch))
+
+    async def _set_prefetch(self, prefetch: int) -> None:
         async with self._turning:
             self.prefetch = prefetch
             if self.lost:
@@ -181,7 +187,7 @@ class Leg:
                 for name in list(self._consumers):
                     await self._turn(name)
             elif prefetch != self._of_channel:
-                await self._rpc(self._set_qos(prefetch))
+                await self._set_qos(prefetch)
                 self._of_channel = prefetch
 
     @property
@@ -260,7 +266,16 @@ class Leg:
         self._tags += 1
         tag = f"tidegate-{self._tags}"
         self._in_force[tag] = part
-        await self._channel.basic_consume(queue, delivered, consumer_tag=tag)
+        self._beginning.add(tag)
+        try:
+            await self._channel.basic_consume(queue, delivered, consumer_tag=tag)
+            if tag not in self._beginning:
+                raise Unavailable(f"queue {queue!r} has gone, or moves, as we came to it")
+        except BaseException:
+            del self._in_force[tag]
+            raise
+        finally:
+            self._beginning.discard(tag)
         return tag
 
     async def _cancel(self, consumer: str) -> None:
@@ -274,6 +289,8 @@ class Leg:
 
     async def _cancelled_by_the_broker(self, frame: spec.Basic.Cancel) -> None:
         """The queue was deleted, or has moved: begin anew, or learn that there is none."""
+        # Right behind its word that it consumes, who began it has not heard of that yet.
+        self._beginning.discard(frame.consumer_tag or "")
         for name, tag in [*self._consumers.items(), *self._standing.items()]:
             if tag == frame.consumer_tag and name != self.queue:
                 # A replica, by somebody's hand: the others go on.
@@ -375,10 +392,13 @@ class Leg:
         """To the queue, where it was."""
         self.check_held(tag)
         self._unsettled.discard(tag)
+        await self._rpc(self._nack(tag))
+
+    async def _nack(self, tag: int) -> None:
+        await self._channel.basic_nack(tag, requeue=True, wait=False)
+        # Not before it is on its way: one ack of all below another would be an ack of this, too.
         self._forget(tag)
-        with telling(f"queue {self.queue!r}"):
-            await self._channel.basic_nack(tag, requeue=True, wait=False)
-            self._gone(tag)
+        self._gone(tag)
 
     async def settle_after(self, tag: int, work: Coroutine[Any, Any, None]) -> None:
         """Ack a message when it is safe elsewhere; if it is not, it goes back to its queue."""
@@ -392,18 +412,20 @@ class Leg:
         try:
             await work
         except BaseException as failure:
-            if isinstance(failure, CallerError) and not self.lost:
-                log.warning(
-                    "a message cannot be given back as it should: it goes back as it is",
-                    extra={"queue": self.queue, "reason": str(failure)},
-                )
-                # It would fail again at once, and again.
-                await asyncio.sleep(_IN_VAIN_S)
-            self._settling.discard(tag)
-            if not self.lost:
-                self._unsettled.add(tag)
-                with contextlib.suppress(TidegateError):
-                    await self.requeue(tag)
+            try:
+                if isinstance(failure, CallerError) and not self.lost:
+                    log.warning(
+                        "a message cannot be given back as it should: it goes back as it is",
+                        extra={"queue": self.queue, "reason": str(failure)},
+                    )
+                    # It would fail again at once, and again.
+                    await asyncio.sleep(_IN_VAIN_S)
+            finally:
+                self._settling.discard(tag)
+                if not self.lost:
+                    self._unsettled.add(tag)
+                    with contextlib.suppress(TidegateError):
+                        await self.requeue(tag)
             raise
         self._settling.discard(tag)
         if not self.lost:
