@@ -53,14 +53,15 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class Patience:
-    """How long a call puts up with a connection that breaks."""
+    """How long a call puts up with a connection that breaks: no longer than its client is there."""
 
-    def __init__(self, limit_s: float) -> None:
-        self.deadline = asyncio.get_running_loop().time() + limit_s
+    def __init__(self, lifeline: Lifeline) -> None:
+        self._lifeline = lifeline
+        self.deadline = asyncio.get_running_loop().time() + lifeline.reconnect_s
 
     async def wait(self, failure: TidegateError) -> None:
         """Some milliseconds; raises the failure when it is over."""
-        if asyncio.get_running_loop().time() >= self.deadline:
+        if self._lifeline.is_closed or asyncio.get_running_loop().time() >= self.deadline:
             raise failure
         await asyncio.sleep(_PAUSE_S)
 
@@ -87,7 +88,7 @@ class Lifeline:
         self._failure: TidegateError = InvalidValue(
             "not connected: use `async with tidegate.connect(url) as mq`"
         )
-        self._closed = False
+        self.is_closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> None:
@@ -100,7 +101,7 @@ class Lifeline:
     async def _open_late(self) -> None:
         """In an outage it is waited for like any that was lost."""
         async with self._opening:
-            if self._opens_when_needed and not self._closed:
+            if self._opens_when_needed and not self.is_closed:
                 try:
                     await self.open()
                 except RetryLater as failure:
@@ -109,17 +110,17 @@ class Lifeline:
                 self._opens_when_needed = False
 
     async def close(self) -> None:
-        if self._closed:
+        if self.is_closed:
             return
-        self._closed = True
+        self.is_closed = True
         async with self._opening:
             pass  # what is being opened just now is closed as well
-        self._up.clear()
-        self._failure = Unavailable("the client is closed")
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+        # Who waits for a connection hears that none comes.
+        self._up.set()
         self._outage.forget(self)
         await self._hang_up()
 
@@ -148,24 +149,28 @@ class Lifeline:
         """The connection, when there is one."""
         if self._opens_when_needed:
             await self._open_late()
+        self._check_open()
         if self._up.is_set() and self._transport().is_closed:
             # Before our task has heard of it: who tries again at once would keep it from that.
             self._up.clear()
         if not self._up.is_set():
-            if not isinstance(self._failure, RetryLater) or self._closed:
+            if not isinstance(self._failure, RetryLater):
                 raise self._failure
             try:
                 async with asyncio.timeout(self.reconnect_s):
                     await self._up.wait()
             except TimeoutError:
                 raise self._failure from None
-            if self._closed:
-                raise self._failure
+            self._check_open()
         return self._transport()
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise Unavailable("the client is closed")
 
     async def channel(self, *, confirms: bool = False) -> AbstractChannel:
         """A channel of its own."""
-        patience = Patience(self.reconnect_s)
+        patience = Patience(self)
         while True:
             connection = await self.connected()
             try:
@@ -179,7 +184,7 @@ class Lifeline:
     @property
     def is_blocked(self) -> bool:
         """Whether RabbitMQ reads nothing from it, because it is short of memory or disk."""
-        return self._up.is_set() and _is_blocked(self._transport())
+        return not self.is_closed and self._up.is_set() and _is_blocked(self._transport())
 
     async def unblocked(self, patience: Patience) -> None:
         """Returns when there is a connection that RabbitMQ reads from; Unavailable."""

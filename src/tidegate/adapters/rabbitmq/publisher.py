@@ -7,6 +7,10 @@ publish whose connection was lost before the confirmation is published again whe
 one, too. Both say so: it may come twice, flagged, but not never. What ends the whole connection,
 and would end the next as well, is refused here: headers that do not fit into a frame. While
 RabbitMQ blocks publishers nothing is sent: a put waits, and what was sent before is waited for.
+
+Puts stay in the order in which they were begun, over lost connections, too: who comes again goes
+first. Not so what RabbitMQ refused, which others may overtake: a queue that is full or failing,
+and is asked again after a pause, and a refusal that closed the channel of everybody on it.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from aiormq.abc import AbstractChannel
 from tidegate.adapters.rabbitmq.failures import telling
 from tidegate.adapters.rabbitmq.lifeline import Lifeline, Patience
 from tidegate.adapters.rabbitmq.properties import Properties, header_bytes, resent
+from tidegate.adapters.rabbitmq.turns import Turns
 from tidegate.core.errors import (
     CallerError,
     IoFailure,
@@ -46,6 +51,7 @@ class Publisher:
         self._is_for_one = is_for_one
         self._channel: AbstractChannel | None = None
         self._opening = asyncio.Lock()
+        self._turns = Turns()
         self._one_by_one = asyncio.Lock()
 
     async def publish(
@@ -61,19 +67,37 @@ class Publisher:
 
         `once`: it is not for the next connection if this one ends.
         """
-        patience = Patience(self._lifeline.reconnect_s)
+        ticket = self._turns.draw()
+        try:
+            await self._publish(ticket, payload, properties, routing_key, exchange, once=once)
+        finally:
+            self._turns.leave(ticket)
+
+    async def _publish(
+        self,
+        ticket: int,
+        payload: bytes,
+        properties: Properties,
+        routing_key: str,
+        exchange: str,
+        *,
+        once: bool,
+    ) -> None:
+        patience = Patience(self._lifeline)
         pauses_s = iter(_PAUSES_S)
         about = f"queue {routing_key!r}" if not exchange else f"exchange {exchange!r}"
         is_perhaps_stored, channel = False, self._channel
         while True:
             try:
-                channel = await self._open_channel(patience)
+                channel = await self._open_channel(ticket, patience)
                 _check_header(properties, channel)
                 with telling(about):
                     if is_perhaps_stored:
                         properties = resent(properties)
                     is_perhaps_stored = True
                     async with self._lifeline.unless_blocked(patience):
+                        # Nothing has been waited for since it was its turn.
+                        self._turns.arrive(ticket)
                         await channel.basic_publish(
                             payload,
                             exchange=exchange,
@@ -86,20 +110,24 @@ class Publisher:
                 # Who shares a channel is refused with whoever was meant.
                 if self._is_for_one or channel is None or not channel.is_closed:
                     raise
+                self._turns.leave(ticket)
                 async with self._alone() as alone:
                     await alone.publish(payload, resent(properties), routing_key, exchange)
                 return
             except LimitReached:
                 is_perhaps_stored = False
+                self._turns.leave(ticket)
                 if (pause_s := next(pauses_s, None)) is None:
                     raise
                 await asyncio.sleep(pause_s)
+                self._turns.come_again(ticket)
             except Unavailable as lost:
                 failure: TidegateError = lost
                 if is_perhaps_stored:
                     failure = IoFailure(f"{lost}: whether it was stored is not known")
                 if once:
                     raise failure from lost
+                self._turns.come_again(ticket)
                 await patience.wait(failure)
 
     @contextlib.asynccontextmanager
@@ -112,13 +140,23 @@ class Publisher:
                 if alone._channel is not None and not alone._channel.is_closed:
                     await alone._channel.close()
 
-    async def _open_channel(self, patience: Patience) -> AbstractChannel:
-        # Nobody passes by who waits: puts stay in their order.
-        async with self._opening:
+    async def _open_channel(self, ticket: int, patience: Patience) -> AbstractChannel:
+        """One that is open, when it is the turn of this ticket."""
+        while True:
             await self._lifeline.unblocked(patience)
+            if not self._turns.is_first(ticket):
+                await self._turns.wait(ticket)
+            elif self._channel is None or self._channel.is_closed:
+                await self._reopen()
+            else:
+                return self._channel
+
+    async def _reopen(self) -> None:
+        # Who was first and is at it may be so no longer, and another one is.
+        async with self._opening:
             if self._channel is None or self._channel.is_closed:
                 self._channel = await self._lifeline.channel(confirms=True)
-            return self._channel
+                self._turns.all_come_again()
 
 
 def _check_header(properties: Properties, channel: AbstractChannel) -> None:
@@ -147,7 +185,7 @@ class Errands:
         repeatable: bool = True,
     ) -> Result:
         """Run it, again if the connection was lost before the answer."""
-        patience = Patience(self._lifeline.reconnect_s)
+        patience = Patience(self._lifeline)
         while True:
             try:
                 return await self._lifeline.finish(self._run_once(about, errand))

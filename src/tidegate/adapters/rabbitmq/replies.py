@@ -49,7 +49,7 @@ class Replies:
 
     async def _publish(self, queue: str, payload: bytes, properties: Properties) -> None:
         """As often as it takes until it is confirmed, within the time that there is."""
-        patience = Patience(self._lifeline.reconnect_s)
+        patience = Patience(self._lifeline)
         is_perhaps_stored = False
         while True:
             try:

@@ -67,6 +67,8 @@ class RabbitmqSubscription:
         self._deaf: Callable[[], None] | None = None
         # Messages that have come to it since it began.
         self.delivered = 0
+        # How often it has lost what it stood on.
+        self.interruptions = 0
         self._leg: Leg | None = None
         self._arrived: deque[RabbitmqMessage] = deque()
         self._news = asyncio.Event()
@@ -114,7 +116,7 @@ class RabbitmqSubscription:
 
         RabbitMQ itself has ended that of who came to a quorum queue which it was just making.
         """
-        patience = Patience(self._client.lifeline.reconnect_s)
+        patience = Patience(self._client.lifeline)
         while True:
             # Of a client that was closed nothing comes back.
             await self._client.lifeline.connected()
@@ -184,6 +186,7 @@ class RabbitmqSubscription:
         """Stand on another leg whenever one is lost."""
         while True:
             reason = await leg.ended()
+            self.interruptions += 1
             self._forget_lost()
             log.info(
                 "a subscription was interrupted",
@@ -195,6 +198,8 @@ class RabbitmqSubscription:
                     return
                 try:
                     leg = self._leg = await self._new_leg()
+                    # News that came while it was made were for one that was lost.
+                    self._topology_changed.set()
                 except RetryLater:
                     await asyncio.sleep(backoff_s)
                     backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)

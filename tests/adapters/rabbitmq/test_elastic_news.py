@@ -1,0 +1,44 @@
+"""Who asks about a queue goes on in the order in which they asked: puts stay in theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tidegate.adapters.rabbitmq.elastic.news import News
+
+
+class SlowNews(News):
+    """What it learns of a queue comes when it comes."""
+
+    def __init__(self) -> None:
+        lifeline: Any = None
+        super().__init__(lifeline)
+        self.came = asyncio.Event()
+
+    async def _learn(self, queue: str) -> None:
+        await self.came.wait()
+        self._known[queue] = None
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_nobody_passes_those_who_asked_before_a_queue_was_known(turns: int) -> None:
+    news = SlowNews()
+    went_on: list[int] = []
+
+    async def ask(number: int) -> None:
+        await news.topology("orders")
+        went_on.append(number)
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as asking:
+        for number in range(5):
+            asking.create_task(ask(number))
+        await asyncio.sleep(0)
+        news.came.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        asking.create_task(ask(5))
+
+    assert went_on == [0, 1, 2, 3, 4, 5]

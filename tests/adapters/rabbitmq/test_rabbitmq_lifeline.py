@@ -1,0 +1,40 @@
+"""A connection that is closed while somebody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tidegate.adapters.rabbitmq.address import parse_address
+from tidegate.adapters.rabbitmq.lifeline import Lifeline
+from tidegate.core.errors import Unavailable
+
+NOBODY = "amqp://127.0.0.1:1/"
+FOR_EVER_S = 3600.0
+
+
+async def test_who_waits_for_a_connection_hears_that_the_client_is_closed() -> None:
+    lifeline = Lifeline(parse_address(NOBODY), FOR_EVER_S, opens_when_needed=True)
+    waiting = asyncio.create_task(lifeline.connected())
+    # Nobody answers there, and it goes on trying.
+    async with asyncio.timeout(10):
+        while not lifeline._tasks:  # noqa: ASYNC110  nobody announces it
+            await asyncio.sleep(0.001)
+
+    await lifeline.close()
+
+    async with asyncio.timeout(10):
+        with pytest.raises(Unavailable, match="the client is closed"):
+            await waiting
+
+
+async def test_a_closed_client_has_no_connection_and_is_blocked_by_nobody() -> None:
+    lifeline = Lifeline(parse_address(NOBODY), FOR_EVER_S, opens_when_needed=True)
+
+    await lifeline.close()
+
+    assert not lifeline.is_blocked
+    async with asyncio.timeout(10):
+        with pytest.raises(Unavailable, match="the client is closed"):
+            await lifeline.channel()

@@ -1,0 +1,95 @@
+"""A subscription that loses what it stands on, while other things happen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from tidegate.adapters.rabbitmq.elastic.sources import Source
+from tidegate.adapters.rabbitmq.subscription import RabbitmqSubscription
+from tidegate.core.errors import TidegateError, Unavailable
+
+BEFORE = [Source("orders")]
+AFTER = [Source("orders"), Source("orders#1", "orders#1.holders")]
+
+
+class Stand:
+    """A leg, until it is lost."""
+
+    def __init__(self, sources: list[Source]) -> None:
+        self.sources = sources
+        self.lost = False
+        self.losing = asyncio.Event()
+        self.followed = asyncio.Event()
+
+    async def ended(self) -> TidegateError:
+        await self.losing.wait()
+        self.lost = True
+        return Unavailable("lost")
+
+    async def follow(self, sources: list[Source]) -> None:
+        self.sources = sources
+        self.followed.set()
+
+    async def end(self) -> None:
+        self.lost = True
+
+
+class Standing(RabbitmqSubscription):
+    """Its second leg is being made until somebody says that it is done."""
+
+    def __init__(self) -> None:
+        self.replicas = BEFORE
+        self.listeners: list[Callable[[], None]] = []
+        self.legs: list[Stand] = []
+        self.making, self.made = asyncio.Event(), asyncio.Event()
+        client: Any = SimpleNamespace(
+            lifeline=SimpleNamespace(reconnect_s=1.0, is_closed=False, connected=self._connected),
+            news=SimpleNamespace(on_news=self._on_news),
+            spawn=asyncio.create_task,
+        )
+        super().__init__(client, "orders", 10, automatic=False)
+
+    async def _connected(self) -> None: ...
+
+    def _on_news(self, queue: str, heard: Callable[[], None]) -> Callable[[], None]:
+        self.listeners.append(heard)
+        return lambda: None
+
+    async def _sources(self) -> list[Source]:
+        return self.replicas
+
+    async def _new_leg(self) -> Any:
+        leg = Stand(await self._sources())
+        self.legs.append(leg)
+        if len(self.legs) > 1:
+            self.making.set()
+            await self.made.wait()
+        return leg
+
+
+async def test_a_replica_that_comes_while_a_lost_connection_is_made_good_is_consumed_from() -> None:
+    async with Standing() as subscription, asyncio.timeout(10):
+        subscription.legs[0].losing.set()
+        await subscription.making.wait()
+        subscription.replicas = AFTER
+        for heard in subscription.listeners:
+            heard()
+        # Who follows looks at the leg that was lost.
+        await asyncio.sleep(0)
+
+        subscription.made.set()
+        await subscription.legs[1].followed.wait()
+
+        assert subscription.legs[1].sources == AFTER
+
+
+async def test_a_subscription_counts_how_often_it_was_interrupted() -> None:
+    async with Standing() as subscription, asyncio.timeout(10):
+        at_first = subscription.interruptions
+        subscription.legs[0].losing.set()
+        await subscription.making.wait()
+
+        assert (at_first, subscription.interruptions) == (0, 1)
