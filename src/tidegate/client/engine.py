@@ -89,6 +89,10 @@ class EngineSubscription(Protocol):
     def held(self) -> int:
         """Messages that lie in it, not yet taken by anybody."""
 
+    @property
+    def interruptions(self) -> int:
+        """How often it has lost what it stood on: its connection, or its queue's owner."""
+
     async def waiting(self) -> int | None:
         """Messages that are ready to be delivered where it stands; None: not known."""
 

@@ -71,6 +71,8 @@ class Subscription:
         self.consumer = consumer
         self.prefetch = prefetch
         self.automatic = automatic
+        # How often it has lost what it stood on.
+        self.interruptions = 0
         self._wanted = wanted
         self._is_bound = is_bound
         self._queue_id = 0
@@ -287,6 +289,7 @@ class Subscription:
 
     def lose(self, leg: Leg) -> None:
         """What it held has gone back."""
+        self.interruptions += leg is self._footing.leg
         self._footing.lose(leg)
         self._at_home.lost(leg)
 

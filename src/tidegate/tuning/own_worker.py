@@ -43,14 +43,20 @@ class OwnWorker:
         # Meanwhile: a round trip to look would be a part of the sample that nobody measures.
         looking = asyncio.create_task(ready(self._app.engine, self._queue))
         try:
+            was_live, interruptions = subscription.is_live, subscription.interruptions
             begun_at, before = loop.time(), subscription.delivered
             await asyncio.sleep(interval_s)
             now, after = loop.time(), subscription.delivered
             is_empty = await looking == 0
         finally:
             looking.cancel()
-        # After an outage it is another one, with a count of its own.
-        interrupted = self._subscription() is not subscription
+        # In an outage nothing comes, whatever the prefetch. After one the worker may have another
+        # subscription, with a count of its own.
+        interrupted = (
+            self._subscription() is not subscription
+            or subscription.interruptions != interruptions
+            or not (was_live and subscription.is_live)
+        )
         return ConsumerSample(
             at=now,
             interval_s=now - begun_at,
