@@ -15,7 +15,7 @@ from serving_console import Console, console_of, events
 from logical_queue import LogicalQueue
 from people import PASSWORD, add_user
 from tidegate.client.client import Client
-from tidegate.console import application, doing, server, sight
+from tidegate.console import application, doing, live_events, server, sight
 from tidegate.console import deeds as kept
 from tidegate.console import sessions as bounds
 from tidegate.console.deeds import Deeds
@@ -72,6 +72,40 @@ async def test_a_node_that_hangs_is_told_of_before_a_page_believes_the_console_l
 
     async for name, found in stream:
         if name == "overview" and not found["complaints"]:
+            break
+    await stream.aclose()
+
+
+async def test_while_no_node_answers_a_page_is_told_so_without_waiting_for_other_answers(
+    console: Console, node: Node, mq: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await mq.create_queue("orders")
+    monkeypatch.setattr(sight, "ANSWER_S_MAX", 0.5)
+    monkeypatch.setattr(live_events, "_DECISIONS_EVERY_S", 0.0)
+    asked: list[Any] = []
+
+    async def explained(person: Any, key: Any) -> list[Any]:
+        asked.append(key)
+        return []
+
+    monkeypatch.setattr(live_events, "explanations", explained)
+    stream = events(console.http, "/api/live?service=queue%2Forders")
+    for _ in range(4):
+        await anext(stream)
+    assert asked
+    goes_on = _hang(monkeypatch, node, [])
+    async for name, found in stream:
+        if name == "overview" and not found["nodes"]:
+            break
+    asked.clear()
+    for _ in range(4):
+        await anext(stream)
+    assert asked == []
+
+    goes_on.set()
+
+    async for _ in stream:
+        if asked:
             break
     await stream.aclose()
 

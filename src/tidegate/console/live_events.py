@@ -43,14 +43,17 @@ async def live_events(request: AnyRequest, person: Person, key: Key | None) -> A
                 point = watch.newest(key)
                 if point is not None:
                     yield _event("point", msgspec.json.encode(point))
-                for one in await news.found():
+                # Nodes that are silent would be waited for, and the page for us: it would believe
+                # the console lost.
+                for one in await news.found() if watch.overview.nodes else ():
                     yield _event("decision", msgspec.json.encode(one))
             await watch.next_look()
             if has_session and session_of(request) is None:
                 return
             # Rights may have changed since this stream began; who cannot ask will.
-            with contextlib.suppress(TidegateError, TimeoutError):
-                await person.refresh()
+            if watch.overview.nodes:
+                with contextlib.suppress(TidegateError, TimeoutError):
+                    await person.refresh()
     except TidegateError:
         # Nobody looks for this user any more. The page comes again, and is told why.
         return

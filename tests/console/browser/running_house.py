@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -24,10 +25,12 @@ def _environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def _children(pid: int) -> Iterator[int]:
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            yield child
-            yield from _children(child)
+    """With theirs; who ends meanwhile has none."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                yield child
+                yield from _children(child)
 
 
 class Process:
@@ -65,8 +68,9 @@ class Process:
     def signal_all(self, number: int) -> None:
         """It first, which would start the others anew, and all that it has started."""
         self.signal(number)
-        for child in _children(self.process.pid):
-            os.kill(child, number)
+        for child in list(_children(self.process.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, number)
 
     def end(self) -> None:
         if self.process.poll() is None:

@@ -71,7 +71,7 @@ def test_while_no_node_answers_every_page_says_so(
     expect(page.locator(".connection[data-state=unanswered]")).to_be_visible()
     for name in ("Fleet", "Overview"):
         page.get_by_role("link", name=name, exact=True).click()
-        expect(banner).to_contain_text("No node answers")
+        expect(banner).to_contain_text("No node answers", timeout=SILENT_MS)
 
     silence.up.signal_all(signal.SIGCONT)
 
