@@ -504,6 +504,21 @@ async def test_streams_and_websockets_pass_through(open_door: OpenDoor) -> None:
         assert (await ask(port_of(door), "/length", "PUT", b"x" * 300_000)).body == b"300000"
 
 
+@pytest.mark.parametrize("framing", ["Transfer-Encoding: chunked", "Content-Length: 6"])
+async def test_a_body_is_streamed_both_ways_at_once(open_door: OpenDoor, framing: str) -> None:
+    """What is echoed comes back before the request has ended: no door waits for a whole body."""
+    async with bookshops("a") as (shop,):
+        door = await open_door()
+        await door.set_backends([Backend(instance_id=1, host="127.0.0.1", port=shop.port)])
+        async with await Connection.to(port_of(door)) as client, asyncio.timeout(20):
+            head = f"POST /echo HTTP/1.1\r\nHost: shop\r\n{framing}\r\n\r\n"
+            client.writer.write(head.encode())
+            for word in (b"one", b"two"):
+                chunked = b"%x\r\n%b\r\n" % (len(word), word)
+                client.writer.write(chunked if "chunked" in framing else word)
+                await client.reader.readuntil(word)
+
+
 def percentile(durations: Durations, fraction: float) -> float:
     total = sum(count for _, count in durations)
     seen = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Sequence
 
 import pytest
 from door_under_test import OpenDoor
@@ -18,6 +19,7 @@ from tidegate.control.door_loop import DoorLoop, backends_of
 from tidegate.control.door_share import DoorShares, parts
 from tidegate.core.errors import InvalidValue, Unavailable
 from tidegate.core.hosting import (
+    Backend,
     DoorSample,
     Instance,
     InstanceState,
@@ -237,3 +239,58 @@ async def test_a_door_that_cannot_do_what_it_is_told_is_told_again() -> None:
     assert door.heard == 2
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(loop.run(), 0.01)
+
+
+async def test_what_a_door_did_not_confirm_is_said_anew_also_when_it_is_as_before() -> None:
+    class Losing:
+        """Does what it is told, and is not always heard to have."""
+
+        def __init__(self) -> None:
+            self.loses = False
+            self.backends: list[int] = []
+            self.admission: int | None = None
+
+        def _answer(self) -> None:
+            if self.loses:
+                raise Unavailable("did not answer")
+
+        async def set_backends(self, backends: Sequence[Backend]) -> None:
+            self.backends = [one.instance_id for one in backends]
+            self._answer()
+
+        async def set_admission(self, in_flight_max: int | None) -> None:
+            self.admission = in_flight_max
+            self._answer()
+
+        async def sample(self) -> DoorSample:
+            return DoorSample(service="shop", door="d", at=now, address="")
+
+    def at(port: int) -> Stall:
+        stall = Stall(0)
+        stall.port = port
+        return stall
+
+    door, store, now = Losing(), MemoryStore(), 0.0
+    epoch = await store.lead(await store.join("leader", "tidegate://here:1", 60.0))
+    assert epoch is not None
+    await store.deploy(SPEC)
+    machine = (await store.add_machine("process", 4, None, epoch)).machine_id
+    first = await placed(store, epoch, machine, at(1), 1.0)
+    second = await placed(store, epoch, machine, at(2), 1.0)
+    loop = DoorLoop(door, store, "shop", clock=lambda: now, calendar=lambda: now)  # type: ignore[arg-type]
+    await loop.run_once()
+    assert (door.backends, door.admission) == ([first, second], None)
+
+    # Their answers are lost, and meanwhile the leader thinks better of it.
+    door.loses = True
+    await store.report_instance(second, machine, InstanceState.READY, "nowhere", 1e9, "")
+    await store.set_admission("shop", 5, epoch)
+    now += 1.0
+    await loop.run_once()
+    assert (door.backends, door.admission) == ([first], 5)
+    await store.report_instance(second, machine, InstanceState.READY, "127.0.0.1:2", 1e9, "")
+    await store.set_admission("shop", None, epoch)
+    door.loses = False
+    now += 1.0
+    await loop.run_once()
+    assert (door.backends, door.admission, loop.trouble) == ([first, second], None, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import AsyncIterator
 
@@ -84,6 +85,18 @@ async def test_who_may_take_more_memory_is_the_more_available(door: GatewayDoor)
         await loop.run_once()
         servers.measure(time.monotonic())
         assert first.index < second.index
+
+
+async def test_a_door_may_have_as_many_connections_as_its_user() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard // 2, hard))
+    door = GatewayDoor(SETTINGS)
+    try:
+        await door.start()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        await door.stop()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def in_session(door: GatewayDoor, cookie: str) -> tuple[bytes, str]:

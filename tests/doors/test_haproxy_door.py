@@ -23,11 +23,13 @@ from patience import eventually, eventually_seen
 from tidegate.adapters.door_settings import DOOR_LIMITS, DoorSettings
 from tidegate.adapters.haproxy import runtime_socket
 from tidegate.adapters.haproxy.balance import balance_of
+from tidegate.adapters.haproxy.configuration import BACKEND
 from tidegate.adapters.haproxy.door import HaproxyDoor
 from tidegate.adapters.haproxy.probe_counts import ProbeCounts
 from tidegate.adapters.haproxy.process import HaproxyProcess
 from tidegate.adapters.haproxy.program import haproxy_program
 from tidegate.adapters.haproxy.request_log import RequestLog, kept_for
+from tidegate.adapters.haproxy.runtime_socket import Rows
 from tidegate.adapters.haproxy.server_line import weight_of
 from tidegate.adapters.haproxy.silence import Silence
 from tidegate.adapters.haproxy.tally import Tally
@@ -229,6 +231,116 @@ async def test_a_haproxy_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch)
 
             await eventually_seen(replaced, "another one is there")
             assert (await ask(port_of(door))).body == b"i1"
+        finally:
+            await door.stop(timeout_s=0.0)
+
+
+def lose_answer(door: HaproxyDoor, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """The next orders are carried out, and nobody hears of it; set once they are."""
+    carried_out = asyncio.Event()
+    order = door._runtime.order_and_look
+
+    async def lost(commands: Sequence[str], proxies: Sequence[str]) -> tuple[str, Rows]:
+        await order(commands, proxies)
+        monkeypatch.setattr(door._runtime, "order_and_look", order)
+        carried_out.set()
+        raise Unavailable("did not answer")
+
+    monkeypatch.setattr(door._runtime, "order_and_look", lost)
+    return carried_out
+
+
+async def seen_in(door: HaproxyDoor) -> dict[str, tuple[int, bool]]:
+    """Of each server that it has the weight, and whether it gets anything."""
+    found = {}
+    # In one turn: else somebody may be deleted between two looks.
+    async with door._turn:
+        _, rows = await door._runtime.order_and_look((), (BACKEND,))
+        for name in rows.keys() - {"BACKEND"}:
+            # `100 (initial 0)`
+            words = await door._runtime.order(f"get weight {BACKEND}/{name}")
+            found[name] = (int(words.split()[0]), rows[name]["status"] != "MAINT")
+    return found
+
+
+async def test_after_an_order_whose_answer_was_lost_nothing_is_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    door = HaproxyDoor(DoorSettings("shop", session_secret=b"a secret of the tests"))
+    await door.start()
+    async with stalls(3) as (one, two, three):
+        try:
+            await door.set_backends([one.backend()])
+            # A spare comes, and is promoted before anybody knows that it is there; it has moved.
+            spare = Backend(instance_id=2, host="127.0.0.1", port=three.port, weight=0.0)
+            lose_answer(door, monkeypatch)
+            with pytest.raises(Unavailable, match="did not answer"):
+                await door.set_backends([one.backend(), spare])
+            assert (await seen_in(door))["i2"] == (0, True)
+            await door.set_backends([one.backend(weight=0.0), two.backend()])
+            assert await seen_in(door) == {"i1": (0, True), "i2": (100, True)}
+            assert {(await ask(port_of(door))).body for _ in range(4)} == {b"i2"}
+
+            # One comes and is gone before anybody knows that it came.
+            lose_answer(door, monkeypatch)
+            with pytest.raises(Unavailable, match="did not answer"):
+                await door.set_backends([two.backend(), three.backend()])
+            await door.set_backends([two.backend()])
+            assert not (await seen_in(door)).get("i3", (0, False))[1]
+            assert {(await ask(port_of(door))).body for _ in range(4)} == {b"i2"}
+
+            async def forgotten() -> bool:
+                return await seen_in(door) == {"i2": (100, True)}
+
+            await eventually_seen(forgotten, "the others are deleted")
+        finally:
+            await door.stop(timeout_s=0.0)
+
+
+async def test_after_an_order_that_was_given_up_nothing_is_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    door = HaproxyDoor(DoorSettings("shop"))
+    await door.start()
+    async with stalls(2) as (one, two):
+        try:
+            await door.set_backends([one.backend(), two.backend()])
+            order, carried_out = door._runtime.order_and_look, asyncio.Event()
+
+            async def slow(commands: Sequence[str], proxies: Sequence[str]) -> tuple[str, Rows]:
+                await order(commands, proxies)
+                carried_out.set()
+                await asyncio.Event().wait()
+                raise AssertionError("nobody waits for so long")
+
+            monkeypatch.setattr(door._runtime, "order_and_look", slow)
+            ordering = asyncio.create_task(door.set_backends([one.backend(), two.backend(0.5)]))
+            await asyncio.wait_for(carried_out.wait(), 20)
+            ordering.cancel()
+            await asyncio.gather(ordering, return_exceptions=True)
+            monkeypatch.setattr(door._runtime, "order_and_look", order)
+            assert await seen_in(door) == {"i1": (100, True), "i2": (50, True)}
+            # As it was before, which is what it was known to be.
+            await door.set_backends([one.backend(), two.backend()])
+            assert await seen_in(door) == {"i1": (100, True), "i2": (100, True)}
+        finally:
+            await door.stop(timeout_s=0.0)
+
+
+async def test_a_server_that_was_deleted_unheard_may_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    door = HaproxyDoor(DoorSettings("shop"))
+    await door.start()
+    async with stalls(2) as (one, two):
+        try:
+            await door.set_backends([one.backend(), two.backend()])
+            await door.set_backends([one.backend()])
+            deleted = lose_answer(door, monkeypatch)
+            await asyncio.wait_for(deleted.wait(), 20)
+            assert set(await seen_in(door)) == {"i1"}
+            await door.set_backends([one.backend(weight=0.0), two.backend()])
+            assert (await ask(port_of(door))).body == b"i2"
         finally:
             await door.stop(timeout_s=0.0)
 

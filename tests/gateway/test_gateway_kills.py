@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import Counter
 from collections.abc import AsyncIterator
+from typing import NoReturn
 
 import pytest
 from bookshop import Process, bookshops
 from http_client import Connection, ask
+from plain_server import Serve, plain_server
 
 from patience import eventually_seen
 from tidegate.gateway import Gateway, GatewayLimits, HealthCheck, ServerAddress
+from tidegate.gateway.front import Front
 from tidegate.laws.ejection import EjectionSettings, Standing
 
 
@@ -233,3 +237,85 @@ async def test_an_answer_that_is_none_becomes_a_502(answer: bytes) -> None:
     async with Gateway([address]) as gateway:
         assert (await ask(gateway.port)).status == 502
     server.close()
+
+
+async def test_what_the_gateway_lacks_itself_is_no_fault_of_its_servers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checks = 0
+    enough = asyncio.Event()
+
+    async def no_descriptors(*_: object) -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def unchecked(*_: object) -> NoReturn:
+        nonlocal checks
+        checks += 1
+        if checks == 5:
+            enough.set()
+        await no_descriptors()
+
+    async with bookshops("a") as (shop,):
+        check = HealthCheck("/well", interval_s=0.01)
+        async with (
+            Gateway([shop.address], health=check) as gateway,
+            await Connection.to(gateway.port) as first,
+            await Connection.to(gateway.port) as second,
+        ):
+            (server,) = gateway.servers
+            assert (await first.ask()).status == 200
+            monkeypatch.setattr(Front, "connect", no_descriptors)
+            monkeypatch.setattr("tidegate.gateway.health._asked", unchecked)
+            # It has the one connection that there is; another cannot be opened.
+            hanging = asyncio.create_task(first.ask("/hang"))
+            await asyncio.wait_for(shop.app.arrived.wait(), 20)
+            refused = await second.ask()
+            assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+            assert b"Too many open files" in refused.body
+            await asyncio.wait_for(enough.wait(), 20)
+            assert server.ejection.standing is Standing.HEALTHY
+            assert (server.outstanding, server.meters.failed.total) == (1, 0)
+            shop.app.go_on.set()
+            assert (await hanging).status == 200
+            # What it had it goes on with.
+            assert (await second.ask()).status == 200
+
+
+async def test_a_server_that_has_moved_is_not_asked_where_it_was() -> None:
+    arrived, go_on = asyncio.Event(), asyncio.Event()
+
+    def called(name: bytes) -> Serve:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                if b"/slow" in head:
+                    arrived.set()
+                    await go_on.wait()
+                if b"/slow/lost" in head:
+                    writer.transport.abort()
+                    return
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n" + name)
+
+        return serve
+
+    settings = EjectionSettings(failures_to_eject=1)
+    async with (
+        plain_server(called(b"A"), "moves") as before,
+        plain_server(called(b"B"), "moves") as after,
+    ):
+        # Beside another, so that it could be ejected.
+        other = ServerAddress("other", "127.0.0.1", 1, weight=0.0)
+        async with Gateway([before, other], ejection=settings) as gateway:
+            slow = asyncio.create_task(ask(gateway.port, "/slow", "POST", b"x"))
+            await asyncio.wait_for(arrived.wait(), 20)
+            arrived.clear()
+            lost = asyncio.create_task(ask(gateway.port, "/slow/lost", "POST", b"x"))
+            await asyncio.wait_for(arrived.wait(), 20)
+            gateway.set_servers([other])
+            gateway.set_servers([after, other])
+            assert (await ask(gateway.port)).body == b"B"
+            go_on.set()
+            assert (await slow).body == b"A"
+            assert (await lost).status == 502
+            assert [(await ask(gateway.port)).body for _ in range(3)] == [b"B"] * 3
+            # What broke off there says nothing about it here.
+            assert gateway.servers[0].ejection.standing is Standing.HEALTHY
