@@ -81,6 +81,25 @@ async def test_the_dead_letters_of_a_replica_in_another_store_are_kept_once(scen
     assert await scene.drain(second) == []
 
 
+async def test_a_message_that_dies_after_many_later_ones_is_kept_too(scene: Scene) -> None:
+    _, second = scene.places
+    later = 1100
+    await scene.put(second.queue_id, *[b"%d" % n for n in range(1 + later)])
+    for _ in range(1 + later):
+        await scene.talker.ask(ReadMessage(second.queue_id, lease_ms=600_000))
+    replica = scene.there.replicas[second.queue_id]
+
+    await scene.talker.ask(Return(second.queue_id, 0, [(2, 1 + later)], reject=True))
+    await until(lambda: replica.meters.dead_lettered.total == later)
+    await scene.talker.ask(Return(second.queue_id, 0, [(1, 1)], reject=True))
+    await until(lambda: replica.meters.dead_lettered.total == 1 + later)
+
+    found = await scene.there.store.find_queue(None, "orders.dead")
+    assert found is not None
+    grave = scene.there.replicas[found.queue_id].holding.queue
+    assert len(grave) == 1 + later
+
+
 async def test_a_transaction_over_two_stores_is_refused_with_a_sentence(scene: Scene) -> None:
     puts = [PutMessages(place.queue_id, 3, 1, [1], [5]) for place in scene.places]
     with pytest.raises(InvalidValue, match="different stores"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -54,13 +55,19 @@ class Fleet:
         return topology
 
     async def put(
-        self, queue_id: int, first_id: int, count: int = 3, batch: int = 1, **more: object
+        self,
+        queue_id: int,
+        first_id: int,
+        count: int = 3,
+        batch: int = 1,
+        arrived_at: float = 1_700_000_000.25,
+        **more: object,
     ) -> bool:
         segment = Segment(
             queue_id=queue_id,
             first_id=first_id,
             priority=5,
-            arrived_at=1_700_000_000.25,
+            arrived_at=arrived_at,
             lengths=[2] * count,
             payload=b"".join(b"%02d" % (each % 100) for each in range(count)),
             senders=[1],
@@ -336,6 +343,96 @@ async def test_dedup_ids_are_the_logical_queues(fleet: Fleet) -> None:
     await fleet.put(two.queue_id, 1, dedup_ids=["b", "a"])
     for queue_id in (fleet.alias_id, one.queue_id, two.queue_id):
         assert set(await fleet.store.dedup_ids(queue_id, 2.0**30)) == {"a", "b"}
+
+
+async def test_dedup_ids_are_kept_for_their_window_after_the_last_replica(fleet: Fleet) -> None:
+    store = fleet.store
+    assert await store.set_policy(fleet.alias_id, QueuePolicy(dedup_window_s=3600.0))
+    # Of several stores, one in each of two.
+    for place in [await fleet.serve(), await fleet.serve()]:
+        for first_id, age_s in ((1, 3700.0), (2, 400.0)):
+            dedup_ids = [f"{place.number} of {age_s:.0f} s"]
+            arrived_at = time.time() - age_s
+            await fleet.put(
+                place.queue_id, first_id, 1, first_id, arrived_at=arrived_at, dedup_ids=dedup_ids
+            )
+        settlement = Settlement(place.queue_id, fleet.epochs[place.queue_id])
+        settlement.finished = [1, 2]
+        await store.settle([settlement])
+        await store.set_replica_state(
+            fleet.alias_id, place.number, ReplicaState.DRAINING, fleet.leader_epoch
+        )
+    for number in (1, 2):
+        assert await store.retire_replica(fleet.alias_id, number, fleet.leader_epoch)
+
+    assert await store.forget_dedup() == 2
+
+    ages_s = await store.dedup_ids(fleet.alias_id, 3600.0)
+    assert {dedup_id: round(age_s, -2) for dedup_id, age_s in ages_s.items()} == {
+        "1 of 400 s": 400.0,
+        "2 of 400 s": 400.0,
+    }
+    assert await store.forget_dedup() == 0
+
+
+async def test_ids_that_replicas_remembered_are_known_when_it_is_a_plain_queue(
+    fleet: Fleet,
+) -> None:
+    store = fleet.store
+    for place in [await fleet.serve(), await fleet.serve()]:
+        # The second stored it again, after the window of the first.
+        arrived_at = time.time() - (50.0 if place.number == 1 else 10.0)
+        ids = ["both", f"at {place.number}"]
+        await fleet.put(place.queue_id, 1, 1, arrived_at=arrived_at, dedup_ids=ids)
+        settlement = Settlement(place.queue_id, fleet.epochs[place.queue_id])
+        settlement.finished = [1]
+        await store.settle([settlement])
+        await store.set_replica_state(
+            fleet.alias_id, place.number, ReplicaState.DRAINING, fleet.leader_epoch
+        )
+    assert (await store.dedup_ids(fleet.alias_id, 300.0))["both"] < 40.0
+    for number in (1, 2):
+        assert await store.retire_replica(fleet.alias_id, number, fleet.leader_epoch)
+    assert await store.set_scaling(fleet.alias_id, None)
+
+    ages_s = await store.dedup_ids(fleet.alias_id, 300.0)
+
+    assert ages_s.keys() == {"at 1", "at 2", "both"}
+    assert ages_s["both"] < 40.0 < ages_s["at 1"]
+
+
+async def test_of_dead_letters_that_were_copied_the_first_are_not_taken_for_the_oldest(
+    fleet: Fleet,
+) -> None:
+    place = await fleet.serve()
+    queue_id, epoch = place.queue_id, fleet.epochs[place.queue_id]
+
+    async def stored_and_gone(first_id: int, producer: int, batches: list[int]) -> None:
+        segment = Segment(
+            queue_id=queue_id,
+            first_id=first_id,
+            priority=5,
+            arrived_at=1.0,
+            lengths=[1],
+            payload=b"x",
+            senders=[1],
+        )
+        write = Write(segment, epoch, [producer] * len(batches), batches)
+        assert await fleet.store.transact([write], [])
+        settlement = Settlement(queue_id, epoch)
+        settlement.finished = [first_id]
+        assert await fleet.store.settle([settlement]) == [True]
+
+    await stored_and_gone(1, 77, list(range(10, 5010, 2)))
+    await stored_and_gone(2, -7, list(range(10, 5010, 2)))
+    await stored_and_gone(3, -8, list(range(10, 10_010, 2)))
+    assert await fleet.store.forget_marks(1000.0) == 0
+
+    marks = await fleet.store.marks(queue_id)
+    assert marks[77][0] > (10, 11), "a producer counts up: what is old is settled"
+    assert marks[-7] == [(batch, batch + 1) for batch in range(10, 5010, 2)]
+    # Bounded all the same.
+    assert marks[-8] == [(batch, batch + 1) for batch in range(10, 10_010, 2)][-4096:]
 
 
 async def test_whole_segments_move_with_what_is_done_and_what_has_failed(fleet: Fleet) -> None:

@@ -41,6 +41,8 @@ class Aliases:
         self._node = node
         self._topologies: dict[int, Topology] = {}
         self._version = -1
+        # Whether a queue of ours is not yet what that version says.
+        self._is_behind = False
         self._aliases: dict[Replica, Alias] = {}
         self._hand_overs: dict[Replica, HandOver] = {}
         self._bringing: set[asyncio.Task[None]] = set()
@@ -74,12 +76,18 @@ class Aliases:
         """See what has changed; with `again`, also what changes without a new version."""
         async with self._looking:
             version = await self._node.store.topology_version()
-            if version != self._version or again:
+            if version != self._version or again or self._is_behind:
                 found = await self._node.store.topologies()
                 self._topologies = {topology.queue_id: topology for topology in found}
                 self._version = version
+                self._is_behind = False
                 for replica in list(self._node.replicas.values()):
-                    await self._fit(replica)
+                    try:
+                        await self._fit(replica)
+                    except TidegateError as failure:
+                        # Its store may be away: the others are not kept waiting, it is next time.
+                        log.warning("%s is not fitted yet: %s", replica.info.name, failure)
+                        self._is_behind = True
             await self._bring_assigned()
 
     async def close(self) -> None:
@@ -156,17 +164,30 @@ class Aliases:
         if replica.info.alias_id:
             await self._fit_replica(replica, topology)
         elif topology is not None:
-            self._fit_alias(replica, topology)
+            await self._fit_alias(replica, topology)
         elif replica in self._aliases or replica.info.elastic:
+            if not await self._learns(replica):
+                return
             self.disowned(replica)
             replica.holding.homes = None
             replica.become_elastic(False)
 
-    def _fit_alias(self, replica: Replica, topology: Topology) -> None:
-        replica.become_elastic(True)
+    async def _learns(self, replica: Replica) -> bool:
+        """Who was the home of something has remembered ids that must not be stored again.
+
+        Until they are known it refuses what is not at home there yet. False: it is no longer ours.
+        """
+        await replica.intake.dedup.learn()
+        return not replica.fenced
+
+    async def _fit_alias(self, replica: Replica, topology: Topology) -> None:
         if replica.holding.homes != topology.homes:
+            # Without homes it takes everything itself.
+            if not topology.homes and not await self._learns(replica):
+                return
             replica.holding.homes = topology.homes
             replica.intake.homes.changed()
+        replica.become_elastic(True)
         alias = self._aliases.get(replica)
         if alias is None:
             self._aliases[replica] = Alias(topology, self._unacknowledged)
@@ -175,17 +196,18 @@ class Aliases:
         self._wake_hand_over(replica)
 
     async def _fit_replica(self, replica: Replica, topology: Topology | None) -> None:
-        number = replica.info.number
+        number, holding = replica.info.number, replica.holding
+        homes = () if topology is None else topology.homes
+        # At first, too: what it takes may have been somebody else's until this topology was made.
+        takes_more = holding.homes is None or _is_home_to_more(homes, holding.homes, number)
+        if takes_more and not await self._learns(replica):
+            return
         if topology is None or topology.replica(number) is None:
             # Or it is newer than what we know.
             if await self._node.store.locate(replica.info.queue_id) is None:
                 replica.deleted()
             return
-        holding = replica.holding
         holding.spans_stores = len({place.store_number for place in topology.replicas}) > 1
-        if _is_home_to_more(topology.homes, holding.homes, number):
-            # Who was their home has remembered ids that must not be stored again.
-            await replica.intake.dedup.learn()
         holding.homes = topology.homes
         replica.homes.freeze()
         rate = topology.scaling.rate_max_per_s
@@ -233,9 +255,9 @@ class Aliases:
             log.info("replica %s does not come yet: %s", queue_id, failure)
 
 
-def _is_home_to_more(homes: Sequence[int], before: Sequence[int] | None, number: int) -> bool:
+def _is_home_to_more(homes: Sequence[int], before: Sequence[int], number: int) -> bool:
     """Also when a home is opened: until then others may have stored something of it."""
-    if before is None or homes == before:
+    if homes == before:
         return False
     return any(
         home == number and (index >= len(before) or before[index] != number)

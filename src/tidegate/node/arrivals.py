@@ -113,12 +113,18 @@ class Arrivals:
         holding = self._holding
         if holding.fenced:
             return  # the new owner finds them in the store
+        # Their window began when they were put, and not now.
+        wall, ages_s = holding.clock.wall(), dict[str, float]()
+        for segment in segments:
+            age_s = max(wall - segment.arrived_at, 0.0)
+            for each in segment.attributes or ():
+                if each is not None and each.dedup_id:
+                    ages_s[each.dedup_id] = min(age_s, ages_s.get(each.dedup_id, age_s))
+        self._dedup.stored.load(ages_s, holding.clock.monotonic())
         for segment in segments:
             holding.meters.taken_over.add(segment.open)
             if holding.watch is not None:
                 holding.watch.stored(segment, None, holding.clock.monotonic())
-            dedup_ids = [a.dedup_id for a in segment.attributes or () if a and a.dedup_id]
-            self._dedup.stored.add(dedup_ids, holding.clock.monotonic())
             self._admit(segment)
 
     # Cut apart

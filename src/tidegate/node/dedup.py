@@ -20,9 +20,21 @@ class DedupWindow:
         return iter(self._seen)
 
     def load(self, ages_s: dict[str, float], now: float) -> None:
-        """What somebody else stored, beside what is known."""
-        known = self._seen | {dedup_id: now - age_s for dedup_id, age_s in ages_s.items()}
-        self._seen = dict(sorted(known.items(), key=lambda item: item[1]))
+        """What somebody else stored, beside what is known; of two times the later one counts."""
+        seen = self._seen
+        news: dict[str, float] = {}
+        for dedup_id, age_s in ages_s.items():
+            if dedup_id not in seen or seen[dedup_id] < now - age_s:
+                seen.pop(dedup_id, None)
+                news[dedup_id] = now - age_s
+        if not news:
+            return
+        # Most of it is as young as what is known last: what is older stays where it is.
+        oldest = min(news.values())
+        while seen and next(reversed(seen.values())) > oldest:
+            dedup_id, seen_at = seen.popitem()
+            news[dedup_id] = seen_at
+        seen.update(sorted(news.items(), key=lambda item: item[1]))
 
     def has(self, dedup_id: str, now: float, window_s: float) -> bool:
         seen = self._seen.get(dedup_id)

@@ -83,7 +83,9 @@ class Intake:
             self._marks = ProducerMarks(
                 await holding.store.marks(holding.info.queue_id), holding.clock.monotonic()
             )
-            await self.dedup.learn()
+            if not holding.info.alias_id:
+                # Of a replica: once it knows of what it is the home, and nobody else stores ids.
+                await self.dedup.learn()
 
     def put(self, batch: Batch) -> None:
         """Accept a batch; it is confirmed once it is on disk."""

@@ -1,10 +1,18 @@
-"""Which batches of which producer are stored: the memory behind "stored once"."""
+"""Which batches of which producer are stored: the memory behind "stored once".
+
+A producer counts its batches up, so of those long gone one number says enough. Producers below 0
+stand for queues whose messages are copied from another store when they die, which they do in any
+order: of these nothing may be assumed, and what is forgotten counts as not stored.
+"""
 
 from __future__ import annotations
 
 # Batches above the floor that are kept apart. A producer has far fewer in flight, so what
 # is older is settled; a producer that puts to several queues leaves gaps for ever.
 ABOVE_MAX = 1024
+# Batches in any order that are known, several times what is copied at once: who forgets one copies
+# it twice at worst, if the copier died before it was done; who assumed one would lose it.
+ANY_ORDER_MAX = 4096
 
 
 class ProducerMark:
@@ -20,6 +28,15 @@ class ProducerMark:
     def __contains__(self, batch: int) -> bool:
         return batch <= self.floor or batch in self.above
 
+    def load(self, ranges: list[tuple[int, int]]) -> None:
+        """What the store has: ranges [low, high), in order."""
+        for low, high in ranges:
+            if low <= 1:
+                self.floor = high - 1
+                continue
+            for batch in range(low, high):
+                self.add(batch)
+
     def add(self, batch: int) -> None:
         above = self.above
         above.add(batch)
@@ -31,6 +48,38 @@ class ProducerMark:
             self.above = {batch for batch in above if batch > self.floor}
 
 
+class AnyOrderMark:
+    """Batch numbers that are stored, as far as is remembered, the oldest first."""
+
+    __slots__ = ("_batches", "seen_at")
+
+    def __init__(self) -> None:
+        self.seen_at = 0.0
+        self._batches: dict[int, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __contains__(self, batch: int) -> bool:
+        return batch in self._batches
+
+    def load(self, ranges: list[tuple[int, int]]) -> None:
+        """What the store has: ranges [low, high), in order. When each came it does not say."""
+        highest: list[int] = []
+        for low, high in reversed(ranges):
+            room = ANY_ORDER_MAX - len(highest)
+            highest.extend(range(high - 1, max(low, high - room) - 1, -1))
+        for batch in reversed(highest):
+            self.add(batch)
+
+    def add(self, batch: int) -> None:
+        # Anew, so that the order is that of the times.
+        self._batches.pop(batch, None)
+        self._batches[batch] = None
+        if len(self._batches) > ANY_ORDER_MAX:
+            del self._batches[next(iter(self._batches))]
+
+
 class ProducerMarks:
     """The marks of one queue. The store has the same, written with the messages."""
 
@@ -39,25 +88,24 @@ class ProducerMarks:
     def __init__(
         self, stored: dict[int, list[tuple[int, int]]] | None = None, now: float = 0.0
     ) -> None:
-        self._marks: dict[int, ProducerMark] = {}
+        self._marks: dict[int, ProducerMark | AnyOrderMark] = {}
         for producer, ranges in (stored or {}).items():
-            for low, high in ranges:
-                mark = self._marks.setdefault(producer, ProducerMark())
-                mark.seen_at = now
-                if low <= 1:
-                    mark.floor = high - 1
-                    continue
-                for batch in range(low, high):
-                    mark.add(batch)
+            mark = self._mark_of(producer)
+            mark.seen_at = now
+            mark.load(ranges)
+
+    def _mark_of(self, producer: int) -> ProducerMark | AnyOrderMark:
+        mark = self._marks.get(producer)
+        if mark is None:
+            mark = self._marks[producer] = AnyOrderMark() if producer < 0 else ProducerMark()
+        return mark
 
     def has(self, producer: int, batch: int) -> bool:
         mark = self._marks.get(producer)
         return mark is not None and batch in mark
 
     def add(self, producer: int, batch: int, now: float) -> None:
-        mark = self._marks.get(producer)
-        if mark is None:
-            mark = self._marks[producer] = ProducerMark()
+        mark = self._mark_of(producer)
         mark.seen_at = now
         mark.add(batch)
 

@@ -42,7 +42,7 @@ class MemoryMessages(MemoryReplication):
             return False
         replica.insert(write.segment, list(zip(write.producers, write.batches, strict=True)))
         for dedup_id in write.dedup_ids or ():
-            self._logical(replica).dedup[dedup_id] = self._clock.wall()
+            self._logical(replica).dedup[dedup_id] = write.segment.arrived_at
         return True
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]:

@@ -11,6 +11,9 @@ Ranges = list[tuple[int, int]]
 # Of a producer that puts to several queues, and so leaves gaps in each, all but the last
 # batches are forgotten.
 _GAPS_MAX = 2048
+# Of one below 0, whose batches come in any order, so many runs are kept: nothing is assumed of the
+# others.
+_RUNS_MAX = 4096
 
 
 class Marks:
@@ -80,8 +83,10 @@ class StoredQueue:
 
     def forget_marks(self, before: float) -> int:
         """Of producers that were silent since; how many they were."""
-        for marks in self.marks.values():
-            if len(marks.batches) > _GAPS_MAX:
+        for producer, marks in self.marks.items():
+            if producer < 0:
+                marks.batches = marks.batches[-_RUNS_MAX:]
+            elif len(marks.batches) > _GAPS_MAX:
                 oldest = marks.batches[-1][1] - _GAPS_MAX
                 marks.batches = [(max(a, oldest), b) for a, b in marks.batches if b > oldest]
         kept = {p: marks for p, marks in self.marks.items() if marks.seen_at >= before}

@@ -234,16 +234,20 @@ class SeveralStores(SeveralReplicas):
     purge = _where_the_queue_is(PostgresStore.purge)
 
     async def dedup_ids(self, queue_id: int, newer_than_s: float) -> dict[str, float]:
-        """Of the logical queue: another replica of it may be in another store."""
+        """Of the logical queue: another replica of it may be, or have been, in another store."""
         there = await self.others.holder(queue_id)
         found = await PostgresStore.dedup_ids(there, queue_id, newer_than_s)
         info = await self.find_queue(queue_id, None)
-        if info is None or not (info.elastic or info.alias_id):
+        alias_id = queue_id if info is None else info.alias_id or queue_id
+        if info is None or not (await self._call("select was_alias(%s::int)", alias_id))[0][0]:
             return found
-        alias_id = info.alias_id or queue_id
-        for _, seen in await self.others.ask(lambda s: s.dedup_ids(alias_id, newer_than_s)):
-            found |= seen
-        return found | await super().dedup_ids(alias_id, newer_than_s)
+        seen = [await super().dedup_ids(alias_id, newer_than_s)]
+        asked = await self.others.ask(lambda s: s.dedup_ids(alias_id, newer_than_s))
+        seen += [elsewhere for _, elsewhere in asked]
+        for ages_s in seen:
+            for dedup_id, age_s in ages_s.items():
+                found[dedup_id] = min(age_s, found.get(dedup_id, age_s))
+        return found
 
     async def forget_dedup(self) -> int:
         elsewhere = await self.others.ask(PostgresStore.forget_dedup)
