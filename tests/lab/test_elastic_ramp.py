@@ -6,8 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from tidegate.core.scaling import ScalingPolicy
 from tidegate.lab.elastic.ramp_process import Ramp
-from tidegate.lab.elastic.real import SETUPS, Moment, RealPlan, judged, real_section
+from tidegate.lab.elastic.real import (
+    SETUPS,
+    Moment,
+    RealPlan,
+    RealRun,
+    bars_of,
+    judged,
+    real_section,
+)
+from tidegate.lab.report.experiments import ExperimentFailed
 
 
 def test_a_ramp_says_how_many_messages_are_due() -> None:
@@ -44,6 +54,57 @@ def test_late_is_what_a_machine_has_to_be_waited_for() -> None:
     assert run.boot_s_mean == 100.0
 
 
+@pytest.mark.parametrize("plan", [RealPlan(), RealPlan.full(), RealPlan.quick()])
+def test_every_setup_needs_a_machine_that_is_not_there_when_it_begins(plan: RealPlan) -> None:
+    plan.check()
+
+    assert plan.chosen
+    for setup in plan.chosen:
+        assert plan.workers_needed(setup) > setup.slots_at_start
+
+
+def test_a_setup_that_could_not_fail_is_refused(tmp_path: Path) -> None:
+    # One machine up and two warm have six slots, and 500 msg/s need five workers.
+    plan = RealPlan(fast_rate_max_per_s=500.0, setups=("figure 8",))
+
+    with pytest.raises(ExperimentFailed, match=r"figure 8 cannot fail: .* 6 slots.* 5 workers"):
+        real_section(plan, tmp_path, lambda line: None)
+
+
+def ran(name: str, policy: ScalingPolicy, *moments: Moment) -> RealRun:
+    setup = next(one for one in SETUPS if one.name == name)
+    return judged(setup, 4.0, list(moments), confirmed=1, boots=[], policy=policy)
+
+
+def test_the_issues_bar_is_about_every_second_above_and_about_both_policies() -> None:
+    # A slot is free: above max_load, and not late.
+    above = seen(10.0, 300.0, workers=1, machines=3)
+    runs = [
+        ran("figure 8", ScalingPolicy.LOAD, above, seen(20.0, 0.0, workers=2, machines=3)),
+        ran("figure 8", ScalingPolicy.FEED_FORWARD, seen(20.0, 0.0, workers=2, machines=3)),
+    ]
+
+    load, ours, late = bars_of({run.name: run for run in runs})
+
+    assert (load.figure, load.verdict, load.beyond_the_issue) == (10.0, "not met", False)
+    assert (ours.figure, ours.verdict, ours.beyond_the_issue) == (0.0, "met", False)
+    assert "feed-forward" in ours.bar
+    assert (late.figure, late.verdict, late.beyond_the_issue) == (0.0, "met", True)
+
+
+@pytest.mark.parametrize(("workers", "away"), [(4, 0.0), (3, 1.0), (None, 5.0)])
+def test_in_figure_7_the_fifth_worker_is_to_be_the_one_that_is_waited_for(
+    workers: int | None, away: float
+) -> None:
+    moment = seen(10.0, 0.0, 4, 2) if workers is None else seen(10.0, 300.0, workers, workers // 2)
+    run = ran("figure 7", ScalingPolicy.LOAD, moment)
+
+    fifth, late = bars_of({run.name: run})
+
+    assert (fifth.figure, fifth.met) == (away, away == 0.0)
+    assert late.beyond_the_issue
+
+
 @pytest.mark.slow
 def test_a_second_worker_comes_on_the_same_machine_when_the_ramp_needs_it(tmp_path: Path) -> None:
     section = real_section(RealPlan.quick(), tmp_path, lambda line: None)
@@ -51,7 +112,7 @@ def test_a_second_worker_comes_on_the_same_machine_when_the_ramp_needs_it(tmp_pa
     run = section.data["runs"]["figure 5"]
     assert run["workers_max"] >= 2
     assert run["confirmed"] > 0
-    assert {moment["ideal"] for moment in run["moments"]} == {1, 2}
+    assert {moment["ideal"] for moment in run["moments"]} == {1, 2, 3}
     assert section.data["time_scale"]["slow"] == 60.0
     assert any("Time runs 60 times" in note for note in section.notes)
     assert (tmp_path / "ramps-figure-5.png").stat().st_size > 5000

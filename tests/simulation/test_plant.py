@@ -21,6 +21,7 @@ from tidegate.core.steering import (
     Retire,
     SetShares,
 )
+from tidegate.laws.election import Standing, elect
 from tidegate.simulation.plant import Plant
 from tidegate.simulation.settings import PlantSettings
 
@@ -145,6 +146,52 @@ def test_a_replica_that_is_not_empty_is_not_removed() -> None:
     plant.carry_out(Retire(2))
     assert list(plant.replicas) == [1]
     assert _conserved(plant)
+
+
+def test_where_replicas_compete_one_that_goes_is_gone_when_its_hands_are_empty() -> None:
+    plant = _plant(replicas=2, competing=True)
+    plant.tick(1.0, 400.0, 100.0)
+    assert plant.replicas[2].in_service == 1
+    plant.carry_out(Drain(2))
+    # What waited at it is the other's; what is in hand is done first.
+    assert plant.replicas[2].waiting == 0
+    assert plant.replicas[2].state is ReplicaState.DRAINING
+    plant.tick(1.0, 0.0, 100.0)
+    assert list(plant.replicas) == [1]
+    assert plant.turns == [-1]
+    assert _conserved(plant)
+
+
+def test_where_replicas_compete_an_idle_one_is_gone_at_once() -> None:
+    plant = _plant(replicas=2, competing=True)
+    plant.carry_out(Drain(2))
+    assert list(plant.replicas) == [1]
+
+
+def test_a_replica_of_ours_stays_until_the_loop_retires_it() -> None:
+    plant = _plant(replicas=2)
+    plant.carry_out(Drain(2))
+    plant.tick(1.0, 0.0, 100.0)
+    assert plant.replicas[2].state is ReplicaState.DRAINING
+
+
+@given(joins=some.lists(some.sampled_from(list(Role)), max_size=20))
+@settings(max_examples=examples(50), deadline=None)
+def test_clients_are_where_the_law_elects_them(joins: list[Role]) -> None:
+    plant = _plant(replicas=3)
+    plant.carry_out(Drain(3))
+    for role in joins:
+        standings = [
+            Standing(one.number, one.producers, one.consumers)
+            for one in plant.replicas.values()
+            if one.state is ReplicaState.SERVING
+        ]
+        elected = elect(role, standings)
+        assert elected is not None
+        before = plant.replicas[elected].producers + plant.replicas[elected].consumers
+        plant.change_clients(role, 1)
+        assert plant.replicas[elected].producers + plant.replicas[elected].consumers == before + 1
+    assert plant.replicas[3].producers == plant.replicas[3].consumers == 0
 
 
 def test_booting_is_paid_for_and_a_boot_that_fails_is_not_counted_as_running() -> None:

@@ -70,6 +70,27 @@ def test_the_fast_ramp_waits_for_the_fifth_worker_with_one_warm_machine_and_for_
     assert two.late_s == 0.0
 
 
+@pytest.mark.parametrize("name", ["figure-6", "figure-8"])
+def test_the_papers_policy_is_above_max_load_a_poll_for_each_worker_and_ours_never(
+    name: str,
+) -> None:
+    theirs, ours = (
+        simulate(with_policy(PAPER[name], policy))
+        for policy in (ScalingPolicy.LOAD, ScalingPolicy.FEED_FORWARD)
+    )
+    added = theirs.replicas_peak - 1
+    assert theirs.above_s == added * PAPER[name].scaling.polling_interval_s
+    assert ours.above_s == 0.0
+
+
+@pytest.mark.parametrize("scenario", PAPER.values(), ids=PAPER)
+def test_every_ramp_of_the_paper_needs_a_machine_that_is_not_there_when_it_begins(
+    scenario: Scenario,
+) -> None:
+    slots = scenario.scaling.slots_per_machine * (1 + (scenario.scaling.warm or 0))
+    assert slots * scenario.plant.capacity_per_s < scenario.trace.peak_per_s
+
+
 def test_feed_forward_needs_no_warm_machine_on_the_papers_ramp() -> None:
     outcome = simulate(with_policy(PAPER["figure-5"], ScalingPolicy.FEED_FORWARD))
     assert outcome.above_s == 0.0

@@ -136,6 +136,10 @@ def elastic_queues(
     traces: Annotated[
         int | None, typer.Option(min=20, help="Simulated: how many traces [default: 500].")
     ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Simulated: of the traces to judge by [default: 30000]."),
+    ] = None,
     full: Annotated[
         bool, typer.Option("--full", help="With real processes: a slower clock; takes long.")
     ] = False,
@@ -148,6 +152,8 @@ def elastic_queues(
         raise typer.BadParameter("--full is for real processes; --simulate is always full")
     if traces is not None and not simulated:
         raise typer.BadParameter("--traces is for --simulate")
+    if seed is not None and not simulated:
+        raise typer.BadParameter("--seed is for --simulate")
     with with_the_lab():
         from tidegate.lab.elastic import run as elastic_run
         from tidegate.lab.elastic import simulated as simulated_run
@@ -157,7 +163,9 @@ def elastic_queues(
             if simulated
             else elastic_run.ElasticOptions(only=names_in(only), full=full, quick=quick)
         )
-        options = changed(options, traces=traces, results=results, name=name)
+        options = changed(options, results=results, name=name)
+        if simulated:
+            options = changed(options, traces=traces, seed=seed)
         check_chosen(options)
         make = simulated_run.run_simulated if simulated else elastic_run.run_elastic
         report = make(options, say)

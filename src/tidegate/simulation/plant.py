@@ -6,7 +6,8 @@ ticks, while waiting messages, ages and rates, which is all that the laws look a
 tick. What happens between ticks (a boot ends, a replica starts, a fault) happens at the start of
 the next one. The plant carries orders out as the nodes do: a new replica has share 0 until it is
 given one, a draining one keeps what it holds, one that is not empty is not removed, and while no
-replica can be reached the alias keeps what comes.
+replica can be reached the alias keeps what comes. Where replicas compete for one queue they are
+pods as KEDA scales them: one that is not wanted is gone when it has done what it had in hand.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from tidegate.core.steering import (
     Retire,
     SetShares,
 )
+from tidegate.laws.election import Standing, elect
 from tidegate.simulation.machines import Machines
 from tidegate.simulation.replica import Replica
 from tidegate.simulation.settings import PlantSettings
@@ -100,6 +102,8 @@ class Plant:
                 if waited_s > longest_s:
                     longest_s = waited_s
         self.longest_wait_s = longest_s
+        if self.settings.competing:
+            self._delete_drained()
 
     def _events(self, began: float) -> None:
         self.machines.ready(began)
@@ -264,6 +268,7 @@ class Plant:
                 self._turn(number, ReplicaState.SERVING, ReplicaState.DRAINING)
                 if self.settings.competing:
                     self._even_out()
+                    self._delete_drained()
             case CancelDrain(number):
                 if self._turn(number, ReplicaState.DRAINING, ReplicaState.SERVING):
                     self.cancelled_drains += 1
@@ -337,6 +342,12 @@ class Plant:
         self._elect_all(Role.PRODUCER, replica.producers)
         self._elect_all(Role.CONSUMER, replica.consumers)
 
+    def _delete_drained(self) -> None:
+        """Kubernetes deletes a pod as soon as its hands are empty, and asks no loop again."""
+        for replica in list(self.replicas.values()):
+            if replica.state is ReplicaState.DRAINING:
+                self._retire(replica.number)
+
     def _even_out(self) -> None:
         """Consumers of one queue: whoever is there takes the same part of what waits and comes."""
         serving = [one for one in self.replicas.values() if one.state is ReplicaState.SERVING]
@@ -385,16 +396,16 @@ class Plant:
 
     def _elect_all(self, role: Role, count: int) -> None:
         for _ in range(count):
+            # As an alias does: among those that serve; with none, wherever there is one.
             open_ones = [
                 one for one in self.replicas.values() if one.state is ReplicaState.SERVING
             ] or list(self.replicas.values())
-            if not open_ones:
-                return
-            elected = min(
-                open_ones,
-                key=lambda one: (_clients(one, role), one.producers + one.consumers, one.number),
+            number = elect(
+                role, (Standing(one.number, one.producers, one.consumers) for one in open_ones)
             )
-            _change(elected, role, 1)
+            if number is None:
+                return
+            _change(self.replicas[number], role, 1)
 
     def _migrate(self, role: Role, source: int, target: int, count: int) -> None:
         giver, taker = self.replicas.get(source), self.replicas.get(target)

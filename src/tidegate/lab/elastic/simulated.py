@@ -15,6 +15,7 @@ import msgspec
 
 from tidegate.core.scaling import ScalingPolicy
 from tidegate.lab.bench.bars import Bar
+from tidegate.lab.elastic.contest import FIRST_SEED
 from tidegate.lab.elastic.figures import Reference, draw_outcomes, name_of
 from tidegate.lab.elastic.traces import TRACES_MIN, traces_section
 from tidegate.lab.report.experiments import (
@@ -41,8 +42,9 @@ _RATIO = (0.4, 0.6)
 _FIFTH = 5
 _PAPER_RATE = {"the paper: up to 750 msg/s": 750.0}
 _NOTICED = (
-    "A policy that acts above max_load has been above it when it acts: the polling interval (1 s) "
-    "that notices an excursion does not count as late. Seconds above max_load are all of them."
+    "Policy load can notice a load above max_load only when it is above it: a polling interval (1 "
+    "s) for each worker that is added is inherent to it. Seconds above max_load are all of them. "
+    "Late is what goes beyond that interval; bars about it are ours, beyond the issue."
 )
 
 Runs = dict[str, dict[str, Outcome]]
@@ -53,6 +55,8 @@ class SimulatedOptions(msgspec.Struct, frozen=True):
 
     only: Sequence[str] = ()
     traces: int = TRACES
+    # From which on those traces are counted that are judged by; tuned is always on the same.
+    seed: int = FIRST_SEED
     results: Path = RESULTS
     # The folder below `results/elastic-queues`; None for the time of the run.
     name: str | None = None
@@ -62,6 +66,11 @@ class SimulatedOptions(msgspec.Struct, frozen=True):
         """The chosen ones in order, or a sentence about a name that is none."""
         if self.traces < TRACES_MIN:
             raise ValueError(f"at least {TRACES_MIN} traces: both halves need every kind")
+        if 0 < abs(self.seed - FIRST_SEED) < self.traces:
+            raise ValueError(
+                f"seeds from {self.seed} on are among those that policies are tuned on: "
+                f"{FIRST_SEED} itself, or at least {self.traces} away from it"
+            )
         return chosen_from(list(EXPERIMENTS), self.only)
 
     @property
@@ -139,12 +148,20 @@ def _warm(options: SimulatedOptions, folder: Path, progress: Progress) -> Sectio
         source="Elastic queues, §IV-B, figure 6",
         paper="One pre-provisioned machine removes the impact of booting completely.",
         ours=(
-            f"{found.late_s:.0f} s above max_load beyond the second that notices it; peak "
-            f"{found.average_load_peak:.0f} messages."
+            f"{_above_in_words(runs['figure-6'])} Late, beyond the second that notices: "
+            f"{found.late_s:.0f} s."
         ),
         paper_figures={"figure-6": Reference(rate_per_s=_PAPER_RATE)},
         bars=[
-            Bar("late above max_load with one warm machine", found.late_s, 0.0, "s", at_most=True)
+            *_never_above("one warm machine", runs["figure-6"]),
+            Bar(
+                "one warm machine: late above max_load, policy load",
+                found.late_s,
+                0.0,
+                "s",
+                at_most=True,
+                beyond_the_issue=True,
+            ),
         ],
         notes=[_NOTICED],
     )
@@ -165,8 +182,9 @@ def _fast_ramp(options: SimulatedOptions, folder: Path, progress: Progress) -> S
             "for a boot; NPP = ceil(4 × 96.9 / 200) = 2 warm machines are enough."
         ),
         ours=(
-            f"With one warm machine {one.late_s:.0f} s late above max_load, from the moment that "
-            f"worker {awaited} is missing; with two {two.late_s:.0f} s."
+            f"With two warm machines: {_above_in_words(runs['figure-8'])} Late, beyond the second "
+            f"that notices: {two.late_s:.0f} s; with one warm machine {one.late_s:.0f} s, from the "
+            f"moment that worker {awaited} is missing."
         ),
         paper_figures={
             "figure-7": Reference(
@@ -174,7 +192,7 @@ def _fast_ramp(options: SimulatedOptions, folder: Path, progress: Progress) -> S
             )
         },
         bars=[
-            Bar("one warm machine: late above max_load", one.late_s, 1.0, "s"),
+            *_never_above("two warm machines", runs["figure-8"]),
             Bar(
                 "one warm machine: the worker that is waited for, away from the fifth",
                 None if awaited is None else float(abs(awaited - _FIFTH)),
@@ -182,14 +200,28 @@ def _fast_ramp(options: SimulatedOptions, folder: Path, progress: Progress) -> S
                 "workers",
                 at_most=True,
             ),
-            Bar("two warm machines: late above max_load", two.late_s, 0.0, "s", at_most=True),
+            Bar(
+                "one warm machine: late above max_load, policy load",
+                one.late_s,
+                1.0,
+                "s",
+                beyond_the_issue=True,
+            ),
+            Bar(
+                "two warm machines: late above max_load, policy load",
+                two.late_s,
+                0.0,
+                "s",
+                at_most=True,
+                beyond_the_issue=True,
+            ),
         ],
         notes=[_NOTICED],
     )
 
 
 def _traces(options: SimulatedOptions, folder: Path, progress: Progress) -> Section:
-    return traces_section(options.traces_wanted, folder, progress)
+    return traces_section(options.traces_wanted, options.seed, folder, progress)
 
 
 _Make = Callable[[SimulatedOptions, Path, Progress], Section]
@@ -200,6 +232,29 @@ EXPERIMENTS: dict[str, _Make] = {
     "fast-ramp": _fast_ramp,
     "traces": _traces,
 }
+
+
+def _never_above(what: str, by_policy: Mapping[str, Outcome]) -> list[Bar]:
+    """The issue's own bar, 0 s above max_load: under the paper's policy, and under ours."""
+    return [
+        Bar(
+            f"{what}: seconds above max_load, policy {name_of(policy)}",
+            one.above_s,
+            0.0,
+            "s",
+            at_most=True,
+        )
+        for policy, one in by_policy.items()
+    ]
+
+
+def _above_in_words(by_policy: Mapping[str, Outcome]) -> str:
+    theirs, ours = (by_policy[policy.value] for policy in _POLICIES)
+    return (
+        f"{theirs.above_s:.0f} s above max_load under the paper's policy (peak "
+        f"{theirs.average_load_peak:.0f} messages), {ours.above_s:.0f} s under feed-forward (peak "
+        f"{ours.average_load_peak:.0f})."
+    )
 
 
 def worker_waited_for(outcome: Outcome) -> int | None:
