@@ -37,10 +37,11 @@ class GatewayLimits:
     # A body may take so long, and longer by a second for each so many bytes that have come.
     body_grace_s: float = 20.0
     body_bytes_per_s_min: int = 500
-    # A client that does not read its answer.
+    # A client that reads nothing of its answer; one that reads slowly is waited for.
     send_stall_s: float = 60.0
-    # After an answer that ends a connection, for what the client is still sending.
+    # After an answer that ends a connection has gone out, for what the client is still sending.
     linger_s: float = 1.0
+    # While both may talk; once one of them has said all, the silence of an answer.
     tunnel_idle_s: float = 3600.0
 
     connect_timeout_s: float = 2.0
