@@ -131,7 +131,13 @@ class ReplicaOutbox(Outbox):
     def _ask_fate(self, batch: Batch) -> None:
         task = self._client.spawn(self._find_fate(batch))
         self._fates.add(task)
-        task.add_done_callback(self._fates.discard)
+        task.add_done_callback(self._fate_known)
+
+    def _fate_known(self, task: asyncio.Task[None]) -> None:
+        """Or no longer asked for: something may have waited for that."""
+        self._fates.discard(task)
+        if not task.cancelled():
+            self.flush()
 
     async def _find_fate(self, batch: Batch) -> None:
         assert self.queue_id is not None
@@ -170,6 +176,10 @@ class HomeOutbox(ReplicaOutbox):
         return self._spread.home(self._index, may_be_alias=self._may_wait_at_alias)
 
     def _flush(self) -> None:
+        if self._fates:
+            # What is asked for may have to be sent again, before all that was put after it.
+            self._scheduled = False
+            return
         target = self._target()
         if target == self.queue_id:
             super()._flush()
