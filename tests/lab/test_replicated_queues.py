@@ -18,11 +18,22 @@ from tidegate.lab.elastic.queues_per_machine import (
 from tidegate.lab.replicated.arrival import median_placement
 from tidegate.lab.replicated.crew import Row
 from tidegate.lab.replicated.crew_process import Ledger
+from tidegate.lab.replicated.distribution import (
+    DEFAULT,
+    ELECTED,
+    EXCHANGED,
+    Distribution,
+    section_of,
+)
 from tidegate.lab.replicated.payload import PayloadWrong, identity_of, make_payload
 from tidegate.lab.replicated.rates import average, rates_of, series_of
 from tidegate.lab.replicated.run import ReplicatedOptions, run_replicated
+from tidegate.lab.replicated.scale import Scale
+from tidegate.lab.replicated.scenarios import MIGRATION, STILL
+from tidegate.lab.replicated.simulated import distributed
 from tidegate.lab.report.page import Page, write_page
 from tidegate.lab.report.section import Section
+from tidegate.simulation import plant
 
 
 def row(at_s: float, produced: int, consumed: int, clients: int = 3) -> Row:
@@ -192,8 +203,47 @@ def test_simulated_experiments_meet_every_bar_and_leave_a_whole_page(tmp_path: P
 
     assert [section.name for section in report.sections] == ["scenarios", "fig8", "fig10"]
     assert [bar.bar for bar in report.bars if not bar.met] == []
-    assert "in virtual time" in report.page.read_text()
-    assert_whole(report.page.read_text(), images=3)
+    page = report.page.read_text()
+    assert "in virtual time" in page
+    assert "only ratios between runs are found" in page
+    # What election brings over exchange alone has a row of its own.
+    assert "with exchange alone (no bar)" in page
+    fig8 = msgspec.json.decode((report.folder / "fig8.json").read_bytes())
+    assert fig8["data"]["over_exchange"] == pytest.approx(1.0, abs=0.02)
+    assert "Over exchange alone election brings 1.00 times" in fig8["ours"]
+    assert_whole(page, images=3)
+
+
+def test_simulated_clients_are_placed_by_the_products_law_of_election() -> None:
+    runs = distributed()
+
+    assert runs["elected", MIGRATION].placed == [(2, 4), (2, 4)]
+    # As they came: the middle one of all random arrivals, by hand.
+    assert runs["as they came", STILL].placed == [(3, 4), (1, 4)]
+
+
+def test_where_the_law_puts_everyone_on_one_replica_the_simulation_shows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plant, "elect", lambda role, replicas: 1)
+
+    assert distributed()["elected", MIGRATION].placed == [(4, 8), (0, 0)]
+
+
+@pytest.mark.slow
+def test_what_election_brings_is_said_over_exchange_too(tmp_path: Path) -> None:
+    def spread(label: str, consumed: float) -> Distribution:
+        rows = [row(float(n), round(200 * n), round(consumed * n)) for n in range(11)]
+        return Distribution(label, rates_of(rows), series_of(rows), 10.0, {1: 2}, {1: 4})
+
+    found = [spread(DEFAULT, 144), spread(EXCHANGED, 178), spread(ELECTED, 180)]
+    section = section_of(found, Scale(), 0.0, tmp_path)
+
+    assert "Over exchange alone election brings 1.01 times as much." in section.ours
+    assert section.tables[1].rows == [
+        ["held still: no exchange, no migration (the bar)", "1.25", "1.17"],
+        ["with exchange alone (no bar)", "1.01", "not said"],
+    ]
 
 
 def test_what_is_about_a_real_queue_is_not_simulated() -> None:

@@ -70,6 +70,7 @@ def test_the_fast_ramp_waits_for_the_fifth_worker_with_one_warm_machine_and_for_
     assert two.late_s == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["figure-6", "figure-8"])
 def test_the_papers_policy_is_above_max_load_a_poll_for_each_worker_and_ours_never(
     name: str,

@@ -235,7 +235,7 @@ def load_grid() -> list[Contender]:
     return [
         Contender(ScalingPolicy.LOAD, {"warm": warm, "inhibition_s": inhibition_s})
         for warm in (0, 1, 2)
-        for inhibition_s in (2.0, 5.0, 10.0, 30.0)
+        for inhibition_s in (0.0, 1.0, 2.0, 5.0, 10.0)
     ]
 
 

@@ -96,8 +96,10 @@ def run_replicated(
 def _introduction(options: ReplicatedOptions) -> str:
     if options.simulate:
         return (
-            "Simulated, in virtual time and at the paper's own rates: the plant stands for "
-            "replicas and clients, and the loop that steers it is the one that steers real queues."
+            "Simulated, in virtual time: the plant stands for replicas and clients, and the loop "
+            "and the law of election that steer it are those that steer real queues. The paper's "
+            "rates are put in, so that they come out again says nothing; only ratios between runs "
+            "are found."
         )
     return (
         "The paper ran JORAM on a cluster of Mac minis, a queue on each; this ran on one machine, "
