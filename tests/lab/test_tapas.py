@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from tidegate.adapters.door_settings import DoorSettings
+from tidegate.adapters.haproxy.configuration import configuration
 from tidegate.cli.app import app
+from tidegate.lab.peers.haproxy_server import plain_configuration
 from tidegate.lab.peers.server import ServerMissing
 from tidegate.lab.report.section import Section
 from tidegate.lab.tapas.bookshop import ShopSetting
-from tidegate.lab.tapas.clients import SESSION, Crowd, Requests, Visit
+from tidegate.lab.tapas.clients import NO_ANSWER, SESSION, Crowd, Requests, Visit
 from tidegate.lab.tapas.clients_process import visited
 from tidegate.lab.tapas.gateway_process import Note
 from tidegate.lab.tapas.hosted import Crew
-from tidegate.lab.tapas.keeping import keeping_section
+from tidegate.lab.tapas.keeping import Kept, Outcome, keeping_bars, keeping_section
 from tidegate.lab.tapas.oracle import needed, oracle_seconds, paid_seconds
-from tidegate.lab.tapas.overhead import overhead_section
+from tidegate.lab.tapas.overhead import Pairs, overhead_section, turns_of
 from tidegate.lab.tapas.pairs import mean_ratio, ratio_at_least, ratio_at_most
-from tidegate.lab.tapas.plan import Case, KeepingPlan, OverheadPlan, PairCase, SkewPlan
+from tidegate.lab.tapas.plan import (
+    PAIR_CASES,
+    Case,
+    KeepingPlan,
+    OverheadPlan,
+    PairCase,
+    SkewPlan,
+)
 from tidegate.lab.tapas.promise import breached_s, warned_s, windows_of
 from tidegate.lab.tapas.shops import Shop, shops_running
 from tidegate.lab.tapas.skew import skew_section
@@ -60,9 +72,60 @@ def test_a_window_is_warned_of_and_breached_by_its_95th_percentile() -> None:
     assert (warned_s(windows), breached_s(windows)) == (10.0, 5.0)
 
 
-def test_an_answer_of_503_keeps_no_promise_and_is_no_measurement() -> None:
-    assert windows_of(visit_of(*[0.01] * 100, status=503)) == []
-    assert visit_of(*[0.01] * 100, status=503).requests.failed == 100
+def visit_of_parts(*parts: tuple[int, float, int]) -> Visit:
+    """Ten requests a second: so many, that took so long, with this status; one part follows one."""
+    requests = Requests()
+    for count, took_s, status in parts:
+        for _ in range(count):
+            requests.add(100.0 + len(requests) * 0.1, took_s, status)
+    over_at = 100.0 + len(requests) * 0.1
+    return Visit(100.0, over_at, [(100.0, over_at)], requests)
+
+
+def test_failed_requests_have_taken_longer_than_any_promise() -> None:
+    refused = visit_of(*[0.01] * 100, status=503)
+    assert [one.verdict for one in windows_of(refused)] == ["breached", "breached"]
+    assert [one.p95_s for one in windows_of(refused)] == [math.inf, math.inf]
+    assert refused.requests.failed == 100
+
+    outage = windows_of(visit_of_parts((100, 0.3, 200), (500, 0.001, 503)))
+    assert breached_s(outage) == 50.0, "10 s of answers and 50 s of refusals"
+
+    few = windows_of(visit_of_parts((48, 0.3, 200), (2, 0.001, 503)))
+    many = windows_of(visit_of_parts((47, 0.3, 200), (3, 0.001, 503)))
+    assert [one.verdict for one in (*few, *many)] == ["met", "breached"], "one in twenty may be"
+
+
+def test_a_window_in_which_clients_got_nothing_is_breached_and_without_clients_is_none() -> None:
+    requests = Requests()
+    requests.add(101.0, 0.3, 200)
+    # Nobody hears anything for 30 s; then they go, and others come.
+    requests.add(131.0, 30.0, NO_ANSWER)
+    requests.add(146.0, 0.3, 200)
+    visit = Visit(100.0, 150.0, [(100.0, 131.0), (145.5, 150.0)], requests)
+    windows = windows_of(visit)
+    # The last one of those that waited is in the window that began at 130 s.
+    expected = [(5.0 * number, "breached") for number in range(7)] + [(45.0, "met")]
+    assert [(one.begins_s, one.verdict) for one in windows] == expected
+
+
+def test_who_waits_at_the_end_of_a_window_for_longer_than_was_promised_counts_in_it() -> None:
+    requests = Requests()
+    for number in range(50):
+        requests.add(100.1 + number * 0.09, 0.3, 200)
+    visit = Visit(100.0, 110.0, [(100.0, 110.0)], requests)
+    assert windows_of(visit)[0].verdict == "met"
+    for _ in range(3):
+        # Since 103 s.
+        requests.add(109.0, 6.0, 200)
+    assert [one.verdict for one in windows_of(visit)] == ["breached", "breached"]
+
+
+def test_failures_are_neither_responses_nor_throughput() -> None:
+    mixed = visit_of_parts((10, 0.4, 200), (30, 0.001, 503), (10, 0.2, 404), (5, 9.0, NO_ANSWER))
+    assert mixed.requests.mean_s == pytest.approx(0.3)
+    assert len(mixed.requests.answered_s) == 20
+    assert visit_of(0.001, status=503).requests.mean_s == math.inf, "no answer is not a quick one"
 
 
 def test_the_oracle_takes_as_few_as_answer_all_clients_before_the_breach() -> None:
@@ -80,6 +143,70 @@ def test_the_oracle_takes_as_few_as_answer_all_clients_before_the_breach() -> No
 def test_what_is_paid_for_is_every_instance_from_look_to_look() -> None:
     crews = [Crew(0.0, 1, 1), Crew(10.0, 3, 1), Crew(12.0, 2, 2)]
     assert paid_seconds(crews, 5.0, 20.0) == pytest.approx(5 * 1 + 2 * 3 + 8 * 2)
+
+
+def outcome_of(case: Case, instance_s: float, oracle_s: float) -> Outcome:
+    kept = Kept(0.5, 20.0, [], 0.0, 0.0, 100, 0)
+    return Outcome(case, kept, kept, instance_s, oracle_s, [], [])
+
+
+def test_a_case_that_takes_too_many_instances_is_not_hidden_by_those_that_cannot() -> None:
+    outcomes = [
+        outcome_of(Case(1, 10, "figure 21"), 167.0, 100.0),
+        outcome_of(Case(2, 10, "figure 22"), 900.0, 900.0),
+        # Spares are paid for by who asks for them.
+        outcome_of(Case(2, 50, "figure 17", spares=2), 400.0, 200.0),
+    ]
+    bars = {bar.bar: bar for bar in keeping_bars(outcomes)}
+    worst = bars["ours: instance-seconds, of the oracle's, worst case"]
+    together = bars["ours: instance-seconds, of the oracle's, all cases together"]
+    assert (worst.figure, worst.met, worst.beyond_the_issue) == (1.67, False, False)
+    assert together.figure == pytest.approx(1.067)
+    assert together.met
+
+
+def test_barred_pairs_cover_one_to_four_instances_and_each_door_goes_first_as_often() -> None:
+    plan = OverheadPlan()
+    assert plan.pairs >= 10
+    barred = [case for case in PAIR_CASES if case.is_barred]
+    assert {case.clients for case in barred} == {15, 50}
+    for case in barred:
+        turns = list(itertools.islice(turns_of(case), plan.pairs))
+        assert {instances for instances, _ in turns} == {1, 2, 3, 4}
+        assert sum(ours_first for _, ours_first in turns) == plan.pairs / 2
+        for count in (1, 2, 3, 4):
+            firsts = [ours_first for instances, ours_first in turns if instances == count]
+            assert abs(firsts.count(True) - firsts.count(False)) <= 1
+    alone = list(itertools.islice(turns_of(PairCase(15, (3,), 0.0)), 4))
+    assert alone == [(3, False), (3, True), (3, False), (3, True)]
+
+
+def test_a_bound_is_of_all_numbers_of_instances_and_the_rows_of_each_are_shown() -> None:
+    case = PairCase(15, (1, 2), 0.02)
+    pairs = Pairs(case, [1, 2, 1, 2], [1.0, 1.1, 1.0, 1.1], [1.0] * 4, 1, 2, [1e-5] * 4, [1e-5] * 4)
+    assert pairs.title == "15 clients, 1 to 2 instances, 20 ms each"
+    assert pairs.before(2).response == [1.1, 1.1]
+    assert pairs.before(2).title == "15 clients, 2 instances, 20 ms each"
+    assert ratio_at_most(pairs.response) > ratio_at_most(pairs.before(2).response) == 1.1
+    assert pairs.failed == 3, "plain's failures count as ours do"
+
+
+def test_plain_haproxy_reuses_connections_as_ours_does() -> None:
+    def reuse_of(text: str) -> list[str]:
+        return [line.strip() for line in text.splitlines() if "http-reuse" in line]
+
+    plain = plain_configuration([81], bind="127.0.0.1:80", runtime_socket="/tmp/x")
+    ours = configuration(
+        DoorSettings("shop"),
+        [],
+        runtime_socket="/tmp/x",
+        listener_fd=3,
+        log_fd=4,
+        token="",
+        in_flight_max=1,
+        kept=1,
+    )
+    assert reuse_of(plain) == reuse_of(ours) == ["http-reuse always"]
 
 
 def notes_of(*in_hand: list[int], ejected: int = 0) -> list[Note]:
@@ -159,7 +286,7 @@ def test_what_doors_cost_is_measured_in_turn_and_in_pairs(tmp_path: Path) -> Non
         seconds=0.3,
         warm_s=0.1,
         pairs=2,
-        paired=(PairCase(3, 1, 0.005),),
+        paired=(PairCase(3, (1,), 0.005),),
         pair_seconds=0.3,
     )
     try:

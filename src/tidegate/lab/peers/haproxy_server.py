@@ -44,6 +44,7 @@ frontend shop
 
 backend shop
     balance {balance}
+    http-reuse {reuse}
     option forwardfor
     option httpchk GET {ready_path}
 {cookie}{servers}"""
@@ -56,9 +57,13 @@ def plain_configuration(
     runtime_socket: str,
     sticky: bool = False,
     balance: str = "leastconn",
+    reuse: str = "always",
     ready_path: str = "/",
 ) -> str:
-    """Bounds, timeouts, checks and balancing as our door has them by default; no log, no rules."""
+    """Bounds, timeouts, checks, balancing and reuse of connections as our door has them by default.
+
+    No log, no rules. HAProxy's own default of `reuse` is `safe`.
+    """
     cookie = "    cookie StickyHost insert indirect nocache httponly\n" if sticky else ""
     servers = "".join(
         f"    server i{number} 127.0.0.1:{one} maxconn 1000 check inter 1s fall 2 rise 1"
@@ -69,6 +74,7 @@ def plain_configuration(
         bind=bind,
         runtime_socket=runtime_socket,
         balance=balance,
+        reuse=reuse,
         ready_path=ready_path,
         cookie=cookie,
         servers=servers,
@@ -90,6 +96,7 @@ def haproxy_server(
     *,
     sticky: bool = False,
     balance: str = "leastconn",
+    reuse: str = "always",
     ready_path: str = "/",
 ) -> Iterator[HaproxyServer]:
     """Before these servers on loopback ports, until the block ends."""
@@ -104,6 +111,7 @@ def haproxy_server(
                 runtime_socket=str(folder / "runtime"),
                 sticky=sticky,
                 balance=balance,
+                reuse=reuse,
                 ready_path=ready_path,
             )
         )

@@ -13,6 +13,7 @@ Protocols instead of streams: clients share two cores with what they measure.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -83,8 +84,15 @@ class Requests(msgspec.Struct):
         return sum(1 for status in self.status if has_failed(status))
 
     @property
+    def answered_s(self) -> list[float]:
+        """What those took that did not fail: a quick refusal is no quick answer."""
+        return [took_s for _, took_s, status in self if not has_failed(status)]
+
+    @property
     def mean_s(self) -> float:
-        return sum(self.took_s) / len(self.took_s) if self.took_s else 0.0
+        """Of those that did not fail; without an end if there is none."""
+        answered_s = self.answered_s
+        return math.fsum(answered_s) / len(answered_s) if answered_s else math.inf
 
 
 class Visit(msgspec.Struct, frozen=True):

@@ -5,14 +5,16 @@ goes as fast as the machine does and each microsecond of a door shows. Two cores
 clients, door and instances: more instances do not make it faster here, and what is compared is
 ways at the same number of them. Plain HAProxy and HAProxy under our control are measured in pairs,
 in turn, before a shop whose operations take a little time, as the report's did; and once more where
-nobody waits for anything but the processor.
+nobody waits for anything but the processor. Pairs of a case go round its numbers of instances, and
+its bound is of all of them: each pair compares like with like, and what numbers of instances differ
+by widens the bound.
 """
 
 from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,14 @@ from tidegate.lab.tapas.pairs import mean_ratio, ratio_at_least, ratio_at_most
 from tidegate.lab.tapas.passage import Passage, passage, warmed_up
 from tidegate.lab.tapas.plan import OverheadPlan, PairCase
 from tidegate.lab.tapas.shops import Shop, shops_running
-from tidegate.lab.tapas.ways import GATEWAY, HAPROXY, HAPROXY_OURS, PYTHON_PROXY, WAYS
+from tidegate.lab.tapas.ways import (
+    GATEWAY,
+    HAPROXY,
+    HAPROXY_DEFAULT,
+    HAPROXY_OURS,
+    PYTHON_PROXY,
+    WAYS,
+)
 from tidegate.report.chart import Table
 
 RESPONSE_BAR = 1.03
@@ -42,10 +51,12 @@ class Pairs(msgspec.Struct, frozen=True):
     """Plain HAProxy and ours in turn."""
 
     case: PairCase
-    # Ours over plain, pair by pair.
+    # Pair by pair: before how many instances, and ours over plain.
+    instances: list[int]
     response: list[float]
     throughput: list[float]
-    failed: int
+    ours_failed: int = 0
+    plain_failed: int = 0
     # Of all processes of the door, for a request.
     plain_processor_s: list[float] = []
     ours_processor_s: list[float] = []
@@ -53,6 +64,24 @@ class Pairs(msgspec.Struct, frozen=True):
     @property
     def title(self) -> str:
         return self.case.title
+
+    @property
+    def failed(self) -> int:
+        """A door that fails requests has less to do, whosever it is."""
+        return self.ours_failed + self.plain_failed
+
+    def before(self, instances: int) -> Pairs:
+        """Of them those before so many instances."""
+        chosen = [at for at, count in enumerate(self.instances) if count == instances]
+        return msgspec.structs.replace(
+            self,
+            case=msgspec.structs.replace(self.case, instances=(instances,)),
+            instances=[instances] * len(chosen),
+            response=[self.response[at] for at in chosen],
+            throughput=[self.throughput[at] for at in chosen],
+            plain_processor_s=[self.plain_processor_s[at] for at in chosen],
+            ours_processor_s=[self.ours_processor_s[at] for at in chosen],
+        )
 
 
 # By clients, instances and way.
@@ -72,7 +101,7 @@ def overhead_section(plan: OverheadPlan, folder: Path, progress: Progress) -> Se
             )
     for case in plan.paired:
         shop = msgspec.structs.replace(plan.shop, service_s=case.service_s)
-        with shops_running(shop, case.instances) as shops:
+        with shops_running(shop, max(case.instances)) as shops:
             warmed_up(plan, [shop.port for shop in shops])
             pairs.append(_paired(plan, case, shops, progress))
     others = processors.share_of_others()
@@ -94,31 +123,45 @@ def _each_way(
     return found
 
 
+def turns_of(case: PairCase) -> Iterator[tuple[int, bool]]:
+    """Before how many instances each pair is, and whether ours is the first of it.
+
+    Each is first as often as the other, over all and before each number of instances.
+    """
+    for turn in itertools.count():
+        for place, instances in enumerate(case.instances):
+            yield instances, (turn + place) % 2 == 1
+
+
 def _paired(plan: OverheadPlan, case: PairCase, shops: Sequence[Shop], progress: Progress) -> Pairs:
-    ports = [shop.port for shop in shops]
-    found = Pairs(case, [], [], 0)
-    failed = 0
-    for number in range(plan.pairs):
-        order = (HAPROXY, HAPROXY_OURS) if number % 2 == 0 else (HAPROXY_OURS, HAPROXY)
+    found = Pairs(case, [], [], [])
+    failed = dict.fromkeys((HAPROXY, HAPROXY_OURS), 0)
+    for number, (instances, ours_first) in enumerate(itertools.islice(turns_of(case), plan.pairs)):
+        ports = [shop.port for shop in shops[:instances]]
+        order = (HAPROXY_OURS, HAPROXY) if ours_first else (HAPROXY, HAPROXY_OURS)
         pair = {
             name: passage(WAYS[name], ports, case.clients, plan.pair_seconds, plan.warm_s)
             for name in order
         }
+        for name, one in pair.items():
+            failed[name] += one.failed
         ours, plain = pair[HAPROXY_OURS], pair[HAPROXY]
-        failed += ours.failed
         if not (ours.requests and plain.requests):
             raise ServerFailed(f"{found.title}: nothing got through in {plan.pair_seconds:g} s")
+        found.instances.append(instances)
         found.response.append(ours.response_s / plain.response_s)
         found.throughput.append(ours.throughput_per_s / plain.throughput_per_s)
         found.plain_processor_s.append(plain.processor_s_per_request)
         found.ours_processor_s.append(ours.processor_s_per_request)
         progress(
-            f"{found.title}, pair {number + 1} of {plan.pairs}: response × "
+            f"{found.title}, pair {number + 1} of {plan.pairs} ({instances}): response × "
             f"{found.response[-1]:.3f}, throughput × {found.throughput[-1]:.3f}, processor "
             f"{plain.processor_s_per_request * _US:.0f} and "
             f"{ours.processor_s_per_request * _US:.0f} µs"
         )
-    return msgspec.structs.replace(found, failed=failed)
+    return msgspec.structs.replace(
+        found, ours_failed=failed[HAPROXY_OURS], plain_failed=failed[HAPROXY]
+    )
 
 
 def _section(plan: OverheadPlan, grid: Grid, pairs: list[Pairs], others: float) -> Section:
@@ -153,11 +196,16 @@ def _section(plan: OverheadPlan, grid: Grid, pairs: list[Pairs], others: float) 
         tables=[*(_table(clients, row) for clients, row in grid.items()), _pair_table(pairs)],
         bars=[*_pair_bars(pairs), _gateway_bar(gateway, proxy), _failed_bar(failed, pairs)],
         notes=[
-            "At most, at least: one-sided bounds at 95 %, from pairs in turn.",
+            "At most, at least: one-sided bounds at 95 %, from pairs in turn, over all numbers of "
+            "instances of a case. Those of one number alone are no bars: they are few.",
+            "Responses and throughput are of requests that were answered; those that failed are "
+            "counted, of either door.",
             "Clients, doors and instances share two cores and are never idle, so throughput does "
             "not grow with instances here; ways are compared at the same number of them.",
-            "Plain HAProxy is what an operator would write: cookies for sessions, checks, bounds "
-            "and timeouts as ours, a socket for statistics, no log. "
+            "Plain HAProxy is what an operator would write: cookies for sessions, checks, bounds, "
+            "timeouts and reuse of connections (`http-reuse always`) as ours, a socket for "
+            f"statistics, no log. {HAPROXY_DEFAULT!r} is the same with HAProxy's own default, "
+            "`http-reuse safe`: each session opens a connection to its instance. "
             "Ours refuses what two servers could read differently, sets and drops forwarding "
             "fields, logs requests to us, is read each second and gets a new weight each second.",
             *PYTHON_PROXY_NOTES,
@@ -265,18 +313,25 @@ def _pair_table(pairs: Sequence[Pairs]) -> Table:
         ),
         [
             (
-                one.title,
-                str(len(one.response)),
-                f"× {mean_ratio(one.response):.3f}",
-                f"× {ratio_at_most(one.response):.3f}",
-                f"× {mean_ratio(one.throughput):.3f}",
-                f"× {ratio_at_least(one.throughput):.3f}",
-                f"{statistics.fmean(one.plain_processor_s) * _US:.0f} µs",
-                f"{statistics.fmean(one.ours_processor_s) * _US:.0f} µs",
+                row.title,
+                str(len(row.response)),
+                f"× {mean_ratio(row.response):.3f}",
+                f"× {ratio_at_most(row.response):.3f}",
+                f"× {mean_ratio(row.throughput):.3f}",
+                f"× {ratio_at_least(row.throughput):.3f}",
+                f"{statistics.fmean(row.plain_processor_s) * _US:.0f} µs",
+                f"{statistics.fmean(row.ours_processor_s) * _US:.0f} µs",
             )
             for one in pairs
+            for row in _rows(one)
         ],
     )
+
+
+def _rows(pairs: Pairs) -> list[Pairs]:
+    """All of them, then by instances."""
+    counts = pairs.case.instances if len(pairs.case.instances) > 1 else ()
+    return [pairs, *(pairs.before(count) for count in counts if count in pairs.instances)]
 
 
 def _draw(grid: Grid, folder: Path) -> None:

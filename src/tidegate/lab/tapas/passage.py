@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -21,9 +22,10 @@ class Passage(msgspec.Struct, frozen=True):
     response_s: float
     response_s_p95: float
     throughput_per_s: float
+    # Of those that were answered; the failed ones are counted from the first on.
     requests: int
     failed: int
-    # Of the door; 0 where there is none.
+    # Of the door, for one that was answered; 0 where there is none.
     processor_s_per_request: float
 
 
@@ -49,14 +51,14 @@ def _measured(entrance: Entrance, clients: int, seconds: float, warm_s: float) -
     used_s = entrance.processor_s() - used_s
     begin_s = visit.began_at + warm_s
     counted = visit.requests.between(begin_s, begin_s + seconds)
-    took_s = sorted(counted.took_s)
+    took_s = sorted(counted.answered_s)
     return Passage(
         response_s=counted.mean_s,
-        response_s_p95=took_s[int(0.95 * len(took_s))] if took_s else 0.0,
-        throughput_per_s=len(counted) / seconds,
-        requests=len(counted),
+        response_s_p95=took_s[int(0.95 * len(took_s))] if took_s else math.inf,
+        throughput_per_s=len(took_s) / seconds,
+        requests=len(took_s),
         failed=visit.requests.failed,
-        processor_s_per_request=used_s / max(len(visit.requests), 1),
+        processor_s_per_request=used_s / max(len(visit.requests.answered_s), 1),
     )
 
 

@@ -11,10 +11,10 @@ from tidegate.lab.tapas.bookshop import ShopSetting
 
 
 class PairCase(msgspec.Struct, frozen=True):
-    """Plain HAProxy and ours, in turn, before these."""
+    """Plain HAProxy and ours, in turn, before each of these numbers of instances."""
 
     clients: int
-    instances: int
+    instances: Sequence[int]
     # What an operation takes, whatever else the instance does.
     service_s: float
     # Whether the bars of the issue are about it.
@@ -23,15 +23,17 @@ class PairCase(msgspec.Struct, frozen=True):
     @property
     def title(self) -> str:
         pace = f"{self.service_s * 1000:g} ms each" if self.service_s else "never idle"
-        return f"{self.clients} clients, {self.instances} instances, {pace}"
+        fewest, most = min(self.instances), max(self.instances)
+        instances = str(most) if fewest == most else f"{fewest} to {most}"
+        return f"{self.clients} clients, {instances} instances, {pace}"
 
 
 # The report's operations took hundreds of milliseconds; of 20, a door's share is larger. Beside
 # them what a door costs at the most: nobody waits for anything but the processor.
 PAIR_CASES = (
-    PairCase(15, 3, 0.02),
-    PairCase(50, 4, 0.02),
-    PairCase(15, 3, 0.0, is_barred=False),
+    PairCase(15, (1, 2, 3, 4), 0.02),
+    PairCase(50, (1, 2, 3, 4), 0.02),
+    PairCase(15, (3,), 0.0, is_barred=False),
 )
 
 
@@ -44,6 +46,7 @@ class OverheadPlan(msgspec.Struct, frozen=True):
     # What counts of each run, and what comes before it.
     seconds: float = 4.0
     warm_s: float = 1.0
+    # Of each case, over all its numbers of instances.
     pairs: int = 12
     paired: Sequence[PairCase] = PAIR_CASES
     pair_seconds: float = 5.0
@@ -130,8 +133,8 @@ class Plan(msgspec.Struct, frozen=True):
                 instances=(2,),
                 seconds=0.6,
                 warm_s=0.2,
-                pairs=2,
-                paired=(PairCase(15, 2, 0.02),),
+                pairs=4,
+                paired=(PairCase(15, (1, 2), 0.02),),
                 pair_seconds=0.6,
             ),
             keeping=KeepingPlan(cases=(Case(1, 20, "figure 21", 1.24),), ramp_s=1.0, hold_s=5.0),

@@ -2,11 +2,14 @@
 
 Strategy: response time as users perceive it (TAPAS §4), so it is judged from what clients measured
 and not from what any of our parts believes, by the same rule that the live loops use: the promised
-percentile of the requests that ended in a window.
+percentile of the requests that ended in a window. One that failed has taken longer than any
+promise, and so has one that waits at the end of the window for longer than was promised. A window
+in which nothing ended though clients were there is breached: they got nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -43,6 +46,7 @@ class Window(msgspec.Struct, frozen=True):
 
     # Since they began.
     begins_s: float
+    # Without an end where more failed than may be late.
     p95_s: float
     verdict: str
 
@@ -55,24 +59,63 @@ class Window(msgspec.Struct, frozen=True):
         return self.verdict in (Verdict.WARNED, Verdict.BREACHED)
 
 
-def windows_of(visit: Visit) -> list[Window]:
-    """Whole windows, one after the other, from when clients began; failures are counted apart."""
-    by_window: dict[int, list[tuple[float, int]]] = {}
-    for ended_at, took_s, status in visit.requests:
-        if not has_failed(status):
-            number = int((ended_at - visit.began_at) / WINDOW_S)
-            by_window.setdefault(number, []).append((took_s, 1))
-    found = []
-    for number, times in sorted(by_window.items()):
-        begins_s = number * WINDOW_S
-        if begins_s + WINDOW_S > visit.ended_at - visit.began_at:
-            break
-        window = judged(
-            AGREEMENT, begins_s, [Sample(at_s=begins_s + WINDOW_S, times={"response": times})]
+class _Seen(msgspec.Struct):
+    """What clients saw of one window."""
+
+    answered_s: list[float] = []
+    failed: int = 0
+    # Of those that were under way when it ended: for how long by then.
+    waited_s: list[float] = []
+
+    def sample(self, ends_s: float) -> Sample:
+        return Sample(
+            at_s=ends_s,
+            unanswered=float(self.failed),
+            in_hand=[(waited_s, 1) for waited_s in self.waited_s],
+            times={"response": [(took_s, 1) for took_s in self.answered_s]},
         )
+
+
+def windows_of(visit: Visit) -> list[Window]:
+    """Whole windows, one after the other, from when clients began, as long as some were there."""
+    seen = _seen(visit)
+    found = []
+    for number, one in enumerate(seen):
+        begins_s, ends_s = number * WINDOW_S, (number + 1) * WINDOW_S
+        window = judged(AGREEMENT, begins_s, [one.sample(ends_s)])
+        if window.verdict is Verdict.NO_DATA:
+            if _some_present(visit, begins_s, ends_s):
+                found.append(Window(begins_s, math.inf, str(Verdict.BREACHED)))
+            continue
         (finding,) = window.findings
-        found.append(Window(begins_s, finding.value or 0.0, str(window.verdict)))
+        p95_s = math.inf if finding.value is None else finding.value
+        found.append(Window(begins_s, p95_s, str(window.verdict)))
     return found
+
+
+def _seen(visit: Visit) -> list[_Seen]:
+    """Of each whole window."""
+    seen = [_Seen() for _ in range(int((visit.ended_at - visit.began_at) / WINDOW_S))]
+    for ended_at, took_s, status in visit.requests:
+        ended_s = ended_at - visit.began_at
+        asked_s = max(ended_s - took_s, 0.0)
+        last = int(ended_s / WINDOW_S)
+        for number in range(int(asked_s / WINDOW_S), min(last, len(seen))):
+            seen[number].waited_s.append((number + 1) * WINDOW_S - asked_s)
+        if last >= len(seen):
+            continue
+        if has_failed(status):
+            seen[last].failed += 1
+        else:
+            seen[last].answered_s.append(took_s)
+    return seen
+
+
+def _some_present(visit: Visit, begins_s: float, ends_s: float) -> bool:
+    return any(
+        came - visit.began_at < ends_s and went - visit.began_at > begins_s
+        for came, went in visit.present
+    )
 
 
 def breached_s(windows: Sequence[Window]) -> float:

@@ -25,6 +25,7 @@ from tidegate.lab.tapas.haproxy_door_process import haproxy_door_process
 DIRECT = "direct"
 GATEWAY = "gateway"
 HAPROXY = "HAProxy"
+HAPROXY_DEFAULT = "HAProxy, its reuse"
 HAPROXY_OURS = "HAProxy, ours"
 NGINX = "nginx"
 PYTHON_PROXY = "proxy.py"
@@ -72,6 +73,13 @@ def _haproxy(server_ports: Sequence[int]) -> Iterator[Entrance]:
 
 
 @contextlib.contextmanager
+def _haproxy_default(server_ports: Sequence[int]) -> Iterator[Entrance]:
+    # What it does unless it is told otherwise: each session opens a connection to its instance.
+    with haproxy_server(server_ports, sticky=True, reuse="safe", ready_path=WELL_PATH) as server:
+        yield Entrance([server.port], [server.process.pid])
+
+
+@contextlib.contextmanager
 def _haproxy_ours(server_ports: Sequence[int]) -> Iterator[Entrance]:
     with haproxy_door_process(server_ports) as door:
         yield Entrance([door.port], [door.pid])
@@ -93,6 +101,7 @@ WAYS: dict[str, Way] = {
     DIRECT: _direct,
     GATEWAY: _gateway,
     HAPROXY: _haproxy,
+    HAPROXY_DEFAULT: _haproxy_default,
     HAPROXY_OURS: _haproxy_ours,
     NGINX: _nginx,
     PYTHON_PROXY: _python_proxy,
