@@ -1,25 +1,31 @@
-"""Who asks about a queue goes on in the order in which they asked: puts stay in theirs."""
+"""Who asks about a queue for the first time, and others who do."""
 
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tidegate.adapters.rabbitmq.elastic.news import News
+from tidegate.core.errors import Unavailable
 
 
 class SlowNews(News):
     """What it learns of a queue comes when it comes."""
 
     def __init__(self) -> None:
-        lifeline: Any = None
+        lifeline: Any = SimpleNamespace(reconnect_s=10.0, is_closed=False)
         super().__init__(lifeline)
         self.came = asyncio.Event()
+        self.cuts = 0
 
     async def _learn(self, queue: str) -> None:
         await self.came.wait()
+        if self.cuts:
+            self.cuts -= 1
+            raise Unavailable("the connection was lost")
         self._known[queue] = None
 
 
@@ -42,3 +48,12 @@ async def test_nobody_passes_those_who_asked_before_a_queue_was_known(turns: int
         asking.create_task(ask(5))
 
     assert went_on == [0, 1, 2, 3, 4, 5]
+
+
+async def test_a_connection_that_is_lost_meanwhile_is_put_up_with() -> None:
+    news = SlowNews()
+    news.came.set()
+    news.cuts = 2
+
+    assert await news.topology("orders") is None
+    assert news.cuts == 0

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 from aiormq import spec
 
+from rabbitmq import VirtualHost
 from tidegate.adapters.rabbitmq.publisher import Publisher
+from tidegate.client.connect import connect
 from tidegate.core.errors import Unavailable
+from tidegate.lab.faults.proxy import TcpProxy
 
 
 class Broker:
@@ -173,3 +176,26 @@ async def test_a_put_ends_with_its_client() -> None:
     assert producer.puts[0].done()
     with pytest.raises(Exception, match="whether it was stored is not known"):
         await producer.puts[0]
+
+
+@pytest.mark.peers
+async def test_puts_that_are_not_waited_for_keep_their_order_over_a_cut_cable(
+    rabbitmq: VirtualHost,
+) -> None:
+    puts: list[asyncio.Future[int]] = []
+    async with TcpProxy(rabbitmq.url) as cable, connect(cable.url) as mq:
+        await mq.create_queue("orders")
+        await mq.put("orders", b"-1")
+        for number in range(600):
+            puts.append(asyncio.ensure_future(mq.put("orders", b"%d" % number)))
+            if number % 10 == 9:
+                await asyncio.sleep(0.001)
+            if number % 200 == 100:
+                cable.cut()
+        async with asyncio.timeout(30):
+            await asyncio.gather(*puts)
+        count = (await mq.queue("orders")).messages
+        stored = [int((await mq.get("orders")).payload) for _ in range(count)]
+
+    # What was stored and not confirmed comes twice.
+    assert list(dict.fromkeys(stored)) == list(range(-1, 600))

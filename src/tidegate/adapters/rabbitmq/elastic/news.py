@@ -16,8 +16,8 @@ from aiormq.abc import AbstractChannel, DeliveredMessage
 from tidegate.adapters.rabbitmq.elastic.ledger import LedgerEmpty, read_topology
 from tidegate.adapters.rabbitmq.elastic.refusal import told
 from tidegate.adapters.rabbitmq.elastic.topology import NEWS, ElasticTopology, decoded
-from tidegate.adapters.rabbitmq.lifeline import Lifeline
-from tidegate.core.errors import Forbidden, TidegateError
+from tidegate.adapters.rabbitmq.lifeline import Lifeline, Patience
+from tidegate.core.errors import Forbidden, TidegateError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +47,14 @@ class News:
         """The newest that is known; None: a plain queue. The first time it is asked for."""
         # Nobody passes by who waits, also when it is known by now: puts stay in their order.
         async with self._turns.setdefault(queue, asyncio.Lock()):
-            if queue not in self._known:
-                async with self._busy:
-                    if queue not in self._known:
-                        await self._learn(queue)
+            patience = Patience(self._lifeline)
+            while queue not in self._known:
+                try:
+                    async with self._busy:
+                        if queue not in self._known:
+                            await self._learn(queue)
+                except Unavailable as lost:
+                    await patience.wait(lost)
         return self._current(queue)
 
     def forget(self, queue: str) -> None:
