@@ -1,0 +1,106 @@
+"""Slowloris and idle connections by the thousand at a door of either engine: others feel little."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tidegate.adapters.haproxy.program import haproxy_program
+from tidegate.core.errors import Unavailable
+from tidegate.core.hosting import Engine
+from tidegate.lab.tapas.bookshop import ShopSetting
+from tidegate.lab.tapas.shops import shops_running
+
+IDLE, SLOW = 4000, 1000
+# Of each round; the best of so many counts, calm and crowded alike: what the machine does besides
+# is in all of them.
+REQUESTS, ROUNDS = 1000, 3
+# A browser opens a connection now and then: it has to be taken, too.
+NEW_CONNECTION_EVERY = 10
+ANSWER_S_MAX = 20.0
+
+
+@contextlib.contextmanager
+def started(name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process beside this file that ends with its stdin."""
+    command = [sys.executable, str(Path(__file__).with_name(name)), *arguments]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        try:
+            process.wait(ANSWER_S_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+def line_of(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().decode().strip()
+
+
+def p99_ms(port: int) -> float:
+    """Of a client that asks, waits for its answer, and asks again."""
+    took = []
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S_MAX)
+    for number in range(REQUESTS):
+        if number % NEW_CONNECTION_EVERY == 0:
+            connection.close()
+        begun = time.perf_counter()
+        connection.request("GET", "/choose?book=7")
+        answer = connection.getresponse()
+        answer.read()
+        took.append(1e3 * (time.perf_counter() - begun))
+        assert answer.status == 200
+    connection.close()
+    return sorted(took)[int(0.99 * len(took))]
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    "engine", [Engine.GATEWAY, pytest.param(Engine.HAPROXY, marks=pytest.mark.peers)]
+)
+def test_thousands_of_idle_connections_and_slow_heads_hardly_disturb_a_client(
+    engine: Engine,
+) -> None:
+    if engine is Engine.HAPROXY:
+        try:
+            haproxy_program()
+        except Unavailable as missing:
+            pytest.skip(str(missing))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = IDLE + SLOW + 500
+    if hard < wanted:
+        pytest.skip(f"only {hard} files per process here, {wanted} are needed: ulimit -n")
+    with (
+        shops_running(ShopSetting(), 1) as (shop,),
+        started("door_process.py", engine, str(shop.port)) as door,
+    ):
+        port = int(line_of(door).rpartition(":")[2])
+        p99_ms(port)
+        calm = min(p99_ms(port) for _ in range(ROUNDS))
+
+        with started("crowd_at_the_door.py", str(port), str(IDLE), str(SLOW)) as crowd:
+            assert line_of(crowd) == "there"
+            crowded = min(p99_ms(port) for _ in range(ROUNDS))
+            assert crowd.stdin is not None
+            crowd.stdin.write(b"how many\n")
+            crowd.stdin.flush()
+            assert int(line_of(crowd)) == IDLE + SLOW, "the crowd was not there"
+
+        print(f"{engine}: p99 {calm:.2f} ms calm, {crowded:.2f} ms (× {crowded / calm:.2f}) beside")
+        assert crowded <= 3.0 * calm
