@@ -19,7 +19,7 @@ from tidegate.client.client import Client
 from tidegate.client.message import Message
 from tidegate.core.errors import TidegateError
 from tidegate.core.replication import ReplicaState, Role
-from tidegate.lab.checker import Checker
+from tidegate.lab.checker import Checker, Outstanding
 from tidegate.lab.history import Event, Operation, Phase, payload_hash
 from tidegate.node.alias import Alias
 from tidegate.node.server import Node
@@ -36,8 +36,7 @@ class Turmoil:
         self.clients = clients
         self.dice = dice
         self.checker = Checker()
-        self.confirmed: set[tuple[str, int]] = set()
-        self.delivered: set[tuple[str, int]] = set()
+        self.outstanding = Outstanding()
         self.over = False
 
     def note(
@@ -45,19 +44,19 @@ class Turmoil:
     ) -> None:
         producer, seq = key
         body = payload_hash(b"%s:%d" % (producer.encode(), seq))
-        self.checker.feed(
-            Event(
-                t=time.monotonic(),
-                process=process,
-                op=op,
-                phase=phase,
-                queue="orders",
-                producer=producer,
-                seq=seq,
-                payload_hash=body,
-                **more,
-            )
+        event = Event(
+            t=time.monotonic(),
+            process=process,
+            op=op,
+            phase=phase,
+            queue="orders",
+            producer=producer,
+            seq=seq,
+            payload_hash=body,
+            **more,
         )
+        self.checker.feed(event)
+        self.outstanding.feed(event)
 
     async def produce(self, client: Client, name: str) -> None:
         seq = 0
@@ -73,7 +72,6 @@ class Turmoil:
                 await asyncio.gather(*(client.put("orders", payload) for payload in payloads))
             for key in keys:
                 self.note(name, "put", "ok", key)
-                self.confirmed.add(key)
             await asyncio.sleep(0.001)
 
     async def consume(self, client: Client, name: str) -> None:
@@ -81,7 +79,6 @@ class Turmoil:
             async for message in subscription:
                 producer, _, number = message.payload.decode().partition(":")
                 key = (producer, int(number))
-                self.delivered.add(key)
                 # Nobody promises an order across replicas, so each delivery has a process.
                 self.note(f"{name}{key}", "deliver", "ok", key, redelivered=message.redelivered)
                 await self.settle(message, key, name)
@@ -91,11 +88,13 @@ class Turmoil:
             await asyncio.sleep(self.dice.random() / 100)
         try:
             if self.dice.random() < 0.05:
+                self.note(name, "ack", "fail", key)
                 await message.nack(delay=0)
                 return
+            self.note(name, "ack", "invoke", key)
             await message.ack_confirmed()
         except TidegateError:
-            return  # lost with its connection or owner: it comes again
+            return  # lost with its connection or owner: it may come again
         self.note(name, "ack", "ok", key)
 
     # What happens
@@ -205,7 +204,7 @@ async def test_what_is_confirmed_is_delivered_whatever_happens(
     turmoil.over = True
     await asyncio.gather(*producing)
     async with asyncio.timeout(PATIENCE_S):
-        while turmoil.confirmed - turmoil.delivered or await turmoil.is_anything_stored():
+        while turmoil.outstanding or await turmoil.is_anything_stored():
             for task in consuming:
                 assert not task.done(), task.exception()
             await turmoil.exchange()

@@ -1,6 +1,7 @@
 """A worker process that is killed: python doomed_worker.py URL HISTORY NAME
 
-It writes down each delivery before it does anything, and says on its output how far it is.
+It writes down each delivery before it does anything, and that it lets go of it when that is done,
+and says on its output how far it is.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ def main() -> None:
         history.flush()
         print(load.deliveries, flush=True)
         await asyncio.sleep(0.002)
+        load.acknowledges(message)
+        history.flush()
+        print(load.deliveries, flush=True)
 
     app.run()
 

@@ -29,6 +29,8 @@ class Load:
         self.unknown: set[bytes] = set()
         # All deliveries, by message.
         self.seen: Counter[bytes] = Counter()
+        # Of those acknowledged, as far as anybody knows, since they came last.
+        self.let_go: set[bytes] = set()
         self.deliveries = 0
 
     async def produce(self, mq: Any, producer: str, seqs: Iterable[int]) -> None:
@@ -51,14 +53,15 @@ class Load:
 
     @property
     def is_drained(self) -> bool:
-        """Whether all that was confirmed has come."""
-        return self.confirmed <= self.seen.keys()
+        """Whether all that was confirmed has come, and nobody has it in hand."""
+        return self.confirmed <= self.let_go
 
     def delivered(self, message: Any) -> None:
         """Write a delivery down, before anything is done with it."""
         producer, seq = numbered(message.payload)
         self.deliveries += 1
         self.seen[message.payload] += 1
+        self.let_go.discard(message.payload)
         self._history.note(
             "deliver",
             "ok",
@@ -69,9 +72,15 @@ class Load:
             hash_of=message.payload,
         )
 
+    def acknowledges(self, message: Any) -> None:
+        """Write an acknowledgement down, before it is tried."""
+        producer, seq = numbered(message.payload)
+        self.let_go.add(message.payload)
+        self._history.note("ack", "invoke", self.queue, producer, seq)
+
 
 def judged(histories: Iterable[Path]) -> Verdict:
-    """The verdict over a queue that was drained: what was confirmed and never came is lost."""
+    """The verdict over a queue that was drained: what nobody let go of is lost."""
     return check(merged([read_history(path) for path in histories]), stored=[])
 
 

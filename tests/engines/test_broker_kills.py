@@ -51,6 +51,7 @@ class Site:
             if self.held is None:
                 self.held = message.payload
                 await self.let_go.wait()
+            self.load.acknowledges(message)
 
     def _seqs(self) -> Iterator[int]:
         seq = 0

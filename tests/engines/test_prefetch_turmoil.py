@@ -51,6 +51,7 @@ async def test_a_hundred_changes_of_prefetch_lose_hold_up_and_repeat_nothing(
                 # A handler that takes a moment: so messages lie in the subscription.
                 if chance.random() < 0.2:
                     await asyncio.sleep(0.001)
+                seen_by.acknowledges(message)
                 message.ack()
                 acknowledged[seen_by] += 1
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.lab.checker import Verdict, check
+from tidegate.lab.checker import Outstanding, Verdict, check
 from tidegate.lab.history import (
     Event,
     HistoryFollower,
@@ -21,6 +21,23 @@ from tidegate.lab.history import (
 
 QUEUE = "orders"
 COUNT = 40
+SEQS = range(1, COUNT + 1)
+
+
+def is_given_back(seq: int) -> bool:
+    return seq % 20 == 0
+
+
+def is_held_by_the_killed(seq: int) -> bool:
+    return seq % 13 == 0
+
+
+def is_acked_unknown(seq: int) -> bool:
+    return seq % 11 == 0
+
+
+def comes_again(seq: int) -> bool:
+    return is_given_back(seq) or is_held_by_the_killed(seq) or is_acked_unknown(seq)
 
 
 def event(t: float, process: str, op: str, phase: str, seq: int, **more: object) -> Event:
@@ -33,24 +50,35 @@ def event(t: float, process: str, op: str, phase: str, seq: int, **more: object)
 
 
 def good_history() -> list[Event]:
-    """Puts, each confirmed; deliveries in order, two of them repeated and flagged; acks."""
+    """Puts, each confirmed; deliveries in order; acks, most of them confirmed.
+
+    Every 20th is given back, every 13th held by somebody who is killed; every 11th is
+    acknowledged and nobody knows: those come again, flagged.
+    """
     events = []
-    for seq in range(1, COUNT + 1):
+    for seq in SEQS:
         t = seq * 10.0
         events += [
             event(t, "p1", "put", "invoke", seq),
             event(t + 1, "p1", "put", "ok", seq, message_id=100 + seq),
             event(t + 2, "c1", "deliver", "ok", seq, message_id=100 + seq),
         ]
-        if seq % 20 == 0:
+        if is_given_back(seq):
+            events.append(event(t + 2.5, "c1", "ack", "fail", seq, message_id=100 + seq))
+        elif is_acked_unknown(seq):
+            events.append(event(t + 2.5, "c1", "ack", "invoke", seq, message_id=100 + seq))
+        if comes_again(seq):
             events.append(
-                event(t + 3, "c1", "deliver", "ok", seq, message_id=100 + seq, redelivered=True)
+                event(t + 3, "c2", "deliver", "ok", seq, message_id=100 + seq, redelivered=True)
             )
-        events += [
-            event(t + 4, "c1", "ack", "invoke", seq, message_id=100 + seq),
-            event(t + 5, "c1", "ack", "ok", seq, message_id=100 + seq),
-        ]
+        name = "c2" if comes_again(seq) else "c1"
+        events.append(event(t + 4, name, "ack", "invoke", seq, message_id=100 + seq))
+        if not seq % 2:
+            events.append(event(t + 5, name, "ack", "ok", seq, message_id=100 + seq))
     return events
+
+
+AGAIN = sum(map(comes_again, SEQS))
 
 
 def judged(events: list[Event], **more: object) -> Verdict:
@@ -62,6 +90,11 @@ def find(events: list[Event], op: str, phase: str, seq: int) -> Event:
     return next(e for e in events if (e.op, e.phase, e.seq) == (op, phase, seq))
 
 
+def without_redelivery(events: list[Event], seq: int) -> list[Event]:
+    """The second delivery and what came of it have never been."""
+    return [e for e in events if e.process != "c2" or e.seq != seq]
+
+
 def without_deliveries(events: list[Event], seq: int) -> list[Event]:
     return [e for e in events if e.op == "put" or e.seq != seq]
 
@@ -71,8 +104,8 @@ def test_a_good_history_passes() -> None:
 
     assert verdict.outcome == "pass"
     assert (verdict.put, verdict.confirmed, verdict.delivered) == (COUNT, COUNT, COUNT)
-    assert verdict.duplicates_flagged == 2
-    assert verdict.acks_confirmed == COUNT
+    assert verdict.duplicates_flagged == AGAIN == 8
+    assert verdict.acks_confirmed == COUNT // 2
 
 
 def test_a_dropped_delivery_is_a_loss() -> None:
@@ -87,6 +120,67 @@ def test_what_is_still_stored_is_not_lost_but_no_pass_either() -> None:
 
     assert judged(events, stored={(QUEUE, "p1", 7)}).outcome == "inconclusive"
     assert judged(events, stored=None).outcome == "inconclusive"
+
+
+@pytest.mark.parametrize("seq", [*filter(is_given_back, SEQS)])
+def test_what_was_given_back_and_never_came_again_is_lost(seq: int) -> None:
+    verdict = judged(without_redelivery(good_history(), seq))
+
+    assert (verdict.lost, verdict.violations, verdict.outcome) == (1, 1, "fail")
+    assert f"lost after a delivery: orders p1:{seq}" in verdict.examples[0]
+
+
+@pytest.mark.parametrize("seq", [*filter(is_held_by_the_killed, SEQS)])
+def test_what_a_killed_worker_held_and_nobody_got_again_is_lost(seq: int) -> None:
+    verdict = judged(without_redelivery(good_history(), seq))
+
+    assert (verdict.lost, verdict.violations, verdict.outcome) == (1, 1, "fail")
+
+
+def test_what_was_acknowledged_without_an_answer_need_not_come_again() -> None:
+    verdict = judged(without_redelivery(good_history(), 11))
+
+    assert verdict.outcome == "pass", str(verdict)
+
+
+def test_what_came_again_has_to_be_acknowledged_again() -> None:
+    # Given an acknowledgement in vain: it came again, and that one was killed with it
+    events = [e for e in good_history() if (e.op, e.process, e.seq) != ("ack", "c2", 11)]
+
+    assert judged(events).lost == 1
+    assert judged(events, stored={(QUEUE, "p1", 11)}).outcome == "inconclusive"
+
+
+@pytest.mark.parametrize("second", ["c1", "c2"])
+def test_a_lapsed_lease_takes_nothing_from_whoever_has_let_go(second: str) -> None:
+    # Given a consumer that hears of its lapsed lease when the message has come again, perhaps to it
+    t = 1e6
+    events = [
+        event(t, "p1", "put", "invoke", 77),
+        event(t + 1, "p1", "put", "ok", 77),
+        event(t + 2, "c1", "deliver", "ok", 77, delivery=5),
+        event(t + 3, "c1", "ack", "invoke", 77, delivery=5),
+        event(t + 4, second, "deliver", "ok", 77, redelivered=True, delivery=9),
+        event(t + 5, second, "ack", "invoke", 77, delivery=9),
+        event(t + 6, "c1", "ack", "fail", 77, delivery=5),
+    ]
+
+    assert judged(events, sole_consumer=[]).outcome == "pass"
+    del events[5]
+    assert judged(events, sole_consumer=[]).lost == 1
+
+
+def test_what_is_outstanding_is_what_the_verdict_would_miss() -> None:
+    # Given histories that are read one after the other, each up to where it is
+    for last in range(len(good_history()) + 1):
+        events = sorted(good_history(), key=lambda e: e.t)[:last]
+        followed = Outstanding()
+        for process in ("c2", "c1", "p1"):
+            for e in events:
+                if e.process == process:
+                    followed.feed(e)
+
+        assert len(followed) == judged(events, stored=None).undrained
 
 
 def test_an_unknown_put_may_be_delivered_or_not() -> None:
@@ -123,7 +217,8 @@ def test_two_deliveries_the_wrong_way_round_are_named(sole_consumer: list[str]) 
     first, second = find(events, "deliver", "ok", 7), find(events, "deliver", "ok", 8)
     first.t, second.t = second.t, first.t
     # Nothing else of them may be out of time.
-    events = [e for e in events if e.op != "ack"]
+    for e in events:
+        e.t += 100 * (e.op == "ack" and e.seq in (7, 8))
     find(events, "put", "invoke", 8).t = find(events, "put", "invoke", 7).t + 0.1
 
     verdict = judged(events, sole_consumer=sole_consumer)
@@ -132,9 +227,10 @@ def test_two_deliveries_the_wrong_way_round_are_named(sole_consumer: list[str]) 
 
 
 def test_between_two_consumers_a_flagged_latecomer_is_in_order() -> None:
-    events = [e for e in good_history() if e.op != "ack"]
-    late = find(events, "deliver", "ok", 7)
+    events = good_history()
+    late, acked = find(events, "deliver", "ok", 7), find(events, "ack", "invoke", 7)
     late.t, late.process, late.redelivered = late.t + 25, "c2", True
+    acked.t, acked.process = late.t + 1, "c2"
 
     assert judged(events, sole_consumer=[]).outcome == "pass"
     assert judged(events, sole_consumer=[QUEUE]).out_of_order == 1
@@ -153,8 +249,8 @@ def test_messages_stored_the_wrong_way_round_are_named_whoever_consumes() -> Non
 
 def test_a_delivery_after_a_confirmed_ack_is_named() -> None:
     events = good_history()
-    acked = find(events, "ack", "ok", 7)
-    events.append(event(acked.t + 1, "c1", "deliver", "ok", 7, message_id=107, redelivered=True))
+    acked = find(events, "ack", "ok", 8)
+    events.append(event(acked.t + 1, "c1", "deliver", "ok", 8, message_id=108, redelivered=True))
 
     verdict = judged(events)
 
@@ -219,6 +315,14 @@ def reorder(events: list[Event], at: int) -> bool:
     return True
 
 
+def vanish(events: list[Event], at: int) -> bool:
+    """What was held, given back or acknowledged in vain by its second consumer goes with it."""
+    again = [e.seq for e in events if e.process == "c2" and e.op == "deliver"]
+    seq = again[at % len(again)]
+    events[:] = [e for e in events if e.op != "ack" or e.process != "c2" or e.seq != seq]
+    return True
+
+
 def unflag(events: list[Event], at: int) -> bool:
     flagged = [e for e in events if e.redelivered]
     flagged[at % len(flagged)].redelivered = False
@@ -226,7 +330,7 @@ def unflag(events: list[Event], at: int) -> bool:
 
 
 @given(
-    mutate=st.sampled_from([drop, duplicate, reorder, unflag]),
+    mutate=st.sampled_from([drop, duplicate, reorder, vanish, unflag]),
     at=st.integers(min_value=0, max_value=len(good_history()) - 1),
 )
 def test_no_mutation_of_any_event_goes_unseen(mutate: Mutation, at: int) -> None:
@@ -245,6 +349,7 @@ def test_histories_of_several_processes_merge_by_time(tmp_path: Path) -> None:
             payload = f"{seq}".encode()
             producer.note("put", "invoke", QUEUE, "p1", seq, hash_of=payload)
             consumer.note("deliver", "ok", QUEUE, "p1", seq, message_id=seq, hash_of=payload)
+            consumer.note("ack", "invoke", QUEUE, "p1", seq)
             producer.note("put", "ok", QUEUE, "p1", seq, message_id=seq)
 
     events = list(merged(read_history(tmp_path / name) for name in ("c1", "p1")))

@@ -3,7 +3,7 @@
 One pass over the events in the order of their times, with one small record per message, so O(n).
 What must be zero:
 
-    lost           confirmed, but never delivered and not in the store at the end
+    lost           confirmed, but nobody has let go of it, and it is not in the store at the end
     unexpected     delivered, but never put, or refused, or with another payload
     unflagged      delivered again without saying so
     out_of_order   first deliveries of a producer, within a queue and priority, that do not grow
@@ -20,12 +20,19 @@ A logical queue keeps order per replica only, and a message that is exchanged ge
 order and ids say nothing, the rest holds. But the messages of a group come one after the other,
 wherever they are and whoever consumes: of each producer's, first deliveries grow.
 
-What was confirmed but not delivered by the deadline, while the store still has it or cannot be
+A delivery is not the end of a message: whoever has it may be killed, or give it back. It is let go
+of by an acknowledgement that happened or may have, the latter only until it is delivered again:
+what somebody holds after that has to be acknowledged or to come once more. An acknowledgement that
+failed counts for nothing, but takes nothing from others: a consumer whose lease was lost hears so
+while the next one is long done.
+
+What was confirmed but not let go of by the deadline, while the store still has it or cannot be
 asked, makes the run inconclusive. That is never a pass.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from typing import Literal
 
@@ -91,12 +98,76 @@ class Verdict(msgspec.Struct, kw_only=True):
         return "\n  ".join([text, *self.examples])
 
 
+class Custody:
+    """Whether somebody has let go of a message, or still has to get it.
+
+    Events of one process come in their order, those of several may come in any.
+    """
+
+    __slots__ = ("_given_at", "_tried_at", "is_acked")
+
+    def __init__(self) -> None:
+        self.is_acked = False
+        self._given_at = -math.inf
+        # Acknowledgements that may have happened, by process and which of its deliveries it was.
+        self._tried_at: dict[tuple[str, int], float] = {}
+
+    def note(self, event: Event) -> None:
+        """A delivery of the message, or what became of an acknowledgement."""
+        held_as = (event.process, event.delivery)
+        if event.op == "deliver":
+            self._given_at = max(self._given_at, event.t)
+        elif event.phase == "ok":
+            self.is_acked = True
+        elif event.phase == "fail":
+            self._tried_at.pop(held_as, None)
+        else:
+            # Of one without an end its beginning counts: what is delivered after it was not done.
+            self._tried_at.setdefault(held_as, event.t)
+
+    @property
+    def is_let_go(self) -> bool:
+        return self.is_acked or any(t >= self._given_at for t in self._tried_at.values())
+
+
+class Outstanding:
+    """What was confirmed and nobody has let go of yet, in histories that are still being written.
+
+    Drained is when there is nothing of it: the verdict asks for the same.
+    """
+
+    def __init__(self) -> None:
+        self._custodies: dict[MessageKey, Custody] = {}
+        self._confirmed: set[MessageKey] = set()
+        self._outstanding: set[MessageKey] = set()
+
+    def __len__(self) -> int:
+        return len(self._outstanding)
+
+    def feed(self, event: Event) -> None:
+        key = event.key
+        if event.op != "put":
+            self._custody(key).note(event)
+        elif event.phase == "ok":
+            self._confirmed.add(key)
+        if key in self._confirmed and not self._custody(key).is_let_go:
+            self._outstanding.add(key)
+        else:
+            self._outstanding.discard(key)
+
+    def _custody(self, key: MessageKey) -> Custody:
+        custody = self._custodies.get(key)
+        if custody is None:
+            custody = self._custodies[key] = Custody()
+        return custody
+
+
 class _Record:
     """What is known about one message."""
 
     __slots__ = (
-        "acked",
         "confirmed",
+        "custody",
         "deliveries",
         "message_id",
         "payload_hash",
@@ -109,7 +180,7 @@ class _Record:
         self.priority = priority
         self.confirmed = False
         self.refused = False
-        self.acked = False
+        self.custody = Custody()
         self.deliveries = 0
         self.message_id = 0
 
@@ -134,11 +205,8 @@ class Checker:
             self._put(event)
         elif event.op == "deliver":
             self._deliver(event)
-        elif event.phase == "ok":
-            self._found.acks_confirmed += 1
-            record = self._records.get(event.key)
-            if record is not None:
-                record.acked = True
+        else:
+            self._ack(event)
 
     def _put(self, event: Event) -> None:
         found = self._found
@@ -171,7 +239,7 @@ class Checker:
             self._say("unexpected delivery", event)
             if record is None:
                 return
-        if record.acked:
+        if record.custody.is_acked:
             found.acked_again += 1
             self._say("delivered after a confirmed ack", event)
         if record.deliveries:
@@ -182,9 +250,17 @@ class Checker:
                 self._say("delivered again and not flagged", event)
         self._same_id(record, event)
         self._check_order(record, event)
+        record.custody.note(event)
         record.deliveries += 1
         if record.deliveries == 1:
             found.delivered += 1
+
+    def _ack(self, event: Event) -> None:
+        if event.phase == "ok":
+            self._found.acks_confirmed += 1
+        record = self._records.get(event.key)
+        if record is not None:
+            record.custody.note(event)
 
     def _same_id(self, record: _Record, event: Event) -> None:
         if not event.message_id or event.queue in self._replicated:
@@ -214,15 +290,16 @@ class Checker:
     def verdict(self, *, stored: Collection[MessageKey] | None) -> Verdict:
         """The judgement. `stored`: what the store still holds; None: it could not be asked."""
         found = self._found
+        held = None if stored is None else frozenset(stored)
         highest_ids: dict[_Stream, int] = {}
         # Puts of one producer stand in the order of its numbers.
         for key, record in self._records.items():
-            if record.confirmed and not record.deliveries:
-                if stored is None or key in stored:
+            if record.confirmed and not record.custody.is_let_go:
+                if held is None or key in held:
                     found.undrained += 1
                 else:
                     found.lost += 1
-                    self._say("lost", key)
+                    self._say("lost after a delivery" if record.deliveries else "lost", key)
             if record.message_id:
                 stream = (key[0], key[1], record.priority)
                 highest_id = highest_ids.get(stream, 0)

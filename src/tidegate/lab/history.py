@@ -2,10 +2,14 @@
 
 One file of JSON lines per client process, append only. Times are CLOCK_MONOTONIC, which all
 processes of one machine share, so the files of a run merge into one history. Client processes
-are never killed, so a buffer that is flushed several times a second is safe enough.
+are never killed, so a buffer that is flushed several times a second is safe enough; whoever may be
+killed flushes what it notes at once.
 
 An operation begins with `invoke` and ends with `ok`, `fail` (it did not happen) or `info` (it may
-have happened: a timeout, a lost connection). A delivery is a single `ok`.
+have happened: a timeout, a lost connection). A delivery is a single `ok`. Every acknowledgement is
+noted before it is tried, also one that nobody waits for, which then has no end: by that the checker
+tells what somebody is done with from what somebody held. What is given back is an `ack` that
+failed.
 """
 
 from __future__ import annotations
@@ -44,6 +48,8 @@ class Event(msgspec.Struct, omit_defaults=True):
     payload_hash: str = ""
     # Of a delivery: the message's group, whose order holds whoever consumes.
     group: str = ""
+    # Which of its process's deliveries this is, or acknowledges: one message may have several.
+    delivery: int = 0
 
     @property
     def key(self) -> MessageKey:
@@ -81,6 +87,7 @@ class HistoryWriter:
         redelivered: bool = False,
         hash_of: bytes | None = None,
         group: str | None = None,
+        delivery: int = 0,
     ) -> None:
         """Write down what happened just now."""
         event = Event(
@@ -96,6 +103,7 @@ class HistoryWriter:
             redelivered=redelivered,
             payload_hash="" if hash_of is None else payload_hash(hash_of),
             group=group or "",
+            delivery=delivery,
         )
         self._buffer += self._encoder.encode(event)
         self._buffer += b"\n"

@@ -11,7 +11,7 @@ from rabbitmq_steerer import QUEUE
 
 import tidegate
 from tidegate.client.client import Client
-from tidegate.lab.checker import Verdict, check
+from tidegate.lab.checker import Outstanding, Verdict, check
 from tidegate.lab.history import Event, Operation, payload_hash
 
 
@@ -22,8 +22,9 @@ class Traffic:
         self.events: list[Event] = []
         self.put = 0
         self.delivered: set[int] = set()
+        self._outstanding = Outstanding()
         self._all_there = asyncio.Event()
-        self._expected: int | None = None
+        self._is_over = False
 
     async def produce(self, mq: Client, count: int) -> None:
         """One after the other, each confirmed."""
@@ -40,14 +41,16 @@ class Traffic:
                 seq = int(message.payload.split()[1])
                 self._note("deliver", name, seq, message.payload, redelivered=message.redelivered)
                 await asyncio.sleep(handler_s)
+                self._note("ack", name, seq, message.payload, phase="invoke")
                 message.ack()
                 self.delivered.add(seq)
-                if self._expected is not None and len(self.delivered) >= self._expected:
+                if self._is_over and not self._outstanding:
                     self._all_there.set()
 
     async def all_delivered(self) -> None:
-        self._expected = self.put
-        if len(self.delivered) < self.put:
+        """Until nobody has anything in hand, either."""
+        self._is_over = True
+        if self._outstanding:
             await self._all_there.wait()
 
     def _note(
@@ -60,19 +63,19 @@ class Traffic:
         phase: str = "ok",
         redelivered: bool = False,
     ) -> None:
-        self.events.append(
-            Event(
-                t=time.monotonic(),
-                process=process,
-                op=op,
-                phase=phase,  # type: ignore[arg-type]
-                queue=QUEUE,
-                producer="producer",
-                seq=seq,
-                redelivered=redelivered,
-                payload_hash=payload_hash(payload),
-            )
+        event = Event(
+            t=time.monotonic(),
+            process=process,
+            op=op,
+            phase=phase,  # type: ignore[arg-type]
+            queue=QUEUE,
+            producer="producer",
+            seq=seq,
+            redelivered=redelivered,
+            payload_hash=payload_hash(payload),
         )
+        self.events.append(event)
+        self._outstanding.feed(event)
 
     def verdict(self) -> Verdict:
         return check(self.events, stored=set(), replicated=[QUEUE])

@@ -1,8 +1,9 @@
 """What clients of the demo wrote down, and what the checker makes of it.
 
 While it plays the histories are followed, for whoever looks on. In the end they are judged as a
-whole, with what the store still holds: lost is what was confirmed, never delivered, and is not
-there any more. The agreement is judged once more from outside, by the waits that clients saw.
+whole, with what the store still holds: lost is what was confirmed, what nobody has let go of, and
+what is not there any more. The agreement is judged once more from outside, by the waits that
+clients saw.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 from tidegate.agreement.document import Agreement, parse_agreement
 from tidegate.agreement.evaluation import Verdict as WindowState
 from tidegate.cli.demo.story import AGREEMENT, ORDERS
-from tidegate.lab.checker import Verdict, check
+from tidegate.lab.checker import Outstanding, Verdict, check
 from tidegate.lab.history import Event, HistoryFollower, MessageKey, merged, read_history
 from tidegate.lab.promised_waits import judged_waits
 from tidegate.lab.stored_messages import stored_messages
@@ -45,7 +46,7 @@ class Evidence:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._followers: dict[Path, HistoryFollower] = {}
-        self._undelivered: set[MessageKey] = set()
+        self._outstanding = Outstanding()
         self._delivered: set[MessageKey] = set()
         self.confirmed = 0
         self.again = 0
@@ -55,20 +56,18 @@ class Evidence:
         return len(self._delivered)
 
     def follow(self) -> int:
-        """Read what is new; how many confirmed messages nobody was given yet."""
+        """Read what is new; how many confirmed messages nobody has let go of yet."""
         for path in self._folder.glob("*.history"):
             self._followers.setdefault(path, HistoryFollower(path))
         for follower in self._followers.values():
             for event in follower.news():
                 if event.op == "put" and event.phase == "ok":
                     self.confirmed += 1
-                    if event.key not in self._delivered:
-                        self._undelivered.add(event.key)
                 elif event.op == "deliver":
                     self.again += event.key in self._delivered
                     self._delivered.add(event.key)
-                    self._undelivered.discard(event.key)
-        return len(self._undelivered)
+                self._outstanding.feed(event)
+        return len(self._outstanding)
 
     def verdict(self, store_urls: Sequence[str]) -> Verdict:
         """The checker's, over the histories of all clients and the store."""

@@ -1,8 +1,8 @@
 """The user code of the demo: what its workers run, and what they write down.
 
-A worker notes each message before it begins with it: of one that is killed the file says what it
-had, and what comes again, flagged, is no surprise. `<folder>/slow` names the replica whose worker
-is to be slow.
+A worker notes each message before it begins with it, and that it lets go of it when it is done: of
+one that is killed the file says what it had, which has to come again, flagged. `<folder>/slow`
+names the replica whose worker is to be slow.
 """
 
 from __future__ import annotations
@@ -47,12 +47,9 @@ class _Notes:
         self._history: HistoryWriter | None = None
 
     def delivered(self, queue: str, message: tidegate.Message) -> None:
-        if self._history is None:
-            name = f"worker-{os.getpid()}-{secrets.token_hex(4)}"
-            path = _folder() / HISTORIES / f"{name}.history"
-            self._history = HistoryWriter(path, name)
         producer, seq = numbered(message.payload)
-        self._history.note(
+        history = self._begun()
+        history.note(
             "deliver",
             "ok",
             queue,
@@ -64,7 +61,21 @@ class _Notes:
             group=message.group,
         )
         # Before it is worked on: whoever is killed takes no word of it along.
-        self._history.flush()
+        history.flush()
+
+    def done(self, queue: str, message: tidegate.Message) -> None:
+        """Nothing is left to do but to acknowledge it."""
+        producer, seq = numbered(message.payload)
+        history = self._begun()
+        history.note("ack", "invoke", queue, producer, seq, message_id=message.message_id)
+        history.flush()
+
+    def _begun(self) -> HistoryWriter:
+        if self._history is None:
+            name = f"worker-{os.getpid()}-{secrets.token_hex(4)}"
+            path = _folder() / HISTORIES / f"{name}.history"
+            self._history = HistoryWriter(path, name)
+        return self._history
 
 
 class _Slowness:
@@ -99,6 +110,7 @@ async def pack(message: tidegate.Message) -> None:
     """An order takes its time, which stands for whatever real ones do."""
     _notes.delivered(ORDERS, message)
     await asyncio.sleep(ORDER_S * _slowness.factor)
+    _notes.done(ORDERS, message)
 
 
 @archive.worker(ARCHIVE, concurrency=ARCHIVED_AT_ONCE, prefetch=ARCHIVED_AT_ONCE)
@@ -106,6 +118,7 @@ async def file_away(message: tidegate.Message) -> None:
     """As many at a time as its prefetch lets come."""
     _notes.delivered(ARCHIVE, message)
     await asyncio.sleep(ARCHIVE_S)
+    _notes.done(ARCHIVE, message)
 
 
 @slow_archive.worker(ARCHIVE, concurrency=ARCHIVED_AT_ONCE, prefetch=ARCHIVED_AT_ONCE)
@@ -113,3 +126,4 @@ async def file_away_slowly(message: tidegate.Message) -> None:
     """The same, and every message takes longer."""
     _notes.delivered(ARCHIVE, message)
     await asyncio.sleep(ARCHIVE_S * ARCHIVE_SLOWER)
+    _notes.done(ARCHIVE, message)

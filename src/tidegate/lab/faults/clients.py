@@ -10,14 +10,8 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from tidegate.lab.checker import Verdict, check
-from tidegate.lab.history import (
-    Event,
-    HistoryFollower,
-    MessageKey,
-    merged,
-    read_history,
-)
+from tidegate.lab.checker import Outstanding, Verdict, check
+from tidegate.lab.history import Event, HistoryFollower, MessageKey, merged, read_history
 
 # Histories of processes that others start, and kill.
 WORKERS = "worker-*.history"
@@ -34,8 +28,9 @@ class Clients:
         self._consumers: dict[str, subprocess.Popen[bytes]] = {}
         self._followers: list[HistoryFollower] = []
         self._worker_histories: set[Path] = set()
-        self._undelivered: set[MessageKey] = set()
-        self._delivered: set[MessageKey] = set()
+        self._outstanding = Outstanding()
+        # What does not count, neither for the drain nor for the verdict.
+        self.without: Callable[[Event], bool] = lambda event: False
         self.confirmed = 0
         # What went wrong with the clients themselves: they are not supposed to die.
         self.failures: list[str] = []
@@ -66,7 +61,7 @@ class Clients:
         return self._folder / f"{name}.log"
 
     def follow(self) -> int:
-        """Read what is new in the histories; how many confirmed messages nobody has seen yet."""
+        """Read what is new; how many confirmed messages nobody has let go of yet."""
         for path in self._folder.glob(WORKERS):
             if path not in self._worker_histories:
                 self._worker_histories.add(path)
@@ -75,12 +70,9 @@ class Clients:
             for event in follower.news():
                 if event.op == "put" and event.phase == "ok":
                     self.confirmed += 1
-                    if event.key not in self._delivered:
-                        self._undelivered.add(event.key)
-                elif event.op == "deliver":
-                    self._delivered.add(event.key)
-                    self._undelivered.discard(event.key)
-        return len(self._undelivered)
+                if not self.without(event):
+                    self._outstanding.feed(event)
+        return len(self._outstanding)
 
     def wait_for_confirms(self, count: int, timeout_s: float = 30.0) -> None:
         """Until so many more puts were confirmed than now."""
@@ -103,7 +95,7 @@ class Clients:
         self._finish(self._producers)
 
     def drain(self, deadline_s: float) -> bool:
-        """Wait until every confirmed message was delivered; False: not by the deadline."""
+        """Wait until every confirmed message was let go of; False: not by the deadline."""
         deadline = time.monotonic() + deadline_s
         while self.follow():
             if time.monotonic() > deadline:
@@ -137,12 +129,11 @@ class Clients:
         stored: Collection[MessageKey] | None,
         sole_consumer: Collection[str] = (),
         replicated: Collection[str] = (),
-        without: Callable[[Event], bool] = lambda event: False,
     ) -> Verdict:
         """The checker's judgement over the histories of all, less what does not count."""
         paths = sorted(self._folder.glob("*.history"))
         histories = [read_history(path) for path in paths]
-        events = (event for event in merged(histories) if not without(event))
+        events = (event for event in merged(histories) if not self.without(event))
         return check(events, stored=stored, sole_consumer=sole_consumer, replicated=replicated)
 
 

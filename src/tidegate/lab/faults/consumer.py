@@ -4,7 +4,8 @@
 
 Most messages are acknowledged without waiting; of some the acknowledgement is confirmed, and what
 was confirmed must never come again. A few are given back at their first delivery and come again,
-flagged. It ends at SIGTERM.
+flagged. What is done with a message is written down with its delivery, before it is done, so that
+nothing else comes in between. It ends at SIGTERM.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ import uvloop
 
 import tidegate
 from tidegate.client.message import Message
-from tidegate.core.errors import LeaseLost, TidegateError
+from tidegate.core.errors import TidegateError
 from tidegate.lab.faults.payload import numbered
 from tidegate.lab.faults.producer import FLUSH_S, PATIENCE_S
-from tidegate.lab.history import HistoryWriter
+from tidegate.lab.history import HistoryWriter, Phase
 
 CONFIRM_EVERY = 7
 RETURN_EVERY = 101
@@ -34,17 +35,20 @@ async def consume(
     """Consume until told to stop."""
     settling: set[asyncio.Task[None]] = set()
 
-    async def acknowledge(message: Message, producer: str, seq: int) -> None:
-        history.note("ack", "invoke", queue, producer, seq, message_id=message.message_id)
+    def note_ack(phase: Phase, message: Message, delivery: int) -> None:
+        producer, seq = numbered(message.payload)
+        message_id = message.message_id
+        history.note("ack", phase, queue, producer, seq, message_id=message_id, delivery=delivery)
+
+    async def acknowledge(message: Message, delivery: int) -> None:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await message.ack_confirmed()
-        except LeaseLost:
-            history.note("ack", "fail", queue, producer, seq, message_id=message.message_id)
         except (TidegateError, TimeoutError):
-            history.note("ack", "info", queue, producer, seq, message_id=message.message_id)
+            # Also where the lease is lost: a deposed owner says so of what it has just committed.
+            note_ack("info", message, delivery)
         else:
-            history.note("ack", "ok", queue, producer, seq, message_id=message.message_id)
+            note_ack("ok", message, delivery)
 
     async def give_back(message: Message) -> None:
         with contextlib.suppress(TidegateError):
@@ -71,12 +75,16 @@ async def consume(
                     redelivered=message.redelivered,
                     hash_of=payload,
                     group=message.group,
+                    delivery=taken,
                 )
                 if not message.redelivered and taken % RETURN_EVERY == 0:
+                    note_ack("fail", message, taken)
                     task = asyncio.create_task(give_back(message))
                 elif taken % CONFIRM_EVERY == 0:
-                    task = asyncio.create_task(acknowledge(message, producer, seq))
+                    note_ack("invoke", message, taken)
+                    task = asyncio.create_task(acknowledge(message, taken))
                 else:
+                    note_ack("invoke", message, taken)
                     message.ack()
                     continue
                 settling.add(task)

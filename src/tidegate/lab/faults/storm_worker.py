@@ -1,7 +1,9 @@
-"""The user code of a scale storm: writes down what it was given before it lets go of it.
+"""The user code of a scale storm: writes down what it was given, and that it lets go of it.
 
-Workers are killed with -9, so every delivery is in the file before the message is acknowledged; a
-delivery whose acknowledgement was lost comes again, flagged, as it should.
+Workers are killed with -9, so every delivery is in the file before its work begins, and that it is
+acknowledged when its work is done and nothing but the acknowledgement is left to do: what a worker
+was at when it was killed it never let go of. A delivery whose acknowledgement was lost comes again,
+flagged, as it should.
 """
 
 from __future__ import annotations
@@ -49,3 +51,6 @@ async def take(message: tidegate.Message) -> None:
     )
     history.flush()
     await asyncio.sleep(WORK_S)
+    # Whoever is cut off meanwhile does not get here: its message is given back.
+    history.note("ack", "invoke", QUEUE, producer, seq)
+    history.flush()
