@@ -78,10 +78,14 @@ class _Judged:
 
 def _render_kills(judged: _Judged, console: Console) -> None:
     report = judged.report
-    console.print(f"{_counted(report.kills)} in {report.duration_s:.0f} s (seed {report.seed})")
+    console.print(
+        f"{_counted(report.kills)} of {report.kills_wanted} in {report.duration_s:.0f} s "
+        f"(seed {report.seed})"
+    )
+    left = "nobody knows what is" if report.left_in_store is None else report.left_in_store
     console.print(
         f"confirming again after {report.recovery_s_median:.2f} s (median), "
-        f"{report.recovery_s_max:.2f} s at most; {report.left_in_store} left in the store"
+        f"{report.recovery_s_max:.2f} s at most; {left} left in the store"
     )
     _render_verdict(report, console)
 
@@ -93,8 +97,8 @@ def _render_storm(judged: _Judged, console: Console) -> None:
         f"{_counted(report.kills) or 'nobody'}, in {report.duration_s:.0f} s (seed {report.seed})"
     )
     console.print(
-        f"{report.carried_out} orders carried out before the next, the slowest after "
-        f"{report.slowest_s:.1f} s; {report.left_in_store} left in the store"
+        f"{report.carried_out} of {report.waited_for} orders that were waited for carried out, the "
+        f"slowest after {report.slowest_s:.1f} s; {report.left_in_store} left in the store"
     )
     _render_verdict(report, console)
 

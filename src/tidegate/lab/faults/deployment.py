@@ -18,7 +18,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 import psutil
+import psycopg
 
+from tidegate.fleet.providers.process import MARK_VARIABLE
 from tidegate.lab.history import MessageKey
 from tidegate.lab.peers.server import running, stop, temporary_folder
 from tidegate.lab.stored_messages import stored_messages
@@ -27,6 +29,10 @@ from tidegate.storage.embedded import EmbeddedPostgres
 _ADDRESS = re.compile(r"tidegate://127\.0\.0\.1:\d+")
 _ASK_AGAIN_S = 0.02
 _READY_S = 60.0
+_LEADER = """
+select member_id, address from leader join member using (member_id)
+where member_id = (select min(member_id) from member where alive_until > clock_timestamp())
+"""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,11 @@ class Deployment:
         return store_url(self.folder / "data")
 
     @property
+    def catalogue_url(self) -> str:
+        """Where members and their leader are written down."""
+        return self.servers[0].url if self.servers else self.store_url
+
+    @property
     def log_text(self) -> str:
         return _log_path(self.folder).read_text(errors="replace")
 
@@ -66,13 +77,48 @@ class Deployment:
                     return process.pid
         return None
 
+    def leader(self) -> tuple[int, str] | None:
+        """Who leads by the store's word, its member id and address; None: nobody alive does.
+
+        A node that was killed is alive until its lease has ended.
+        """
+        with psycopg.connect(self.catalogue_url, connect_timeout=5) as connection:
+            return connection.execute(_LEADER).fetchone()
+
+    def member_pid(self, address: str) -> int | None:
+        """The process that listens there now, a node of `up` or of a machine; None: there is none.
+
+        Machines outlive who has started them, so they are nobody's children, but they are marked.
+        """
+        port = int(address.rpartition(":")[2])
+        listening = [
+            connection.pid
+            for connection in psutil.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN
+            and connection.laddr
+            and connection.laddr.port == port
+        ]
+        for pid in listening:
+            # Without an id it is another user's.
+            if pid is not None and self._is_ours(pid):
+                return pid
+        return None
+
+    def _is_ours(self, pid: int) -> bool:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            mark = process.environ().get(MARK_VARIABLE, "")
+            is_of_machine = mark.startswith(f"{self.folder}{os.sep}")
+            return is_of_machine or self.up_pid in [one.pid for one in process.parents()]
+        return False
+
     def postmaster_pid(self) -> int | None:
         """PostgreSQL's first process; None while there is none."""
         return postmaster_pid(self.folder / "data")
 
     def stored(self) -> list[MessageKey]:
         """What the store holds now, as an operator would read it."""
-        urls = [server.url for server in self.servers] or [self.store_url]
+        urls = [server.url for server in self.servers] or [self.catalogue_url]
         return [key for url in urls for key in stored_messages(url)]
 
 

@@ -13,7 +13,7 @@ import psycopg
 
 from tidegate.lab.faults.deployment import Deployment
 
-Kind = Literal["node", "postgres", "backends"]
+Kind = Literal["node", "leader", "postgres", "backends"]
 
 _ASK_AGAIN_S = 0.02
 
@@ -56,6 +56,9 @@ class Injector:
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
         self._turn = 0
+        # Member ids. They lead by the store's word until their leases end, and by then somebody
+        # else may listen at their addresses.
+        self.leaders_killed: list[int] = []
 
     def strike(self, kind: Kind, *, timeout_s: float = 60.0) -> str:
         """Kill one of a kind as soon as there is one; what was killed."""
@@ -76,12 +79,33 @@ class Injector:
             self._turn += 1
             kill_process(pid)
             return f"node {address} ({pid})"
+        if kind == "leader":
+            return self._try_leader()
         if kind == "postgres":
             postmaster = self._deployment.postmaster_pid()
             if postmaster is None:
                 return None
             kill_postgres(postmaster)
             return f"PostgreSQL ({postmaster})"
+        return self._try_backends()
+
+    def _try_leader(self) -> str | None:
+        """Whoever leads by the store's word: who was started again has a larger id, and waits."""
+        try:
+            leader = self._deployment.leader()
+        except psycopg.Error:
+            return None
+        if leader is None or leader[0] in self.leaders_killed:
+            return None
+        member_id, address = leader
+        pid = self._deployment.member_pid(address)
+        if pid is None:
+            return None
+        kill_process(pid)
+        self.leaders_killed.append(member_id)
+        return f"leader {member_id} at {address} ({pid})"
+
+    def _try_backends(self) -> str | None:
         try:
             count = terminate_backends(self._deployment.store_url)
         except psycopg.Error:

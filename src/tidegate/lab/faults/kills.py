@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import random
 import signal
 import sys
@@ -63,6 +64,8 @@ class KillReport(msgspec.Struct, kw_only=True):
     """What came of it."""
 
     seed: int
+    # How many were asked for, and what was killed how often.
+    kills_wanted: int
     kills: dict[str, int]
     duration_s: float
     # From a kill to the next confirmed put.
@@ -70,8 +73,8 @@ class KillReport(msgspec.Struct, kw_only=True):
     recovery_s_max: float
     verdict: Verdict
     outcome: Outcome
-    # Messages that everybody is done with and the store still holds.
-    left_in_store: int
+    # Messages that everybody is done with and the store still holds; None: it could not be asked.
+    left_in_store: int | None
     client_failures: list[str]
 
     def as_json(self) -> str:
@@ -79,7 +82,12 @@ class KillReport(msgspec.Struct, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        return self.outcome == "pass" and not self.client_failures
+        return (
+            self.outcome == "pass"
+            and not self.client_failures
+            and self.left_in_store == 0
+            and sum(self.kills.values()) == self.kills_wanted
+        )
 
 
 def run_kills(
@@ -150,13 +158,15 @@ async def _run(
     recoveries_s.sort()
     return KillReport(
         seed=seed,
+        kills_wanted=options.kills,
         kills=done,
         duration_s=time.monotonic() - began,
-        recovery_s_median=recoveries_s[len(recoveries_s) // 2],
-        recovery_s_max=recoveries_s[-1],
+        # None at all when clients ended before the first.
+        recovery_s_median=recoveries_s[len(recoveries_s) // 2] if recoveries_s else math.nan,
+        recovery_s_max=max(recoveries_s, default=math.nan),
         verdict=verdict,
         outcome=verdict.outcome,
-        left_in_store=len(stored or ()),
+        left_in_store=None if stored is None else len(stored),
         client_failures=failures,
     )
 

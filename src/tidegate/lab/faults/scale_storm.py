@@ -3,12 +3,14 @@
     python -m tidegate.lab.faults.scale_storm --events 100 [--stores 2] [--seed …] [--json]
 
 Strategy: `tidegate up` with a fleet of process machines, producers that are processes of their own,
-and the consumers are the workers of the replicas, which write down each delivery before they
-acknowledge it; beside them one ordinary consumer, which is sent from replica to replica. Some of
-the messages are of groups, some have dedup ids and are put twice. An event is an order for another
-number of replicas; most are followed by a kill -9 somewhere, at a random moment of its carrying
-out. In the end everything is healed and drained, and the checker judges: lost, unexpected,
-unflagged and (within a group) out of order must be 0, and the store must hold nothing more.
+and the consumers are the workers of the replicas, which write down each delivery before they work
+on it and before they acknowledge it; beside them one ordinary consumer, which is sent from replica
+to replica. Some of the messages are of groups, some have dedup ids and are put twice. An event is
+an order for another number of replicas; most are followed by a kill -9 somewhere, at a random
+moment of its carrying out. Who leads is asked of the store, and dies at least once. In the end
+everything is healed and drained, and the checker judges: lost, unexpected, unflagged and (within a
+group) out of order must be 0, the store must hold nothing more, and every order that was waited for
+must have been carried out, the first and the last among them.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from tidegate.core.scaling import Range, Scaling, ScalingPolicy, Steering
 from tidegate.lab.checker import Outcome, Verdict
 from tidegate.lab.faults.clients import Clients, clients_in
 from tidegate.lab.faults.deployment import Deployment, deployed
-from tidegate.lab.faults.injector import kill_postgres, kill_process
+from tidegate.lab.faults.injector import Injector, kill_postgres, kill_process
 from tidegate.lab.faults.storm_worker import FOLDER_VARIABLE, QUEUE
 from tidegate.lab.peers.server import temporary_folder
 
@@ -64,9 +66,11 @@ SCALING = Scaling(
     slots_per_machine=2,
 )
 # What is killed, and how often of ten.
-VICTIMS = {"machine": 3, "machine's node": 2, "worker": 3, "leader": 2}
-STORE = "store"
+LEADER, STORE = "leader", "store"
+VICTIMS = {"machine": 3, "machine's node": 2, "worker": 3, LEADER: 2}
 _LOOK_S = 0.1
+# Longer than anybody leads who is dead, and than it takes to start one again.
+_LEADER_S = 30.0
 
 
 class StormOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,8 +99,11 @@ class StormReport(msgspec.Struct, kw_only=True):
     events: int
     ups: int
     downs: int
+    # Kills that were asked for, those that found nobody included, and who was killed how often.
+    kills_wanted: int
     kills: dict[str, int]
-    # Orders that were carried out before the next one came, and how long the slowest took.
+    # Orders that were waited for, those of them that were carried out, how long the slowest took.
+    waited_for: int
     carried_out: int
     slowest_s: float
     duration_s: float
@@ -107,7 +114,13 @@ class StormReport(msgspec.Struct, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        return self.outcome == "pass" and not self.client_failures and not self.left_in_store
+        return (
+            self.outcome == "pass"
+            and not self.client_failures
+            and not self.left_in_store
+            and 0 < self.waited_for == self.carried_out
+            and (not self.kills_wanted or self.kills.get(LEADER, 0) > 0)
+        )
 
 
 def run_storm(
@@ -124,6 +137,20 @@ def run_storm(
             nodes=2, stores=options.stores, environment=environment, keep_log=options.keep_log
         ) as deployment:
             return asyncio.run(_Storm(options, progress, histories, settings, deployment).run())
+
+
+def planned_victims(options: StormOptions, chance: random.Random) -> list[str | None]:
+    """What is killed after each order, None: nothing. Where there are kills, the leader is hit."""
+    victims = VICTIMS | ({STORE: 2} if options.kill_store else {})
+    planned = [
+        chance.choices(list(victims), list(victims.values()))[0]
+        if chance.random() < options.kills
+        else None
+        for _ in range(options.events)
+    ]
+    if options.kills > 0 and planned and LEADER not in planned:
+        planned[chance.randrange(len(planned))] = LEADER
+    return planned
 
 
 class _Storm:
@@ -144,7 +171,10 @@ class _Storm:
         if options.seed is not None:
             self._seed = options.seed
         self._chance = random.Random(self._seed)
+        self._injector = Injector(deployment)
+        self._victims = planned_victims(options, self._chance)
         self._kills: dict[str, int] = {}
+        self._waited_for = 0
         self._took_s: list[float] = []
         self._ups = self._downs = 0
 
@@ -154,7 +184,7 @@ class _Storm:
         async with tidegate.connect(self._deployment.url, name="storm") as mq:
             await mq.create_queue(QUEUE)
             await mq.set_scaling(QUEUE, SCALING)
-            await self._wait_for(mq, 1)
+            self._progress(f"the first replica{await self._carried_out(mq, 1, began)}")
             with clients_in(self._histories) as clients:
                 for number in range(2):
                     clients.add_producer(
@@ -169,7 +199,9 @@ class _Storm:
                 await self._blow(mq, clients)
                 self._progress("healed; draining")
                 await asyncio.to_thread(clients.finish_producers)
+                ordered_at = time.monotonic()
                 await self._order(mq, 2)
+                self._progress(f"2 replicas{await self._carried_out(mq, 2, ordered_at)}")
                 await asyncio.to_thread(clients.drain, options.drain_s)
                 left = await self._nothing_left(mq)
                 await asyncio.to_thread(clients.finish_consumers)
@@ -182,7 +214,9 @@ class _Storm:
             events=self._ups + self._downs,
             ups=self._ups,
             downs=self._downs,
+            kills_wanted=sum(victim is not None for victim in self._victims),
             kills=self._kills,
+            waited_for=self._waited_for,
             carried_out=len(self._took_s),
             slowest_s=max(self._took_s, default=0.0),
             duration_s=time.monotonic() - began,
@@ -195,7 +229,7 @@ class _Storm:
     async def _blow(self, mq: tidegate.Client, clients: Clients) -> None:
         chance, options = self._chance, self._options
         wanted = 1
-        for number in range(1, options.events + 1):
+        for number, victim in enumerate(self._victims, start=1):
             before, wanted = (
                 wanted,
                 chance.choice([n for n in range(1, REPLICAS_MAX + 1) if n != wanted]),
@@ -207,15 +241,11 @@ class _Storm:
             await self._order(mq, wanted)
             ordered_at = time.monotonic()
             struck = ""
-            if chance.random() < options.kills:
+            if victim is not None:
                 await asyncio.sleep(chance.uniform(0.0, 2.0))
-                struck = f", killed {await asyncio.to_thread(self._strike)}"
+                struck = f", killed {await asyncio.to_thread(self._strike, victim)}"
             if chance.random() >= options.hasty:
-                if await self._wait_for(mq, wanted):
-                    self._took_s.append(time.monotonic() - ordered_at)
-                    struck += f", there after {self._took_s[-1]:.1f} s"
-                else:
-                    struck += f", not there after {options.wait_s:.0f} s"
+                struck += await self._carried_out(mq, wanted, ordered_at)
             waiting = clients.follow()
             self._progress(
                 f"{number}/{options.events} {before} → {wanted}{struck}; "
@@ -235,6 +265,14 @@ class _Storm:
                 except TidegateError:
                     await asyncio.sleep(_LOOK_S)
 
+    async def _carried_out(self, mq: tidegate.Client, wanted: int, ordered_at: float) -> str:
+        """Wait for an order, and count whether it was carried out."""
+        self._waited_for += 1
+        if not await self._wait_for(mq, wanted):
+            return f", not there after {self._options.wait_s:.0f} s"
+        self._took_s.append(time.monotonic() - ordered_at)
+        return f", there after {self._took_s[-1]:.1f} s"
+
     async def _wait_for(self, mq: tidegate.Client, wanted: int) -> bool:
         """Until so many serve and no other is there."""
         with contextlib.suppress(TimeoutError):
@@ -248,29 +286,32 @@ class _Storm:
                     await asyncio.sleep(_LOOK_S)
         return False
 
-    def _strike(self) -> str:
-        victims = VICTIMS | ({STORE: 2} if self._options.kill_store else {})
-        kind = self._chance.choices(list(victims), list(victims.values()))[0]
-        found = self._candidates(kind)
-        if not found:
-            return f"no {kind}, there was none"
-        victim = self._chance.choice(found)
-        if kind == STORE:
-            kill_postgres(victim)
+    def _strike(self, kind: str) -> str:
+        """Kill one of a kind; who it was."""
+        if kind == LEADER:
+            # By the store's word, as soon as somebody leads again.
+            try:
+                victim = self._injector.strike("leader", timeout_s=_LEADER_S)
+            except TimeoutError as nobody:
+                return f"no {kind}: {nobody}"
         else:
-            kill_process(victim)
+            found = self._candidates(kind)
+            if not found:
+                return f"no {kind}, there was none"
+            pid = self._chance.choice(found)
+            if kind == STORE:
+                kill_postgres(pid)
+            else:
+                kill_process(pid)
+            victim = f"{kind} ({pid})"
         self._kills[kind] = self._kills.get(kind, 0) + 1
-        return f"{kind} ({victim})"
+        return victim
 
     def _candidates(self, kind: str) -> list[int]:
         """Processes of ours of that kind: known by the settings that they were started with."""
-        if kind == "leader":
-            # Whoever leads is the first of `up`'s nodes, or was until it died.
-            found = [self._deployment.node_pid(address) for address in self._deployment.addresses]
-            return [pid for pid in found if pid is not None][:1]
         if kind == STORE:
-            found = [self._deployment.postmaster_pid()]
-            return [pid for pid in found if pid is not None]
+            postmaster = self._deployment.postmaster_pid()
+            return [] if postmaster is None else [postmaster]
         words = {
             "machine": ("tidegate", "machine"),
             "machine's node": ("tidegate", "node", "--machine"),
@@ -321,6 +362,7 @@ def main() -> None:
         print(msgspec.json.encode(report).decode())
     else:
         print(f"seed {report.seed}: {report.ups} up, {report.downs} down, kills {report.kills}")
+        print(f"{report.carried_out} of {report.waited_for} orders carried out in time")
         print(report.verdict)
     sys.exit(0 if report.passed else 1)
 
