@@ -16,6 +16,7 @@ from tidegate.lab.elastic.real import (
     bars_of,
     judged,
     real_section,
+    section_of,
 )
 from tidegate.lab.report.experiments import ExperimentFailed
 
@@ -103,6 +104,24 @@ def test_in_figure_7_the_fifth_worker_is_to_be_the_one_that_is_waited_for(
 
     assert (fifth.figure, fifth.met) == (away, away == 0.0)
     assert late.beyond_the_issue
+
+
+@pytest.mark.slow
+def test_both_policies_are_drawn_and_stand_in_rows_of_their_own(tmp_path: Path) -> None:
+    moments = (seen(10.0, 0.0, 1, 3), seen(20.0, 100.0, 2, 3))
+    runs = [ran("figure 8", policy, *moments) for policy in SETUPS[4].policies]
+
+    section = section_of({run.name: run for run in runs}, RealPlan(), 0.0, tmp_path)
+
+    assert [(row[0], row[2], row[8]) for row in section.tables[0].rows] == [
+        ("figure 8", "load (the paper's)", "6"),
+        ("figure 8", "feed-forward", "6"),
+    ]
+    assert [drawing.file for drawing in section.drawings] == [
+        "ramps-figure-8.png",
+        "ramps-figure-8-feed-forward.png",
+    ]
+    assert all((tmp_path / drawing.file).stat().st_size > 5000 for drawing in section.drawings)
 
 
 @pytest.mark.slow

@@ -202,7 +202,7 @@ def real_section(plan: RealPlan, folder: Path, progress: Progress) -> Section:
                 f"{run.above_s:.0f} s above {MAX_LOAD:g}, {run.late_s:.0f} s late, "
                 f"{run.workers_max} workers on {run.machines_max} machines"
             )
-    return _section(runs, plan, processors.share_of_others(), folder)
+    return section_of(runs, plan, processors.share_of_others(), folder)
 
 
 def _start_s() -> float:
@@ -390,7 +390,8 @@ def judged(
     )
 
 
-def _section(runs: dict[str, RealRun], plan: RealPlan, others: float, folder: Path) -> Section:
+def section_of(runs: dict[str, RealRun], plan: RealPlan, others: float, folder: Path) -> Section:
+    """Draw and judge what was measured."""
     for run in runs.values():
         _draw(run, folder / _file(run))
     return Section(
