@@ -20,8 +20,9 @@ import pytest
 from test_replicas import SCALING, Fleet
 
 from backing import PostgresBacking, SeveralBacking, TurnedClock, until
+from full_disk import without_room
 from tidegate.core.crash import STORE_POINTS, VARIABLE
-from tidegate.core.errors import InvalidValue, StaleEpoch, Unavailable
+from tidegate.core.errors import InvalidValue, IoFailure, LimitReached, StaleEpoch, Unavailable
 from tidegate.core.model import QueuePolicy
 from tidegate.core.ports import Settlement, Write
 from tidegate.core.replication import STORE_SHIFT, ReplicaPlace, ReplicaState
@@ -338,6 +339,52 @@ async def test_a_move_is_asked_again_after_an_unknown_outcome(
     assert len(await fleet.stored(two.queue_id)) == 1
     assert await fleet.stored(one.queue_id) == []
     assert await store.marks(one.queue_id) == {77: [(1, 2)]}
+
+
+async def test_a_move_that_its_source_has_no_room_for_at_a_second_try_is_undone(
+    fleet: Fleet, backing: SeveralBacking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = fleet.store
+    one, two = await fleet.serve(store_number=1), await fleet.serve(store_number=2)
+    await fleet.put(one.queue_id, 10)
+    move = fleet.move("m", one.queue_id, two.queue_id, [10], [100])
+
+    def lost(name: str) -> None:
+        if name == "after-departure":
+            raise Unavailable("the answer was lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tidegate.storage.several_moves.crash_point", lost)
+        with pytest.raises(Unavailable):
+            await store.move(move)
+    assert await fleet.stored(one.queue_id) == [], "it is on its way"
+
+    with (
+        without_room(backing.urls[1], "insert on departure"),
+        pytest.raises(LimitReached, match="short of room"),
+    ):
+        await store.move(move)
+
+    assert [each.first_id for each in await fleet.stored(one.queue_id)] == [10]
+    assert await fleet.stored(two.queue_id) == []
+    assert await store.finish_moves(one.queue_id, move.source_epoch) == 0
+
+
+async def test_a_move_that_nobody_can_tell_about_is_finished_when_there_is_room(
+    fleet: Fleet, backing: SeveralBacking
+) -> None:
+    store = fleet.store
+    one, two = await fleet.serve(store_number=1), await fleet.serve(store_number=2)
+    await fleet.put(one.queue_id, 10)
+    move = fleet.move("m", one.queue_id, two.queue_id, [10], [100])
+    with without_room(backing.urls[1], "delete on departure"):
+        with pytest.raises(IoFailure, match="not finished"):
+            await store.move(move)
+        with pytest.raises(Unavailable, match="not finished"):
+            await store.finish_moves(one.queue_id, move.source_epoch)
+    assert await store.finish_moves(one.queue_id, move.source_epoch) == 1
+    assert await fleet.stored(one.queue_id) == []
+    assert [each.first_id for each in await fleet.stored(two.queue_id)] == [100]
 
 
 @pytest.mark.parametrize("seed", range(4))

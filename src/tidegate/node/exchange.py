@@ -6,7 +6,8 @@
 The move is one transaction, fenced by the epochs of both. Whoever dies, it happened or it did not:
 the giver's next owner finds what stayed, the taker's next owner finds what came. When an answer
 was lost the store is asked whether the move has arrived; if not, the question itself cancels it, so
-that a giver which is still at it is refused and keeps what it has.
+that a giver which is still at it is refused and keeps what it has. Who cannot tell what the store
+has of what memory has not, giver or taker, lets go of its queue: it is loaded anew.
 """
 
 from __future__ import annotations
@@ -57,6 +58,9 @@ _BACKOFF_MAX_S = 1.0
 _TRIES = 5
 # Moves of late whose outcome is remembered, for who did not hear it.
 _REMEMBERED = 1000
+
+# Then nothing was done.
+_REFUSALS = (NotOwner, StaleEpoch, LimitReached)
 
 Result = TypeVar("Result")
 
@@ -112,7 +116,12 @@ class Exchange:
                 return 0, answer.ids_needed
             untouched = set(answer.untouched)
             async with taker.exchanging:
-                came = await self._read(taker, block)
+                try:
+                    came = await self._read(taker, block)
+                except Exception:
+                    # It is stored here, and nobody would serve it.
+                    _load_anew(taker)
+                    raise
                 for segment in came:
                     segment.reloaded = segment.first_id not in untouched
                 crash_point("before-came-over")
@@ -148,7 +157,8 @@ class Exchange:
             try:
                 if in_doubt:
                     # It came, or it was cancelled by our asking: whoever still is at it is refused.
-                    return something if await self._has_come(taker, request) else nothing
+                    came = await self._has_come(request.move_id, request.target)
+                    return something if came else nothing
                 giver = await self._node.ownership.route(source_id)
                 crash_point("before-pull")
                 if isinstance(giver, Replica):
@@ -159,8 +169,11 @@ class Exchange:
                 return answer
             except QueueNotExisting:
                 return nothing
-            except (NotOwner, StaleEpoch, LimitReached) as refusal:
-                if tries >= _TRIES:
+            except _REFUSALS as refusal:
+                # Between stores a refused move is cancelled: a store that is full is asked for
+                # another one, by whoever pulls next. What may have come is not given up.
+                is_over = tries >= _TRIES or isinstance(refusal, LimitReached)
+                if is_over and not in_doubt:
                     raise Unavailable(f"nothing can be taken over now: {refusal}") from None
             except (Unavailable, IoFailure):
                 in_doubt = True
@@ -168,8 +181,8 @@ class Exchange:
             backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
         return nothing
 
-    async def _has_come(self, taker: Replica, request: GiveAway) -> bool:
-        return await self._node.store.has_arrived(request.move_id, taker.info.queue_id)
+    async def _has_come(self, move_id: str, target: int) -> bool:
+        return await self._node.store.has_arrived(move_id, target)
 
     async def _read(self, taker: Replica, block: Range) -> list[Segment]:
         """What came, as the store has it."""
@@ -196,7 +209,7 @@ class Exchange:
         while True:
             try:
                 return await work()
-            except (Unavailable, IoFailure):
+            except Unavailable:
                 if replica.fenced:
                     raise
                 await asyncio.sleep(backoff_s)
@@ -211,12 +224,18 @@ class Exchange:
             _check(giver)
             task = asyncio.create_task(self._give_away(giver, request))
             self._given[request.move_id] = task
+            task.add_done_callback(partial(self._over, request.move_id))
             while len(self._given) > _REMEMBERED:
                 oldest = next(iter(self._given))
                 if not self._given[oldest].done():
                     break
                 del self._given[oldest]
         return await asyncio.shield(task)
+
+    def _over(self, move_id: str, task: asyncio.Task[GiveAwayResponse]) -> None:
+        """Who was refused may ask again, and is not told what was so then."""
+        if not task.cancelled() and isinstance(task.exception(), _REFUSALS):
+            self._given.pop(move_id, None)
 
     async def _give_away(self, giver: Replica, request: GiveAway) -> GiveAwayResponse:
         topology = self._node.aliases.topology_with(giver.info.queue_id, request.target)
@@ -252,8 +271,13 @@ class Exchange:
                 [segment.first_id for segment in segments],
                 new_first_ids,
             )
-            moved = await self._insist(giver, lambda: self._node.store.move(move))
+            moved = await self._move(giver, move)
             crash_point("after-exchange")
+        except BaseException as failure:
+            if not isinstance(failure, _REFUSALS):
+                # They must neither stay nor go: only the stores know where they are.
+                _load_anew(giver)
+            raise
         finally:
             if not moved:
                 giver.departures.stay([span for spans in chosen for span in spans])
@@ -269,11 +293,39 @@ class Exchange:
         giver.departures.handed_over(chosen)
         return GiveAwayResponse(list(zip(new_first_ids, counts, strict=True)), untouched)
 
+    async def _move(self, giver: Replica, move: Move) -> bool:
+        """Whether they are the other queue's now; IoFailure: nobody here knows."""
+        tries = 0
+
+        def again() -> Awaitable[bool]:
+            nonlocal tries
+            tries += 1
+            return self._node.store.move(move)
+
+        try:
+            moved = await self._insist(giver, again)
+        except _REFUSALS:
+            if tries == 1:
+                raise
+            moved = False
+        if moved or tries == 1:
+            return moved
+        # That was said of the last try: one before it may have moved them.
+        try:
+            return await self._insist(giver, lambda: self._has_come(move.move_id, move.target))
+        except _REFUSALS as failure:
+            raise IoFailure(f"a move from {giver.info.title} is not finished: {failure}") from None
+
     async def _find_out(self, giver: Replica) -> None:
         """Whose epoch was refused? If it was ours, we have a successor."""
         still_ours = await self._node.store.drop_done(giver.info.queue_id, giver.epoch)
         if not still_ours:
             giver.fence(giver.holding.taken_over())
+
+
+def _load_anew(replica: Replica) -> None:
+    """Let go of a queue whose messages the store knows better; who claims it finishes moves."""
+    replica.fence(StaleEpoch(f"queue {replica.info.title} is loaded anew"))
 
 
 def _ids_needed(giver: Replica, wish: _Wish) -> int:

@@ -118,9 +118,11 @@ class Ownership:
         """What a former owner was giving away is either here or there, and never both."""
         store = self._node.store
         try:
-            await store.finish_moves(replica.info.queue_id, replica.epoch)
-        except Unavailable as failure:
-            # The store of whoever was to get it is away. It is out of the queue until it is back.
+            while await store.finish_moves(replica.info.queue_id, replica.epoch):
+                pass  # there may be more
+        except RetryLater as failure:
+            # The store of whoever was to get it is away, or one of the two has no room to note
+            # what became of it. It is out of the queue until then.
             log.warning("moves from %s are not finished yet: %s", replica.info.name, failure)
             replica.departures.has_open_moves = True
             self._node.do_soon(self._finish_moves_later(replica))
@@ -128,11 +130,13 @@ class Ownership:
     async def _finish_moves_later(self, replica: Replica) -> None:
         while not replica.fenced:
             await asyncio.sleep(_FINISH_MOVES_S)
-            with contextlib.suppress(Unavailable):
+            with contextlib.suppress(RetryLater):
                 if await self._node.store.finish_moves(replica.info.queue_id, replica.epoch):
-                    # Something has come back: whoever loads the queue anew finds it.
+                    # Something has come back: whoever loads the queue anew finds it, and goes on
+                    # with what is still open.
                     replica.fence(StaleEpoch(f"queue {replica.info.title} is loaded anew"))
-                replica.departures.has_open_moves = False
+                else:
+                    replica.departures.has_open_moves = False
                 return
 
     def forget(self, replica: Replica) -> None:

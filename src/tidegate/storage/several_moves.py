@@ -8,6 +8,8 @@ Whoever stops between two steps leaves a departure in the source's store. The ne
 source asks the target's store whether the move has arrived; a move that has not is cancelled there
 by its id, so that a copy which is still under way is refused, and its segments come back. While the
 target's store does not answer nobody knows, and they stay out of their queue.
+
+A mover whom one of the stores refuses, because it is full, say, does the same at once.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from tidegate.core.crash import crash_point
-from tidegate.core.errors import TidegateError, Unavailable
+from tidegate.core.errors import IoFailure, TidegateError, Unavailable
 from tidegate.core.replication import Move
 from tidegate.storage.postgres import PostgresStore
 
@@ -26,7 +28,23 @@ _TO_COPY, _REFUSED, _HERE = range(3)
 
 
 async def move_between(source: PostgresStore, target: PostgresStore, move: Move) -> bool:
-    """Whether they are in the target. Unavailable: ask again, or let `finish_departures` do it."""
+    """Whether they are in the target. An error: they are not, and are in their queue as before.
+
+    Unavailable: nobody knows; ask again, or let `finish_departures` do it. IoFailure: nobody knows,
+    and whoever asks again copies everything once more; `finish_departures` does not.
+    """
+    try:
+        return await _move(source, target, move)
+    except Unavailable:
+        raise
+    except TidegateError as failure:
+        log.warning("a move from queue %d is given up: %s", move.source, failure)
+        if await _resolve(source, target, move):
+            return True
+        raise
+
+
+async def _move(source: PostgresStore, target: PostgresStore, move: Move) -> bool:
     crash_point("before-departure")
     rows = await source.ask(
         "select depart(%s, %s::int, %s, %s::int, %s::bigint[], %s::bigint[])",
@@ -46,8 +64,18 @@ async def move_between(source: PostgresStore, target: PostgresStore, move: Move)
         crash_point("after-leaving")
         return True
     # Refused for certain; and if this is a second try, the first one may have come before.
-    arrived = await PostgresStore.has_arrived(target, move.move_id, move.target)
-    await _end(source, target, move.move_id, move.source_epoch, arrived=arrived)
+    return await _resolve(source, target, move)
+
+
+async def _resolve(source: PostgresStore, target: PostgresStore, move: Move) -> bool:
+    """Whether it has arrived, now or never; what has not is in its queue again."""
+    try:
+        arrived = await PostgresStore.has_arrived(target, move.move_id, move.target)
+        await _end(source, target, move.move_id, move.source_epoch, arrived=arrived)
+    except Unavailable:
+        raise
+    except TidegateError as failure:
+        raise IoFailure(f"a move from queue {move.source} is not finished: {failure}") from None
     return arrived
 
 
@@ -93,21 +121,22 @@ async def finish_departures(
     queue_id: int,
     epoch: int,
 ) -> int:
-    """Bring to an end what a mover of this queue left half done; how many there were.
+    """Bring to an end what a mover of this queue left half done; how many came to it.
 
-    Unavailable: of some of them the other store has not said what became.
+    There may be more, until it is 0. Unavailable: there are, and none of them can be ended now.
     """
     ended = 0
-    unknown: Unavailable | None = None
+    unknown: TidegateError | None = None
     for move_id, target_id in await source.ask("select * from departures(%s::int)", queue_id):
         try:
             target = await holder(target_id)
             arrived = await PostgresStore.has_arrived(target, move_id, target_id)
-        except Unavailable as failure:
+            crash_point("after-asking")
+            ended += await _end(source, target, move_id, epoch, arrived=arrived)
+        except TidegateError as failure:
+            # One store that is away, or full, keeps back nothing of the others.
             unknown = failure
-            continue
-        crash_point("after-asking")
-        ended += await _end(source, target, move_id, epoch, arrived=arrived)
-    if unknown is not None:
+    # Else whoever asked would not hear that something has come back.
+    if unknown is not None and not ended:
         raise Unavailable(f"a move from queue {queue_id} is not finished: {unknown}")
     return ended
