@@ -19,6 +19,7 @@ import argparse
 import asyncio
 import contextlib
 import random
+import shutil
 import signal
 import sys
 import time
@@ -90,6 +91,8 @@ class StormOptions(msgspec.Struct, frozen=True, kw_only=True):
     # Whether PostgreSQL is killed, too.
     kill_store: bool = False
     keep_log: Path | None = None
+    # Where the histories go in the end, to see what became of a message.
+    keep_histories: Path | None = None
 
 
 class StormReport(msgspec.Struct, kw_only=True):
@@ -136,7 +139,11 @@ def run_storm(
         with deployed(
             nodes=2, stores=options.stores, environment=environment, keep_log=options.keep_log
         ) as deployment:
-            return asyncio.run(_Storm(options, progress, histories, settings, deployment).run())
+            try:
+                return asyncio.run(_Storm(options, progress, histories, settings, deployment).run())
+            finally:
+                if options.keep_histories is not None:
+                    shutil.copytree(histories, options.keep_histories, dirs_exist_ok=True)
 
 
 def planned_victims(options: StormOptions, chance: random.Random) -> list[str | None]:
@@ -345,6 +352,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--kill-store", action="store_true", help="kill PostgreSQL, too")
     parser.add_argument("--log", type=Path, default=None, help="keep the log of `tidegate up`")
+    parser.add_argument("--histories", type=Path, default=None, help="keep what clients noted")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     # An exception, so that what was started is stopped on the way out.
@@ -356,6 +364,7 @@ def main() -> None:
         seed=arguments.seed,
         kill_store=arguments.kill_store,
         keep_log=arguments.log,
+        keep_histories=arguments.histories,
     )
     report = run_storm(options, lambda line: print(line, file=sys.stderr, flush=True))
     if arguments.json:
