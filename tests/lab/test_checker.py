@@ -170,6 +170,23 @@ def test_a_lapsed_lease_takes_nothing_from_whoever_has_let_go(second: str) -> No
     assert judged(events, sole_consumer=[]).lost == 1
 
 
+def test_a_process_may_be_given_a_message_twice_and_let_go_of_it_twice() -> None:
+    events = good_history()
+    for e in events:
+        e.process = "c1" if e.process == "c2" else e.process
+
+    assert judged(events).outcome == "pass"
+
+
+def test_an_end_that_nobody_knows_is_as_old_as_its_beginning() -> None:
+    # Given a consumer that hears nothing of its acknowledgement, until it no longer waits for it
+    events = [e for e in good_history() if (e.op, e.process, e.seq) != ("ack", "c2", 11)]
+    events.append(event(1e6, "c1", "ack", "info", 11))
+
+    # Then it says nothing about who was given the message meanwhile, and was killed
+    assert judged(events).lost == 1
+
+
 def test_what_is_outstanding_is_what_the_verdict_would_miss() -> None:
     # Given histories that are read one after the other, each up to where it is
     for last in range(len(good_history()) + 1):

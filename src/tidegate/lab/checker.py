@@ -121,8 +121,10 @@ class Custody:
             self.is_acked = True
         elif event.phase == "fail":
             self._tried_at.pop(held_as, None)
+        elif event.phase == "invoke":
+            self._tried_at[held_as] = event.t
         else:
-            # Of one without an end its beginning counts: what is delivered after it was not done.
+            # Its beginning counts, if it is known: what is delivered after that was not done by it.
             self._tried_at.setdefault(held_as, event.t)
 
     @property
