@@ -10,6 +10,7 @@ import os
 import stat
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,56 @@ def test_what_cannot_be_shipped_is_refused_before_it_is(
     monkeypatch.setattr(package, "UNPACKED_BYTES_MAX", 10)
     with pytest.raises(TooLarge, match="leave data and virtual environments out"):
         packed(shop)
+
+
+def test_a_link_that_leads_back_to_itself_is_refused_in_words(shop: Path) -> None:
+    (shop / "one").symlink_to("other")
+    (shop / "other").symlink_to("one")
+    with pytest.raises(InvalidValue, match=r"shop/one cannot be shipped: .* back to itself"):
+        packed(shop)
+
+
+@pytest.mark.parametrize("where", ["caf\udce9.py", "caf\udce9/menu.py", "web/\udcff\x1b[2J.txt"])
+def test_a_name_that_is_no_text_is_refused_in_words(shop: Path, where: str) -> None:
+    (shop / where).parent.mkdir(exist_ok=True)
+    (shop / where).write_text("")
+    with pytest.raises(InvalidValue, match="cannot be shipped: its name is not UTF-8") as refusal:
+        packed(shop)
+    assert str(refusal.value).isprintable()
+
+
+@contextlib.contextmanager
+def as_nobody() -> Iterator[Path]:
+    """A folder of our own while we may not read everything, as root may."""
+    was_root = os.geteuid() == 0
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        if was_root:
+            os.seteuid(65534)
+        try:
+            yield Path(folder)
+        finally:
+            if was_root:
+                os.seteuid(0)
+
+
+def test_what_may_not_be_read_is_refused_in_words() -> None:
+    with as_nobody() as folder:
+        (folder / "a.py").write_text("app = 1")
+        (folder / "wheel.whl").write_bytes(archive_of(("a.py", b"app = 1")))
+        (folder / "secret").mkdir()
+
+        (folder / "wheel.whl").chmod(0)
+        with pytest.raises(InvalidValue, match=r"wheel.whl cannot be shipped: Permission denied"):
+            packed(folder / "wheel.whl")
+        with pytest.raises(InvalidValue, match=r"wheel.whl cannot be shipped: Permission denied"):
+            packed(folder)
+        (folder / "wheel.whl").unlink()
+        (folder / "secret").chmod(0)
+        for path in (folder, folder / "secret", folder / "secret" / "shop"):
+            with pytest.raises(InvalidValue, match=r"/secret.*be shipped: Permission denied"):
+                packed(path)
+        (folder / "secret").chmod(0o700)
 
 
 def _link(name: str, target: bytes) -> tuple[zipfile.ZipInfo, bytes]:

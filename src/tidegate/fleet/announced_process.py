@@ -57,8 +57,14 @@ class AnnouncedProcess:
         return bool(readable)
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Begin; from the main thread, since the child is to end with whoever started it."""
-        ready_fd, child_fd = os.pipe()
+        """Begin; Unavailable when the computer has no room for it.
+
+        From the main thread, since the child is to end with whoever started it.
+        """
+        try:
+            ready_fd, child_fd = os.pipe()
+        except OSError as failure:
+            raise self._not_started(failure) from None
         try:
             self._process = subprocess.Popen(
                 command,
@@ -71,12 +77,15 @@ class AnnouncedProcess:
                 stdout=self._log_file,
                 stderr=self._log_file,
             )
-        except OSError:
+        except OSError as failure:
             os.close(ready_fd)
-            raise
+            raise self._not_started(failure) from None
         finally:
             os.close(child_fd)
         self._ready_fd = ready_fd
+
+    def _not_started(self, failure: OSError) -> Unavailable:
+        return Unavailable(f"{self._what} cannot be started: {failure.strerror}")
 
     def line(self) -> str:
         """Its word, once, which begins with an address; Unavailable with what it says instead."""

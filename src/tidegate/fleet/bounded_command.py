@@ -18,6 +18,7 @@ from tidegate.core.errors import Unavailable
 from tidegate.core.harmless import harmless
 from tidegate.core.quantities import format_duration
 from tidegate.core.secrecy import without_secrets
+from tidegate.fleet.child_process import exit_code_of
 
 OUTPUT_BYTES_MAX = 1 << 20
 # Of what it has said, in an error.
@@ -52,7 +53,7 @@ async def run_command(
     output, complaints = _Reading(process.stdout), _Reading(process.stderr)
     try:
         async with asyncio.timeout(deadline_s):
-            code = await process.wait()
+            code = await exit_code_of(process)
         await asyncio.wait((output.task, complaints.task), timeout=_REST_S)
     except TimeoutError:
         raise Unavailable(
@@ -64,7 +65,7 @@ async def run_command(
             # Its own group's, and its pid is taken until we have waited for it.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            await exit_code_of(process)
         output.task.cancel()
         complaints.task.cancel()
     if code != 0:

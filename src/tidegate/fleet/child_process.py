@@ -2,6 +2,9 @@
 
 It ends with whoever started it (`fleet/parent.py`), says one line through a pipe when it has got
 somewhere (`fleet/ready_pipe.py`), and is asked to end before it is made to.
+
+We wait for the process, and never for the end of what it says: whatever it has started may hold its
+pipes for longer than it lives.
 """
 
 from __future__ import annotations
@@ -11,7 +14,6 @@ import contextlib
 import os
 import re
 import signal
-import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,6 +33,20 @@ _TOLD_MAX = 500
 _ALL_WELL = re.compile(r'time=\S+ level=(debug|info) |\{"time":"[^"]*","level":"(debug|info)"')
 # How long after its end its last lines may take to come through.
 _REST_S = 0.2
+# Between two looks at whether a process has ended whose pipes somebody else holds.
+_LOOK_S = 0.05
+_STDERR_FD = 2
+
+
+async def exit_code_of(process: asyncio.subprocess.Process) -> int:
+    """As soon as there is one: asyncio's own loop has `wait` wait for the ends of pipes, too."""
+    waiting = asyncio.ensure_future(process.wait())
+    try:
+        while process.returncode is None:
+            await asyncio.wait({waiting}, timeout=_LOOK_S)
+        return process.returncode
+    finally:
+        waiting.cancel()
 
 
 class ChildProcess:
@@ -117,18 +133,21 @@ class ChildProcess:
     async def wait(self) -> None:
         """Until it has ended and its last line is here."""
         if self._process is not None:
-            await self._process.wait()
+            await exit_code_of(self._process)
         self._hear_no_more()
         if self._reading is not None:
             await asyncio.wait({self._reading}, timeout=_REST_S)
             self._reading.cancel()
+        if self._process is not None:
+            # Else its pipe stays ours for as long as somebody holds its other end.
+            self._process._transport.close()  # type: ignore[attr-defined]
 
     async def ends_within(self, seconds: float) -> bool:
         """Wait so long for its end, or less."""
         assert self._process is not None
         try:
             async with asyncio.timeout(seconds):
-                await self._process.wait()
+                await exit_code_of(self._process)
         except TimeoutError:
             return False
         return True
@@ -161,8 +180,10 @@ class ChildProcess:
                 continue
             if not line:
                 return
-            sys.stderr.buffer.write(line)
-            sys.stderr.buffer.flush()
+            # On a full disk, or to nobody, it is not passed on. It is read all the same: a child
+            # whose pipe is full would stand still. Unbuffered: a buffer keeps what it cannot write.
+            with contextlib.suppress(OSError):
+                os.write(_STDERR_FD, line)
             text = harmless(line.decode(errors="replace").strip())
             if text and not _ALL_WELL.match(text):
                 self._lines.append(text)

@@ -68,7 +68,10 @@ class ConsoleProcess:
         return self._child.has_died
 
     def start(self) -> None:
-        """Begin; from the main thread, since the child is to end with whoever started it."""
+        """Begin, or have `watch` begin later: there may be no room for a process just now.
+
+        From the main thread, since the child is to end with whoever started it.
+        """
         command = [sys.executable, "-m", "tidegate", "console"]
         command += ["--host", self._host, "--port", str(self._port)]
         if self._is_derived and not self.address:
@@ -77,7 +80,10 @@ class ConsoleProcess:
             command += ["--config", str(self._config)]
         environment = {**with_stores(os.environ, self._store_urls), **self._environment}
         environment["TIDEGATE_URL"] = _joined(self._nodes)
-        self._child.start(command, environment)
+        try:
+            self._child.start(command, environment)
+        except Unavailable as failure:
+            self._note_failure(failure)
 
     def wait_until_ready(self) -> None:
         """Its address comes through a pipe when it listens, or else why it does not."""
@@ -96,17 +102,21 @@ class ConsoleProcess:
             try:
                 self.wait_until_ready()
             except Unavailable as failure:
-                self._backoff.failed(time.monotonic())
-                log.error("no console: %s", failure)
+                self._note_failure(failure)
                 return None
             self._serves_since = time.monotonic()
             return self.address
         if self.has_died:
             self._note_death()
         if self.has_died and self._backoff.is_due(time.monotonic()):
-            self._child.tell_of_death(self.address)
+            if self.pid is not None:
+                self._child.tell_of_death(self.address)
             self.start()
         return None
+
+    def _note_failure(self, failure: Unavailable) -> None:
+        self._backoff.failed(time.monotonic())
+        log.error("no console: %s", failure)
 
     def _note_death(self) -> None:
         """Of one that served: soon after it began is a failure, later is bad luck."""

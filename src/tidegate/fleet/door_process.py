@@ -92,8 +92,8 @@ class DoorProcess:
         if not self.has_died or not self._backoff.is_due(now):
             return False
         self._child.tell_of_death(self.address)
-        self.start()
         try:
+            self.start()
             self.wait_until_ready()
         except Unavailable as failure:
             self._backoff.failed(time.monotonic())

@@ -71,8 +71,9 @@ class NodeProcess:
             environment["TIDEGATE_STORE__DATA"] = self._data
         if self._knowledge is not None:
             environment["TIDEGATE_PIPELINE__KNOWLEDGE"] = self._knowledge
-        self._child.start(command, environment)
+        # Also of one that failed: that is not tried again at once, either.
         self._started_at = time.monotonic()
+        self._child.start(command, environment)
 
     def wait_until_ready(self) -> None:
         """Its addresses come through a pipe when it serves, or else why it does not."""
@@ -92,8 +93,8 @@ class NodeProcess:
         if not self.has_died or time.monotonic() - self._started_at < 1.0:
             return
         self._child.tell_of_death(self.address)
-        self.start()
         try:
+            self.start()
             self.wait_until_ready()
         except Unavailable as failure:
             log.error("%s", failure)

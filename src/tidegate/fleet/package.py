@@ -7,6 +7,8 @@ it is what its hash says, or it is refused; and no name in it leads out of its f
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import io
 import os
@@ -19,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from tidegate.core.errors import InvalidValue, TooLarge
+from tidegate.core.harmless import harmless
 
 # Of all files together, as they lie on a disk.
 UNPACKED_BYTES_MAX = 1024 * 1024 * 1024
@@ -43,12 +46,18 @@ _BROKEN = (
 
 def packed(path: Path) -> bytes:
     """A folder or a wheel as the archive that machines are sent."""
-    if path.is_file() and path.suffix == ".whl":
-        content = path.read_bytes()
+    try:
+        is_wheel, is_folder = path.is_file() and path.suffix == ".whl", path.is_dir()
+    except OSError as failure:
+        raise _not_shipped(path, failure) from None
+    if is_wheel:
+        content = _content_of(path)
         _open(content).close()
         return content
-    if not path.is_dir():
-        raise InvalidValue(f"{path} is neither a folder nor a wheel (.whl): nothing can be shipped")
+    if not is_folder:
+        raise InvalidValue(
+            f"{_named(path)} is neither a folder nor a wheel (.whl): nothing can be shipped"
+        )
     return _packed_folder(path.resolve())
 
 
@@ -57,12 +66,17 @@ def _packed_folder(folder: Path) -> bytes:
     unpacked_bytes = count = 0
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         for path in _code_in(folder):
-            content = path.read_bytes()
+            content = _content_of(path)
             unpacked_bytes += len(content)
             count += 1
             if unpacked_bytes > UNPACKED_BYTES_MAX or count > FILES_MAX:
                 raise _too_large(folder)
             name = path.relative_to(folder).as_posix()
+            try:
+                # As the archive has it.
+                name.encode()
+            except UnicodeEncodeError as failure:
+                raise _not_shipped(path, failure) from None
             about = zipfile.ZipInfo(name, _LONG_AGO)
             about.compress_type = zipfile.ZIP_DEFLATED
             # Read by all, and run by all what its owner may run.
@@ -78,24 +92,76 @@ def _packed_folder(folder: Path) -> bytes:
 
 def _code_in(folder: Path) -> Iterator[Path]:
     """The files of a folder in order, without what is hidden, made by Python, or an environment."""
-    for here, folders, files in os.walk(folder):
+    for here, folders, files in os.walk(folder, onerror=_refuse_folder):
         folders[:] = sorted(
             name
             for name in folders
             if not (name.startswith(".") or name in _LEFT_OUT)
-            and not (Path(here) / name / _ENVIRONMENT_MARK).exists()
+            and not _is_environment(Path(here) / name)
         )
         for name in sorted([*folders, *files]):
             path = Path(here) / name
-            if path.is_symlink() and not path.resolve().is_relative_to(folder):
-                raise InvalidValue(
-                    f"{path} is a link to {path.resolve()}, which is not shipped: copy it there"
-                )
-            # A link to a folder inside is what it links to, once.
-            if path.is_symlink() and path.is_dir():
-                raise InvalidValue(f"{path} links to a folder: ship the folder itself")
-            if path.is_file() and not name.endswith(".pyc") and not name.startswith("."):
+            try:
+                is_code = _is_code(path, folder)
+            # A RuntimeError: a loop of links, to some versions of Python.
+            except (OSError, RuntimeError) as failure:
+                raise _not_shipped(path, failure) from None
+            if is_code:
                 yield path
+
+
+def _is_environment(folder: Path) -> bool:
+    try:
+        return (folder / _ENVIRONMENT_MARK).exists()
+    except OSError:
+        # Whoever looks into it will hear why not.
+        return False
+
+
+def _is_code(path: Path, folder: Path) -> bool:
+    if path.is_symlink():
+        target = _target_of(path)
+        if not target.is_relative_to(folder):
+            raise InvalidValue(
+                f"{_named(path)} is a link to {_named(target)}, which is not shipped: copy it there"
+            )
+        # A link to a folder inside is what it links to, once.
+        if path.is_dir():
+            raise InvalidValue(f"{_named(path)} links to a folder: ship the folder itself")
+    return path.is_file() and path.suffix != ".pyc" and not path.name.startswith(".")
+
+
+def _target_of(link: Path) -> Path:
+    # One that leads nowhere is passed over.
+    with contextlib.suppress(FileNotFoundError):
+        # Whether a loop of links is resolved without a complaint is up to the version of Python.
+        link.stat()
+    return link.resolve()
+
+
+def _content_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as failure:
+        raise _not_shipped(path, failure) from None
+
+
+def _refuse_folder(failure: OSError) -> None:
+    raise _not_shipped(Path(failure.filename), failure)
+
+
+def _not_shipped(path: Path, failure: Exception) -> InvalidValue:
+    if isinstance(failure, UnicodeEncodeError):
+        why = "its name is not UTF-8"
+    elif isinstance(failure, RuntimeError) or getattr(failure, "errno", None) == errno.ELOOP:
+        why = "it is a link that leads back to itself"
+    else:
+        why = getattr(failure, "strerror", None) or str(failure)
+    return InvalidValue(f"{_named(path)} cannot be shipped: {harmless(why)}")
+
+
+def _named(path: Path) -> str:
+    return harmless(str(path))
 
 
 def unpack(content: bytes, digest: str, folder: Path) -> None:

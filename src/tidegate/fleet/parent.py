@@ -1,9 +1,12 @@
 """Processes that end with the one that they belong to, however that one ends.
 
 A child asks the kernel for a SIGTERM when its parent dies (`end_with_parent`): nothing has to be
-running for that. A machine outlives the node that has booted it, so it is told of a **keeper**
-instead, the `tidegate up` on whose computer it is, and looks after it now and then. Both are named
-by pid; the keeper with its time of start too, since a pid is given away again.
+running for that. Who runs users' code may not come to hear it, so a thread looks after the parent,
+too, and ends the process when it has not ended by itself.
+
+A machine outlives the node that has booted it, so it is told of a **keeper** instead, the
+`tidegate up` on whose computer it is, and looks after it now and then. Both are named by pid; the
+keeper with its time of start too, since a pid is given away again.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +25,7 @@ PARENT_VARIABLE = "TIDEGATE_PARENT_PID"
 KEEPER_VARIABLE = "TIDEGATE_KEEPER"
 _PR_SET_PDEATHSIG = 1
 _ZOMBIE = "Z"
+_LOOK_S = 1.0
 
 
 class ProcessIdentity(NamedTuple):
@@ -53,8 +59,11 @@ def for_child() -> dict[str, str]:
     return {PARENT_VARIABLE: str(os.getpid())}
 
 
-def end_with_parent() -> None:
-    """When whoever has started us is killed without a chance to tell us, the kernel does."""
+def end_with_parent(patience_s: float | None = None) -> None:
+    """When whoever has started us is killed without a chance to tell us, the kernel does.
+
+    Whoever has not ended so long afterwards, because its loop is blocked, is ended; None: never.
+    """
     # Taken out: a process that our own user starts has another parent.
     parent = os.environ.pop(PARENT_VARIABLE, None)
     if parent is None:
@@ -62,6 +71,19 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(parent):
         raise TidegateError("the process that started this one is gone")
+    if patience_s is not None:
+        watching = threading.Thread(
+            target=_outlive, args=(int(parent), patience_s), name="tidegate-parent", daemon=True
+        )
+        watching.start()
+
+
+def _outlive(parent: int, patience_s: float) -> None:
+    """By so long, and no longer."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    time.sleep(patience_s)
+    os._exit(1)
 
 
 def become_keeper() -> None:

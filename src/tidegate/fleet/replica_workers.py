@@ -26,6 +26,8 @@ _GOT_SOMEWHERE_S = 10.0
 _IMPORT_S = 10.0
 # What a worker may take beyond its drain: hooks, and goodbye.
 _GOODBYE_S = 10.0
+# And one that was killed: the kernel may have to finish something for it.
+_KILLED_S = 5.0
 
 
 class ReplicaWorkers:
@@ -80,7 +82,9 @@ class ReplicaWorkers:
         for worker in self._workers:
             worker.kill()
         if late:
-            await asyncio.wait(late)
+            _, late = await asyncio.wait(late, timeout=_KILLED_S)
+        for waiting in late:
+            waiting.cancel()
         self._workers.clear()
 
     async def _start(self, node: str, now: float) -> None:
