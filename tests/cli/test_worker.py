@@ -8,16 +8,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from command_line import READY_S_MAX, Up, clean_environment, wait_until_gone
+from command_line import READY_S_MAX, Up, clean_environment, processes_with, wait_until_gone
 
 import tidegate
 from tidegate.cli.reloading import Sources
 from tidegate.cli.working import load_app, prefetch_of
+from tidegate.client.last_exit import GOODBYE_S
 from tidegate.core.errors import InvalidValue
 
 SHOP = """
@@ -55,14 +56,51 @@ async def hang():
 """
 
 
+# One that hangs in each of the ways that there are, and in no hurry to go.
+HANGING = """
+@app.worker("QUEUE-hanging")
+async def hang(where: str):
+    say("begun", where)
+    if where == "thread":
+        await asyncio.to_thread(time.sleep, 1000)
+    if where == "deaf loop":
+        import signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    while where == "busy loop":
+        time.sleep(0.01)
+    time.sleep(1000)
+
+if __name__ == "__main__":
+    app.run(drain_s=0.2)
+    say("returned")
+"""
+# As `python -m tidegate`, but for how long a goodbye may take.
+BRIEF = """
+import sys
+import tidegate.cli.working, tidegate.client.app, tidegate.fleet.parent
+tidegate.cli.working.GOODBYE_S = tidegate.client.app.GOODBYE_S = 0.5
+tidegate.fleet.parent._LOOK_S = 0.05
+from tidegate.cli import main
+main()
+"""
+# Starts what its arguments say, which is to end with it.
+PARENT = """
+import os, subprocess, sys
+from tidegate.fleet.parent import for_child
+subprocess.run(sys.argv[1:], env={**os.environ, **for_child()})
+"""
+
+
 class Working:
     """`tidegate worker shop` in a folder of its own; what it prints is read line by line."""
 
-    def __init__(self, folder: Path, url: str, *options: str) -> None:
+    def __init__(
+        self, folder: Path, url: str, *options: str, command: Sequence[str] | None = None
+    ) -> None:
         self.folder = folder
         self._log = (folder / "worker.log").open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tidegate", "worker", "shop", *options],
+            command or [sys.executable, "-m", "tidegate", "worker", "shop", *options],
             stdout=subprocess.PIPE,
             stderr=self._log,
             env=clean_environment() | {"TIDEGATE_URL": url, "PYTHONDONTWRITEBYTECODE": "1"},
@@ -115,8 +153,14 @@ def running(shop: Path, up: Up) -> Iterator[list[Working]]:
         worker.end(signal.SIGKILL)
 
 
-def start(running: list[Working], shop: Path, up: Up, *options: str) -> Working:
-    worker = Working(shop, up.url, *options)
+def start(
+    running: list[Working],
+    shop: Path,
+    up: Up,
+    *options: str,
+    command: Sequence[str] | None = None,
+) -> Working:
+    worker = Working(shop, up.url, *options, command=command)
     running.append(worker)
     assert worker.next_line() == ["started", "1"]
     return worker
@@ -255,6 +299,96 @@ def test_a_third_signal_ends_a_hook_that_hangs(up: Up, shop: Path, running: list
 
     assert code == 0
     assert "Traceback" not in hanging.log
+
+
+# What hangs otherwise than functions that are not async, which have threads of ours
+
+
+def hanging(
+    running: list[Working], up: Up, queue: str, shop: Path, where: str, *command: str
+) -> Working:
+    with (shop / "shop.py").open("a") as source:
+        source.write(HANGING.replace("QUEUE", queue))
+    worker = start(running, shop, up, command=[sys.executable, *command])
+    with tidegate.connect(up.url) as mq:
+        mq.put(f"{queue}-hanging", where.encode())
+    worker.until("begun")
+    return worker
+
+
+@pytest.mark.slow
+def test_threads_that_a_handler_has_started_are_not_waited_for_either(
+    up: Up, queue: str, shop: Path, running: list[Working]
+) -> None:
+    command = ("-m", "tidegate", "worker", "shop", "--drain", "200ms")
+    worker = hanging(running, up, queue, shop, "thread", *command)
+
+    begun = time.monotonic()
+    code, rest = worker.end()
+
+    # At its drain: somebody else has the message from then on.
+    assert time.monotonic() - begun < 0.2 + GOODBYE_S
+    assert (code, rest) == (0, [["stopped"]])
+    assert "the rest goes back" in worker.log
+    assert "Traceback" not in worker.log
+    assert left_in(up, f"{queue}-hanging") == 1
+
+
+@pytest.mark.slow
+def test_a_program_of_ones_own_ends_with_its_goodbye_whatever_its_handlers_have_started(
+    up: Up, queue: str, shop: Path, running: list[Working]
+) -> None:
+    source = shop / "shop.py"
+    program = source.read_text().replace("tidegate://127.0.0.1:1", up.url)
+    source.write_text("import tidegate.client.app as app; app.GOODBYE_S = 4.0\n" + program)
+    worker = hanging(running, up, queue, shop, "thread", "shop.py")
+
+    code, rest = worker.end()
+
+    assert (code, rest) == (1, [["stopped"], ["returned"]])
+    assert "did not end in time, and is ended" in worker.log
+
+
+@pytest.mark.slow
+def test_a_handler_that_blocks_the_loop_does_not_outlive_drain_and_goodbye(
+    up: Up, queue: str, shop: Path, running: list[Working]
+) -> None:
+    command = ("-c", BRIEF, "worker", "shop", "--drain", "200ms")
+    worker = hanging(running, up, queue, shop, "loop", *command)
+
+    code, rest = worker.end()
+
+    assert (code, rest) == (1, [])
+    assert "did not end in time, and is ended" in worker.log
+
+
+@pytest.mark.slow
+def test_a_second_signal_hurries_one_whose_loop_is_blocked(
+    up: Up, queue: str, shop: Path, running: list[Working]
+) -> None:
+    command = ("-c", BRIEF, "worker", "shop", "--drain", "1000s")
+    worker = hanging(running, up, queue, shop, "busy loop", *command)
+    worker.process.send_signal(signal.SIGINT)
+
+    # They are told apart: two of a kind at once may be one.
+    code, _ = worker.end(signal.SIGTERM)
+
+    assert code == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["loop", "deaf loop"])
+def test_a_worker_whose_loop_is_blocked_does_not_outlive_its_parent(
+    up: Up, queue: str, shop: Path, running: list[Working], where: str
+) -> None:
+    command = (sys.executable, "-c", BRIEF, "worker", "shop", "--drain", "200ms")
+    worker = hanging(running, up, queue, shop, where, "-c", PARENT, *command)
+    mark = f"TIDEGATE_PARENT_PID={worker.process.pid}\0"
+    assert len(processes_with(mark)) == 1
+
+    worker.process.kill()
+
+    assert wait_until_gone(mark) == []
 
 
 @pytest.mark.slow

@@ -37,6 +37,9 @@ def test_a_url_names_nodes(url: str, nodes: list[tuple[str, int]]) -> None:
         "tidegate://a,,b",
         "tidegate://::1:5000",
         "tidegate://a:-1",
+        "tidegate://a:²",
+        "tidegate://a:٣",
+        f"tidegate://a:{'9' * 5000}",
         None,
     ],
 )

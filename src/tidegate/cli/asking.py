@@ -13,6 +13,7 @@ from tidegate.client.address import SCHEME, SCHEME_TLS, parse_address
 from tidegate.client.connect import DEFAULT_URL, URL_VARIABLE, connect
 from tidegate.client.credentials import PASSWORD_FILE_VARIABLE, PASSWORD_VARIABLE
 from tidegate.core.errors import InvalidValue
+from tidegate.core.harmless import harmless
 from tidegate.core.quantities import parse_duration_s
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ Result = TypeVar("Result")
 
 # A person waits: long enough for a queue that changes its owner, not for a node that is gone.
 _PATIENCE_S = 6.0
+# What ids are stored as.
+_QUEUE_ID_MAX = 2**63 - 1
+_DIGITS_MAX = 20
 
 
 def without_password(
@@ -86,9 +90,15 @@ def check_is_node(url: str) -> None:
 
 def queue_key(text: str) -> str | int:
     """A queue as people name it: by its name, or `#7` by its id."""
-    if text.startswith("#") and text[1:].isdigit():
-        return int(text[1:])
-    return text
+    digits = text[1:]
+    if not text.startswith("#") or not digits.isdigit():
+        return text
+    # Superscripts are digits too, and no number; numbers of any length take any time to read.
+    is_number = digits.isascii() and len(digits) <= _DIGITS_MAX
+    if not is_number or int(digits) > _QUEUE_ID_MAX:
+        shown = harmless(text[:_DIGITS_MAX]) + ("…" if len(text) > _DIGITS_MAX else "")
+        raise InvalidValue(f"{shown} is no id of a queue: `tidegate queues` shows them")
+    return int(digits)
 
 
 def duration_s(text: str | float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from tidegate.cli.settings.reader import load_settings
 from tidegate.cli.settings.settings import Settings
 from tidegate.cli.settings_options import ConfigOption
 from tidegate.cli.store_wiring import store_of
-from tidegate.core.errors import TidegateError, Unavailable
+from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
 
 if TYPE_CHECKING:
     from tidegate.core.fleet import FleetInfo
@@ -37,6 +38,7 @@ _COLUMNS = [
 ]
 # Of what is said about a machine, on a terminal.
 _DETAIL_SHOWN = 160
+_BOOT_S_MAX = 86_400.0
 
 
 def register(app: typer.Typer) -> None:
@@ -54,7 +56,10 @@ def machine(
     ] = None,
     slots: Annotated[int, typer.Option(min=1, max=1000, help="Replicas that it takes.")] = 1,
     boot_s: Annotated[
-        float, typer.Option(min=0.0, help="Wait so long first, as a cloud's machine would.")
+        float,
+        typer.Option(
+            min=0.0, max=_BOOT_S_MAX, help="Wait so long first, as a cloud's machine would."
+        ),
     ] = 0.0,
     config: ConfigOption = None,
 ) -> None:
@@ -63,20 +68,26 @@ def machine(
     # Whatever this machine logs, in any of its processes, says which it is.
     os.environ["TIDEGATE_MACHINE"] = str(machine_id)
     set_up_logs(settings.log.level, settings.log.format)
-    if join_file is not None:
-        try:
-            urls = join_file.read_text().split()
-        except OSError as failure:
-            raise Unavailable(f"{join_file} cannot be read: {failure.strerror}") from None
-        if not urls:
-            raise Unavailable(f"{join_file} is empty: it is to hold the URL of the store")
-    else:
-        urls = checked_join(join, settings)
     try:
+        if math.isnan(boot_s):
+            raise InvalidValue("--boot-s is a number of seconds")
+        urls = checked_join(join, settings) if join_file is None else _urls_in(join_file)
         asyncio.run(_run_machine(machine_id, slots, boot_s, urls, settings, config))
     except TidegateError as failure:
         _say_last(str(failure))
         raise
+
+
+def _urls_in(join_file: Path) -> list[str]:
+    try:
+        urls = join_file.read_text().split()
+    except OSError as failure:
+        raise Unavailable(f"{join_file} cannot be read: {failure.strerror}") from None
+    except UnicodeDecodeError:
+        raise Unavailable(f"{join_file} is no text: it is to hold the URL of the store") from None
+    if not urls:
+        raise Unavailable(f"{join_file} is empty: it is to hold the URL of the store")
+    return urls
 
 
 async def _run_machine(

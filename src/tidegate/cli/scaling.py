@@ -92,6 +92,8 @@ def scale(
     changes = {key: value for key, value in named.items() if value is not None}
     changes |= assignments(settings or [])
     changes |= _steering(to, auto, recommend_only, off)
+    if off and (changes or from_settings):
+        raise InvalidValue("--off and settings of how it scales: one of them")
     declared = _declared(queue, config) if from_settings else None
     if off:
         ask(url, lambda mq: end_scaling(mq, queue), "read-write")

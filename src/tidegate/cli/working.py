@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from tidegate.cli.settings.reader import load_settings
 from tidegate.cli.settings_options import ConfigOption
 from tidegate.cli.worker_telemetry import recorded
 from tidegate.client.connect import URL_VARIABLE
+from tidegate.client.last_exit import GOODBYE_S
 from tidegate.core.errors import InvalidValue
 from tidegate.core.prefetch import PrefetchGoal, PrefetchModel
 from tidegate.core.quantities import parse_rate_per_s
@@ -110,7 +112,7 @@ def worker(
     set_up_logs(settings.log.level, settings.log.format)
     if reload:
         raise typer.Exit(run_again_on_change(Path.cwd(), drain))
-    end_with_parent()
+    end_with_parent(patience_s=drain + GOODBYE_S)
     ready = ReadyPipe()
     app = load_app(target)
     ready.tell("imported")
@@ -123,6 +125,11 @@ def worker(
             drain_s=drain,
             url=url,
         )
+    if app.has_cut_off:
+        # Python would join the threads of handlers whose messages others have by now.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def prefetch_of(

@@ -11,6 +11,8 @@ from urllib.parse import unquote
 from tidegate.core.errors import InvalidValue
 
 DEFAULT_PORT = 7411
+_PORT_MAX = 65535
+_DIGITS_MAX = 20
 SCHEME = "tidegate://"
 SCHEME_TLS = "tidegates://"
 
@@ -63,8 +65,10 @@ def _nodes(url: str, rest: str) -> list[tuple[str, int]]:
         host, colon, port = part.rpartition(":")
         if not colon or part.endswith("]"):
             host, port = part, str(DEFAULT_PORT)
-        if not port.isdigit() or not 0 < int(port) < 65536:
-            raise InvalidValue(f"{port!r} in {shown(url)} is no port: 1 to 65535")
+        # Superscripts are digits too, and no number.
+        is_number = port.isascii() and port.isdigit() and len(port) <= _DIGITS_MAX
+        if not is_number or not 0 < int(port) <= _PORT_MAX:
+            raise InvalidValue(f"{port!r} in {shown(url)} is no port: 1 to {_PORT_MAX}")
         bare = host.removeprefix("[").removesuffix("]")
         if not bare:
             raise InvalidValue(f"{shown(url)} names no host: write tidegate://host:port")

@@ -20,6 +20,7 @@ import inspect
 import logging
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, Unpack
 
@@ -29,6 +30,7 @@ from tidegate.client.client import Client
 from tidegate.client.closing import Closing
 from tidegate.client.connect import Connector, connect, usual_url
 from tidegate.client.engine import EngineClient, EngineSubscription
+from tidegate.client.last_exit import GOODBYE_S, LastExit
 from tidegate.client.message import Message
 from tidegate.client.middleware import Middleware, call_through
 from tidegate.client.options import PutOptions, check_seconds
@@ -88,6 +90,8 @@ class App:
         self._asking: asyncio.Task[EngineClient] | None = None
         self._url_in_use = self.url
         self._shifts: dict[str, Shift] = {}
+        # Whether the last run has left something that had not finished.
+        self.has_cut_off = False
 
     # Declaring
 
@@ -165,9 +169,19 @@ class App:
     ) -> None:
         """Work until SIGTERM or Ctrl-C; then finish what runs. A second one hurries.
 
-        A third ends whatever else waits: a hook, or a node that does not answer.
+        A third ends whatever else waits: a hook, or a node that does not answer. What hears none
+        of them is ended with the process, `drain_s` and ten seconds after the first.
         """
         import uvloop
+
+        last_exit = LastExit()
+        hurries = False
+
+        def heard(*_: object) -> None:
+            # By the interpreter itself: a handler may have blocked the loop.
+            nonlocal hurries
+            last_exit.within(GOODBYE_S if hurries else drain_s + GOODBYE_S)
+            hurries = True
 
         async def run() -> None:
             loop = asyncio.get_running_loop()
@@ -189,11 +203,22 @@ class App:
 
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, told)
+                # The loop hears of it by its own way still.
+                signal.signal(number, heard)
             await asyncio.wait({serving})
+            if self.has_cut_off:
+                # The loop would join what it runs in threads, whose messages others have by now.
+                loop.set_default_executor(ThreadPoolExecutor())
             if not serving.cancelled():
                 serving.result()
 
-        uvloop.run(run())
+        self.has_cut_off = False
+        try:
+            uvloop.run(run())
+        finally:
+            # Python itself joins the threads of what was cut off when the program ends.
+            if not self.has_cut_off:
+                last_exit.call_off()
 
     async def serve(
         self,
@@ -270,6 +295,7 @@ class App:
                 finally:
                     await self._stop_asking()
         finally:
+            self.has_cut_off = closing is not None and closing.has_cut_off
             self._loop = self._closing = self._engine = None
 
     def _staff(

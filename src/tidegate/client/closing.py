@@ -13,6 +13,8 @@ class Closing:
         self.asked = asyncio.Event()
         # The deadline has come.
         self.over = asyncio.Event()
+        # Something ran then, and was not waited for.
+        self.has_cut_off = False
 
     def ask(self) -> None:
         if self.asked.is_set():

@@ -174,6 +174,7 @@ class Shift:
             "stopped before everything had finished: the rest goes back",
             extra={"queue": self._queue, "messages": len(self._running)},
         )
+        self._closing.has_cut_off = True
         for task in self._running:
             task.cancel()
         # Who does not listen to that loses its message with the subscription.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
@@ -12,7 +13,7 @@ import typer
 
 from tidegate.cli.interruption import terminated_like_interrupted
 from tidegate.cli.output import JsonOption, Output
-from tidegate.core.errors import TidegateError
+from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
 
 if TYPE_CHECKING:
     from tidegate.cli.demo.director import Director
@@ -61,10 +62,11 @@ def demo(
     from tidegate.cli.demo.story import story
 
     output = Output(json)
+    page = report.resolve() if learn else None
+    _check_room(page, history)
     told = story(_BRISK if brisk else 1.0)
     with terminated_like_interrupted(), temporary_stage() as stage:
         try:
-            page = report.resolve() if learn else None
             good = _perform(stage, told, output, page, history, keep=keep, console=console)
         except TidegateError:
             log = stage.folder / "demo.log"
@@ -103,10 +105,15 @@ def _perform(
         story_s = time.monotonic() - began
         verdict = evidence.verdict(stage.store_urls)
         summary = judgement.summarize(outcome, verdict, evidence.windows(), story_s)
+        learned = None
+        try:
+            if page is not None:
+                learned = _learned(stage, outcome, page, output)
+        finally:
+            # Whatever comes of the lessons: it was two minutes.
+            _told(summary, learned, output)
         if history is not None:
             _kept_histories(stage.histories, history)
-        learned = None if page is None else _learned(stage, outcome, page, output)
-        _told(summary, learned, output)
         if keep:
             _go_on(stage, director, view)
     finally:
@@ -167,9 +174,34 @@ def _told(summary: Summary, learned: Learned | None, output: Output) -> None:
         output.line(f"The report: {learned.report}", style="bold green")
 
 
+def _check_room(page: Path | None, history: Path | None) -> None:
+    """What is written at the end can be: it is two minutes until then."""
+    if page is not None:
+        _check_folder("--report", page.parent)
+        if page.is_dir():
+            raise InvalidValue(f"--report {page} is a folder: name the page")
+    if history is not None:
+        _check_folder("--history", history)
+
+
+def _check_folder(option: str, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as failure:
+        raise InvalidValue(
+            f"{option}: nothing can be written in {folder}: {failure.strerror}"
+        ) from None
+
+
 def _kept_histories(histories: Path, folder: Path) -> None:
     import shutil
 
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in histories.glob("*.history"):
-        shutil.copy(path, folder / path.name)
+    try:
+        for path in histories.glob("*.history"):
+            shutil.copy(path, folder / path.name)
+    except OSError as failure:
+        raise Unavailable(
+            f"the histories could not be kept in {folder}: {failure.strerror}"
+        ) from None
