@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import itertools
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +18,20 @@ from tidegate.adapters.haproxy.configuration import configuration
 from tidegate.cli.app import app
 from tidegate.lab.peers.haproxy_server import plain_configuration
 from tidegate.lab.peers.server import ServerMissing
-from tidegate.lab.report.section import Section
+from tidegate.lab.report.section import Section, write_json
 from tidegate.lab.tapas.bookshop import ShopSetting
 from tidegate.lab.tapas.clients import NO_ANSWER, SESSION, Crowd, Requests, Visit
 from tidegate.lab.tapas.clients_process import visited
 from tidegate.lab.tapas.gateway_process import Note
 from tidegate.lab.tapas.hosted import Crew
-from tidegate.lab.tapas.keeping import Kept, Outcome, keeping_bars, keeping_section
+from tidegate.lab.tapas.keeping import (
+    Kept,
+    Outcome,
+    keeping_bars,
+    keeping_section,
+    kept_of,
+    section_of,
+)
 from tidegate.lab.tapas.oracle import needed, oracle_seconds, paid_seconds
 from tidegate.lab.tapas.overhead import Pairs, overhead_section, turns_of
 from tidegate.lab.tapas.pairs import mean_ratio, ratio_at_least, ratio_at_most
@@ -119,6 +127,7 @@ def test_who_waits_at_the_end_of_a_window_for_longer_than_was_promised_counts_in
         # Since 103 s.
         requests.add(109.0, 6.0, 200)
     assert [one.verdict for one in windows_of(visit)] == ["breached", "breached"]
+    assert windows_of(visit)[0].p95_s == 0.3, "of those that were over by then"
 
 
 def test_failures_are_neither_responses_nor_throughput() -> None:
@@ -126,6 +135,19 @@ def test_failures_are_neither_responses_nor_throughput() -> None:
     assert mixed.requests.mean_s == pytest.approx(0.3)
     assert len(mixed.requests.answered_s) == 20
     assert visit_of(0.001, status=503).requests.mean_s == math.inf, "no answer is not a quick one"
+
+
+def test_an_outage_is_drawn_told_of_and_written_down(tmp_path: Path) -> None:
+    case = Case(1, 1, "figure 21")
+    visit = visit_of_parts((100, 0.3, 200), (200, 0.001, 503))
+    kept = kept_of(KeepingPlan(cases=(case,), ramp_s=10.0), case, visit)
+    assert kept.response_s == math.inf, "all that was answered came before all were there"
+    assert (kept.throughput_per_s, kept.breached_s, kept.failed) == (0.0, 20.0, 200)
+    outcome = Outcome(case, kept, kept, 30.0, 30.0, [Crew(0.0, 1, 1), Crew(30.0, 1, 1)], [(0.0, 1)])
+    section = drawn(section_of(KeepingPlan(), [outcome], tmp_path, others=0.0), tmp_path)
+    write_json(section.as_json(), tmp_path / "agreement.json")
+    json.loads((tmp_path / "agreement.json").read_text())
+    assert "no answer" in str(section.tables)
 
 
 def test_the_oracle_takes_as_few_as_answer_all_clients_before_the_breach() -> None:

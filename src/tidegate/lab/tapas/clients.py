@@ -33,6 +33,7 @@ SESSION_OF_ELEVEN = ("choose", *SESSION)
 _ASKS_ONLY = "choose"
 # In place of a status: no answer, or none in time.
 NO_ANSWER = 0
+TIMEOUT_S = 30.0
 
 
 class Crowd(msgspec.Struct, frozen=True):
@@ -49,7 +50,7 @@ class Crowd(msgspec.Struct, frozen=True):
     ramp_s: float = 0.0
     # From an answer to the next question.
     think_s: float = 0.0
-    timeout_s: float = 30.0
+    timeout_s: float = TIMEOUT_S
     seed: int = 7
 
 
@@ -107,6 +108,11 @@ class Visit(msgspec.Struct, frozen=True):
 
     def present_at(self, moment: float) -> int:
         return sum(1 for came, went in self.present if came <= moment < went)
+
+
+def drawn_s(took_s: float) -> float:
+    """What has no end is drawn where clients give up."""
+    return min(took_s, TIMEOUT_S)
 
 
 def has_failed(status: int) -> bool:

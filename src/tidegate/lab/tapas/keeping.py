@@ -23,7 +23,7 @@ from tidegate.lab.report.experiments import Progress
 from tidegate.lab.report.figures import Line, Panel, draw_panels, draw_rows
 from tidegate.lab.report.section import Drawing, Section
 from tidegate.lab.tapas.bookshop import WELL_PATH
-from tidegate.lab.tapas.clients import Crowd, Visit
+from tidegate.lab.tapas.clients import TIMEOUT_S, Crowd, Visit, drawn_s
 from tidegate.lab.tapas.clients_process import visitors
 from tidegate.lab.tapas.hosted import Crew, HostedPlan, hosted
 from tidegate.lab.tapas.oracle import needed, oracle_seconds, paid_seconds
@@ -101,10 +101,7 @@ def keeping_section(plan: KeepingPlan, folder: Path, progress: Progress) -> Sect
             f"{outcome.ours.breached_s:.0f} s; × {outcome.of_oracle:.2f} of the oracle's instances"
         )
     others = processors.share_of_others()
-    _draw_responses(outcomes, folder / "agreement.png")
-    shown = max(outcomes, key=lambda one: (-one.case.spares, one.case.clients, -one.case.start))
-    _draw_course(shown, folder / "agreement-course.png")
-    return _section(plan, outcomes, shown, others)
+    return section_of(plan, outcomes, folder, others)
 
 
 def _seconds(plan: KeepingPlan, case: Case) -> float:
@@ -142,8 +139,8 @@ def _case(plan: KeepingPlan, case: Case) -> Outcome:
     began_at, ended_at = ours_visit.began_at, ours_visit.ended_at
     return Outcome(
         case=case,
-        static=_kept(plan, case, static_visit),
-        ours=_kept(plan, case, ours_visit),
+        static=kept_of(plan, case, static_visit),
+        ours=kept_of(plan, case, ours_visit),
         instance_s=paid_seconds(crews, began_at, ended_at),
         oracle_s=oracle_seconds(ours_visit, plan.shop, BREACH_S, low, high),
         crews=[
@@ -161,7 +158,8 @@ def _case(plan: KeepingPlan, case: Case) -> Outcome:
     )
 
 
-def _kept(plan: KeepingPlan, case: Case, visit: Visit) -> Kept:
+def kept_of(plan: KeepingPlan, case: Case, visit: Visit) -> Kept:
+    """By what its clients saw."""
     all_there_at = visit.began_at + case.clients * plan.ramp_s
     together = visit.requests.between(all_there_at, visit.ended_at)
     windows = windows_of(visit)
@@ -176,9 +174,13 @@ def _kept(plan: KeepingPlan, case: Case, visit: Visit) -> Kept:
     )
 
 
-def _section(
-    plan: KeepingPlan, outcomes: Sequence[Outcome], shown: Outcome, others: float
+def section_of(
+    plan: KeepingPlan, outcomes: Sequence[Outcome], folder: Path, others: float
 ) -> Section:
+    """Drawn, judged and told."""
+    _draw_responses(outcomes, folder / "agreement.png")
+    shown = max(outcomes, key=lambda one: (-one.case.spares, one.case.clients, -one.case.start))
+    _draw_course(shown, folder / "agreement-course.png")
     in_breach_s = sum(one.ours.breached_s for one in outcomes)
     static_s = sum(one.static.breached_s for one in outcomes)
     worst = max(_lean(outcomes), key=lambda one: one.of_oracle, default=None)
@@ -207,8 +209,8 @@ def _section(
             ),
             Drawing(
                 "agreement-course.png",
-                f"{shown.case.name}: the 95th percentile of each window, as clients saw it, and "
-                "the instances.",
+                f"{shown.case.name}: the 95th percentile of each window, as clients saw it (no "
+                f"answer: {TIMEOUT_S:g} s), and the instances.",
             ),
         ],
         tables=[_response_table(outcomes), _promise_table(outcomes)],
@@ -363,8 +365,8 @@ def _draw_responses(outcomes: Sequence[Outcome], file: Path) -> None:
                 "clients",
                 "response, s",
                 [
-                    Line("static", clients, [one.static.response_s for one in mine]),
-                    Line("ours", clients, [one.ours.response_s for one in mine]),
+                    Line("static", clients, [drawn_s(one.static.response_s) for one in mine]),
+                    Line("ours", clients, [drawn_s(one.ours.response_s) for one in mine]),
                 ],
                 x_names=[str(one) for one in clients],
                 levels={f"breach {BREACH_S:g} s": BREACH_S},
@@ -385,8 +387,8 @@ def _draw_course(outcome: Outcome, file: Path) -> None:
                 "s",
                 "s",
                 [
-                    Line("static", middles(static), [one.p95_s for one in static]),
-                    Line("ours", middles(ours), [one.p95_s for one in ours]),
+                    Line("static", middles(static), [drawn_s(one.p95_s) for one in static]),
+                    Line("ours", middles(ours), [drawn_s(one.p95_s) for one in ours]),
                 ],
                 levels={f"breach {BREACH_S:g} s": BREACH_S, f"warning {WARNING_S:g} s": WARNING_S},
             ),

@@ -27,6 +27,7 @@ from tidegate.lab.peers.server import ServerFailed
 from tidegate.lab.report.experiments import Progress
 from tidegate.lab.report.figures import Line, Panel, draw_bars, draw_grid
 from tidegate.lab.report.section import Drawing, Section
+from tidegate.lab.tapas.clients import drawn_s
 from tidegate.lab.tapas.pairs import mean_ratio, ratio_at_least, ratio_at_most
 from tidegate.lab.tapas.passage import Passage, passage, warmed_up
 from tidegate.lab.tapas.plan import OverheadPlan, PairCase
@@ -346,7 +347,9 @@ def _draw(grid: Grid, folder: Path) -> None:
                     name,
                     list(row),
                     [
-                        ways[name].response_s * _MS if is_response else ways[name].throughput_per_s
+                        drawn_s(ways[name].response_s) * _MS
+                        if is_response
+                        else ways[name].throughput_per_s
                         for ways in row.values()
                     ],
                 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -46,7 +47,7 @@ class Window(msgspec.Struct, frozen=True):
 
     # Since they began.
     begins_s: float
-    # Without an end where more failed than may be late.
+    # Of those that ended in it; without an end where more failed than may be late.
     p95_s: float
     verdict: str
 
@@ -67,29 +68,32 @@ class _Seen(msgspec.Struct):
     # Of those that were under way when it ended: for how long by then.
     waited_s: list[float] = []
 
-    def sample(self, ends_s: float) -> Sample:
-        return Sample(
-            at_s=ends_s,
+    def judged(self, begins_s: float) -> Window | None:
+        """None: nothing was seen."""
+        ended = Sample(
+            at_s=begins_s + WINDOW_S,
             unanswered=float(self.failed),
-            in_hand=[(waited_s, 1) for waited_s in self.waited_s],
             times={"response": [(took_s, 1) for took_s in self.answered_s]},
         )
+        whole = replace(ended, in_hand=[(waited_s, 1) for waited_s in self.waited_s])
+        verdict = judged(AGREEMENT, begins_s, [whole]).verdict
+        if verdict is Verdict.NO_DATA:
+            return None
+        # Who waits still has a time, too: only it is not over.
+        (finding,) = judged(AGREEMENT, begins_s, [ended]).findings
+        return Window(begins_s, math.inf if finding.value is None else finding.value, str(verdict))
 
 
 def windows_of(visit: Visit) -> list[Window]:
     """Whole windows, one after the other, from when clients began, as long as some were there."""
-    seen = _seen(visit)
     found = []
-    for number, one in enumerate(seen):
-        begins_s, ends_s = number * WINDOW_S, (number + 1) * WINDOW_S
-        window = judged(AGREEMENT, begins_s, [one.sample(ends_s)])
-        if window.verdict is Verdict.NO_DATA:
-            if _some_present(visit, begins_s, ends_s):
-                found.append(Window(begins_s, math.inf, str(Verdict.BREACHED)))
-            continue
-        (finding,) = window.findings
-        p95_s = math.inf if finding.value is None else finding.value
-        found.append(Window(begins_s, p95_s, str(window.verdict)))
+    for number, one in enumerate(_seen(visit)):
+        begins_s = number * WINDOW_S
+        window = one.judged(begins_s)
+        if window is None and _some_present(visit, begins_s, begins_s + WINDOW_S):
+            window = Window(begins_s, math.inf, str(Verdict.BREACHED))
+        if window is not None:
+            found.append(window)
     return found
 
 
