@@ -183,11 +183,12 @@ class ReplicationStore(Protocol):
     # Replicas that a machine is to serve.
     async def assigned(self, machine_id: int) -> list[ReplicaPlace]: ...
     # In one transaction, or copied and then deleted when the stores differ; False: fenced. What
-    # the source no longer has is left out. Unavailable: ask again with the same move.
+    # the source no longer has is left out. Unavailable: ask again with the same move. IoFailure:
+    # nobody knows, and whoever loads the queue finishes it. Another error: nothing was moved.
     async def move(self, move: Move) -> bool: ...
     # Whether a move has come to its target; if not, it never will: for a taker that got no answer.
     async def has_arrived(self, move_id: str, target: int) -> bool: ...
     # Bring to an end what a mover of this queue left half done; its owner calls it when it loads.
-    # How many moves; their messages have arrived, or are back in this queue. Unavailable: of some
-    # the target's store has not said what became, and they are out of the queue until it does.
+    # How many moves; their messages have arrived, or are back in this queue. There may be more until
+    # it is 0. Unavailable: there are, none of them can be ended now, and they are out of the queue.
     async def finish_moves(self, queue_id: int, epoch: int) -> int: ...
