@@ -20,9 +20,9 @@ from tidegate.lab.tapas.bookshop import ShopSetting
 from tidegate.lab.tapas.shops import shops_running
 
 IDLE, SLOW = 4000, 1000
-# Of each round; the best of so many counts, calm and crowded alike: what the machine does besides
-# is in all of them.
-REQUESTS, ROUNDS = 1000, 3
+# The crowd comes and goes so often. Of the rounds with it and those without, the best counts: what
+# the machine does besides comes and goes, too, and is not the door's.
+ROUNDS, REQUESTS = 5, 1000
 # A browser opens a connection now and then: it has to be taken, too.
 NEW_CONNECTION_EVERY = 10
 ANSWER_S_MAX = 20.0
@@ -92,15 +92,18 @@ def test_thousands_of_idle_connections_and_slow_heads_hardly_disturb_a_client(
     ):
         port = int(line_of(door).rpartition(":")[2])
         p99_ms(port)
-        calm = min(p99_ms(port) for _ in range(ROUNDS))
-
-        with started("crowd_at_the_door.py", str(port), str(IDLE), str(SLOW)) as crowd:
-            assert line_of(crowd) == "there"
-            crowded = min(p99_ms(port) for _ in range(ROUNDS))
-            assert crowd.stdin is not None
-            crowd.stdin.write(b"how many\n")
-            crowd.stdin.flush()
-            assert int(line_of(crowd)) == IDLE + SLOW, "the crowd was not there"
-
-        print(f"{engine}: p99 {calm:.2f} ms calm, {crowded:.2f} ms (× {crowded / calm:.2f}) beside")
-        assert crowded <= 3.0 * calm
+        calm, crowded = [], []
+        for _ in range(ROUNDS):
+            calm.append(p99_ms(port))
+            with started("crowd_at_the_door.py", str(port), str(IDLE), str(SLOW)) as crowd:
+                assert line_of(crowd) == "there"
+                crowded.append(p99_ms(port))
+                assert crowd.stdin is not None
+                crowd.stdin.write(b"how many\n")
+                crowd.stdin.flush()
+                assert int(line_of(crowd)) == IDLE + SLOW, "the crowd was not there"
+        ratio = min(crowded) / min(calm)
+        print(
+            f"{engine}: p99 {min(calm):.2f} ms calm, {min(crowded):.2f} ms crowded: × {ratio:.2f}"
+        )
+        assert ratio <= 3.0, (calm, crowded)
