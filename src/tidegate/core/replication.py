@@ -189,6 +189,6 @@ class ReplicationStore(Protocol):
     # Whether a move has come to its target; if not, it never will: for a taker that got no answer.
     async def has_arrived(self, move_id: str, target: int) -> bool: ...
     # Bring to an end what a mover of this queue left half done; its owner calls it when it loads.
-    # How many moves; their messages have arrived, or are back in this queue. There may be more until
-    # it is 0. Unavailable: there are, none of them can be ended now, and they are out of the queue.
+    # How many moves; their messages have arrived, or are back in this queue. There may be more
+    # until it is 0. Unavailable: there are, none can be ended now, and they are out of the queue.
     async def finish_moves(self, queue_id: int, epoch: int) -> int: ...
