@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from backing import PATIENCE_S, SEVERAL_STORES, STORES, StartNode, until
@@ -19,7 +20,9 @@ from tidegate.core.errors import (
     UnexpectedPacket,
 )
 from tidegate.core.model import Attributes
-from tidegate.core.replication import ReplicaPlace, ReplicaState, home_index
+from tidegate.core.replication import HOMES, ReplicaPlace, ReplicaState, home_index
+from tidegate.node.meeting import insist
+from tidegate.node.parting import part
 from tidegate.wire.packet import Packet, Request
 from tidegate.wire.packets.cluster import SetOwner
 from tidegate.wire.packets.exchange import GiveAway, Pull
@@ -151,6 +154,21 @@ async def test_an_alias_sends_groups_home_in_their_order(scene: Scene) -> None:
 
     assert of(await scene.drain(first), b"0", b"4", b"7") == [b"0", b"4", b"7"]
     assert of(await scene.drain(second), b"1", b"2", b"5", b"6") == [b"1", b"2", b"5", b"6"]
+
+
+async def test_what_was_cut_up_is_whole_for_the_next_owner(scene: Scene) -> None:
+    first, _ = scene.places
+    await scene.leader.set_homes(1)
+    await scene.look()
+    groups = [Attributes(group=a_group_at(1)), Attributes(group=a_group_at(2))]
+    await scene.put(first.queue_id, b"kept", b"cut off", attributes=groups)
+    topology = await scene.leader.topology()
+    two_homes = msgspec.structs.replace(topology, homes=[1 + n % 2 for n in range(HOMES)])
+    assert await part(scene.here.replicas[first.queue_id], two_homes) == 1
+
+    await insist(lambda: scene.there.ownership.bring_here(first.queue_id))
+
+    assert [payload for payload, _ in await scene.drain(first)] == [b"kept", b"cut off"]
 
 
 async def test_what_has_its_home_elsewhere_since_it_moved_goes_there(scene: Scene) -> None:

@@ -211,6 +211,15 @@ class Segment:
             self.retry_at = self.retry_at or {}
             self.retry_at[offset] = retry_at
 
+    @property
+    def open_end_id(self) -> int:
+        """One more than the id of its last open message.
+
+        From there on segments of their own may lie that were cut off it, though its ids go on.
+        """
+        ranges = self.open_ranges()
+        return self.first_id + (ranges[-1][1] if ranges else self.count)
+
     def open_ranges(self) -> list[tuple[int, int]]:
         """What is not done yet."""
         ranges, low = [], 0

@@ -273,8 +273,9 @@ class Dispatch:
     def _put_back(self, spans: list[Span], event: Event) -> None:
         if not spans or self._holding.fenced:
             return
-        self._holding.queue.put_back(spans, event)
+        # Counted first: a span that is back may grow by its neighbours.
         self._holding.meters.returned.add(sum(map(len, spans)))
+        self._holding.queue.put_back(spans, event)
         self.serve_all()
 
     def serve_all(self) -> None:

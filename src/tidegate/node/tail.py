@@ -154,7 +154,7 @@ class TailReader:
                 if found is None:
                     return
                 is_last = len(found) < FOUND_SEGMENTS
-                from_id = None if is_last else found[-1].last_id + 1
+                from_id = None if is_last else found[-1].open_end_id
                 reader.horizon = (0 if priority is None else -priority, from_id or ALL_BYTES)
                 if is_served():
                     return
@@ -213,7 +213,7 @@ class TailReader:
             if found is None:
                 return
             if len(found) == FOUND_SEGMENTS:
-                end = min(end, found[-1].last_id + 1)
+                end = min(end, found[-1].open_end_id)
             queue.searched(client_id, end)
 
     def _first_id(self, priority: int | None) -> int | None:
@@ -259,7 +259,7 @@ class TailReader:
             holding.info.queue_id, first_id, last_id, CHUNK_SEGMENTS, HEAD_BYTES_LOW
         )
         # Cut short or not: nobody but the store knows, and it is asked again from there.
-        through = min(found[-1].last_id, last_id) if found else last_id
+        through = min(max(found[-1].open_end_id - 1, first_id), last_id) if found else last_id
         return self._known(found), through
 
     async def pull_between(self, first_id: int, last_id: int) -> int:

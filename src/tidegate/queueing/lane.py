@@ -227,7 +227,7 @@ class Lane:
             return False
         known = segment.first_id in self.pulled
         if not pulled:
-            self.tail_from = segment.last_id + 1
+            self.tail_from = segment.open_end_id
             # One that is known may have been stored late: it says nothing of those behind it.
             if not known and segment.first_id > self.tail_unsorted_to:
                 self.tail_arrived_at = segment.arrived_at
