@@ -34,7 +34,7 @@ test: ## all tests, on real peers where they can be had
 	@# Tests wait more than they compute: three at a time keep two cores busy, and what they leave the
 	@# linters take. Kills under load need room beside them, and so does what measures rates; what
 	@# measures how late something is has the whole machine.
-	@rm -f .pytest_cache/v/cache/lastfailed; failed=; \
+	@rm -f .pytest_cache/failures.json; failed=; \
 	nice $(SIDE_BY_SIDE) $(LINT) & linting=$$!; \
 	$(PYTEST) --stage crowd -n 3 --dist loadfile $(SLOWEST) || failed="$$failed crowd"; \
 	wait $$linting && linted=yes || linted=; \

@@ -33,6 +33,7 @@ from backing import (
 from parts import Part
 from rabbitmq import VirtualHost, broker_or_skip
 from scheduling import OurScheduling, sort_longest_first
+from second_look import Failures
 from stages import STAGES, Stage
 from thoroughness import USUAL
 from tidegate.client.client import Client
@@ -94,6 +95,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     stage = config.getoption("stage")
     config.stash[STAGE] = None if stage is None else Stage(stage)
+    if stage is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Failures())
     config.stash[PART] = None
     if stage is not None and (written := config.getoption("part")) is not None:
         files = filter(Stage(stage).may_be_in, Path(__file__).parent.rglob("test_*.py"))
