@@ -26,7 +26,7 @@ GOOD = "async def app(scope, receive, send): ...\n"
         (GOOD, "shops:app", "no module 'shops': looked in"),
         (GOOD, "shop:application", "has no 'application'; there is shop:app"),
         (GOOD, "shop:app-1", "is no MODULE:APP"),
-        ("app = 5", "shop:app", "it is a int, which cannot be called"),
+        ("app = 5", "shop:app", "it is of type int, which cannot be called"),
     ],
 )
 def test_an_application_that_cannot_be_hosted_is_told_in_a_sentence(

@@ -451,7 +451,7 @@ def test_sources_are_python_files_here_and_not_those_of_environments(folder: Pat
         ("broken:app", "'broken' fails when imported: ZeroDivisionError: division by zero"),
         ("several:missing", r"several \(.*several.py\) has no 'missing'; there is several:shop"),
         ("several", r"several \(.*\) has no 'app'; there is several:shop"),
-        ("several:number", "'number' in several .* is a int, no tidegate.App; there is"),
+        ("several:number", "'number' in several .* is of type int, no tidegate.App; there is"),
         ("empty", "has no 'app'; no tidegate.App is in it"),
         (":app", "is no MODULE:APP"),
         ("several:shop[0]", "is no MODULE:APP"),

@@ -70,7 +70,7 @@ def fault_of(target: str) -> str:
 def why_no_asgi(found: Any) -> str:
     """Why something cannot be called as an ASGI application; "": it can."""
     if not callable(found):
-        return f"it is a {type(found).__name__}, which cannot be called"
+        return f"it is of type {type(found).__name__}, which cannot be called"
     if inspect.isclass(found) and not hasattr(found, "__await__"):
         return f"it is a class; name an instance, such as app = {found.__name__}()"
     try:

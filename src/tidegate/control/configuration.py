@@ -95,10 +95,11 @@ class Configuration:
         load = self._size.load(crew)
         if is_measured:
             self._adapt(crew, seen, load)
-        elif seen.is_silent:
+        self._upkeep.fill(crew, self.wanted, seen.at, seen.slots_free)
+        if not is_measured and seen.is_silent:
+            # Who is missing comes all the same.
             crew.rule = crew.rule or "held: no measurement"
             crew.because("No door has said anything for a while: the load is not known.")
-        self._upkeep.fill(crew, self.wanted, seen.at, seen.slots_free)
         short = self._short(crew, seen, load)
         admitted = seen.admission if by_hand.in_flight_max is None else by_hand.in_flight_max
         if is_measured and by_hand.in_flight_max is None:
