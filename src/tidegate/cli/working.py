@@ -177,4 +177,6 @@ def load_app(target: str) -> App:
     there = f"there is {module_name}:{apps[0]}" if apps else "no tidegate.App is in it"
     if found is None:
         raise InvalidValue(f"{where} has no {path!r}; {there}")
-    raise InvalidValue(f"{path!r} in {where} is of type {type(found).__name__}, no tidegate.App; {there}")
+    raise InvalidValue(
+        f"{path!r} in {where} is of type {type(found).__name__}, no tidegate.App; {there}"
+    )

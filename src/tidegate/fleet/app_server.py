@@ -77,7 +77,9 @@ def application(target: str) -> Any:
     except AttributeError:
         raise InvalidValue(f"{where} has no {path!r}: name the ASGI application in it") from None
     if not callable(app):
-        raise InvalidValue(f"{path!r} in {where} is of type {type(app).__name__}, no ASGI application")
+        raise InvalidValue(
+            f"{path!r} in {where} is of type {type(app).__name__}, no ASGI application"
+        )
     return app
 
 
