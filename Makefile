@@ -31,12 +31,12 @@ test: ## all tests, on real peers where they can be had
 	@# What Debian installs does not wait for what pip installs, which keeps one core busy.
 	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/spark-classes peers
 	@# Whatever fails, the rest runs: one run shows all there is to mend.
-	@# Tests wait more than they compute: four at a time keep two cores busy, and what they leave the
+	@# Tests wait more than they compute: three at a time keep two cores busy, and what they leave the
 	@# linters take. Kills under load need room beside them, and so does what measures rates; what
 	@# measures how late something is has the whole machine.
 	@rm -f .pytest_cache/failures.json; failed=; \
 	nice $(SIDE_BY_SIDE) $(LINT) & linting=$$!; \
-	$(PYTEST) --stage crowd -n 4 --dist loadfile $(SLOWEST) || failed="$$failed crowd"; \
+	$(PYTEST) --stage crowd -n 3 --dist loadfile $(SLOWEST) || failed="$$failed crowd"; \
 	wait $$linting && linted=yes || linted=; \
 	$(PYTEST) --stage kills -n 2 --dist loadfile $(SLOWEST) || failed="$$failed kills"; \
 	$(PYTEST) --stage paced $(SLOWEST) || failed="$$failed paced"; \
