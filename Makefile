@@ -10,7 +10,8 @@ SLOWEST := --durations 40 --durations-min 5
 # Each part says what it has to say at its end, in one piece.
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --keep-going --jobs --output-sync=target
 LINT := style types contracts pages
-QUICK := quick-1 quick-2 quick-3
+# More than there are cores: most of a quick test is waiting.
+QUICK := quick-1 quick-2 quick-3 quick-4 quick-5 quick-6
 # pip would compile everything on one core, and with it the tests that packages bring along.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	-c constraints.txt
