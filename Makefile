@@ -49,7 +49,7 @@ test: ## all tests, on real peers where they can be had
 peers: | $(VENV)/bin/python
 	@scripts/debian-packages
 
-check: $(VENV)/installed-all ## linters, types, import contracts and quick tests, under a minute
+check: $(VENV)/installed-all ## linters, types, import contracts and quick tests: about a minute
 	@$(SIDE_BY_SIDE) $(LINT) $(QUICK)
 
 lint: $(VENV)/installed-all
