@@ -599,6 +599,15 @@ async def test_while_doors_are_silent_nothing_is_decided_about_the_load() -> Non
     assert len(await plant.instances(InstanceState.READY)) == count
 
 
+async def test_while_doors_are_silent_who_is_missing_comes_and_that_is_called_so() -> None:
+    plant = Plant()
+    plant.door_is_silent = True
+    await running(plant, 30.0)
+    decisions = await plant.decisions()
+    assert "fewer than wanted" in [one.rule for one in decisions]
+    assert not [one for one in decisions if one.rule.startswith("held") and one.actions]
+
+
 async def test_an_agreement_that_cannot_be_read_changes_nothing_about_what_runs() -> None:
     plant = await running(Plant())
     await plant.deploy(agreement='name = "shop"\nhttp = "shop"\n[metrics.respons_p95]\nbreach="1s"')
