@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from pathlib import Path
@@ -31,9 +32,15 @@ OPTIONS = {
 }
 
 
+@functools.cache
+def everything() -> Any:
+    """All commands. Putting them together takes longer than understanding all lines of the page."""
+    return typer.main.get_command(app)
+
+
 def understood(line: str) -> dict[str, Any]:
     """What the command would be given; it is not run."""
-    command: Any = typer.main.get_command(app)
+    command = everything()
     words = shlex.split(line)
     while isinstance(command, TyperGroup):
         assert words[0] in command.commands, line

@@ -401,6 +401,7 @@ async def test_ids_that_replicas_remembered_are_known_when_it_is_a_plain_queue(
     assert ages_s["both"] < 40.0 < ages_s["at 1"]
 
 
+@pytest.mark.slow
 async def test_of_dead_letters_that_were_copied_the_first_are_not_taken_for_the_oldest(
     fleet: Fleet,
 ) -> None:
