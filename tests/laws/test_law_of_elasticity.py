@@ -70,3 +70,37 @@ def test_a_large_backlog_takes_the_whole_step() -> None:
     assert LoadLaw(Elasticity(step_max=3)).step(at(1, 2, 5000)).replicas == 5
     # 2 · 250 need three replicas of 200 each.
     assert LoadLaw(Elasticity(step_max=3)).step(at(1, 2, 500)).replicas == 3
+
+
+def test_a_load_that_grows_is_met_before_it_is_too_high() -> None:
+    law = LoadLaw()
+    # 2 replicas, 20 messages more each second: 6 s ahead (a start, and one look) are 60 more each.
+    for time, waiting in enumerate((200, 220, 240, 260, 280)):
+        assert law.step(at(time, 2, waiting, start_s=5.0)).replicas == 2
+    soon = law.step(at(5, 2, 300, start_s=5.0))
+    assert (soon.replicas, soon.rule) == (3, "avg_load > max_load soon")
+    assert "150 messages and grows" in soon.reason
+    assert "will be 210" in soon.reason
+
+
+def test_the_papers_own_rule_waits_until_the_load_is_above() -> None:
+    law = LoadLaw(Elasticity(looks_ahead=False))
+    for time in range(21):
+        assert law.step(at(time, 2, 20 * time)).replicas in (1, 2)
+    assert law.step(at(21, 2, 401)).replicas == 3
+
+
+def test_a_burst_is_no_growth_and_a_load_is_believed_to_double_at_most() -> None:
+    law = LoadLaw()
+    for time, waiting in enumerate((120, 120, 120, 320, 320, 320)):
+        assert law.step(at(time, 2, waiting)).replicas == 2
+    # 60 a second in each of them would be 450 in 6 s; what waits is 95.
+    law = LoadLaw()
+    for time, waiting in enumerate((10, 70, 130, 190)):
+        assert law.step(at(time, 2, waiting)).replicas <= 2
+
+
+def test_a_clock_that_was_set_back_grows_nothing() -> None:
+    law = LoadLaw()
+    for time, waiting in ((10, 100), (11, 150), (12, 200), (5, 250), (6, 300)):
+        assert law.step(at(time, 2, waiting)).replicas == 2

@@ -7,7 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from tidegate.laws.feed_forward import FeedForward, FeedForwardLaw, RateFilter
+from tidegate.laws.feed_forward import (
+    FeedForward,
+    FeedForwardLaw,
+    RateFilter,
+    feed_forward_for,
+)
 from tidegate.laws.wish import Situation
 
 # Capacity 100 msg/s, all of it planned with and no reserve: a replica per 100 msg/s. What figures
@@ -37,6 +42,37 @@ def test_on_a_ramp_level_and_trend_are_found() -> None:
         rates = filter_.step(second, 100.0 + 2.0 * second)
     assert rates.trend_per_s2 == pytest.approx(2.0, rel=0.05)
     assert rates.level_per_s == pytest.approx(100.0 + 2.0 * 599, rel=0.01)
+
+
+def test_a_step_is_followed_at_its_second_rate_and_is_no_trend() -> None:
+    filter_ = RateFilter()
+    for second in range(100):
+        filter_.step(second, 100.0)
+    # Alone it may be a burst.
+    assert filter_.step(100, 600.0).level_per_s < 250.0
+    stepped = filter_.step(101, 610.0)
+    assert stepped.level_per_s == pytest.approx(605.0, rel=0.01)
+    assert stepped.trend_per_s2 < 2.0
+    for second in range(102, 130):
+        rates = filter_.step(second, 605.0)
+    assert rates.level_per_s == pytest.approx(605.0, rel=0.02)
+
+
+def test_one_burst_is_no_step() -> None:
+    filter_ = RateFilter()
+    for second in range(100):
+        filter_.step(second, 100.0)
+    for second in range(100, 200, 10):
+        filter_.step(second, 600.0)
+        for quiet in range(1, 10):
+            rates = filter_.step(second + quiet, 100.0)
+        assert rates.level_per_s < 200.0
+
+
+def test_a_warm_machine_is_the_reserve() -> None:
+    """350 msg/s of 100 each: one stands by, or the warm machine does."""
+    assert FeedForwardLaw(feed_forward_for(keeps_warm=False)).step(now(1, 3, 350.0)).replicas == 5
+    assert FeedForwardLaw(feed_forward_for(keeps_warm=True)).step(now(1, 3, 350.0)).replicas == 4
 
 
 def test_noise_is_no_trend_mostly() -> None:

@@ -28,13 +28,13 @@ def simulated(policy: ScalingPolicy, seed: int, **scaling: object) -> Outcome:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_raw_thresholds_breach_what_the_agreement_policy_keeps(seed: int) -> None:
     raw = simulated(ScalingPolicy.LOAD, seed)
-    # Even told how long a message may wait, thresholds act when that is nearly over.
+    # Told how long a message may wait, thresholds that look ahead do not breach, and are warned.
     told = simulated(ScalingPolicy.LOAD, seed, max_wait_s=4.8)
     kept = simulated(ScalingPolicy.AGREEMENT, seed)
     assert raw.windows_breached is not None
     assert raw.windows_breached >= 40
-    assert told.windows_breached is not None
-    assert told.windows_breached >= 3
+    assert told.windows_warned is not None
+    assert told.windows_warned > 0
     assert (kept.windows_breached, kept.windows_warned) == (0, 0)
     assert kept.windows_met == 180
 
@@ -43,7 +43,8 @@ def test_raw_thresholds_breach_what_the_agreement_policy_keeps(seed: int) -> Non
 @pytest.mark.parametrize("seed", [1, 2])
 def test_keeping_it_takes_less_than_a_third_more_than_knowing_the_load(seed: int) -> None:
     kept = simulated(ScalingPolicy.AGREEMENT, seed)
-    ahead = simulated(ScalingPolicy.FEED_FORWARD, seed)
+    # With its reserve among its replicas.
+    ahead = simulated(ScalingPolicy.FEED_FORWARD, seed, warm=0)
     # Machines that are full, without a boot and without a doubt.
     assert kept.replica_s <= 1.3 * SLOTS * kept.machine_s_ideal
     assert kept.replica_s < ahead.replica_s

@@ -79,16 +79,13 @@ def test_a_trace_has_no_clients_and_the_policy_that_counts_them_says_so(trace: P
 def test_the_papers_figures_make_a_page(tmp_path: Path) -> None:
     options = SimulatedOptions(only=["warm"], results=tmp_path, name="one")
     report = run_simulated(options)
-    # What the issue asks for, under the paper's policy; ours on the same ramp keeps it.
-    missed = [bar.bar for bar in report.bars if not bar.met]
-    assert missed == [
-        "one warm machine: seconds above max_load, policy load (the paper's)",
-    ]
-    assert [bar.figure for bar in report.bars if "feed-forward" in bar.bar] == [0.0]
+    assert all(bar.met for bar in report.bars)
+    above = [bar for bar in report.bars if "seconds above max_load" in bar.bar]
+    assert [bar.figure for bar in above] == [0.0, 0.0]
     assert all(bar.beyond_the_issue == (": late" in bar.bar) for bar in report.bars)
     page = report.page.read_text()
-    assert page.index("Missed:") < page.index("figure 6")
     assert "figure 6" in page
+    assert "7 s as printed" in page
     assert "data:image/png" in page
     assert json.loads((tmp_path / "elastic-queues" / "one" / "warm.json").read_text())["bars"]
 
@@ -147,13 +144,9 @@ def test_both_halves_hold_every_kind_and_no_trace_is_in_both() -> None:
 
 @pytest.mark.slow
 def test_ours_wins_over_the_others_with_their_defaults() -> None:
-    """On few traces of the tuning half; the contest is `lab run elastic-queues --simulate`.
-
-    There `load` is tuned, too, and without its inhibition it is above max_load for less time than
-    ours, with more machines (docs/simulation.md): no bar for defaults.
-    """
+    """On few traces of the tuning half; the contest is `lab run elastic-queues --simulate`."""
     few = contest.halves(20)[0]
-    ours = contest.Contender(contest.ScalingPolicy.FEED_FORWARD, {"warm": 0, "step_max": 4})
+    ours = contest.Contender(contest.ScalingPolicy.FEED_FORWARD, {"warm": 1, "step_max": 4})
     load = contest.Contender(contest.ScalingPolicy.LOAD, {"warm": 1})
     length = contest.Contender(contest.ScalingPolicy.LENGTH, {"warm": 1, "queue_length": 1000.0})
     won, *lost = (

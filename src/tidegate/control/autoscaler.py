@@ -34,9 +34,9 @@ from tidegate.core.steering import (
     QueueSample,
     SetShares,
 )
-from tidegate.laws.elasticity import Elasticity, LoadLaw
+from tidegate.laws.elasticity import DEFAULT_ELASTICITY, Elasticity, LoadLaw
 from tidegate.laws.exchange import DEFAULT_WORTH, Worth, exchanges
-from tidegate.laws.feed_forward import DEFAULT_FEED_FORWARD, FeedForward, FeedForwardLaw
+from tidegate.laws.feed_forward import FeedForward, FeedForwardLaw, feed_forward_for
 from tidegate.laws.length_target import LengthLaw
 from tidegate.laws.placement import goes_first
 from tidegate.laws.reversal import Caution, ReversalGuard
@@ -57,10 +57,12 @@ class Autoscaler:
         self,
         scaling: Scaling,
         *,
-        feed_forward: FeedForward = DEFAULT_FEED_FORWARD,
+        elasticity: Elasticity = DEFAULT_ELASTICITY,
+        feed_forward: FeedForward | None = None,
         flow: Flow = DEFAULT_FLOW,
         worth: Worth = DEFAULT_WORTH,
     ) -> None:
+        self._elasticity = elasticity
         self._feed_forward = feed_forward
         self._flow = flow
         self._worth = worth
@@ -196,9 +198,9 @@ class Autoscaler:
                 setting = replace(DEFAULT_WAIT_SIZING, down_s=scaling.cooldown_period_s)
                 return WaitLaw(Pledge(), setting)
             case ScalingPolicy.LOAD:
-                return LoadLaw(Elasticity(step_max=scaling.replicas_per_step))
+                return LoadLaw(replace(self._elasticity, step_max=scaling.replicas_per_step))
             case ScalingPolicy.FEED_FORWARD:
-                return FeedForwardLaw(self._feed_forward)
+                return FeedForwardLaw(self._feed_forward or feed_forward_for(scaling.keeps_warm))
             case ScalingPolicy.LENGTH:
                 return LengthLaw(
                     scaling.queue_length,
@@ -305,6 +307,8 @@ def _law_words(scaling: Scaling) -> tuple[object, ...]:
     words: tuple[object, ...] = (scaling.policy,)
     if scaling.policy is ScalingPolicy.LOAD:
         words += (scaling.replicas_per_step,)
+    if scaling.policy is ScalingPolicy.FEED_FORWARD:
+        words += (scaling.keeps_warm,)
     if scaling.policy is ScalingPolicy.AGREEMENT:
         words += (scaling.cooldown_period_s,)
     if scaling.policy is ScalingPolicy.LENGTH:

@@ -2,6 +2,7 @@
 
     avg_load = waiting messages / replicas
     avg_load > max_load and not inhibited          one replica more
+    avg_load will be, by the time one serves       the same
     avg_load < min_load and no plan                plan: the last added goes, share by share
     avg_load > min_load while a plan runs          the plan is cancelled, the share comes back
     max_load = tolerated waiting time · consumption rate of a replica, when an agreement says so
@@ -12,17 +13,34 @@ plan had to be cancelled or that a replica had to be added, and no plan goes bac
 before the arrival rate has fallen a tenth below. What was remembered is tried again after an hour,
 and after twice as long each time that it proves right. A load that falls while arrivals are lower
 than what is consumed is an old backlog, and says nothing about how many replicas are too few.
+
+Who acts when the load is above max_load has let it come so far: with every worker on the ramp of
+the paper the load was above for as long as it took to notice. So it is carried ahead to when a
+replica that has a slot would serve, and the loop would look again:
+
+    growth   the median of the last three changes of what waits; what falls does not grow
+    soon     (waiting + growth · (start_s + period)) / replicas > max_load      one replica more
+
+A burst is one change of three, and no growth. Workers that take many at once make what waits a saw:
+a load is believed to double at most, so that below half of max_load nothing is added. A boot is not
+looked ahead to: that needs arrival rates (laws/feed_forward.py). Without `looks_ahead` it is the
+paper's own rule.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 from typing import NamedTuple
 
 from tidegate.laws.wish import Situation, Wish
 
 REMEMBERED_S = 3600.0
+# Changes of what waits that growth is read from.
+CHANGES = 3
 
 
 @dataclass(frozen=True)
@@ -34,6 +52,8 @@ class Elasticity:
     remembered_s: float = REMEMBERED_S
     # Replicas that one decision may add.
     step_max: int = 1
+    # Whether a replica is added before the load is above max_load.
+    looks_ahead: bool = True
 
 
 DEFAULT_ELASTICITY = Elasticity()
@@ -54,13 +74,16 @@ class LoadLaw:
         self._set = elasticity
         # By number of replicas.
         self._too_few: dict[int, TooFew] = {}
+        self._waited: deque[tuple[float, int]] = deque(maxlen=CHANGES + 1)
 
     def step(self, now: Situation) -> Wish:
         """What the next period asks for."""
         count = now.replicas
         load = now.average_load
+        soon = self._soon(now)
         if load > now.max_load:
-            return self._above(now, count, load)
+            seen = f"The average load is {load:.0f} messages, above max_load {now.max_load:g}"
+            return self._above(now, count, "avg_load > max_load", seen)
         if now.draining and load > now.min_load:
             self._note(now, count)
             return Wish(
@@ -71,6 +94,12 @@ class LoadLaw:
                 f"{now.arrived_per_s:.0f} msg/s, so it stays.",
                 f"At or below {now.min_load:g} messages the removal would have gone on.",
             )
+        if soon > now.max_load and not now.draining:
+            seen = (
+                f"The average load is {load:.0f} messages and grows: before a replica that is "
+                f"added now serves it will be {soon:.0f}, above max_load {now.max_load:g}"
+            )
+            return self._above(now, count, "avg_load > max_load soon", seen)
         if load < now.min_load:
             return self._below(now, count, load)
         return Wish(
@@ -82,13 +111,28 @@ class LoadLaw:
             "would have begun to go.",
         )
 
-    def _above(self, now: Situation, count: int, load: float) -> Wish:
-        seen = f"The average load is {load:.0f} messages, above max_load {now.max_load:g}"
+    def _soon(self, now: Situation) -> float:
+        """The average load by the time that a replica would serve, when it grows."""
+        last = self._waited
+        if last and now.at <= last[-1][0]:
+            last.clear()
+        last.append((now.at, now.waiting))
+        if not self._set.looks_ahead or len(last) <= CHANGES:
+            return now.average_load
+        steps = [
+            ((later - earlier) / (then - before), then - before)
+            for (before, earlier), (then, later) in pairwise(last)
+        ]
+        growth_per_s = max(median(step for step, _ in steps), 0.0)
+        grown = min(growth_per_s * (now.start_s + steps[-1][1]), now.waiting)
+        return now._replace(waiting=now.waiting + round(grown)).average_load
+
+    def _above(self, now: Situation, count: int, rule: str, seen: str) -> Wish:
         if now.draining:
             self._note(now, count)
             return Wish(
                 count + now.draining,
-                "avg_load > max_load: plan cancelled",
+                f"{rule}: plan cancelled",
                 f"{seen}, while a replica is going: it stays.",
                 f"At or below min_load {now.min_load:g} the removal would have gone on.",
             )
@@ -104,9 +148,9 @@ class LoadLaw:
         more = min(max(more, 1), self._set.step_max)
         return Wish(
             count + more,
-            "avg_load > max_load",
+            rule,
             f"{seen}, and nothing is on its way.",
-            f"At or below {now.max_load:g} messages nothing would have been added.",
+            f"At or below {now.max_load:g} messages, now and soon, nothing would have been added.",
         )
 
     def _below(self, now: Situation, count: int, load: float) -> Wish:

@@ -17,10 +17,14 @@ Level and trend come from averages of the rate that forget after `level_s`, `fas
 On a ramp each lags behind by slope · its time, so trend = (fast − slow) / (slow_s − fast_s), and
 trend · level_s is what the level lacks. A difference that noise alone would make is no trend. A
 trend is read over a longer time than the level: a step is a level that has changed, and no ramp.
+Two rates one after the other that are both above the level by more than `leap` deviations are such
+a step: all three averages go there with them, and none of it is left to look like a trend.
 
 A step is foretold by nothing, so some replicas stand by (`spare`), and a machine that is needed is
 filled: its other slots cost nothing more. What will pile up while machines boot is ordered for in
-part at once (`foresee`), or it would wait for a second boot.
+part at once (`foresee`), or it would wait for a second boot. Where a machine is kept warm, that is
+the reserve: a part of a replica may then be missing (`spare` below 0) and shows as a backlog, and
+peaks are remembered for less time.
 
 Up at once, down slowly: `needed`, less what noise may have put on top, is rounded up and ordered
 at once (a real shortage that it hides shows in the backlog); a replica goes only when the
@@ -52,11 +56,13 @@ class FeedForward:
     significant: float = 2.0
     # Standard errors of the level that are taken off before a replica is added for it.
     sure: float = 3.0
+    # Deviations of a single rate that two of them must be above the level to be a step.
+    leap: float = 5.0
     # Of the level: how much growth is believed at most, whatever the horizon.
     growth_max: float = 0.2
     # Of a replica's capacity: how much of it to plan with.
     busy: float = 1.0
-    # Replicas beyond what is needed, for what no trend foretells.
+    # Replicas beyond what is needed, for what no trend foretells; below 0: so much may be missing.
     spare: float = 1.1
     # Whether slots of a machine that is needed anyway are filled: they cost nothing more.
     fill: bool = True
@@ -79,6 +85,13 @@ class FeedForward:
 
 
 DEFAULT_FEED_FORWARD = FeedForward()
+# A warm machine is the reserve, seconds away, and what went too early is as soon back.
+WARM_FEED_FORWARD = FeedForward(spare=-0.1, foresee=0.0, down_s=50.0, down_room=0.05)
+
+
+def feed_forward_for(keeps_warm: bool) -> FeedForward:
+    """As the law is at its best."""
+    return WARM_FEED_FORWARD if keeps_warm else DEFAULT_FEED_FORWARD
 
 
 class Rates(NamedTuple):
@@ -100,6 +113,7 @@ class RateFilter:
         self._fast = 0.0
         self._slow = 0.0
         self._noise2 = 0.0
+        self._leapt = False
 
     def step(self, at: float, rate_per_s: float) -> Rates:
         """Take the next measurement in."""
@@ -111,6 +125,7 @@ class RateFilter:
             return Rates(rate_per_s, 0.0)
         passed_s = max(at - self._at, 0.0)
         self._at = at
+        self._follow_leap(rate_per_s)
         new = 1.0 - math.exp(-passed_s / self._set.level_s)
         newer = 1.0 - math.exp(-passed_s / self._set.fast_s)
         late = 1.0 - math.exp(-passed_s / self._set.slow_s)
@@ -129,6 +144,17 @@ class RateFilter:
             return Rates(self._level, 0.0, off)
         trend = difference / (self._set.slow_s - self._set.fast_s)
         return Rates(max(self._level + trend * self._set.level_s, 0.0), trend, off)
+
+    def _follow_leap(self, rate_per_s: float) -> None:
+        """A second rate far above the level: that is where the level is now."""
+        far = self._level + self._set.leap * math.sqrt(max(self._noise2, self._level, 1.0))
+        leapt, self._leapt = self._leapt, rate_per_s > far
+        if leapt and self._leapt:
+            up = 0.5 * (self._last + rate_per_s) - self._level
+            self._level += up
+            self._fast += up
+            self._slow += up
+            self._leapt = False
 
 
 class _Need(NamedTuple):

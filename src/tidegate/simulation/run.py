@@ -26,7 +26,8 @@ from tidegate.core.steering import (
     QueueSample,
     SetShares,
 )
-from tidegate.laws.feed_forward import DEFAULT_FEED_FORWARD, FeedForward
+from tidegate.laws.elasticity import DEFAULT_ELASTICITY, Elasticity
+from tidegate.laws.feed_forward import FeedForward
 from tidegate.simulation.judged import QUEUE, Judged, obeyed
 from tidegate.simulation.outcome import Explained, Outcome, Series, reversals_of
 from tidegate.simulation.plant import Plant
@@ -49,10 +50,14 @@ def simulate(
     *,
     progress: Progress | None = None,
     record: bool = True,
-    feed_forward: FeedForward = DEFAULT_FEED_FORWARD,
+    elasticity: Elasticity = DEFAULT_ELASTICITY,
+    feed_forward: FeedForward | None = None,
 ) -> Outcome:
-    """Run a scenario from its first second to its last."""
-    run = _Run(scenario, seed, record=record, feed_forward=feed_forward)
+    """Run a scenario from its first second to its last; laws may be set, to be tuned."""
+    autoscaler = Autoscaler(
+        obeyed(scenario.scaling), elasticity=elasticity, feed_forward=feed_forward
+    )
+    run = _Run(scenario, seed, autoscaler, record=record)
     shown = 0
     while not run.ended:
         run.poll_period()
@@ -66,16 +71,16 @@ class _Run:
     """What changes while a run goes on."""
 
     def __init__(
-        self, scenario: Scenario, seed: int, *, record: bool, feed_forward: FeedForward
+        self, scenario: Scenario, seed: int, autoscaler: Autoscaler, *, record: bool
     ) -> None:
-        scaling, settings = obeyed(scenario.scaling), scenario.plant
+        scaling, settings = autoscaler.scaling, scenario.plant
         self._scenario = scenario
         self._seed = seed
         self._record = record
         self._duration_s = scenario.trace.duration_s
         self._reader = Reader(scenario.trace)
         self._plant = Plant(QUEUE, settings, scaling.slots_per_machine, f"{scenario.name} {seed}")
-        self._autoscaler = Autoscaler(scaling, feed_forward=feed_forward)
+        self._autoscaler = autoscaler
         self._provisioner = Provisioner(machines_max=settings.machines_max)
         self._judged = None if scaling.agreement is None else Judged(scaling, self._plant)
         polling_s = scaling.polling_interval_s

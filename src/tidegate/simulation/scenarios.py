@@ -40,10 +40,9 @@ _ELASTIC = Scaling(
     warm=0,
     step_max=4,
 )
-# How each policy is at its best (the contest in lab/elastic): feed-forward keeps a reserve among
-# its replicas, the others need a warm machine for what they do not foresee.
+# How each policy is at its best (the contest in lab/elastic).
 _AT_ITS_BEST: dict[ScalingPolicy, dict[str, int]] = {
-    ScalingPolicy.FEED_FORWARD: {"warm": 0, "step_max": 4},
+    ScalingPolicy.FEED_FORWARD: {"warm": 1, "step_max": 4},
     ScalingPolicy.LOAD: {"warm": 1, "step_max": 1},
     ScalingPolicy.LENGTH: {"warm": 1, "step_max": 16},
     ScalingPolicy.CLIENTS: {"warm": 1, "step_max": 1},

@@ -20,8 +20,11 @@ from tidegate.lab.report.figures import DOTS_PER_INCH, Line, Panel, draw_rows
 from tidegate.report import palette
 from tidegate.simulation.outcome import Outcome
 
+# The paper's listing to the letter; the policy "load" looks ahead.
+AS_PRINTED = "load as printed"
 POLICY_COLOURS = {
     "load": palette.AMBER.light,
+    AS_PRINTED: palette.GREY.light,
     "length": palette.VIOLET.light,
     "feed-forward": palette.TEAL.light,
     "clients": palette.BLUE.light,

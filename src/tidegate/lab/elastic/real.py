@@ -449,10 +449,9 @@ def section_of(runs: dict[str, RealRun], plan: RealPlan, others: float, folder: 
             "smaller and are shown multiplied again.",
             "A replica has a stated limit of 100 messages/s, which stands for its worker: two "
             "cores do not show what eight machines did.",
-            "Policy load can notice a load above max_load only when it is above it: a polling "
-            "interval, and the start of a process, for each worker that is added is inherent to "
-            "it. Late is above max_load with no slot free: a machine has to be waited for. Bars "
-            "about it are ours, beyond the issue.",
+            "Policy load looks a worker's start ahead, of the clock's seconds; a load is believed "
+            "to double at most. Late is above max_load with no slot free: a machine has to be "
+            "waited for. Bars about it are ours, beyond the issue.",
             f"Ramps end at {plan.rate_max_per_s:g} messages/s, the fast ones at "
             f"{plan.fast_rate_max_per_s:g}: for more workers than there are slots at the start, "
             "so that every setup needs a machine that is not there yet.",

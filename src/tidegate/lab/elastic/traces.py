@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from tidegate.core.scaling import ScalingPolicy
 from tidegate.lab.bench.bars import Bar
 from tidegate.lab.elastic import contest
-from tidegate.lab.elastic.contest import Contender, Score, Tuned
+from tidegate.lab.elastic.contest import Score, Tuned
 from tidegate.lab.elastic.figures import draw_scatter, name_of
 from tidegate.lab.report.section import Drawing, Section
 from tidegate.lab.telesto.confidence import estimate
@@ -56,9 +55,9 @@ def _tuned(arena: contest.Arena, tuning: Sequence[int]) -> dict[str, Tuned]:
     def allowed(means: Mapping[str, float], numbers: Sequence[int]) -> bool:
         others = (contest.means_of(arena.scores(one, numbers)) for one in theirs)
         return all(
-            means["machine_s"] <= contest.MACHINES_MARGIN * other["machine_s"]
-            and means["reversals"] <= contest.REVERSALS_MARGIN * other["reversals"]
+            means[figure] <= margin * other[figure]
             for other in others
+            for figure, margin in contest.MARGINS.items()
         )
 
     tuned[OURS] = arena.tune(contest.feed_forward_grid(), tuning, allowed)
@@ -125,9 +124,11 @@ def _section(
             "one that is to go is gone when it has done what it had in hand.",
             f"Objective of every search: machine-seconds + {contest.SECOND_ABOVE:g} × seconds "
             "above max_load, on the tuning half; first round on a fifth of it, the best two on "
-            f"all of it. Ours had to have at most {contest.MACHINES_MARGIN:g} of the "
-            f"machine-seconds and {contest.REVERSALS_MARGIN:g} of the reversals of both others "
-            "there.",
+            "all of it. Ours had to have at most "
+            + ", ".join(
+                f"{part:g} of the {FIGURES[name]}" for name, part in contest.MARGINS.items()
+            )
+            + " of both others there.",
             "A reversal is a replica ordered after one went, or one gone after one was ordered. "
             "Drains that were given up are not counted; booting machines are paid for.",
             "Settings that won: "
@@ -137,16 +138,12 @@ def _section(
             "tuning": list(tuning),
             "unseen": list(unseen),
             "first_seed": {"tuning": contest.FIRST_SEED, "unseen": first_seed},
-            "settings": {name: _settings(one.contender) for name, one in tuned.items()},
+            "settings": {name: one.contender.given for name, one in tuned.items()},
             "tried": {name: list(one.tried) for name, one in tuned.items()},
             "means": means,
             "scores": {name: list(of) for name, of in scores.items()},
         },
     )
-
-
-def _settings(contender: Contender) -> dict[str, Any]:
-    return {**contender.scaling, **contender.feed_forward}
 
 
 def _differences(scores: Mapping[str, Sequence[Score]], other: str, figure: str) -> list[float]:
