@@ -16,6 +16,7 @@ from tidegate.core.replication import HOMES, ReplicaPlace, ReplicaState, Role, T
 from tidegate.core.scaling import DEFAULT_SCALING, Scaling
 from tidegate.node.limits import Limits
 from tidegate.node.meeting import insist
+from tidegate.node.replica import Replica
 from tidegate.node.server import Node
 from tidegate.wire.packet import Packet, Request
 from tidegate.wire.packets.clients import RegisterClient
@@ -28,13 +29,47 @@ from tidegate.wire.packets.reads import ReadMessage, ReadMessageResponse
 Found = TypeVar("Found", bound=Packet)
 
 
-class Leader:
-    """Orders about one logical queue, as the leader gives them."""
+class Orders:
+    """What whoever leads may order about one logical queue, and what the store says of it."""
 
     def __init__(self, store: Store, epoch: int, queue_id: int) -> None:
         self.store = store
         self.epoch = epoch
         self.queue_id = queue_id
+
+    async def topology(self) -> Topology:
+        found = await self.store.topology(self.queue_id)
+        assert found is not None
+        return found
+
+    async def place(self, number: int) -> ReplicaPlace:
+        found = (await self.topology()).replica(number)
+        assert found is not None
+        return found
+
+    async def add_starting(self, node: Node, *, store_number: int | None = None) -> ReplicaPlace:
+        """Another replica, served by this node, at which nobody is to be yet."""
+        place = await self.store.add_replica(self.queue_id, self.epoch, store_number=store_number)
+        assert place is not None
+        await self.bring(node, place.queue_id)
+        return place
+
+    async def bring(self, node: Node, queue_id: int) -> Replica:
+        """Own it there, also when somebody else wants it at the same moment."""
+        return await insist(lambda: node.ownership.bring_here(queue_id))
+
+    async def set_state(self, number: int, state: ReplicaState) -> None:
+        assert await self.store.set_replica_state(self.queue_id, number, state, self.epoch)
+
+    async def set_shares(self, shares: dict[int, float]) -> None:
+        assert await self.store.set_shares(self.queue_id, shares, self.epoch)
+
+    async def retire(self, number: int) -> bool:
+        return await self.store.retire_replica(self.queue_id, number, self.epoch)
+
+
+class Leader(Orders):
+    """Orders one by one, from whoever leads; nobody is told until they look."""
 
     @classmethod
     async def of(
@@ -50,38 +85,16 @@ class Leader:
                 return cls(node.store, epoch, queue_id)
         raise AssertionError("nobody leads")
 
-    async def topology(self) -> Topology:
-        found = await self.store.topology(self.queue_id)
-        assert found is not None
-        return found
-
-    async def place(self, number: int) -> ReplicaPlace:
-        found = (await self.topology()).replica(number)
-        assert found is not None
-        return found
-
     async def add(self, owner: Node, *, store_number: int | None = None) -> ReplicaPlace:
         """A replica that this node serves; its share is to be set."""
-        place = await self.store.add_replica(self.queue_id, self.epoch, store_number=store_number)
-        assert place is not None
-        # Another node may just be taking what nobody serves yet: it is brought here from there.
-        await insist(lambda: owner.ownership.bring_here(place.queue_id))
+        place = await self.add_starting(owner, store_number=store_number)
         await self.set_state(place.number, ReplicaState.SERVING)
         return await self.place(place.number)
-
-    async def set_state(self, number: int, state: ReplicaState) -> None:
-        assert await self.store.set_replica_state(self.queue_id, number, state, self.epoch)
-
-    async def set_shares(self, shares: dict[int, float]) -> None:
-        assert await self.store.set_shares(self.queue_id, shares, self.epoch)
 
     async def set_homes(self, *numbers: int) -> None:
         """Homes in turn at these replicas."""
         homes = [numbers[index % len(numbers)] for index in range(HOMES)]
         assert await self.store.set_homes(self.queue_id, homes, self.epoch)
-
-    async def retire(self, number: int) -> bool:
-        return await self.store.retire_replica(self.queue_id, number, self.epoch)
 
 
 class Talker:

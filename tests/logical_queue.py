@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections import Counter
 
 from backing import until
+from logical import Orders
 from tidegate.client.client import Client
-from tidegate.core.replication import HOMES, ReplicaPlace, ReplicaState, Topology
+from tidegate.core.replication import HOMES, ReplicaPlace, ReplicaState
 from tidegate.core.scaling import Range, Scaling, ScalingPolicy, Steering
-from tidegate.node.meeting import insist
-from tidegate.node.replica import Replica
 from tidegate.node.server import Node
 
 # What is ordered here, no loop undoes.
 SCALING = Scaling(replicas=Range(1, 8), policy=ScalingPolicy.FIXED, steering=Steering.RECOMMEND)
 
 
-class LogicalQueue:
-    """The queue `orders`, the nodes that serve it, and what is ordered about it."""
+class LogicalQueue(Orders):
+    """The queue `orders`, the nodes that serve it, and orders of which everybody is told."""
 
     def __init__(self, nodes: list[Node], alias_id: int, leader_epoch: int) -> None:
+        super().__init__(nodes[0].store, leader_epoch, alias_id)
         self.nodes = nodes
         self.alias_id = alias_id
-        self._store = nodes[0].store
-        self._leader_epoch = leader_epoch
 
     @classmethod
     async def make(
@@ -40,9 +38,7 @@ class LogicalQueue:
 
     async def add(self, node: Node, *, is_home: bool = True) -> ReplicaPlace:
         """Another replica, served by this node; all get the same share."""
-        place = await self._store.add_replica(self.alias_id, self._leader_epoch)
-        assert place is not None
-        await self.bring(node, place.queue_id)
+        place = await self.add_starting(node)
         await self.set_state(place.number, ReplicaState.SERVING)
         serving = [p.number for p in (await self.topology()).replicas]
         await self.share({number: 1 / len(serving) for number in serving})
@@ -50,37 +46,13 @@ class LogicalQueue:
             await self.set_homes([1] * HOMES)
         return place
 
-    async def add_starting(self, node: Node) -> ReplicaPlace:
-        """Another replica, at which nobody is to be yet."""
-        place = await self._store.add_replica(self.alias_id, self._leader_epoch)
-        assert place is not None
-        await self.bring(node, place.queue_id)
-        return place
-
-    async def bring(self, node: Node, queue_id: int) -> Replica:
-        """Own it there, also when somebody else wants it at the same moment."""
-        return await insist(lambda: node.ownership.bring_here(queue_id))
-
-    async def topology(self) -> Topology:
-        topology = await self._store.topology(self.alias_id)
-        assert topology is not None
-        return topology
-
-    async def place(self, number: int) -> ReplicaPlace:
-        place = (await self.topology()).replica(number)
-        assert place is not None
-        return place
-
     async def share(self, shares: dict[int, float]) -> None:
         """Everybody is told before this returns."""
-        assert await self._store.set_shares(self.alias_id, shares, self._leader_epoch)
+        await self.set_shares(shares)
         await self.look()
 
-    async def set_state(self, number: int, state: ReplicaState) -> None:
-        assert await self._store.set_replica_state(self.alias_id, number, state, self._leader_epoch)
-
     async def set_homes(self, homes: list[int]) -> None:
-        assert await self._store.set_homes(self.alias_id, homes, self._leader_epoch)
+        assert await self.store.set_homes(self.queue_id, homes, self.epoch)
         await self.look()
 
     async def drain(self, number: int) -> None:
@@ -88,9 +60,6 @@ class LogicalQueue:
         await self.set_state(number, ReplicaState.DRAINING)
         others = [p.number for p in (await self.topology()).replicas if p.number != number]
         await self.share({number: 0.0} | {other: 1 / len(others) for other in others})
-
-    async def retire(self, number: int) -> bool:
-        return await self._store.retire_replica(self.alias_id, number, self._leader_epoch)
 
     async def look(self) -> None:
         for node in self.nodes:
