@@ -16,7 +16,9 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
@@ -97,11 +99,22 @@ class _LastError(logging.Handler):
             self.lines.append(lines[-1].strip())
 
 
+def _exit_at_last(ends: SimpleQueue[float]) -> None:
+    """End the process so long after it was told to end, whatever its application does."""
+    time.sleep(ends.get())
+    os._exit(1)
+
+
 def _serve(target: str, app: Any, place: socket.socket, drain_s: float, ready: ReadyPipe) -> None:
     try:
         import uvicorn
     except ImportError:
         raise Unavailable("uvicorn is missing here: pip install 'tidegate[http]'") from None
+
+    # Before any signal: a handler may interrupt the very locks that starting a thread takes, and
+    # this kind of queue is the one that it may use.
+    ends: SimpleQueue[float] = SimpleQueue()
+    threading.Thread(target=_exit_at_last, args=(ends,), name="last-exit", daemon=True).start()
 
     class Server(uvicorn.Server):
         """One that tells when it listens, and that no application keeps from ending."""
@@ -114,9 +127,7 @@ def _serve(target: str, app: Any, place: socket.socket, drain_s: float, ready: R
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             super().handle_exit(sig, frame)
             # A loop that hangs would never look at it; a thread does.
-            last = threading.Timer(drain_s + _GOODBYE_S, os._exit, (1,))
-            last.daemon = True
-            last.start()
+            ends.put(drain_s + _GOODBYE_S)
 
     errors = _LastError()
     told = logging.getLogger("uvicorn.error")
