@@ -3,22 +3,22 @@
     python -m tidegate.cli.application_probe shop:app 7      the answer goes to descriptor 7
 
 In a process of its own, since importing is running somebody's code: it may print, hang, or end the
-process. What is wrong is told in a sentence as JSON, with a traceback on stderr for who wants more.
+process. What is wrong is told in a sentence as JSON, with the application's own traceback on
+stderr for who wants more.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import os
 import sys
-import traceback
 from typing import Any
 
+from tidegate.cli.user_module import print_from_users_file, user_module
+from tidegate.core.errors import InvalidValue
+
 DEFAULT_NAME = "app"
-# Of the last line of a traceback.
-_REASON_MAX = 500
 
 
 def main() -> None:
@@ -26,9 +26,9 @@ def main() -> None:
     try:
         wrong = fault_of(target)
     except BaseException as failure:
-        # Also SystemExit: a script without `if __name__ == "__main__"` ends its importer.
-        traceback.print_exc()
-        wrong = f"{_module_of(target)!r} fails when imported: {_last_line(failure)}"
+        # Whatever it raises when it is looked at.
+        print_from_users_file(failure)
+        wrong = f"{target!r} cannot be looked at: {failure!r}"
     os.write(descriptor, json.dumps({"wrong": wrong}).encode() + b"\n")
     os.close(descriptor)
     # Whatever threads the module has started, the answer is given.
@@ -38,19 +38,14 @@ def main() -> None:
 
 def fault_of(target: str) -> str:
     """Why it cannot be hosted; "": it can."""
-    module_name = _module_of(target)
-    path = target.partition(":")[2] or DEFAULT_NAME
+    module_name, _, path = target.partition(":")
+    path = path or DEFAULT_NAME
     if not module_name or not all(part.isidentifier() for part in path.split(".")):
         return f"{target!r} is no MODULE:APP, such as shop:app or shop.web:app"
     try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as failure:
-        missing = failure.name or ""
-        if module_name == missing or module_name.startswith(missing + "."):
-            here = os.getcwd()  # noqa: PTH109 for what people read
-            return f"no module {module_name!r}: looked in {here} and where Python finds packages"
-        traceback.print_exc()
-        return f"{module_name!r} was found, but imports {missing!r}, which is not installed"
+        module = user_module(module_name)
+    except InvalidValue as wrong:
+        return str(wrong)
     found: Any = module
     for part in path.split("."):
         found = getattr(found, part, None)
@@ -97,15 +92,6 @@ def _takes(signature: inspect.Signature, count: int) -> bool:
 
 def _is_wsgi(found: Any, signature: inspect.Signature) -> bool:
     return hasattr(found, "wsgi_app") or "start_response" in signature.parameters
-
-
-def _module_of(target: str) -> str:
-    return target.partition(":")[0]
-
-
-def _last_line(failure: BaseException) -> str:
-    lines = "".join(traceback.format_exception_only(failure)).strip().splitlines()
-    return lines[-1].strip()[:_REASON_MAX]
 
 
 if __name__ == "__main__":

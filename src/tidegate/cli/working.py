@@ -15,13 +15,13 @@ from tidegate.cli.logs import set_up_logs
 from tidegate.cli.reloading import run_again_on_change
 from tidegate.cli.settings.reader import load_settings
 from tidegate.cli.settings_options import ConfigOption
+from tidegate.cli.user_module import user_module
 from tidegate.cli.worker_telemetry import recorded
 from tidegate.client.connect import URL_VARIABLE
 from tidegate.client.last_exit import GOODBYE_S
 from tidegate.core.errors import InvalidValue
 from tidegate.core.prefetch import PrefetchGoal, PrefetchModel
 from tidegate.core.quantities import parse_rate_per_s
-from tidegate.fleet.imported import imported
 from tidegate.fleet.parent import end_with_parent
 from tidegate.fleet.ready_pipe import ReadyPipe
 
@@ -166,7 +166,7 @@ def load_app(target: str) -> App:
     path = path or _DEFAULT_NAME
     if not module_name or not all(part.isidentifier() for part in path.split(".")):
         raise InvalidValue(f"{target!r} is no MODULE:APP, such as shop:app or shop.workers:app")
-    module = imported(module_name)
+    module = user_module(module_name)
     found: Any = module
     for part in path.split("."):
         found = getattr(found, part, None)

@@ -1,0 +1,61 @@
+"""A user's module, imported from where the process runs.
+
+When that fails, the traceback begins at the user's own file: how we came to import it is nobody's
+concern. Then one sentence says what was tried.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from tidegate.core.errors import InvalidValue
+
+_OURS = str(Path(__file__).resolve().parent.parent)
+_IMPORTING = ("<frozen importlib", importlib.__file__)
+# Of the last line of a traceback.
+_REASON_MAX = 500
+
+
+def user_module(name: str) -> ModuleType:
+    """The module; InvalidValue when there is none, or it fails."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        # As python itself does: what lies here can be named.
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as failure:
+        missing = failure.name or ""
+        if name == missing or name.startswith(missing + "."):
+            raise InvalidValue(
+                f"no module {name!r}: looked in {here} and where Python finds packages"
+            ) from None
+        print_from_users_file(failure)
+        raise InvalidValue(
+            f"{name!r} was found, but imports {missing!r}, which is not installed"
+        ) from None
+    except (Exception, SystemExit) as failure:
+        # A script without `if __name__ == "__main__"` ends its importer.
+        print_from_users_file(failure)
+        raise InvalidValue(f"{name!r} fails when imported: {_last_line(failure)}") from None
+
+
+def print_from_users_file(failure: BaseException) -> None:
+    """Its traceback without the frames that led there, nor those of importing in between."""
+    told = traceback.TracebackException.from_exception(failure)
+    frames = [frame for frame in told.stack if not frame.filename.startswith(_IMPORTING)]
+    while frames and frames[0].filename.startswith(_OURS):
+        del frames[0]
+    told.stack = traceback.StackSummary.from_list(frames)
+    # What cannot even be parsed has no frames, and says by itself where it is.
+    lines = told.format() if frames else told.format_exception_only()
+    print("".join(lines), end="", file=sys.stderr)
+
+
+def _last_line(failure: BaseException) -> str:
+    lines = "".join(traceback.format_exception_only(failure)).strip().splitlines()
+    return lines[-1].strip()[:_REASON_MAX]
