@@ -35,9 +35,8 @@ def test_defaults_have_their_unit(
         assert number not in shown
 
 
-@pytest.mark.parametrize("every", ["0s", "0"])
-def test_looking_all_the_time_is_refused(every: str) -> None:
-    refused = CliRunner().invoke(app, ["watch", "--every", every])
+def test_looking_all_the_time_is_refused() -> None:
+    refused = CliRunner().invoke(app, ["watch", "--every", "0s"])
     assert refused.exit_code == 2
     assert "no time at all" in refused.output
 

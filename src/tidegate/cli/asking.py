@@ -102,12 +102,21 @@ def queue_key(text: str) -> str | int:
 
 
 def duration_s(text: str | float) -> float:
-    """Seconds of an option that takes a duration: `250ms`, `5s`, or a bare number of seconds."""
-    text = str(text)
+    """Seconds of an option that takes a duration, always with its unit: `250ms`, `5s`."""
+    # Typer hands over what an option is by default, too: our own seconds.
+    if not isinstance(text, str):
+        return float(text)
     try:
-        return parse_duration_s(text + "s" if _is_number(text) else text)
+        return parse_duration_s(text)
     except InvalidValue as wrong:
         raise typer.BadParameter(str(wrong)) from None
+
+
+def duration_text(text: str) -> str:
+    """The same as it was written, for who hands it on; `none` is theirs to take or to refuse."""
+    if text.lower() != "none":
+        duration_s(text)
+    return text
 
 
 def some_duration_s(text: str | float) -> float:
@@ -121,7 +130,3 @@ def some_duration_s(text: str | float) -> float:
 def duration_option(says: str, parser: Callable[[str], float] = duration_s) -> Any:
     """An option that takes a duration; its help says the default as people write it."""
     return typer.Option(parser=parser, metavar="DURATION", show_default=False, help=says)
-
-
-def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).isdigit()

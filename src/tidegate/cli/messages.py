@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli.asking import DEFAULT, UrlOption, ask, duration_option, duration_s, queue_key
+from tidegate.cli.asking import DEFAULT, UrlOption, ask, duration_option, queue_key
+from tidegate.cli.exit_codes import NOTHING_THERE
 from tidegate.cli.figures import seconds
-from tidegate.cli.output import EXIT_NOTHING_THERE, Column, JsonOption, Output
+from tidegate.cli.output import Column, JsonOption, Output
 from tidegate.cli.payload import as_json, preview, write
 from tidegate.cli.queues import QueueArgument
 from tidegate.cli.stdin import stdin_lines
@@ -82,8 +83,8 @@ def put(
     context: Annotated[int | None, typer.Option(help="Number that a reply carries back.")] = None,
     content_type: ContentTypeOption = None,
     header: HeaderOption = None,
-    delay: Annotated[str | None, typer.Option(help="Deliver it after, such as 30s.")] = None,
-    ttl: Annotated[str | None, typer.Option(help="Drop it after, such as 1h.")] = None,
+    delay: Annotated[float | None, duration_option("Deliver it after, such as 30s.")] = None,
+    ttl: Annotated[float | None, duration_option("Drop it after, such as 1h.")] = None,
     dedup_id: Annotated[
         str | None, typer.Option(help="Of messages with the same one, the first is stored.")
     ] = None,
@@ -118,8 +119,8 @@ def put(
                 priority=priority,
                 content_type=content_type,
                 headers=headers or None,
-                delay=None if delay is None else duration_s(delay),
-                ttl=None if ttl is None else duration_s(ttl),
+                delay=delay,
+                ttl=ttl,
                 dedup_id=dedup_id,
                 group=group,
                 tenant=tenant,
@@ -242,7 +243,7 @@ def get(
         return taken
 
     if not ask(url, take, "read-write"):
-        raise typer.Exit(EXIT_NOTHING_THERE)
+        raise typer.Exit(NOTHING_THERE)
 
 
 def print_message(message: Message, output: Output, raw: bool) -> None:
@@ -297,4 +298,4 @@ def peek(
         )
     if not messages:
         _say_nothing_there(NoMessagesInQueue(f"queue {queue} is empty"))
-        raise typer.Exit(EXIT_NOTHING_THERE)
+        raise typer.Exit(NOTHING_THERE)

@@ -11,7 +11,7 @@ from tidegate.core.complaint import allowed, shown
 from tidegate.core.errors import InvalidValue
 from tidegate.core.model import Overflow, QueuePolicy
 from tidegate.core.prefetch_words import goal_of
-from tidegate.core.quantities import parse_duration_s, parse_size_bytes
+from tidegate.core.quantities import DURATION_IS, parse_duration_s, parse_size_bytes
 
 SetOption = Annotated[
     list[str] | None,
@@ -61,7 +61,7 @@ def _value(field: str, text: str) -> Any:
     if field == "bytes_max":
         return parse_size_bytes(text)
     if field.endswith("_s"):
-        return parse_duration_s(text) if not text.replace(".", "").isdigit() else float(text)
+        return _duration_s(field, text)
     if field == "overflow" and text not in list(Overflow):
         raise InvalidValue(f"overflow is one of {', '.join(Overflow)}, not {text!r}")
     try:
@@ -69,6 +69,14 @@ def _value(field: str, text: str) -> Any:
     except msgspec.ValidationError:
         must = allowed(_types()[field])
         raise InvalidValue(f"{field} = {shown(text)}: must be {must}") from None
+
+
+def _duration_s(field: str, text: str) -> float:
+    try:
+        return parse_duration_s(text)
+    except InvalidValue:
+        key = field.removesuffix("_s")
+        raise InvalidValue(f"{key} = {shown(text)}: must be {DURATION_IS}") from None
 
 
 def _types() -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tidegate.cli.asking import duration_text
 from tidegate.core.errors import InvalidValue
 from tidegate.core.prefetch import PrefetchGoal
 from tidegate.core.prefetch_words import KEEP_UP, by_hand, changed, given_back
@@ -50,7 +51,12 @@ PrefetchOffOption = Annotated[
 ]
 SettleOption = Annotated[
     str | None,
-    typer.Option(metavar="DURATION", rich_help_panel=_PANEL, help="Until the rate is there."),
+    typer.Option(
+        parser=duration_text,
+        metavar="DURATION",
+        rich_help_panel=_PANEL,
+        help="Until the rate is there.",
+    ),
 ]
 OvershootOption = Annotated[
     str | None,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tidegate.cli.asking import duration_text
 from tidegate.core.errors import InvalidValue
 from tidegate.core.scaling import ScalingPolicy
 
@@ -13,7 +14,8 @@ PolicyOption = Annotated[
     ScalingPolicy | None, typer.Option(help="Which law says how many there are.")
 ]
 MaxWaitOption = Annotated[
-    str | None, typer.Option(metavar="DURATION", help="How long a message may wait.")
+    str | None,
+    typer.Option(parser=duration_text, metavar="DURATION", help="How long a message may wait."),
 ]
 MinLoadOption = Annotated[
     float | None, typer.Option(help="Waiting messages per replica below which one goes.")

@@ -11,11 +11,12 @@ from tidegate.agreement.scaling_terms import agreement_of_file, with_agreement
 from tidegate.cli.settings.fleet import FleetSettings
 from tidegate.cli.settings.settings import QUEUES
 from tidegate.core.complaint import shown
-from tidegate.core.errors import TidegateError
+from tidegate.core.errors import InvalidValue, TidegateError
 from tidegate.core.prefetch import PrefetchGoal
 from tidegate.core.prefetch_words import goal_of
+from tidegate.core.quantities import DURATION_IS
 from tidegate.core.scaling import DEFAULT_SCALING, Provisioning, Scaling
-from tidegate.core.scaling_words import changed
+from tidegate.core.scaling_words import KEYS, changed
 from tidegate.node.checks import check_queue_name
 from tidegate.node.limits import Limits
 
@@ -97,6 +98,7 @@ class QueueSections:
         )
         try:
             check_queue_name(name, Limits())
+            _check_durations(keys)
             if isinstance(keys.get("agreement"), str):
                 of_fleet = _with_agreement(name, keys, of_fleet)
                 keys = {key: value for key, value in keys.items() if key != "agreement"}
@@ -107,6 +109,15 @@ class QueueSections:
 
     def _complain(self, name: str, wrong: TidegateError) -> None:
         self._complaints.append(f"{QUEUES}.{name or shown(name)}: {wrong}")
+
+
+def _check_durations(keys: dict[str, Any]) -> None:
+    """A bare number does not say of what; one called `max_wait_s` does."""
+    for key, value in keys.items():
+        named = key.replace("-", "_")
+        has_unit = KEYS.get(named, named) == named
+        if not has_unit and isinstance(value, int | float):
+            raise InvalidValue(f"{key} = {shown(value)}: must be {DURATION_IS}")
 
 
 def _with_agreement(name: str, keys: dict[str, Any], before: Scaling) -> Scaling:
