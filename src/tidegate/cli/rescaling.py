@@ -8,10 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tidegate.cli.asking import queue_key
+from tidegate.cli.worker_doubts import worker_doubts
 from tidegate.core.errors import ChangedMeanwhile, InvalidValue
 from tidegate.core.replication import logical_name
-from tidegate.core.scaling import DEFAULT_SCALING, Range, Scaling, ScalingPolicy
+from tidegate.core.scaling import (
+    DEFAULT_SCALING,
+    REPLICAS_MAX,
+    Range,
+    Scaling,
+    ScalingPolicy,
+    Steering,
+)
 from tidegate.core.scaling_words import changed
 
 if TYPE_CHECKING:
@@ -48,9 +58,31 @@ async def change_scaling(
             # refused.
             said = {"max": changes["min"], **changes}
         name = queue if topology is None else topology.queue
-        return changed(*_obeying(before, said, name))
+        obeyed, rest = _obeying(before, said, name)
+        _check_wanted(obeyed, rest, name)
+        return changed(obeyed, rest)
 
     await _rescale(mq, queue, wanted)
+    worker = changes.get("worker") or (None if declared is None else declared.worker)
+    if worker not in (None, "none") and (doubts := worker_doubts(worker, queue)):
+        print(f"warning: {doubts}", file=sys.stderr)
+
+
+def _check_wanted(before: Scaling, changes: dict[str, Any], queue: str) -> None:
+    """Who wants more replicas than there may be hears what bounds them, and how to move that."""
+    wanted = changes.get("replicas_wanted")
+    if not isinstance(wanted, int):
+        return
+    free = msgspec.structs.replace(before, steering=Steering.AUTO, replicas_wanted=None)
+    said = {key: value for key, value in changes.items() if key in ("min", "max", "replicas")}
+    bounds = changed(free, said).replicas
+    if bounds.min <= wanted <= bounds.max:
+        return
+    told = f"--to {wanted}: must be between min {bounds.min} and max {bounds.max} of queue {queue}"
+    if wanted > REPLICAS_MAX:
+        raise InvalidValue(f"{told}; no queue has more than {REPLICAS_MAX} replicas")
+    bound = "--max" if wanted > bounds.max else "--min"
+    raise InvalidValue(f"{told}; `tidegate scale {queue} --to {wanted} {bound} {wanted}` moves it")
 
 
 async def _rescale(mq: Client, queue: str, wanted: Callable[[Topology | None], Scaling]) -> None:
