@@ -217,15 +217,12 @@ def test_an_admin_changes_the_prefetch_of_a_consumer(script: Script, up: Up, que
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["ping", "--url", "http://x"], "nothing here speaks http"),
-        (["status", "--url", "amqp://127.0.0.1/"], "`tidegate steer`"),
         (["ping", "--url", "tidegate://127.0.0.1:1"], "nothing answers at 127.0.0.1:1"),
         (["get", "no-such-queue"], "no queue named 'no-such-queue'"),
         (["put", "no-such-queue", "x"], "no queue named 'no-such-queue'"),
         (["put", "no-such-queue"], "no queue named 'no-such-queue'"),
         (["peek", "no-such-queue"], "no queue named 'no-such-queue'"),
         (["move", "no-such-queue", "77"], "no living node is called 77"),
-        (["config", "--config", "/no/such.toml"], "/no/such.toml: cannot be read"),
     ],
 )
 def test_an_expected_failure_is_one_sentence(
@@ -235,6 +232,25 @@ def test_an_expected_failure_is_one_sentence(
 
     assert finished.returncode == 1
     assert finished.stdout == b""
+    (sentence,) = finished.stderr.decode().splitlines()
+    assert sentence.startswith("tidegate: ")
+    assert says in sentence
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["ping", "--url", "http://x"], "nothing here speaks http"),
+        (["status", "--url", "amqp://127.0.0.1/"], "`tidegate steer`"),
+        (["config", "--config", "/no/such.toml"], "/no/such.toml: cannot be read"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_sentence_too(
+    command_line: CommandLine, arguments: list[str], says: str
+) -> None:
+    finished = command_line(*arguments)
+
+    assert (finished.returncode, finished.stdout) == (2, b"")
     (sentence,) = finished.stderr.decode().splitlines()
     assert sentence.startswith("tidegate: ")
     assert says in sentence

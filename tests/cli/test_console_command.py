@@ -90,7 +90,7 @@ def test_a_console_that_could_be_reached_from_outside_needs_tls_and_users(
 ) -> None:
     refused = command_line("console", "--host", "0.0.0.0", "--port", "0", "--url", looked_at.url)
 
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert b"needs TLS" in refused.stderr
     assert b"users" in refused.stderr
     assert refused.stderr.count(b"\n") == 1
@@ -105,7 +105,7 @@ def test_a_port_that_is_taken_and_a_user_in_the_url_are_refused_in_a_sentence(
     assert taken.returncode == 1
     assert b"choose another --port" in taken.stderr
     named = command_line("console", "--url", looked_at.url.replace("://", "://ann@"))
-    assert named.returncode == 1
+    assert named.returncode == 2
     assert b"under their own names" in named.stderr
 
 

@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
+from tidegate.cli.exit_codes import NoSuch
 from tidegate.cli.holding import hold_service
 from tidegate.core.by_hand import NOTHING_SAID, ByHand
 from tidegate.core.errors import InvalidValue
@@ -60,5 +61,5 @@ async def test_what_is_not_agreed_needs_other_bounds(store: MemoryStore) -> None
     with pytest.raises(InvalidValue, match="instances 4: must be 1 to 3"):
         await hold_service(store, "shop", {"instances": 4})
     assert (await hold_service(store, "shop", {"instances": 4, "most": 5})).instances == 4
-    with pytest.raises(InvalidValue, match="no service is called 'nonesuch'"):
+    with pytest.raises(NoSuch, match="no service is called 'nonesuch'"):
         await hold_service(store, "nonesuch", {})

@@ -1,4 +1,4 @@
-"""`tidegate host` with bad input: one clear sentence, exit code 1, and nothing was started."""
+"""`tidegate host` with bad input: one clear sentence, its exit code, and nothing was started."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from pathlib import Path
 
 import pytest
 from command_line import CommandLine, wait_until_gone
+from typer.testing import CliRunner
+
+from tidegate.cli.app import app
+from tidegate.cli.exit_codes import FAILED, WRONGLY_ASKED
+from tidegate.cli.hosting import node_port_of
+from tidegate.cli.settings.reader import load_settings
 
 SHOP = 'name = "shop"\nhttp = "shop"\n[metrics.response_p95]\nbreach = "1s"\n'
 QUEUE = 'name = "orders"\nqueue = "orders"\n[metrics.wait_p95]\nbreach = "1s"\n'
@@ -21,7 +27,11 @@ def refused(command_line: CommandLine, folder: Path) -> Refused:
     """Runs `tidegate host`; what it says when it refuses."""
 
     def run(
-        *options: str, agreement: str = SHOP, code: str = APP, environment: Sequence[str] = ()
+        *options: str,
+        agreement: str = SHOP,
+        code: str = APP,
+        environment: Sequence[str] = (),
+        ends_with: int = WRONGLY_ASKED,
     ) -> str:
         (folder / "shop.toml").write_text(agreement)
         (folder / "code").mkdir(exist_ok=True)
@@ -32,7 +42,7 @@ def refused(command_line: CommandLine, folder: Path) -> Refused:
             *("--port", "0", *options),
             environment=dict(one.split("=", 1) for one in environment),
         )
-        assert finished.returncode == 1, finished.stderr.decode()
+        assert finished.returncode == ends_with, finished.stderr.decode()
         assert finished.stdout == b""
         assert not (folder / "data").exists(), "nothing was started"
         assert wait_until_gone(str(folder / "data")) == []
@@ -67,8 +77,34 @@ def test_a_port_that_is_taken_is_one_sentence(refused: Refused) -> None:
         port = taken.getsockname()[1]
 
         assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in refused(
-            "--port", str(port)
+            "--port", str(port), ends_with=FAILED
         )
+
+
+def test_the_port_of_the_node_is_said_and_can_be_chosen(refused: Refused) -> None:
+    shown = " ".join(CliRunner().invoke(app, ["host", "--help"]).output.split())
+    assert "a node that listens on port 7411" in shown
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        said = refused("--node-port", str(port), ends_with=FAILED)
+
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in said
+    assert "choose another with --node-port, or end what listens there" in said
+
+
+def test_a_node_whose_usual_port_is_taken_says_that_it_takes_another(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        settings = load_settings(None, {"TIDEGATE_NODE__PORT": str(port)})
+
+        assert node_port_of(settings, None) == 0
+
+    told = capsys.readouterr().err
+    assert told.startswith(f"the node takes a free port: cannot listen on 127.0.0.1:{port}")
+    assert node_port_of(settings, None) == port, "nobody has it any more"
 
 
 def test_an_unknown_policy_names_those_that_there_are(refused: Refused) -> None:
@@ -96,13 +132,14 @@ def test_no_slot_left_for_what_is_agreed_is_refused_with_what_is_missing(refused
     said = refused(
         agreement="replicas = { min = 9, max = 9 }\n" + SHOP,
         environment=["TIDEGATE_FLEET__PROVIDER=process", "TIDEGATE_FLEET__MACHINES_MAX=2"],
+        ends_with=FAILED,
     )
 
     assert "shop cannot be kept with 8 slot(s)" in said
 
 
 def test_without_haproxy_it_says_what_to_install(refused: Refused) -> None:
-    said = refused("--engine", "haproxy", environment=["TIDEGATE_HAPROXY=/none"])
+    said = refused("--engine", "haproxy", environment=["TIDEGATE_HAPROXY=/none"], ends_with=FAILED)
 
     assert "haproxy" in said.lower()
     assert "install" in said
@@ -114,5 +151,5 @@ def test_commands_about_services_say_when_no_store_runs(
     for command in (["sla"], ["services"], ["undeploy", "shop"], ["door", "shop"]):
         finished = command_line(*command, "--data", str(folder / "data"))
 
-        assert finished.returncode == 1
+        assert finished.returncode == FAILED
         assert finished.stderr.decode().startswith(f"tidegate: no store runs in {folder}/data:")

@@ -67,7 +67,7 @@ def test_a_bad_goal_says_what_is_allowed(
 ) -> None:
     script("create", queue)
     refused = script("policy", queue, *options)
-    assert (refused.returncode, complaint in refused.stderr) == (1, True), refused.stderr
+    assert (refused.returncode, complaint in refused.stderr) == (2, True), refused.stderr
 
 
 async def test_steps_are_explained_live_from_the_node_that_steers(
@@ -110,4 +110,4 @@ async def _consume(subscription: tidegate.Subscription) -> None:
 def test_who_is_not_steered_hears_how_to_begin(script: Script, queue: str) -> None:
     script("create", queue)
     assert b"--prefetch-rate" in script("explain", queue, "--prefetch").stdout
-    assert script("explain", "--prefetch").returncode == 1
+    assert script("explain", "--prefetch").returncode == 2

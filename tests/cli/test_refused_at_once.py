@@ -14,6 +14,7 @@ from command_line import CommandLine
 from tidegate.cli.asking import queue_key
 from tidegate.cli.demo import director, evidence, show, stage, summary
 from tidegate.cli.demo.story import story
+from tidegate.cli.exit_codes import NotWritten
 from tidegate.cli.output import Output
 from tidegate.core.errors import InvalidValue, Unavailable
 from tidegate.fleet.providers.process import LAST_WORDS_VARIABLE
@@ -45,7 +46,7 @@ def test_a_queue_cannot_scale_otherwise_and_no_longer(
 ) -> None:
     said = command_line("scale", "orders", "--off", *option, "--url", "tidegate://127.0.0.1:1")
 
-    assert said.returncode == 1
+    assert said.returncode == 2
     assert said.stderr == b"tidegate: --off and settings of how it scales: one of them\n"
 
 
@@ -59,7 +60,7 @@ def test_a_machine_that_is_told_no_store_leaves_word_of_it(
             *("machine", "--id", "1", "--join-file", join_file),
             environment={LAST_WORDS_VARIABLE: str(words)},
         )
-        assert finished.returncode == 1
+        assert finished.returncode == 2
         assert finished.stderr.decode() == f"tidegate: {words.read_text()}\n"
         return words.read_text()
 
@@ -77,7 +78,7 @@ def test_a_machine_that_is_told_no_store_leaves_word_of_it(
 def test_a_machine_boots_within_a_day(command_line: CommandLine, seconds: str) -> None:
     said = command_line("machine", "--id", "1", "--boot-s", seconds, "--join", "postgresql://x/y")
 
-    assert said.returncode in (1, 2)
+    assert said.returncode == 2
     assert b"Traceback" not in said.stderr
     assert b"boot-s" in said.stderr
 
@@ -100,7 +101,7 @@ def test_the_demo_finds_out_first_whether_it_can_keep_what_it_is_to_keep(
     places: dict[str, Path] = {"report": tmp_path / "page.html", "history": tmp_path / "histories"}
 
     def refusal(path: Path) -> str:
-        with pytest.raises(InvalidValue) as refused:
+        with pytest.raises(NotWritten) as refused:
             show.demo(**(places | {option: path}))
         return str(refused.value)
 

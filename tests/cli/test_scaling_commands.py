@@ -74,7 +74,7 @@ def test_bounds_that_were_said_are_not_moved_by_others(script: Script, queue: st
     script("create", queue)
     assert script.json("scale", queue, "--min", "2")["scaling"]["replicas"] == {"min": 2, "max": 2}
     refused = script("queue", "set", queue, "min=9")
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "replicas min 9, max 2: must be 0 ≤ min ≤ max" in refused.stderr.decode()
     refused = script("queue", "set", queue, "min=many")
     assert "min = 'many': must be a whole number" in refused.stderr.decode()
@@ -122,6 +122,10 @@ def test_keys_of_the_policy_and_of_the_scaling_are_set_together(script: Script, 
     [
         (["scale", "QUEUE", "--min", "5", "--max", "2"], "0 ≤ min ≤ max"),
         (["scale", "QUEUE", "--max", "2", "--to", "3"], "between min 1 and max 2"),
+        (["scale", "QUEUE", "--to", "99"], "between min 1 and max 1 of queue QUEUE"),
+        (["scale", "QUEUE", "--to", "99"], "`tidegate scale QUEUE --to 99 --max 99` moves it"),
+        (["scale", "QUEUE", "--to", "0"], "`tidegate scale QUEUE --to 0 --min 0` moves it"),
+        (["scale", "QUEUE", "--to", "10001"], "no queue has more than 10000 replicas"),
         (["scale", "QUEUE", "--to", "1", "--auto"], "one of them"),
         (["scale", "QUEUE", "--max-wait", "soon"], "a duration"),
         (["scale", "QUEUE", "--worker", "shop"], "module:app"),
@@ -137,8 +141,18 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(
 ) -> None:
     script("create", queue, "--exist-ok")
     refused = script(*(one.replace("QUEUE", queue) for one in arguments))
-    assert refused.returncode == 1
+    assert refused.returncode == (1 if "nonesuch" in arguments else 2)
     assert says.replace("QUEUE", queue) in refused.stderr.decode()
+
+
+def test_what_a_bound_says_to_do_is_done_by_it(script: Script, queue: str) -> None:
+    script("create", queue)
+    script("scale", queue, "--min", "1", "--max", "2", "--to", "2", *QUICK)
+    refused = script("scale", queue, "--to", "3")
+    assert refused.returncode == 2
+    *_, advice = refused.stderr.decode().split("`tidegate ")
+    moved = script.json(*advice.partition("`")[0].split())["scaling"]
+    assert (moved["replicas"]["max"], moved["replicas_wanted"]) == (3, 3)
 
 
 def judged(script: Script, queue: str, up: Up) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from tidegate.agreement.document import parse_agreement
 from tidegate.agreement.kept_standing import KeptStanding
 from tidegate.agreement.ledger import Ledger
 from tidegate.agreement.windows import Sample
+from tidegate.cli.exit_codes import NoSuch
 from tidegate.cli.sla import as_json, cells, chosen, row_of, standings, unjudged
-from tidegate.core.errors import InvalidValue
 from tidegate.core.hosting import ServiceSpec, decided_about
 from tidegate.core.steering import AddInstance, Decision
 from tidegate.storage.memory import MemoryStore
@@ -85,7 +85,7 @@ def test_an_agreement_is_found_by_its_name_and_by_what_it_governs() -> None:
     rows = [row_of(kept(0.1), now=6.0)]
 
     assert chosen(rows, "bookshop") == chosen(rows, "shop") == rows
-    with pytest.raises(InvalidValue, match="there is bookshop"):
+    with pytest.raises(NoSuch, match="there is bookshop"):
         chosen(rows, "orders")
 
 

@@ -38,7 +38,10 @@ def test_a_port_that_is_taken_is_one_sentence(
 
     assert failed.returncode == 1
     (sentence,) = failed.stderr.decode().splitlines()
-    assert sentence.startswith(f"tidegate: cannot listen on 127.0.0.1:{port}")
+    assert sentence == (
+        f"tidegate: cannot listen on 127.0.0.1:{port}: Address already in use; choose another with "
+        "--port, or end what listens there"
+    )
     assert wait_until_gone(str(folder)) == []
 
 
@@ -66,7 +69,7 @@ def test_its_nodes_record_beside_the_data(up: Up) -> None:
 def test_a_node_wants_a_store(command_line: CommandLine) -> None:
     failed = command_line("node")
 
-    assert failed.returncode == 1
+    assert failed.returncode == 2
     assert failed.stderr == b"tidegate: which store? give --join URL, or set store.url\n"
 
 

@@ -501,11 +501,11 @@ def test_wrong_use_is_one_sentence_and_an_exit_code(up: Up, shop: Path, queue: s
         return finished.returncode, finished.stderr
 
     code, said = run("idle")
-    assert (code, said.count("\n")) == (1, 1)
+    assert (code, said.count("\n")) == (2, 1)
     assert said.startswith("tidegate: the app has no workers")
     code, said = run("shop", "--queues", "mails", "--url", up.url)
     assert (code, said) == (
-        1,
+        2,
         f"tidegate: no worker serves mails; there are workers for {queue}\n",
     )
     code, said = run("shop")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidegate.cli.exit_codes import FAILED
 from tidegate.cli.learning import DataOption, warn
 from tidegate.cli.output import Column, JsonOption, Output
 from tidegate.cli.settings.reader import load_settings
@@ -77,7 +78,7 @@ def plan(
     else:
         _show(agreement, found, asked, output)
     if found.offer is None:
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
 
 
 def _quantity(said: str | None, option: str, parse: Any) -> float | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidegate.cli.agreement_planning import plan
+from tidegate.cli.exit_codes import FAILED, NotWritten
 from tidegate.cli.output import Column, JsonOption, Output
 from tidegate.core.errors import InvalidValue
 
@@ -55,10 +56,12 @@ def check(files: FilesArgument, json: JsonOption = False) -> None:
     try:
         agreements = read_agreements(files)
     except AgreementInvalid as invalid:
-        if not json:
-            raise
-        output.json({"valid": False, "complaints": [as_json(one) for one in invalid.found]})
-        raise typer.Exit(1) from None
+        # Whether it can be kept was the question: no is an answer, and not a wrong question.
+        if json:
+            output.json({"valid": False, "complaints": [as_json(one) for one in invalid.found]})
+        else:
+            print(f"tidegate: {invalid}", file=sys.stderr)
+        raise typer.Exit(FAILED) from None
     if json:
         output.json({"valid": True, "agreements": [_agreement_json(one) for one in agreements]})
         return
@@ -173,9 +176,9 @@ def _write_new(place: Path, text: str) -> None:
         with place.open("x", encoding="utf-8") as sink:
             sink.write(text)
     except FileExistsError:
-        raise InvalidValue(f"{place} exists: remove it, or name another file") from None
+        raise NotWritten(f"{place} exists: remove it, or name another file") from None
     except OSError as error:
-        raise InvalidValue(f"{place} cannot be written: {error.strerror}") from None
+        raise NotWritten(f"{place} cannot be written: {error.strerror}") from None
 
 
 def as_json(complaint: Complaint) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""What the command is whichever part of it runs: its options, and how it says what went wrong.
-
-Exit codes: 0 done, 1 an error of ours in one sentence on stderr, 2 wrong usage, 3 nothing there.
-"""
+"""What the command is whichever part of it runs: its options, and how it says what went wrong."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tidegate.cli.exit_codes import INTERRUPTED, exit_code_of
 from tidegate.core.errors import TidegateError
 
 _LINE_END = re.compile(r"\s*\n\s*")
@@ -33,14 +31,14 @@ def new_app() -> typer.Typer:
 
 
 def run(app: typer.Typer) -> None:
-    """Run a command; an error of ours is one sentence and exit code 1."""
+    """Run a command; an error of ours is one sentence and its exit code."""
     try:
         app()
     except TidegateError as error:
         print(f"tidegate: {_told(error)}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(exit_code_of(error))
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
 
 
 def _print_version(wanted: bool) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidegate.cli.asking import DEFAULT, UrlOption, check_is_node
+from tidegate.cli.exit_codes import exit_code_of
 from tidegate.cli.logs import set_up_logs
 from tidegate.cli.settings.console import CONSOLE_PORT_OFFSET
 from tidegate.cli.settings.reader import load_settings
@@ -96,7 +97,7 @@ def console(
     except TidegateError as failure:
         if not ready.tell(str(failure)):
             raise
-        raise typer.Exit(1) from None
+        raise typer.Exit(exit_code_of(failure)) from None
 
 
 def _stores(store: str | None, data: Path | None, settings: Settings) -> list[str]:

@@ -22,6 +22,7 @@ import typer
 
 from tidegate.cli.asking import duration_option
 from tidegate.cli.door_telemetry import DoorTelemetry
+from tidegate.cli.exit_codes import NoSuch, exit_code_of
 from tidegate.cli.logs import set_up_logs
 from tidegate.cli.settings.reader import load_settings
 from tidegate.cli.settings_options import ConfigOption, MetricsPortOption
@@ -104,7 +105,7 @@ def door(
     except TidegateError as failure:
         if not ready.tell(str(failure)):
             raise
-        raise typer.Exit(1) from None
+        raise typer.Exit(exit_code_of(failure)) from None
 
 
 async def _serve(
@@ -187,7 +188,7 @@ async def found(store: HostingStore, name: str) -> Service:
     if name in services:
         return services[name]
     there = f"there is {', '.join(sorted(services))}" if services else "nothing is hosted here"
-    raise InvalidValue(f"no service is called {name!r}: {there}")
+    raise NoSuch(f"no service is called {name!r}: {there}")
 
 
 def check_engine(engine: Engine) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from tidegate.cli.exit_codes import NoSuch
 from tidegate.cli.output import Column, JsonOption, Output
 from tidegate.cli.settings.reader import load_settings
 from tidegate.cli.settings_options import ConfigOption
@@ -109,7 +110,7 @@ async def _service(store: Store, name: str) -> Service:
     for one in await store.services():
         if one.spec.name == name:
             return one
-    raise InvalidValue(f"no service is called {name!r}: see `tidegate services`")
+    raise NoSuch(f"no service is called {name!r}: see `tidegate services`")
 
 
 def _check(service: Service, wanted: ByHand) -> None:

@@ -15,7 +15,6 @@ import contextlib
 import http.client
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -28,6 +27,7 @@ import typer
 from tidegate.cli.door import TrustOption, check_engine, networks_of, reached_at
 from tidegate.cli.house import House
 from tidegate.cli.interruption import terminated_like_interrupted, undisturbed
+from tidegate.cli.listening import check_free
 from tidegate.cli.logs import set_up_logs
 from tidegate.cli.rollout import Progress, Rollout
 from tidegate.cli.service_options import (
@@ -82,6 +82,15 @@ def host(
     doors: Annotated[
         int, typer.Option(min=1, max=16, help="Front doors, on one port after the other.")
     ] = 1,
+    node_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Of the node that comes with a store of its own, 0 for a free one. "
+            "[default: 7411, or a free one if that is taken]",
+        ),
+    ] = None,
     trust: TrustOption = None,
     engine: EngineOption = Engine.GATEWAY,
     concurrency: ConcurrencyOption = 100,
@@ -103,6 +112,9 @@ def host(
     config: ConfigOption = None,
 ) -> None:
     """Host an ASGI application so that its agreement is kept, until SIGTERM or Ctrl-C.
+
+    Where no store runs, one is started, with a node that listens on port 7411 as that of
+    `tidegate up` does (--node-port chooses another) and shows its metrics 1000 above it.
 
     Run again with other code or another agreement it rolls over to them: no request fails.
     """
@@ -140,6 +152,7 @@ def host(
         check_free(listen, one)
     if not running:
         settings = _with_provider(settings, config)
+        node_port = node_port_of(settings, node_port)
     if reduced := check_offer(asked, settings.with_data(data)):
         _say(f"{asked.spec.name}: {reduced}")
     with _log_file(folder, verbose) as log_file, terminated_like_interrupted():
@@ -148,7 +161,7 @@ def host(
         try:
             urls = running
             if house is not None:
-                house.start(1, _node_port(settings), config, settings.metrics.port)
+                house.start(1, node_port or 0, config, settings.metrics.port)
                 urls = house.store_urls
                 _say(f"node at {house.addresses[0]}, data in {folder}")
             fronts += [
@@ -278,33 +291,18 @@ def _is_served(urls: Sequence[str], service: str, host: str, port: int) -> bool:
     )
 
 
-def _node_port(settings: Settings) -> int:
-    """As the settings say, if nobody has it: the address of the node is nobody's first concern."""
+def node_port_of(settings: Settings, asked: int | None) -> int:
+    """As was asked; else as the settings say, if nobody has it: few ask for the node's address."""
+    if asked is not None:
+        check_free(settings.node.host, asked, "--node-port")
+        return asked
     port = settings.node.port
     try:
-        check_free(settings.node.host, port)
-    except Unavailable:
+        check_free(settings.node.host, port, "--node-port")
+    except Unavailable as taken:
+        _say(f"the node takes a free port: {taken}")
         return 0
     return port
-
-
-def check_free(host: str, port: int) -> None:
-    """Unavailable if nobody could listen there."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            # As servers do it: connections of the last one that still linger are no hindrance.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except UnicodeError:
-        raise InvalidValue(f"--host {host!r} is no address, nor the name of a computer") from None
-    except OSError as failure:
-        raise Unavailable(
-            f"cannot listen on {host}:{port}: {failure.strerror or failure}; choose another with "
-            "--port, or end what listens there"
-        ) from None
 
 
 def answers(address: str, path: str, mark: str = "") -> bool:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from tidegate.cli.exit_codes import FAILED, NOTHING_THERE
 from tidegate.cli.interruption import terminated_like_interrupted
-from tidegate.cli.output import EXIT_NOTHING_THERE, Column, JsonOption, Output
+from tidegate.cli.output import Column, JsonOption, Output
 from tidegate.cli.settings.reader import load_settings
 from tidegate.cli.settings.settings import Settings
 from tidegate.cli.settings_options import ConfigOption
@@ -106,7 +107,7 @@ def learn(
                 run = run_jobs(assignment, store, spark_options(settings), steps)
         except Notice as nothing:
             warn(str(nothing))
-            raise typer.Exit(EXIT_NOTHING_THERE) from None
+            raise typer.Exit(NOTHING_THERE) from None
         for sentence in without_data(store.run_folder(run.run), assignment.agreements):
             warn(sentence)
     if json:
@@ -115,7 +116,7 @@ def learn(
         show_run(run, output)
         output.line(f"{store.run_folder(run.run)} in {run.seconds:.1f} s")
     if all(job.failure for job in run.jobs):
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from tidegate.cli.settings.reader import load_settings
 from tidegate.cli.settings.settings import Settings
 from tidegate.cli.settings_options import ConfigOption
 from tidegate.cli.store_wiring import store_of
-from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
+from tidegate.core.errors import InvalidValue, TidegateError
 
 if TYPE_CHECKING:
     from tidegate.core.fleet import FleetInfo
@@ -82,11 +82,11 @@ def _urls_in(join_file: Path) -> list[str]:
     try:
         urls = join_file.read_text().split()
     except OSError as failure:
-        raise Unavailable(f"{join_file} cannot be read: {failure.strerror}") from None
+        raise InvalidValue(f"{join_file} cannot be read: {failure.strerror}") from None
     except UnicodeDecodeError:
-        raise Unavailable(f"{join_file} is no text: it is to hold the URL of the store") from None
+        raise InvalidValue(f"{join_file} is no text: it is to hold the URL of the store") from None
     if not urls:
-        raise Unavailable(f"{join_file} is empty: it is to hold the URL of the store")
+        raise InvalidValue(f"{join_file} is empty: it is to hold the URL of the store")
     return urls
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Protocol, Self, TypeVar
 import typer
 from rich.console import Console
 
+from tidegate.cli.exit_codes import FAILED
 from tidegate.cli.interruption import terminated_like_interrupted
 from tidegate.cli.output import Output
 from tidegate.core.errors import TidegateError
@@ -107,11 +108,11 @@ def measured(
 def show(
     report: Report, render: Callable[[Any, Console], None], *, as_json: bool, good: bool
 ) -> None:
-    """Print the report; exit code 1 when it is not good."""
+    """Print the report; exit code FAILED when it is not good."""
     output = Output(as_json)
     if as_json:
         output.json(report.as_json())
     else:
         render(report, output.report_console())
     if not good:
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)

@@ -20,9 +20,6 @@ from rich.text import Text
 
 from tidegate.core.harmless import harmless
 
-# Scripts branch on these; 1 is any other error of ours and 2 wrong usage.
-EXIT_NOTHING_THERE = 3
-
 _CELL_PADDING = 2
 Cell = str | int | float | bool | None
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]

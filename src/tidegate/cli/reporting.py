@@ -8,17 +8,11 @@ from typing import Annotated
 
 import typer
 
+from tidegate.cli.exit_codes import NOTHING_THERE, NotWritten
 from tidegate.cli.learning import AgreementOption, DataOption, warn, with_spark
-from tidegate.cli.output import EXIT_NOTHING_THERE, JsonOption, Output
+from tidegate.cli.output import JsonOption, Output
 from tidegate.cli.settings.reader import load_settings
 from tidegate.cli.settings_options import ConfigOption
-from tidegate.core.errors import TidegateError
-
-
-class ReportNotWritten(TidegateError):
-    """The place for the report cannot be written to."""
-
-    name = "REPORT_NOT_WRITTEN"
 
 
 def register(app: typer.Typer) -> None:
@@ -49,9 +43,7 @@ def report(
     pdf_file = _beside(out) if pdf else None
     for place in (out, pdf_file):
         if place is not None and place.is_dir():
-            raise ReportNotWritten(
-                f"{place} is a folder: name a file, such as {place / 'report.html'}"
-            )
+            raise NotWritten(f"{place} is a folder: name a file, such as {place / 'report.html'}")
     with with_spark():
         from tidegate.agreement.document import read_agreements
         from tidegate.report.learned import Learned, NothingLearned
@@ -63,9 +55,9 @@ def report(
             write_report(document, out, pdf_file)
         except NothingLearned as nothing:
             warn(str(nothing))
-            raise typer.Exit(EXIT_NOTHING_THERE) from None
+            raise typer.Exit(NOTHING_THERE) from None
         except OSError as error:
-            raise ReportNotWritten(
+            raise NotWritten(
                 f"{_asked_for(error, out)} cannot be written: {error.strerror or error}"
             ) from None
     for complaint in learned.complaints:

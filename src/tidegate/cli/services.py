@@ -13,7 +13,8 @@ import msgspec
 import typer
 
 from tidegate.cli.asking import duration_option
-from tidegate.cli.output import EXIT_NOTHING_THERE, Cell, Column, JsonOption, Output
+from tidegate.cli.exit_codes import NOTHING_THERE, NoSuch
+from tidegate.cli.output import Cell, Column, JsonOption, Output
 from tidegate.cli.rollout import Progress, Rollout
 from tidegate.cli.service_options import (
     AgreementOption,
@@ -40,7 +41,7 @@ from tidegate.cli.store_wiring import (
     opened,
     running_stores,
 )
-from tidegate.core.errors import InvalidValue, Unavailable
+from tidegate.core.errors import Unavailable
 from tidegate.core.hosting import Engine, InstanceState, Service, ServiceSpec
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def undeploy(
     """Host it no longer: its instances answer what they have, and end."""
     urls = running_stores(store, data, load_settings(config, os.environ))
     if not ask_store(urls, lambda found: found.undeploy(service)):
-        raise InvalidValue(f"no service is called {service!r}: see `tidegate services`")
+        raise NoSuch(f"no service is called {service!r}: see `tidegate services`")
     print(f"{service} is hosted no longer", file=sys.stderr)
 
 
@@ -200,7 +201,7 @@ def services(
     if not found:
         if not json:
             output.line("nothing is hosted here", style="dim")
-        raise typer.Exit(EXIT_NOTHING_THERE)
+        raise typer.Exit(NOTHING_THERE)
 
 
 async def _all(

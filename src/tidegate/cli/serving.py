@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidegate.cli.exit_codes import exit_code_of
 from tidegate.cli.house import House
+from tidegate.cli.listening import check_free
 from tidegate.cli.logs import set_up_logs
 from tidegate.cli.node_wiring import limits_of, recorder_of, tls_of
 from tidegate.cli.settings.metrics import METRICS_PORT_OFFSET
@@ -144,7 +146,7 @@ def node(
     except TidegateError as failure:
         if not ready.tell(str(failure)):
             raise
-        raise typer.Exit(1) from None
+        raise typer.Exit(exit_code_of(failure)) from None
 
 
 def checked_join(join: str | None, settings: Settings) -> list[str]:
@@ -156,7 +158,7 @@ def checked_join(join: str | None, settings: Settings) -> list[str]:
         )
     urls = [join] if join else settings.store.all_urls
     if not urls:
-        raise Unavailable("which store? give --join URL, or set store.url")
+        raise InvalidValue("which store? give --join URL, or set store.url")
     return urls
 
 
@@ -193,6 +195,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    check_free(host, port)
     await node.start()
     door = None
     try:

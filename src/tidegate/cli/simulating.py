@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidegate.cli.exit_codes import NotWritten
 from tidegate.cli.measuring import say, with_the_lab
 from tidegate.cli.output import Cell, Column, JsonOption, Output
 from tidegate.core.errors import InvalidValue
@@ -136,7 +137,7 @@ def _write(scenario: Scenario, outcomes: list[Outcome], out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidValue(f"{out}: cannot be made a folder: {error.strerror}") from None
+        raise NotWritten(f"{out}: cannot be made a folder: {error.strerror}") from None
     plain: list[Any] = [one.as_json() for one in outcomes]
     (out / "simulation.json").write_bytes(msgspec.json.encode(plain) + b"\n")
     with with_the_lab():

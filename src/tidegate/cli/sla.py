@@ -19,11 +19,11 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from tidegate.cli.output import EXIT_NOTHING_THERE, Cell, Column, JsonOption, Output, terminal_table
+from tidegate.cli.exit_codes import NOTHING_THERE, NoSuch
+from tidegate.cli.output import Cell, Column, JsonOption, Output, terminal_table
 from tidegate.cli.settings.reader import load_settings
 from tidegate.cli.settings_options import ConfigOption
 from tidegate.cli.store_wiring import StoreDataOption, StoreOption, opened, running_stores
-from tidegate.core.errors import InvalidValue
 from tidegate.core.harmless import harmless
 from tidegate.core.quantities import spoken_duration
 
@@ -127,7 +127,7 @@ async def _once(
     if not rows:
         if not output.as_json:
             output.line("there is no agreement that anybody keeps here", style="dim")
-        raise typer.Exit(EXIT_NOTHING_THERE)
+        raise typer.Exit(NOTHING_THERE)
 
 
 async def _watched(
@@ -277,7 +277,7 @@ def chosen(rows: list[Row], name: str | None) -> list[Row]:
     found = [row for row in rows if name in (row.agreement, row.governs.partition(" ")[2])]
     if not found:
         there = f"there is {', '.join(row.agreement for row in rows)}" if rows else "there is none"
-        raise InvalidValue(f"no agreement is called {name!r}: {there}")
+        raise NoSuch(f"no agreement is called {name!r}: {there}")
     return found
 
 

@@ -29,7 +29,7 @@ from tidegate.cli.scaling_options import (
     assignments,
 )
 from tidegate.cli.working import load_app
-from tidegate.core.errors import InvalidValue
+from tidegate.core.errors import InvalidValue, Unavailable
 from tidegate.core.replication import ReplicaState
 from tidegate.core.scaling import DEFAULT_SCALING, Scaling, ScalingPolicy, Steering
 from tidegate.core.scaling_words import changed
@@ -186,7 +186,7 @@ def _address(url: str) -> RabbitmqAddress:
     try:
         from tidegate.adapters.rabbitmq.address import parse_address
     except ModuleNotFoundError as missing:
-        raise InvalidValue(
+        raise Unavailable(
             f"this needs the package {missing.name}: pip install 'tidegate[rabbitmq]'"
         ) from None
     return parse_address(url)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidegate.cli.asking import DEFAULT, UrlOption, ask, queue_key
+from tidegate.cli.exit_codes import NoSuch
 from tidegate.cli.output import JsonOption, Output
 from tidegate.cli.queues import QueueArgument
-from tidegate.core.errors import InvalidValue
 
 if TYPE_CHECKING:
     from tidegate.client.client import Client
@@ -49,7 +49,7 @@ def _member_called(text: str, members: list[Member]) -> Member:
         if text in (str(found.member_id), found.name, found.address):
             return found
     known = ", ".join(f"{one.member_id} ({one.name})" for one in living)
-    raise InvalidValue(f"no living node is called {text}; there are {known}")
+    raise NoSuch(f"no living node is called {text}; there are {known}")
 
 
 def prefetch(
@@ -86,7 +86,7 @@ def prefetch(
 
     changed = ask(url, change, "admin")
     if not changed:
-        raise InvalidValue(f"queue {queue} has no such consumer; `tidegate status` lists them")
+        raise NoSuch(f"queue {queue} has no such consumer; `tidegate status` lists them")
     if json:
         output.json(
             [

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tidegate.cli.asking import duration_option, some_duration_s, without_password
+from tidegate.cli.exit_codes import NotWritten
 from tidegate.cli.figures import seconds
 from tidegate.cli.interruption import terminated_like_interrupted, undisturbed
 from tidegate.cli.measuring import say
@@ -328,7 +329,7 @@ def _check_files(plot: Path | None, out: Path) -> None:
         )
     for name, file in (("--plot", plot), ("--out", out)):
         if file is not None and not file.parent.is_dir():
-            raise typer.BadParameter(f"there is no folder {file.parent}", param_hint=name)
+            raise NotWritten(f"{name}: there is no folder {file.parent}")
 
 
 def _check_probe(handler_time_s: float, size: int | None, sample_s: float) -> None:
@@ -427,12 +428,18 @@ async def _on_node(
     from tidegate.adapters.native.probe import native_probe
     from tidegate.adapters.native.standing_consumers import NoConsumers, StandingConsumers
     from tidegate.client.connect import connect
+    from tidegate.tuning.refusal import TuningRefused
 
     async with connect(url, mode="admin", reconnect_s=PATIENCE_S) as client:
         found: TunableConsumer | None = None
         if not wants_probe:
-            with contextlib.suppress(NoConsumers):
+            try:
                 found = await StandingConsumers.of(client, queue)
+            except NoConsumers:
+                pass
+            except InvalidValue as standing:
+                # Somebody else has their prefetch just now: nothing is wrong with what was asked.
+                raise TuningRefused(str(standing)) from None
         if found is None:
             found = await native_probe(client, queue, handler_s=handler_time_s, size_bytes=size)
         async with _left_as_it_was(found):

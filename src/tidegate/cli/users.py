@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from tidegate.cli.exit_codes import NoSuch
 from tidegate.cli.output import Cell, Column, JsonOption, Output
 from tidegate.cli.settings.reader import load_settings
 from tidegate.cli.settings_options import ConfigOption
 from tidegate.cli.store_wiring import store_of
-from tidegate.core.errors import InvalidValue, UniqueConstraint
+from tidegate.core.errors import UniqueConstraint
 
 if TYPE_CHECKING:
     from tidegate.core.ports import Store
@@ -226,7 +227,7 @@ def _password(file: Path | None) -> str:
 
 async def _existing(name: str, change: Awaitable[bool]) -> None:
     if not await change:
-        raise InvalidValue(f"there is no user {name!r}: `tidegate user list` shows who there is")
+        raise NoSuch(f"there is no user {name!r}: `tidegate user list` shows who there is")
 
 
 def _with_store(

@@ -20,6 +20,14 @@ from tidegate.fleet.ready_pipe import READY_VARIABLE
 log = logging.getLogger(__name__)
 
 _START_S = 20.0
+# For who has said why it does not serve, to end as it ends.
+_END_S = 5.0
+# How our commands end when what they were told cannot be meant (cli/exit_codes.py).
+_WRONGLY_ASKED = 2
+
+
+class StartRefused(Unavailable):
+    """It cannot use what it was told: nothing but other words helps."""
 
 
 class AnnouncedProcess:
@@ -88,7 +96,10 @@ class AnnouncedProcess:
         return Unavailable(f"{self._what} cannot be started: {failure.strerror}")
 
     def line(self) -> str:
-        """Its word, once, which begins with an address; Unavailable with what it says instead."""
+        """Its word, once, which begins with an address; Unavailable with what it says instead.
+
+        StartRefused if that is about what it was told.
+        """
         assert self._process is not None
         assert self._ready_fd is not None
         ready_fd, self._ready_fd = self._ready_fd, None
@@ -96,13 +107,22 @@ class AnnouncedProcess:
             readable, _, _ = select.select([ready], [], [], _START_S)
             line = ready.readline().decode().strip() if readable else ""
         if not line.startswith(self._schemes):
-            self._process.kill()
-            code = self._process.wait()
+            code = self._code_at_end(_END_S if line else 0.0)
+            if line and code == _WRONGLY_ASKED:
+                raise StartRefused(line)
             where = "what it printed" if self._log_file is None else self._log_file.name
             raise Unavailable(
                 line or f"{self._what} did not start (exit code {code}): {where} says why"
             )
         return line
+
+    def _code_at_end(self, within_s: float) -> int:
+        assert self._process is not None
+        try:
+            return self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
 
     def tell_of_death(self, address: str) -> None:
         assert self._process is not None

@@ -11,9 +11,10 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
+from tidegate.cli.exit_codes import FAILED, NotWritten
 from tidegate.cli.interruption import terminated_like_interrupted
 from tidegate.cli.output import JsonOption, Output
-from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
+from tidegate.core.errors import TidegateError, Unavailable
 
 if TYPE_CHECKING:
     from tidegate.cli.demo.director import Director
@@ -73,7 +74,7 @@ def demo(
             sys.stderr.write(log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace"))
             raise
     if not good:
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
 
 
 def _perform(
@@ -179,7 +180,7 @@ def _check_room(page: Path | None, history: Path | None) -> None:
     if page is not None:
         _check_folder("--report", page.parent)
         if page.is_dir():
-            raise InvalidValue(f"--report {page} is a folder: name the page")
+            raise NotWritten(f"--report {page} is a folder: name the page")
     if history is not None:
         _check_folder("--history", history)
 
@@ -190,7 +191,7 @@ def _check_folder(option: str, folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as failure:
-        raise InvalidValue(
+        raise NotWritten(
             f"{option}: nothing can be written in {folder}: {failure.strerror}"
         ) from None
 

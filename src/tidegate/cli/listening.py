@@ -1,0 +1,26 @@
+"""Whether somebody could listen where somebody is to listen, before anything is started."""
+
+from __future__ import annotations
+
+import socket
+
+from tidegate.core.errors import InvalidValue, Unavailable
+
+
+def check_free(host: str, port: int, option: str = "--port") -> None:
+    """Unavailable if nobody could listen there."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # As servers do it: connections of the last one that still linger are no hindrance.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except UnicodeError:
+        raise InvalidValue(f"--host {host!r} is no address, nor the name of a computer") from None
+    except OSError as failure:
+        raise Unavailable(
+            f"cannot listen on {host}:{port}: {failure.strerror or failure}; choose another with "
+            f"{option}, or end what listens there"
+        ) from None
