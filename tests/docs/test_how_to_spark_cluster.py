@@ -6,12 +6,15 @@ records, and has an order.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from reader import Block, Reader, free_port, parts_of
 
 from patience import eventually
+from tidegate.pipeline.class_archive import archive_of
+from tidegate.pipeline.java import find_java
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "my-spark-cluster.md"
 AGREEMENT = """
@@ -22,7 +25,7 @@ window = "5s"
 breach = "6s"
 """
 # Six Javas end before better code would pay for its making.
-BRIEF = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+BRIEF = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 ORDER = Block("sh", "tidegate create orders\ntidegate put orders 'a pound of tea'\n", 0)
 
 
@@ -45,7 +48,9 @@ def test_a_reader_learns_on_a_cluster(folder: Path) -> None:
         # One job is as much on a cluster as eleven.
         "tidegate learn": "tidegate learn --only compliance",
     }
-    reader = Reader(folder, names=names, environment={"JAVA_TOOL_OPTIONS": BRIEF})
+    # They map Spark's classes where they have been written down, as a Spark of ours does by itself.
+    for_java = " ".join((*BRIEF, *archive_of(find_java(os.environ)).options))
+    reader = Reader(folder, names=names, environment={"JAVA_TOOL_OPTIONS": for_java})
     said = ""
     try:
         for part in parts_of(PAGE):

@@ -7,9 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import timedelta
-from itertools import chain, repeat
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +59,14 @@ def test_ten_kills_in_mid_batch_change_nothing(lake_of: LakeOf, tmp_path: Path) 
     agreement.write_text(AGREEMENT)
     lake = str(lake_of.folder)
 
-    # When a watcher takes a file a batch, and is killed ten times; the last one is left alone.
-    killed = 0
-    for way in chain(repeat_in_turn(WAYS, KILLS), repeat("never", 3)):
-        if live(lake, tmp_path / "killed", agreement, way):
-            break
-        killed += 1
+    # When a watcher takes a file a batch, and is killed ten times; the last one is left alone, and
+    # takes the rest at once. Another one, in its Spark, takes everything in one pass.
+    for way in islice(cycle(WAYS), KILLS):
+        assert live(lake, agreement, way, tmp_path / "killed") == -signal.SIGKILL
+    folders = (tmp_path / "killed", tmp_path / "once")
+    assert live(lake, agreement, "never", *folders, files_max=MINUTES) == 0
 
     # Then it has found what one pass finds, each window once, and has read as much.
-    assert killed == KILLS
-    assert live(lake, tmp_path / "once", agreement, "never", files_max=MINUTES)
     once, again = (found_in(tmp_path / folder) for folder in ("once", "killed"))
     assert again == once
     verdicts = [row["verdict"] for row in once["compliance"]]
@@ -91,21 +88,17 @@ def found_in(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def repeat_in_turn(ways: tuple[str, ...], times: int) -> Iterator[str]:
-    return (ways[number % len(ways)] for number in range(times))
-
-
-def live(lake: str, folder: Path, agreement: Path, way: str, files_max: int = 1) -> bool:
-    """One life of a watcher; whether it came to its end."""
+def live(lake: str, agreement: Path, way: str, *folders: Path, files_max: int = 1) -> int:
+    """One life of a watcher, and how it ended."""
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     # What the killed leave behind goes with the test.
-    environment["TMPDIR"] = str(folder.parent)
+    environment["TMPDIR"] = str(agreement.parent)
     if ":" in way:
         environment[VARIABLE] = way
     process = subprocess.Popen(
         [
             *(sys.executable, Path(__file__).with_name("watch_lives.py")),
-            *(lake, folder, str(files_max), agreement),
+            *(lake, agreement, str(files_max), *folders),
         ],
         env=environment,
         stdout=subprocess.PIPE,
@@ -114,13 +107,10 @@ def live(lake: str, folder: Path, agreement: Path, way: str, files_max: int = 1)
     )
     assert process.stdout is not None
     try:
-        lines = []
         for line in process.stdout:
-            lines.append(line.split()[0])
-            if not way and "found" in lines:
+            if not way and line.startswith("found"):
                 os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return "done" in lines
+        return process.wait()
     finally:
         # The Java of a killed watcher ends by itself, soon; the next must not meet it.
         with contextlib.suppress(ProcessLookupError):

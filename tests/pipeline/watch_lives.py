@@ -1,8 +1,9 @@
-"""A watcher in a process of its own, to be killed: takes what is there, one file a batch.
+"""A watcher in a process of its own, to be killed: takes what is there, so many files a batch.
 
-    python watch_lives.py LAKE FOLDER FILES_MAX [AGREEMENT…]
+    python watch_lives.py LAKE AGREEMENT FILES_MAX FOLDER…
 
-Says a line after each batch that found something, and `done` at the end.
+Says a line after each batch that found something. Several folders are watchers one after the other
+that know nothing of each other, but for their Spark.
 """
 
 from __future__ import annotations
@@ -23,20 +24,22 @@ SHORT_LIVED = {
 }
 
 
+def say_found(query: str, _: object) -> None:
+    print("found", query, flush=True)
+
+
 def main() -> None:
-    lake, folder, files_max, *agreements = sys.argv[1:]
-    options = WatchOptions(
-        lake=lake,
-        folder=Path(folder),
-        agreements=read_agreements([Path(one) for one in agreements]),
-        files_max=int(files_max),
-    )
-    with (
-        spark_session(SparkOptions("local[2]", SHORT_LIVED)) as spark,
-        watching(spark, options, lambda query, _: print("found", query, flush=True)) as watch,
-    ):
-        watch.run_once()
-    print("done", flush=True)
+    lake, agreement, files_max, *folders = sys.argv[1:]
+    with spark_session(SparkOptions("local[2]", SHORT_LIVED)) as spark:
+        for folder in folders:
+            options = WatchOptions(
+                lake=lake,
+                folder=Path(folder),
+                agreements=read_agreements([Path(agreement)]),
+                files_max=int(files_max),
+            )
+            with watching(spark, options, say_found) as watch:
+                watch.run_once()
 
 
 main()
