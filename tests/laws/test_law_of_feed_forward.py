@@ -21,7 +21,6 @@ PLAIN = FeedForward(
     busy=1.0,
     spare=0.0,
     fill=False,
-    growth_max=1.0,
     calm=0.25,
     work_off_s=20.0,
     age_part=0.5,
@@ -56,6 +55,19 @@ def test_a_step_is_followed_at_its_second_rate_and_is_no_trend() -> None:
     for second in range(102, 130):
         rates = filter_.step(second, 605.0)
     assert rates.level_per_s == pytest.approx(605.0, rel=0.02)
+
+
+def test_what_has_been_rising_is_believed_to_rise_for_as_long_again() -> None:
+    filter_ = RateFilter()
+    for second in range(200):
+        rates = filter_.step(second, 100.0 if second < 100 else 100.0 + 2.0 * (second - 100))
+        if second < 100:
+            assert rates.rising_s == 0.0
+    # Noticed when it is more than noise would make.
+    assert 80.0 < rates.rising_s < 99.0
+    for second in range(200, 400):
+        rates = filter_.step(second, 300.0)
+    assert rates.rising_s == 0.0
 
 
 def test_one_burst_is_no_step() -> None:

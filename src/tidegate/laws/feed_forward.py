@@ -1,6 +1,6 @@
 """How many replicas the arrival rate will ask for by the time they serve: "feed-forward", ours.
 
-    rate_ahead = level + max(trend, 0) · lead_s
+    rate_ahead = level + max(trend, 0) · min(lead_s, how long it has been rising)
     needed     = ((1 + short) · rate_ahead + excess / work_off_s) / (busy · capacity_per_s)
     replicas   = needed + spare, rounded up to whole machines
 
@@ -18,7 +18,8 @@ On a ramp each lags behind by slope · its time, so trend = (fast − slow) / (s
 trend · level_s is what the level lacks. A difference that noise alone would make is no trend. A
 trend is read over a longer time than the level: a step is a level that has changed, and no ramp.
 Two rates one after the other that are both above the level by more than `leap` deviations are such
-a step: all three averages go there with them, and none of it is left to look like a trend.
+a step: all three averages go there with them, and none of it is left to look like a trend. What has
+been rising for a while is believed to rise for as long again, and no longer.
 
 A step is foretold by nothing, so some replicas stand by (`spare`), and a machine that is needed is
 filled: its other slots cost nothing more. What will pile up while machines boot is ordered for in
@@ -58,8 +59,6 @@ class FeedForward:
     sure: float = 3.0
     # Deviations of a single rate that two of them must be above the level to be a step.
     leap: float = 5.0
-    # Of the level: how much growth is believed at most, whatever the horizon.
-    growth_max: float = 0.2
     # Of a replica's capacity: how much of it to plan with.
     busy: float = 1.0
     # Replicas beyond what is needed, for what no trend foretells; below 0: so much may be missing.
@@ -100,6 +99,8 @@ class Rates(NamedTuple):
     level_per_s: float
     trend_per_s2: float
     error_per_s: float = 0.0
+    # For how long it has been rising.
+    rising_s: float = 0.0
 
 
 class RateFilter:
@@ -114,6 +115,7 @@ class RateFilter:
         self._slow = 0.0
         self._noise2 = 0.0
         self._leapt = False
+        self._rising_since: float | None = None
 
     def step(self, at: float, rate_per_s: float) -> Rates:
         """Take the next measurement in."""
@@ -140,10 +142,15 @@ class RateFilter:
         off = math.sqrt(self._noise2 * new / (2.0 - new))
         error = math.sqrt(self._noise2 * newer / (2.0 - newer))
         difference = self._fast - self._slow
+        if difference <= self._set.significant * error:
+            self._rising_since = None
+        elif self._rising_since is None:
+            self._rising_since = at
         if abs(difference) <= self._set.significant * error:
             return Rates(self._level, 0.0, off)
         trend = difference / (self._set.slow_s - self._set.fast_s)
-        return Rates(max(self._level + trend * self._set.level_s, 0.0), trend, off)
+        rising_s = 0.0 if self._rising_since is None else at - self._rising_since
+        return Rates(max(self._level + trend * self._set.level_s, 0.0), trend, off, rising_s)
 
     def _follow_leap(self, rate_per_s: float) -> None:
         """A second rate far above the level: that is where the level is now."""
@@ -289,8 +296,8 @@ class FeedForwardLaw:
         )
 
     def _ahead(self, rates: Rates, lead_s: float) -> float:
-        growth = max(rates.trend_per_s2, 0.0) * lead_s
-        return rates.level_per_s + min(growth, self._set.growth_max * rates.level_per_s)
+        growth = max(rates.trend_per_s2, 0.0) * min(lead_s, rates.rising_s)
+        return rates.level_per_s + growth
 
     def _feel_age(self, now: Situation, capacity: float, passed_s: float) -> None:
         tolerated_s = now.max_load / capacity
