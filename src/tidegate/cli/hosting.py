@@ -29,19 +29,13 @@ from tidegate.cli.house import House
 from tidegate.cli.interruption import terminated_like_interrupted, undisturbed
 from tidegate.cli.listening import check_free
 from tidegate.cli.logs import set_up_logs
+from tidegate.cli.option_groups import spread
 from tidegate.cli.rollout import Progress, Rollout
 from tidegate.cli.service_options import (
+    AS_USUAL,
     AgreementOption,
     Asked,
-    BalancingOption,
-    ConcurrencyOption,
-    EngineOption,
-    EnvironmentOption,
-    HealthPathOption,
-    SessionGraceOption,
-    ShipOption,
-    SparesOption,
-    StickyOption,
+    ServiceOptions,
     TargetArgument,
     asked_for,
     check_offer,
@@ -51,7 +45,6 @@ from tidegate.cli.settings.reader import load_settings
 from tidegate.cli.settings_options import ConfigOption
 from tidegate.cli.store_wiring import StoreOption, ask_store, named_stores, opened
 from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
-from tidegate.core.hosting import Engine
 from tidegate.core.probe_mark import FIELD, probe_mark
 from tidegate.fleet.door_process import DoorProcess
 
@@ -70,6 +63,7 @@ def register(app: typer.Typer) -> None:
     app.command("host")(host)
 
 
+@spread()
 def host(
     target: TargetArgument,
     agreement: AgreementOption,
@@ -92,15 +86,7 @@ def host(
         ),
     ] = None,
     trust: TrustOption = None,
-    engine: EngineOption = Engine.GATEWAY,
-    concurrency: ConcurrencyOption = 100,
-    spares: SparesOption = 0,
-    sticky: StickyOption = False,
-    session_grace: SessionGraceOption = 60.0,
-    balancing: BalancingOption = "better-of-two",
-    health_path: HealthPathOption = "/",
-    ship: ShipOption = None,
-    env: EnvironmentOption = None,
+    options: ServiceOptions = AS_USUAL,
     store: StoreOption = None,
     data: Annotated[
         Path | None,
@@ -121,20 +107,8 @@ def host(
     settings = load_settings(config, os.environ)
     level = settings.log.level
     set_up_logs(level if verbose or level == "error" else "warning", settings.log.format)
-    asked = asked_for(
-        target,
-        agreement,
-        engine=engine,
-        concurrency=concurrency,
-        spares=spares,
-        sticky=sticky,
-        session_grace_s=session_grace,
-        balancing=balancing,
-        health_path=health_path,
-        ship=ship,
-        env=env or [],
-    )
-    check_engine(engine)
+    asked = asked_for(target, agreement, options)
+    check_engine(options.engine)
     trusted = networks_of(trust or ())
     folder = (data or settings.store.data_folder).expanduser()
     running = _running(named_stores(store, data, settings), folder)
@@ -169,7 +143,7 @@ def host(
                     *(urls, asked.spec.name),
                     host=listen,
                     port=one,
-                    engine=engine,
+                    engine=options.engine,
                     trusted=trusted,
                     config=config,
                     log_file=log_file,

@@ -11,20 +11,11 @@ import typer
 
 from tidegate.cli.asking import DEFAULT, UrlOption, ask, queue_key
 from tidegate.cli.figures import seconds
+from tidegate.cli.option_groups import spread
 from tidegate.cli.output import Column, JsonOption, Output
 from tidegate.cli.payload import as_json, preview
 from tidegate.cli.policy_settings import SetOption, parse_policy
-from tidegate.cli.prefetch_options import (
-    GoalOptions,
-    OvershootOption,
-    PrefetchAutoOption,
-    PrefetchKeepUpOption,
-    PrefetchManualOption,
-    PrefetchModelOption,
-    PrefetchOffOption,
-    PrefetchRateOption,
-    SettleOption,
-)
+from tidegate.cli.prefetch_options import NO_GOAL, GoalOptions
 from tidegate.cli.queues import QueueArgument
 from tidegate.core.errors import ChangedMeanwhile, QueueNotExisting
 from tidegate.core.model import DEAD_SUFFIX, DeathReason, QueueInfo, QueuePolicy
@@ -56,33 +47,17 @@ def register(app: typer.Typer) -> None:
     app.command("redrive")(redrive)
 
 
+@spread()
 def policy(
     queue: QueueArgument,
     settings: SetOption = None,
-    prefetch_rate: PrefetchRateOption = None,
-    prefetch_keep_up: PrefetchKeepUpOption = False,
-    prefetch_manual: PrefetchManualOption = None,
-    prefetch_auto: PrefetchAutoOption = False,
-    prefetch_off: PrefetchOffOption = False,
-    settle: SettleOption = None,
-    overshoot: OvershootOption = None,
-    prefetch_model: PrefetchModelOption = None,
+    goal: GoalOptions = NO_GOAL,
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
     """Show what a queue promises; with --set or a goal for its prefetch, change it."""
     output = Output(json)
     changes = parse_policy(settings or [])
-    goal = GoalOptions(
-        rate=prefetch_rate,
-        keep_up=prefetch_keep_up,
-        manual=prefetch_manual,
-        auto=prefetch_auto,
-        off=prefetch_off,
-        settle=settle,
-        overshoot=overshoot,
-        model=prefetch_model,
-    )
 
     async def work(mq: Client) -> QueueInfo:
         if changes or goal.are_given:

@@ -18,6 +18,7 @@ _PANEL = "Prefetch"
 PrefetchRateOption = Annotated[
     str | None,
     typer.Option(
+        "--prefetch-rate",
         metavar="RATE",
         rich_help_panel=_PANEL,
         help="Steer prefetch so that this much arrives at each consumer, such as 400/s.",
@@ -33,7 +34,12 @@ PrefetchKeepUpOption = Annotated[
 ]
 PrefetchManualOption = Annotated[
     int | None,
-    typer.Option(metavar="N", rich_help_panel=_PANEL, help="This prefetch for each, by hand."),
+    typer.Option(
+        "--prefetch-manual",
+        metavar="N",
+        rich_help_panel=_PANEL,
+        help="This prefetch for each, by hand.",
+    ),
 ]
 PrefetchAutoOption = Annotated[
     bool,
@@ -67,6 +73,7 @@ OvershootOption = Annotated[
 PrefetchModelOption = Annotated[
     str | None,
     typer.Option(
+        "--prefetch-model",
         metavar="FILE",
         rich_help_panel=_PANEL,
         help="How its consumers answer: a file of `tidegate tune prefetch`.",
@@ -85,14 +92,14 @@ def _base(before: PrefetchGoal | None, manual: int | None) -> PrefetchGoal:
 class GoalOptions:
     """What was said of prefetch."""
 
-    rate: str | None = None
-    keep_up: bool = False
-    manual: int | None = None
-    auto: bool = False
-    off: bool = False
-    settle: str | None = None
-    overshoot: str | None = None
-    model: str | None = None
+    rate: PrefetchRateOption = None
+    keep_up: PrefetchKeepUpOption = False
+    manual: PrefetchManualOption = None
+    auto: PrefetchAutoOption = False
+    off: PrefetchOffOption = False
+    settle: SettleOption = None
+    overshoot: OvershootOption = None
+    model: PrefetchModelOption = None
 
     def __post_init__(self) -> None:
         goals = (self.rate is not None, self.keep_up, self.off)
@@ -139,3 +146,6 @@ class GoalOptions:
             if doubts:
                 print(f"{self.model}: {doubts}", file=sys.stderr)
         return goal
+
+
+NO_GOAL = GoalOptions()

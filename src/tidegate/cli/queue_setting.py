@@ -7,20 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidegate.cli.asking import DEFAULT, UrlOption, ask, queue_key
+from tidegate.cli.option_groups import spread
 from tidegate.cli.output import JsonOption, Output
 from tidegate.cli.policies import change_policy
 from tidegate.cli.policy_settings import parse_policy, policy_keys
-from tidegate.cli.prefetch_options import (
-    GoalOptions,
-    OvershootOption,
-    PrefetchAutoOption,
-    PrefetchKeepUpOption,
-    PrefetchManualOption,
-    PrefetchModelOption,
-    PrefetchOffOption,
-    PrefetchRateOption,
-    SettleOption,
-)
+from tidegate.cli.prefetch_options import NO_GOAL, GoalOptions
 from tidegate.cli.queues import QueueArgument
 from tidegate.cli.rescaling import change_scaling
 from tidegate.cli.scaling_options import AgreementOption, assignments
@@ -34,6 +25,7 @@ if TYPE_CHECKING:
     from tidegate.client.client import Client
 
 
+@spread()
 def set_queue(
     queue: QueueArgument,
     settings: Annotated[
@@ -44,14 +36,7 @@ def set_queue(
         ScalingPolicy | None, typer.Option(help="Which law says how many replicas there are.")
     ] = None,
     agreement: AgreementOption = None,
-    prefetch_rate: PrefetchRateOption = None,
-    prefetch_keep_up: PrefetchKeepUpOption = False,
-    prefetch_manual: PrefetchManualOption = None,
-    prefetch_auto: PrefetchAutoOption = False,
-    prefetch_off: PrefetchOffOption = False,
-    settle: SettleOption = None,
-    overshoot: OvershootOption = None,
-    prefetch_model: PrefetchModelOption = None,
+    goal: GoalOptions = NO_GOAL,
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
@@ -62,16 +47,6 @@ def set_queue(
         found["policy"] = policy.value
     if agreement is not None:
         found["agreement"] = agreement
-    goal = GoalOptions(
-        rate=prefetch_rate,
-        keep_up=prefetch_keep_up,
-        manual=prefetch_manual,
-        auto=prefetch_auto,
-        off=prefetch_off,
-        settle=settle,
-        overshoot=overshoot,
-        model=prefetch_model,
-    )
     if not found and not goal.are_given:
         raise InvalidValue("set what? write KEY=VALUE, or a goal such as --prefetch-rate 400/s")
     for_policy = {key for key in found if key in policy_keys()}

@@ -9,17 +9,10 @@ import typer
 
 from tidegate.cli.asking import DEFAULT, UrlOption, ask, queue_key
 from tidegate.cli.figures import count, seconds, yes_no
+from tidegate.cli.option_groups import spread
 from tidegate.cli.output import Cell, Column, JsonOption, Output
 from tidegate.cli.policy_settings import SetOption, parse_policy
-from tidegate.cli.prefetch_options import (
-    GoalOptions,
-    OvershootOption,
-    PrefetchKeepUpOption,
-    PrefetchManualOption,
-    PrefetchModelOption,
-    PrefetchRateOption,
-    SettleOption,
-)
+from tidegate.cli.prefetch_options import NO_GOAL, GoalOptions
 from tidegate.core.model import QueuePolicy
 from tidegate.core.prefetch_words import told
 from tidegate.core.replication import logical_name
@@ -99,6 +92,7 @@ def _row(queue: QueueInfo, served: list[Served]) -> list[Cell]:
     ]
 
 
+@spread("auto", "off")
 def create(
     name: Annotated[str, typer.Argument(help="Name of the new queue.")],
     transient: Annotated[
@@ -108,26 +102,13 @@ def create(
         bool, typer.Option("--exist-ok", help="It is fine if it exists already.")
     ] = False,
     settings: SetOption = None,
-    prefetch_rate: PrefetchRateOption = None,
-    prefetch_keep_up: PrefetchKeepUpOption = False,
-    prefetch_manual: PrefetchManualOption = None,
-    settle: SettleOption = None,
-    overshoot: OvershootOption = None,
-    prefetch_model: PrefetchModelOption = None,
+    goal: GoalOptions = NO_GOAL,
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
     """Create a queue."""
     output = Output(json)
     policy = QueuePolicy(**parse_policy(settings or []))
-    goal = GoalOptions(
-        rate=prefetch_rate,
-        keep_up=prefetch_keep_up,
-        manual=prefetch_manual,
-        settle=settle,
-        overshoot=overshoot,
-        model=prefetch_model,
-    )
     if goal.are_given:
         policy = msgspec.structs.replace(policy, prefetch=goal.changed(policy.prefetch, name))
     queue = ask(

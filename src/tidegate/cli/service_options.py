@@ -81,6 +81,24 @@ EnvironmentOption = Annotated[
 
 
 @dataclass(frozen=True)
+class ServiceOptions:
+    """How a service is run, as both commands say it."""
+
+    engine: EngineOption = Engine.GATEWAY
+    concurrency: ConcurrencyOption = 100
+    spares: SparesOption = 0
+    sticky: StickyOption = False
+    session_grace: SessionGraceOption = 60.0
+    balancing: BalancingOption = "better-of-two"
+    health_path: HealthPathOption = "/"
+    ship: ShipOption = None
+    env: EnvironmentOption = None
+
+
+AS_USUAL = ServiceOptions()
+
+
+@dataclass(frozen=True)
 class Asked:
     """What somebody has asked for; `spec` has no package yet, which is in `code`."""
 
@@ -90,29 +108,17 @@ class Asked:
     code: bytes | None
 
 
-def asked_for(
-    target: str,
-    agreement_file: Path,
-    *,
-    engine: Engine,
-    concurrency: int,
-    spares: int,
-    sticky: bool,
-    session_grace_s: float,
-    balancing: str,
-    health_path: str,
-    ship: Path | None,
-    env: Sequence[str],
-) -> Asked:
+def asked_for(target: str, agreement_file: Path, options: ServiceOptions) -> Asked:
     """All of it, or an error that says what to change."""
     text, agreement = _http_agreement(agreement_file)
-    _check_balancing(engine, balancing)
+    _check_balancing(options.engine, options.balancing)
+    health_path, ship = options.health_path, options.ship
     if _PATH.fullmatch(health_path) is None:
         raise InvalidValue(
             f"--health-path {health_path!r} is no path, such as /healthz; what is no letter of "
             "ASCII is written with %, as in /caf%C3%A9"
         )
-    environment = environment_of(env, os.environ)
+    environment = environment_of(options.env or [], os.environ)
     if ":" not in target:
         target = f"{target}:{DEFAULT_NAME}"
     code: bytes | None = None
@@ -137,12 +143,12 @@ def asked_for(
         name=agreement.http or "",
         target=target,
         agreement=text,
-        concurrency=concurrency,
-        spares=spares,
-        engine=engine,
-        balancing=balancing,
-        sticky=sticky,
-        session_grace_s=session_grace_s,
+        concurrency=options.concurrency,
+        spares=options.spares,
+        engine=options.engine,
+        balancing=options.balancing,
+        sticky=options.sticky,
+        session_grace_s=options.session_grace,
         health_path=health_path,
         environment=environment,
         folder=None if folder is None else str(folder),

@@ -14,20 +14,14 @@ import typer
 
 from tidegate.cli.asking import duration_option
 from tidegate.cli.exit_codes import NOTHING_THERE, NoSuch
+from tidegate.cli.option_groups import spread
 from tidegate.cli.output import Cell, Column, JsonOption, Output
 from tidegate.cli.rollout import Progress, Rollout
 from tidegate.cli.service_options import (
+    AS_USUAL,
     AgreementOption,
     Asked,
-    BalancingOption,
-    ConcurrencyOption,
-    EngineOption,
-    EnvironmentOption,
-    HealthPathOption,
-    SessionGraceOption,
-    ShipOption,
-    SparesOption,
-    StickyOption,
+    ServiceOptions,
     TargetArgument,
     asked_for,
     check_offer,
@@ -42,7 +36,7 @@ from tidegate.cli.store_wiring import (
     running_stores,
 )
 from tidegate.core.errors import Unavailable
-from tidegate.core.hosting import Engine, InstanceState, Service, ServiceSpec
+from tidegate.core.hosting import InstanceState, Service, ServiceSpec
 
 if TYPE_CHECKING:
     from tidegate.agreement.document import Agreement
@@ -68,18 +62,11 @@ def register(app: typer.Typer) -> None:
     app.command("services")(services)
 
 
+@spread()
 def deploy(
     target: TargetArgument,
     agreement: AgreementOption,
-    engine: EngineOption = Engine.GATEWAY,
-    concurrency: ConcurrencyOption = 100,
-    spares: SparesOption = 0,
-    sticky: StickyOption = False,
-    session_grace: SessionGraceOption = 60.0,
-    balancing: BalancingOption = "better-of-two",
-    health_path: HealthPathOption = "/",
-    ship: ShipOption = None,
-    env: EnvironmentOption = None,
+    options: ServiceOptions = AS_USUAL,
     wait: Annotated[
         float, duration_option("Until the new version serves; 0s: do not wait. [default: 120s]")
     ] = 120.0,
@@ -89,19 +76,7 @@ def deploy(
 ) -> None:
     """Deploy an application, or a new version of it, on a store that runs: no request fails."""
     settings = load_settings(config, os.environ)
-    asked = asked_for(
-        target,
-        agreement,
-        engine=engine,
-        concurrency=concurrency,
-        spares=spares,
-        sticky=sticky,
-        session_grace_s=session_grace,
-        balancing=balancing,
-        health_path=health_path,
-        ship=ship,
-        env=env or [],
-    )
+    asked = asked_for(target, agreement, options)
     if reduced := check_offer(asked, settings):
         print(f"{asked.spec.name}: {reduced}", file=sys.stderr)
     asyncio.run(deploy_and_wait(running_stores(store, data, settings), asked, wait))
