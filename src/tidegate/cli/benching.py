@@ -13,6 +13,9 @@ from tidegate.cli.output import JsonOption
 from tidegate.core.errors import InvalidValue, TidegateError
 from tidegate.core.quantities import parse_size_bytes
 
+RoundsOption = Annotated[int | None, typer.Option(min=1, help="How often.")]
+SecondsOption = Annotated[float | None, typer.Option(min=0.1, help="Length of a run.")]
+
 bench = typer.Typer(no_args_is_help=True, help="Benchmarks.")
 
 
@@ -98,8 +101,8 @@ def backlog(
         list[int] | None,
         typer.Option(min=1, help="Messages that wait; may be repeated. [default: 1 and 5 million]"),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="How often.")] = None,
-    seconds: Annotated[float | None, typer.Option(min=0.1, help="Length of a run.")] = None,
+    rounds: RoundsOption = None,
+    seconds: SecondsOption = None,
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -124,8 +127,8 @@ def clients(
         list[int] | None,
         typer.Option(min=9, help="Clients; may be repeated. [default: 9, 90 and 270]"),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="How often.")] = None,
-    seconds: Annotated[float | None, typer.Option(min=0.1, help="Length of a run.")] = None,
+    rounds: RoundsOption = None,
+    seconds: SecondsOption = None,
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -149,7 +152,7 @@ def recording(
     pairs: Annotated[
         int | None, typer.Option(min=10, help="Pairs of runs, with and without. [default: 30]")
     ] = None,
-    seconds: Annotated[float | None, typer.Option(min=0.1, help="Length of a run.")] = None,
+    seconds: SecondsOption = None,
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -196,7 +199,7 @@ def alias(
     pairs: Annotated[
         int | None, typer.Option(min=2, help="Pairs of runs, through it and direct. [default: 30]")
     ] = None,
-    seconds: Annotated[float | None, typer.Option(min=0.1, help="Length of a run.")] = None,
+    seconds: SecondsOption = None,
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -222,7 +225,7 @@ def pipeline(
     jobs: Annotated[
         str, typer.Option(help="Jobs, by commas. [default: identification,compliance,lifecycle]")
     ] = "",
-    rounds: Annotated[int | None, typer.Option(min=1, help="How often.")] = None,
+    rounds: RoundsOption = None,
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
