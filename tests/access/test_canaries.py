@@ -148,7 +148,7 @@ def test_no_secret_is_found_anywhere(folder: Path, tls: tuple[Certificate, Certi
         ):
             run(told, settings, *arguments, TIDEGATE_URL=with_password)
         refused = run(told, settings, "queues", "--url", with_password)
-        assert refused.returncode == 1
+        assert refused.returncode == 2
         assert b"TIDEGATE_PASSWORD" in refused.stderr
         wrong = with_password.replace(PASSWORD, WRONG_PASSWORD)
         assert run(told, settings, "queues", TIDEGATE_URL=wrong).returncode == 1

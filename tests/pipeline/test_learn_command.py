@@ -146,7 +146,7 @@ def test_ctrl_c_ends_it_at_once_and_leaves_nothing(lake: LakeOf, tmp_path: Path)
         (("--lake", "."), 3, "has no rows from"),
         (("--since", "7 weeks"), 2, "is not a duration"),
         (("--only", "stabilty"), 2, "there is no job stabilty"),
-        (("--agreement", "gone.toml", "--lake", "."), 1, "gone.toml"),
+        (("--agreement", "gone.toml", "--lake", "."), 2, "gone.toml"),
     ],
 )
 def test_what_cannot_be_learned_from_is_a_sentence_without_a_wait_for_spark(

@@ -113,7 +113,7 @@ def test_an_agreement_that_is_broken_ends_it(knowledge_of: KnowledgeOf, tmp_path
     knowledge_of.write()
     (tmp_path / "broken.toml").write_text("name = ")
     done = report(tmp_path, "--knowledge", str(knowledge_of.folder), "--agreement", "broken.toml")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("tidegate: broken.toml: is not TOML")
     assert not (tmp_path / "report.html").exists()
 
