@@ -15,8 +15,8 @@ import os
 import sys
 from typing import Any
 
-from tidegate.cli.user_module import print_from_users_file, user_module
 from tidegate.core.errors import InvalidValue
+from tidegate.fleet.user_module import print_from_users_file, user_module
 
 DEFAULT_NAME = "app"
 

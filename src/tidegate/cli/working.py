@@ -15,7 +15,6 @@ from tidegate.cli.logs import set_up_logs
 from tidegate.cli.reloading import run_again_on_change
 from tidegate.cli.settings.reader import load_settings
 from tidegate.cli.settings_options import ConfigOption
-from tidegate.cli.user_module import user_module
 from tidegate.cli.worker_telemetry import recorded
 from tidegate.client.connect import URL_VARIABLE
 from tidegate.client.last_exit import GOODBYE_S
@@ -24,6 +23,7 @@ from tidegate.core.prefetch import PrefetchGoal, PrefetchModel
 from tidegate.core.quantities import parse_rate_per_s
 from tidegate.fleet.parent import end_with_parent
 from tidegate.fleet.ready_pipe import ReadyPipe
+from tidegate.fleet.user_module import user_module
 
 if TYPE_CHECKING:
     from tidegate.client.app import App

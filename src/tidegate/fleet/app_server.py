@@ -22,9 +22,9 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
-from tidegate.fleet.imported import imported
 from tidegate.fleet.parent import end_with_parent
 from tidegate.fleet.ready_pipe import ReadyPipe
+from tidegate.fleet.user_module import user_module
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -72,7 +72,7 @@ def _bound(host: str, port: int) -> socket.socket:
 def application(target: str) -> Any:
     """The ASGI application that `module:attribute` names."""
     module_name, _, path = target.partition(":")
-    module = imported(module_name)
+    module = user_module(module_name)
     where = f"{module_name} ({getattr(module, '__file__', None) or 'no file'})"
     try:
         app = functools.reduce(getattr, path.split("."), module)

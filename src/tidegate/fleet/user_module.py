@@ -53,7 +53,7 @@ def print_from_users_file(failure: BaseException) -> None:
     told.stack = traceback.StackSummary.from_list(frames)
     # What cannot even be parsed has no frames, and says by itself where it is.
     lines = told.format() if frames else told.format_exception_only()
-    print("".join(lines), end="", file=sys.stderr)
+    sys.stderr.write("".join(lines))
 
 
 def _last_line(failure: BaseException) -> str:
