@@ -40,7 +40,7 @@ test: ## all tests, on real peers where they can be had
 	$(PYTEST) --stage crowd -n 3 --dist loadfile $(SLOWEST) || failed="$$failed crowd"; \
 	wait $$linting && linted=yes || linted=; \
 	$(PYTEST) --stage kills -n 2 --dist loadfile $(SLOWEST) || failed="$$failed kills"; \
-	$(PYTEST) --stage paced $(SLOWEST) || failed="$$failed paced"; \
+	$(PYTEST) --stage paced -n 2 --dist loadfile $(SLOWEST) || failed="$$failed paced"; \
 	$(PYTEST) --stage alone $(SLOWEST) || failed="$$failed alone"; \
 	test -n "$$linted" || { echo "failed: lint$$failed"; exit 1; }; \
 	test -z "$$failed" || { echo "failed at first:$$failed"; $(BIN)/python tests/second_look.py; }

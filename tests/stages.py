@@ -3,7 +3,7 @@
     quick   starts no process and has no mark: `make check`
     crowd   all but those below, several at a time
     kills   marked `faults`: needs room beside it
-    paced   marked `paced`: measures rates at which a core rests; one by one for now
+    paced   marked `paced`: measures rates at which a core rests: two at a time
     alone   marked `alone`: measures, and has the machine to itself
 
 Files that cannot hold a test of the stage are not even imported: all of them take many seconds.
