@@ -56,16 +56,19 @@ async def standing(plant: Plant) -> KeptStanding:
     return kept
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize(
-    ("least", "clients", "start_s"), [(1, 10, 2.0), (1, 30, 3.5), (2, 40, 2.0), (1, 50, 2.0)]
+    ("least", "clients", "start_s"),
+    # Ten clients are those whom one alone just answers in time.
+    [(1, 10, 2.0), (1, 10, 3.5), (1, 30, 3.5), (2, 40, 2.0), (1, 50, 2.0)],
 )
 async def test_clients_who_come_one_by_one_are_all_answered_in_time_at_little_cost(
-    least: int, clients: int, start_s: float
+    least: int, clients: int, start_s: float, seed: int
 ) -> None:
-    text = agreed(4).replace("min = 1", f"min = {least}")
-    plant = await running(
-        Plant(text, service_s=SERVICE_S, spread=SPREAD, start_s=start_s), start_s + 3.0
-    )
+    text = agreed(4).replace("min = 1", f"min = {least}").replace("20%", "10%")
+    plant = Plant(text, service_s=SERVICE_S, spread=SPREAD, start_s=start_s, seed=seed)
+    # Windows and loops begin at other moments with each.
+    await running(plant, start_s + 3.0 + 0.2 * seed)
     began_at = plant.now
 
     def present(now: float) -> int:

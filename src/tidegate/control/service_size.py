@@ -22,7 +22,7 @@ from tidegate.control.service_seen import Seen
 from tidegate.core.by_hand import NOTHING_SAID
 from tidegate.laws.http_sizing import NO_POINTS, Load, ScaleIn, needed, needed_with_room
 
-COOLDOWN_S = 20.0
+COOLDOWN_S = 15.0
 # A door reports each second, and doors hear of what was ordered within a quarter of one.
 SENSED_S = 1.5
 # What was too few at a load is so for that long.

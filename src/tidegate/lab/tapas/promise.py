@@ -22,11 +22,13 @@ from tidegate.lab.tapas.clients import Visit, has_failed
 
 WINDOW_S = 5.0
 BREACH_S = 1.0
-WARNING_S = 0.8
+# As near to the breach as one instance's p95 with ten clients, 0.74 to 0.81 s, is no warning: the
+# issue asks for 80 % at least.
+WARNING_S = 0.9
 
 
 def agreement_text(replicas_min: int, replicas_max: int) -> str:
-    """As a user would write it; it warns at 80 % of the breaching point."""
+    """As a user would write it; it warns at 90 % of the breaching point."""
     return f"""\
 name = "shop"
 http = "shop"
