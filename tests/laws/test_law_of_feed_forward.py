@@ -7,12 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tidegate.laws.feed_forward import (
-    FeedForward,
-    FeedForwardLaw,
-    RateFilter,
-    feed_forward_for,
-)
+from tidegate.laws.feed_forward import FeedForward, FeedForwardLaw, RateFilter
 from tidegate.laws.wish import Situation
 
 # Capacity 100 msg/s, all of it planned with and no reserve: a replica per 100 msg/s. What figures
@@ -43,18 +38,47 @@ def test_on_a_ramp_level_and_trend_are_found() -> None:
     assert rates.level_per_s == pytest.approx(100.0 + 2.0 * 599, rel=0.01)
 
 
-def test_a_step_is_followed_at_its_second_rate_and_is_no_trend() -> None:
+@pytest.mark.parametrize("every_s", [1.0, 5.0, 30.0])
+def test_a_step_is_followed_at_its_second_rate_and_is_no_trend(every_s: float) -> None:
+    filter_ = RateFilter()
+    for look in range(100):
+        filter_.step(look * every_s, 100.0)
+    filter_.step(100 * every_s, 600.0)
+    stepped = filter_.step(101 * every_s, 610.0)
+    assert stepped.level_per_s == pytest.approx(605.0, rel=0.02)
+    for look in range(102, 132):
+        rates = filter_.step(look * every_s, 605.0)
+        assert abs(rates.trend_per_s2) < 0.1
+    assert rates.level_per_s == pytest.approx(605.0, rel=0.02)
+
+
+def test_one_high_rate_is_no_step() -> None:
     filter_ = RateFilter()
     for second in range(100):
         filter_.step(second, 100.0)
-    # Alone it may be a burst.
-    assert filter_.step(100, 600.0).level_per_s < 250.0
-    stepped = filter_.step(101, 610.0)
-    assert stepped.level_per_s == pytest.approx(605.0, rel=0.01)
-    assert stepped.trend_per_s2 < 2.0
-    for second in range(102, 130):
-        rates = filter_.step(second, 605.0)
-    assert rates.level_per_s == pytest.approx(605.0, rel=0.02)
+    for second in range(100, 200, 10):
+        # An average of 5 s takes a fifth of it, and of the trend that it may look like.
+        assert filter_.step(second, 600.0).level_per_s < 250.0
+        for quiet in range(1, 10):
+            filter_.step(second + quiet, 100.0)
+
+
+def test_after_a_burst_the_level_is_where_it_was() -> None:
+    filter_ = RateFilter()
+    for second in range(300):
+        rates = filter_.step(second, 10_000.0 if 100 <= second < 102 else 1_000.0)
+        if second >= 104:
+            assert rates.level_per_s == pytest.approx(1_000.0, rel=0.05)
+
+
+def test_the_same_moment_twice_and_a_clock_that_was_set_back_are_no_step_and_no_trend() -> None:
+    filter_ = RateFilter()
+    for second in range(1000, 1100):
+        filter_.step(second, 100.0 + 2.0 * (second - 1000))
+    filter_.step(1100, 900.0)
+    assert filter_.step(1100, 900.0).level_per_s < 500.0
+    assert filter_.step(200, 310.0).rising_s == 0.0
+    assert filter_.step(201, 312.0).rising_s >= 0.0
 
 
 def test_what_has_been_rising_is_believed_to_rise_for_as_long_again() -> None:
@@ -70,21 +94,34 @@ def test_what_has_been_rising_is_believed_to_rise_for_as_long_again() -> None:
     assert rates.rising_s == 0.0
 
 
-def test_one_burst_is_no_step() -> None:
-    filter_ = RateFilter()
-    for second in range(100):
-        filter_.step(second, 100.0)
-    for second in range(100, 200, 10):
-        filter_.step(second, 600.0)
-        for quiet in range(1, 10):
-            rates = filter_.step(second + quiet, 100.0)
-        assert rates.level_per_s < 200.0
-
-
 def test_a_warm_machine_is_the_reserve() -> None:
-    """350 msg/s of 100 each: one stands by, or the warm machine does."""
-    assert FeedForwardLaw(feed_forward_for(keeps_warm=False)).step(now(1, 3, 350.0)).replicas == 5
-    assert FeedForwardLaw(feed_forward_for(keeps_warm=True)).step(now(1, 3, 350.0)).replicas == 4
+    """Of 100 msg/s each: one stands by, or a part may be missing before the warm one is asked."""
+    for arrived, cold, warm in ((350.0, 5, 4), (315.0, 5, 3)):
+        assert FeedForwardLaw().step(now(1, 3, arrived)).replicas == cold
+        assert FeedForwardLaw().step(now(1, 3, arrived, keeps_warm=True)).replicas == warm
+
+
+def test_what_may_be_missing_before_one_comes_is_no_reason_to_let_one_go() -> None:
+    law = FeedForwardLaw()
+    for second in range(600):
+        wish = law.step(now(second, 4, 312.0, keeps_warm=True))
+        assert wish.replicas == 4
+    assert "below 295 for 40 s one would go" in wish.otherwise
+
+
+def test_a_pool_that_is_no_longer_kept_changes_the_reserve_and_no_memory() -> None:
+    law = FeedForwardLaw()
+    for second in range(100):
+        assert law.step(now(second, 8, 750.0, keeps_warm=True)).replicas == 8
+    # The peak is remembered by whichever reserve holds next.
+    for second in range(100, 130):
+        assert law.step(now(second, 8, 100.0)).replicas == 8
+
+
+def test_who_has_just_begun_to_look_sends_nobody_away() -> None:
+    law = FeedForwardLaw()
+    for second in range(90):
+        assert law.step(now(second, 8, 100.0)).replicas == 8
 
 
 def test_noise_is_no_trend_mostly() -> None:

@@ -33,6 +33,7 @@ def test_raw_thresholds_breach_what_the_agreement_policy_keeps(seed: int) -> Non
     kept = simulated(ScalingPolicy.AGREEMENT, seed)
     assert raw.windows_breached is not None
     assert raw.windows_breached >= 40
+    assert told.windows_breached == 0
     assert told.windows_warned is not None
     assert told.windows_warned > 0
     assert (kept.windows_breached, kept.windows_warned) == (0, 0)

@@ -127,6 +127,8 @@ def host(
     if not running:
         settings = _with_provider(settings, config)
         node_port = node_port_of(settings, node_port)
+    elif node_port is not None:
+        _say("--node-port is for a node of its own, and one runs here already: it has no effect")
     if reduced := check_offer(asked, settings.with_data(data)):
         _say(f"{asked.spec.name}: {reduced}")
     with _log_file(folder, verbose) as log_file, terminated_like_interrupted():

@@ -36,7 +36,7 @@ from tidegate.core.steering import (
 )
 from tidegate.laws.elasticity import DEFAULT_ELASTICITY, Elasticity, LoadLaw
 from tidegate.laws.exchange import DEFAULT_WORTH, Worth, exchanges
-from tidegate.laws.feed_forward import FeedForward, FeedForwardLaw, feed_forward_for
+from tidegate.laws.feed_forward import FeedForward, FeedForwardLaw
 from tidegate.laws.length_target import LengthLaw
 from tidegate.laws.placement import goes_first
 from tidegate.laws.reversal import Caution, ReversalGuard
@@ -200,7 +200,7 @@ class Autoscaler:
             case ScalingPolicy.LOAD:
                 return LoadLaw(replace(self._elasticity, step_max=scaling.replicas_per_step))
             case ScalingPolicy.FEED_FORWARD:
-                return FeedForwardLaw(self._feed_forward or feed_forward_for(scaling.keeps_warm))
+                return FeedForwardLaw(self._feed_forward)
             case ScalingPolicy.LENGTH:
                 return LengthLaw(
                     scaling.queue_length,
@@ -307,8 +307,6 @@ def _law_words(scaling: Scaling) -> tuple[object, ...]:
     words: tuple[object, ...] = (scaling.policy,)
     if scaling.policy is ScalingPolicy.LOAD:
         words += (scaling.replicas_per_step,)
-    if scaling.policy is ScalingPolicy.FEED_FORWARD:
-        words += (scaling.keeps_warm,)
     if scaling.policy is ScalingPolicy.AGREEMENT:
         words += (scaling.cooldown_period_s,)
     if scaling.policy is ScalingPolicy.LENGTH:

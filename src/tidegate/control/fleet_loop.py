@@ -17,7 +17,7 @@ from tidegate.adapters.native.actuator import NativeActuator
 from tidegate.control.instance_wants import homeless, want_of
 from tidegate.control.journal import Journal
 from tidegate.control.learned import Learned
-from tidegate.control.provisioner import Provisioner, Want
+from tidegate.control.provisioner import Provisioner, Want, warm_wanted
 from tidegate.control.queue_loop import QueueLoop
 from tidegate.core.crash import crash_point
 from tidegate.core.errors import StaleEpoch, TidegateError
@@ -66,6 +66,8 @@ class FleetLoop:
         self._led_since: float | None = None
         # Slots without a replica on machines that run; None: not looked yet.
         self.slots_free: int | None = None
+        # Whether any machine is to be kept warm.
+        self.keeps_warm = False
 
     async def run_once(self, loops: Mapping[int, QueueLoop], now: float, epoch: int) -> None:
         """One period, if it is time."""
@@ -87,6 +89,7 @@ class FleetLoop:
         ]
         wants += [want_of(service, waiting, instances) for service, waiting in homeless]
         self.slots_free = sum(map(free_slots, machines))
+        self.keeps_warm = warm_wanted(wants) > 0
         decision = self._provisioner.decide(machines, wants, now)
         may_halt = now - self._led_since >= settle_s(topologies)
         decision = msgspec.structs.replace(

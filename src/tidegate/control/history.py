@@ -113,4 +113,5 @@ class History:
             boot_s=max(boot_s or 0.0, START_S),
             slots_free=sample.slots_free,
             slots_per_machine=max(scaling.slots_per_machine, 1),
+            keeps_warm=sample.keeps_warm,
         )

@@ -83,6 +83,11 @@ class Want(msgspec.Struct, frozen=True, kw_only=True):
         return warm_machines(delta, boot_s, capacity) if capacity > 0.0 else 0
 
 
+def warm_wanted(wants: Sequence[Want]) -> int:
+    """Machines to keep warm for all of them: whoever grows first takes them."""
+    return max((want.warm_wanted for want in wants), default=0)
+
+
 class Provisioner:
     """Decides for a fleet of machines."""
 
@@ -101,7 +106,7 @@ class Provisioner:
         # Those that need a machine each come first: the others take whatever slots are left.
         for want in sorted(wants, key=lambda want: want.provisioning is Provisioning.ENERGY):
             plan.boot_for(want)
-        warm = max((want.warm_wanted for want in wants), default=0)
+        warm = warm_wanted(wants)
         plan.keep_warm(warm, wants)
         return Decision(
             at=at,

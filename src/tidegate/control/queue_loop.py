@@ -86,8 +86,10 @@ class QueueLoop:
         """One period."""
         self._began_at = now
         self.topology = topology = await self._keep_up(topology, now, epoch)
-        slots_free = None if self._fleet_loop is None else self._fleet_loop.slots_free
-        sample = self._sensor.sample(topology, now, self.pending, slots_free)
+        fleet = self._fleet_loop
+        slots_free = None if fleet is None else fleet.slots_free
+        keeps_warm = fleet is not None and fleet.keeps_warm
+        sample = self._sensor.sample(topology, now, self.pending, slots_free, keeps_warm)
         await self._keeping.measure(topology, now)
         decision = self._decide(topology, sample)
         is_ours = topology.scaling.steering is Steering.AUTO

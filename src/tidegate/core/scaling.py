@@ -110,12 +110,5 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         ahead = (ScalingPolicy.FEED_FORWARD, ScalingPolicy.AGREEMENT)
         return STEP_MAX_AHEAD if self.policy in ahead else 1
 
-    @property
-    def keeps_warm(self) -> bool:
-        """Whether a machine is kept warm: said, or NPP is at least one."""
-        if self.warm is not None:
-            return self.warm > 0
-        return bool((self.sla_delta or 0.0) > 0.0 and self.boot_s)
-
 
 DEFAULT_SCALING = Scaling()

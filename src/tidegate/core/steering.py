@@ -68,6 +68,8 @@ class QueueSample(msgspec.Struct, frozen=True, kw_only=True):
     pending: int = 0
     # Slots without a replica on machines that run; None: not known.
     slots_free: int | None = None
+    # Whether the fleet keeps a machine warm.
+    keeps_warm: bool = False
     # The largest of CPU, memory and store-wait loads; 1: busy.
     resource_load: float = 0.0
     # How old the oldest measurement in it is.

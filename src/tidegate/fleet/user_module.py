@@ -7,6 +7,7 @@ concern. Then one sentence says what was tried.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -14,7 +15,9 @@ from types import ModuleType
 
 from tidegate.core.errors import InvalidValue
 
-_OURS = str(Path(__file__).resolve().parent.parent)
+_PACKAGE = Path(__file__).parent.parent
+# With the separator: what is called tidegate_shop is the user's. Installed by a link or not.
+_OURS = tuple(f"{folder}{os.sep}" for folder in (_PACKAGE, _PACKAGE.resolve()))
 _IMPORTING = ("<frozen importlib", importlib.__file__)
 # Of the last line of a traceback.
 _REASON_MAX = 500

@@ -18,10 +18,11 @@ Who acts when the load is above max_load has let it come so far: with every work
 the paper the load was above for as long as it took to notice. So it is carried ahead to when a
 replica that has a slot would serve, and the loop would look again:
 
-    growth   the median of the last three changes of what waits; what falls does not grow
+    growth   the slope of what waits over the last six looks, if it is four times its own error and
+             went on at the last; else 0
     soon     (waiting + growth · (start_s + period)) / replicas > max_load      one replica more
 
-A burst is one change of three, and no growth. Workers that take many at once make what waits a saw:
+What varies without growing has no such slope. Workers that take many at once make what waits a saw:
 a load is believed to double at most, so that below half of max_load nothing is added. A boot is not
 looked ahead to: that needs arrival rates (laws/feed_forward.py). Without `looks_ahead` it is the
 paper's own rule.
@@ -31,16 +32,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import median
+from statistics import fmean
 from typing import NamedTuple
 
 from tidegate.laws.wish import Situation, Wish
 
 REMEMBERED_S = 3600.0
-# Changes of what waits that growth is read from.
-CHANGES = 3
+# Looks that growth is read from, and of how many of its own errors it must be.
+LOOKS = 6
+SIGNIFICANT = 4.0
+# After a gap of so many times the one before it growth is read anew.
+_GAP_MAX = 10.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ class LoadLaw:
         self._set = elasticity
         # By number of replicas.
         self._too_few: dict[int, TooFew] = {}
-        self._waited: deque[tuple[float, int]] = deque(maxlen=CHANGES + 1)
+        self._waited: deque[tuple[float, int]] = deque(maxlen=LOOKS)
 
     def step(self, now: Situation) -> Wish:
         """What the next period asks for."""
@@ -97,7 +101,7 @@ class LoadLaw:
         if soon > now.max_load and not now.draining:
             seen = (
                 f"The average load is {load:.0f} messages and grows: before a replica that is "
-                f"added now serves it will be {soon:.0f}, above max_load {now.max_load:g}"
+                f"added now serves it may be {soon:.0f}, above max_load {now.max_load:g}"
             )
             return self._above(now, count, "avg_load > max_load soon", seen)
         if load < now.min_load:
@@ -107,25 +111,26 @@ class LoadLaw:
             "min_load ≤ avg_load ≤ max_load",
             f"The average load of {load:.0f} messages lies between min_load {now.min_load:g} and "
             f"max_load {now.max_load:g}.",
-            f"Above {now.max_load:g} a replica would have been added, below {now.min_load:g} one "
-            "would have begun to go.",
+            f"Above {now.max_load:g}, now or soon, a replica would have been added, below "
+            f"{now.min_load:g} one would have begun to go.",
         )
 
     def _soon(self, now: Situation) -> float:
         """The average load by the time that a replica would serve, when it grows."""
         last = self._waited
-        if last and now.at <= last[-1][0]:
+        if last and not self._goes_on(now.at):
             last.clear()
         last.append((now.at, now.waiting))
-        if not self._set.looks_ahead or len(last) <= CHANGES:
+        if not self._set.looks_ahead or len(last) < LOOKS:
             return now.average_load
-        steps = [
-            ((later - earlier) / (then - before), then - before)
-            for (before, earlier), (then, later) in pairwise(last)
-        ]
-        growth_per_s = max(median(step for step, _ in steps), 0.0)
-        grown = min(growth_per_s * (now.start_s + steps[-1][1]), now.waiting)
-        return now._replace(waiting=now.waiting + round(grown)).average_load
+        grown = growth_per_s(last) * (now.start_s + last[-1][0] - last[-2][0])
+        return now._replace(waiting=now.waiting + round(min(grown, now.waiting))).average_load
+
+    def _goes_on(self, at: float) -> bool:
+        """Whether this look follows the last ones, with no clock set back and no long silence."""
+        last = self._waited
+        gap_s = at - last[-1][0]
+        return gap_s > 0.0 and (len(last) < 2 or gap_s <= _GAP_MAX * (last[-1][0] - last[-2][0]))
 
     def _above(self, now: Situation, count: int, rule: str, seen: str) -> Wish:
         if now.draining:
@@ -141,7 +146,7 @@ class LoadLaw:
                 count,
                 "held: inhibited",
                 f"{seen}, but the last scale-up is still to show what it does.",
-                "When it serves and the inhibition is over, another replica is added.",
+                "If that is still so when it serves and the inhibition is over, another comes.",
             )
         self._note(now, count)
         more = math.ceil(now.waiting / now.max_load) - count if now.max_load > 0.0 else 1
@@ -170,7 +175,7 @@ class LoadLaw:
                 "Messages that wait would bring a replica.",
             )
         known = self._too_few.get(count - 1)
-        bar = known.arrived_per_s * (1.0 - self._set.fall) if known else math.inf
+        bar = self._bar(known) if known else math.inf
         if known is not None and now.at < known.until and now.arrived_per_s >= bar:
             return Wish(
                 count,
@@ -194,6 +199,25 @@ class LoadLaw:
             # Nothing arrives, and no rate could ever fall below that: it says nothing.
             return
         known = self._too_few.get(count)
-        times = known.times + 1 if known else 1
+        # What is known and was not tried has not proved right once more.
+        times = known.times if known else 0
+        if known is None or now.at >= known.until or now.arrived_per_s < self._bar(known):
+            times += 1
         lasts_s = self._set.remembered_s * 2.0 ** min(times - 1, 10)
         self._too_few[count] = TooFew(now.arrived_per_s, now.at + lasts_s, times)
+
+    def _bar(self, known: TooFew) -> float:
+        """Below this arrival rate it is tried again."""
+        return known.arrived_per_s * (1.0 - self._set.fall)
+
+
+def growth_per_s(looks: Sequence[tuple[float, int]]) -> float:
+    """The slope of what waits, by least squares; 0 where chance may have made it, or it is over."""
+    if looks[-1][1] <= looks[-2][1]:
+        return 0.0
+    mean_at, mean = fmean(at for at, _ in looks), fmean(waiting for _, waiting in looks)
+    spread = sum((at - mean_at) ** 2 for at, _ in looks)
+    slope = sum((at - mean_at) * (waiting - mean) for at, waiting in looks) / spread
+    left_over = sum((waiting - mean - slope * (at - mean_at)) ** 2 for at, waiting in looks)
+    error = math.sqrt(left_over / (len(looks) - 2) / spread)
+    return slope if slope > SIGNIFICANT * error else 0.0

@@ -17,9 +17,9 @@ Level and trend come from averages of the rate that forget after `level_s`, `fas
 On a ramp each lags behind by slope · its time, so trend = (fast − slow) / (slow_s − fast_s), and
 trend · level_s is what the level lacks. A difference that noise alone would make is no trend. A
 trend is read over a longer time than the level: a step is a level that has changed, and no ramp.
-Two rates one after the other that are both above the level by more than `leap` deviations are such
-a step: all three averages go there with them, and none of it is left to look like a trend. What has
-been rising for a while is believed to rise for as long again, and no longer.
+Two rates one after the other that are both above the level, or both below, by more than `leap`
+deviations are such a step: all three averages go there with them, and none of it is left to look
+like a trend. What has been rising for a while is believed to rise for as long again, and no longer.
 
 A step is foretold by nothing, so some replicas stand by (`spare`), and a machine that is needed is
 filled: its other slots cost nothing more. What will pile up while machines boot is ordered for in
@@ -57,7 +57,7 @@ class FeedForward:
     significant: float = 2.0
     # Standard errors of the level that are taken off before a replica is added for it.
     sure: float = 3.0
-    # Deviations of a single rate that two of them must be above the level to be a step.
+    # Deviations of a single rate that two of them must be off the level to be a step.
     leap: float = 5.0
     # Of a replica's capacity: how much of it to plan with.
     busy: float = 1.0
@@ -88,7 +88,7 @@ DEFAULT_FEED_FORWARD = FeedForward()
 WARM_FEED_FORWARD = FeedForward(spare=-0.2, foresee=0.0, down_s=40.0, down_room=0.05)
 
 
-def feed_forward_for(keeps_warm: bool) -> FeedForward:
+def feed_forward_for(*, keeps_warm: bool) -> FeedForward:
     """As the law is at its best."""
     return WARM_FEED_FORWARD if keeps_warm else DEFAULT_FEED_FORWARD
 
@@ -103,6 +103,16 @@ class Rates(NamedTuple):
     rising_s: float = 0.0
 
 
+class _Averages(NamedTuple):
+    """As they were before a rate that may be a step, and the rate's side of the level."""
+
+    level: float
+    fast: float
+    slow: float
+    noise2: float
+    side: float
+
+
 class RateFilter:
     """Level and trend of a noisy rate."""
 
@@ -114,7 +124,7 @@ class RateFilter:
         self._fast = 0.0
         self._slow = 0.0
         self._noise2 = 0.0
-        self._leapt = False
+        self._before: _Averages | None = None
         self._rising_since: float | None = None
 
     def step(self, at: float, rate_per_s: float) -> Rates:
@@ -126,8 +136,11 @@ class RateFilter:
             self._noise2 = rate_per_s
             return Rates(rate_per_s, 0.0)
         passed_s = max(at - self._at, 0.0)
+        if at < self._at:
+            self._rising_since = None
         self._at = at
-        self._follow_leap(rate_per_s)
+        if passed_s > 0.0:
+            self._follow_leap(rate_per_s)
         new = 1.0 - math.exp(-passed_s / self._set.level_s)
         newer = 1.0 - math.exp(-passed_s / self._set.fast_s)
         late = 1.0 - math.exp(-passed_s / self._set.slow_s)
@@ -153,15 +166,19 @@ class RateFilter:
         return Rates(max(self._level + trend * self._set.level_s, 0.0), trend, off, rising_s)
 
     def _follow_leap(self, rate_per_s: float) -> None:
-        """A second rate far above the level: that is where the level is now."""
-        far = self._level + self._set.leap * math.sqrt(max(self._noise2, self._level, 1.0))
-        leapt, self._leapt = self._leapt, rate_per_s > far
-        if leapt and self._leapt:
-            up = 0.5 * (self._last + rate_per_s) - self._level
-            self._level += up
-            self._fast += up
-            self._slow += up
-            self._leapt = False
+        """A second rate far off the level, on the same side: that is where the level is now."""
+        before = self._before or _Averages(self._level, self._fast, self._slow, self._noise2, 0.0)
+        far = self._set.leap * math.sqrt(max(before.noise2, before.level, 1.0))
+        off = rate_per_s - before.level
+        side = math.copysign(1.0, off) if abs(off) > far else 0.0
+        if side and side == before.side:
+            moved = 0.5 * (self._last + rate_per_s) - before.level
+            self._level = before.level + moved
+            self._fast = before.fast + moved
+            self._slow = before.slow + moved
+            self._before = None
+        else:
+            self._before = before._replace(side=side) if side else None
 
 
 class _Need(NamedTuple):
@@ -179,9 +196,11 @@ class _Need(NamedTuple):
 class FeedForwardLaw:
     """Orders ahead by arrival rate, corrects by backlog and age."""
 
-    def __init__(self, setting: FeedForward = DEFAULT_FEED_FORWARD) -> None:
-        self._set = setting
-        self._filter = RateFilter(setting)
+    def __init__(self, setting: FeedForward | None = None) -> None:
+        # None: as is best with or without a machine that is kept warm.
+        self._given = setting
+        self._set = setting or DEFAULT_FEED_FORWARD
+        self._filter = RateFilter(self._set)
         self._load_law = LoadLaw()
         self._at: float | None = None
         self._short = 0.0
@@ -190,6 +209,7 @@ class FeedForwardLaw:
 
     def step(self, now: Situation) -> Wish:
         """What the time ahead asks for."""
+        self._set = self._given or feed_forward_for(keeps_warm=now.keeps_warm)
         rates = self._filter.step(now.at, now.arrived_per_s)
         passed_s = 0.0 if self._at is None else max(now.at - self._at, 0.0)
         self._at = now.at
@@ -198,6 +218,9 @@ class FeedForwardLaw:
             return self._without_capacity(now)
         self._feel_age(now, capacity, passed_s)
         need = self._need(now, rates, capacity)
+        if not self._needed:
+            # It has just begun to look: what is there may have been needed a moment ago.
+            self._remember(now.at, float(now.replicas))
         # What was ordered ahead is kept as long as what was needed: a trend that ends is no reason
         # to send away at once what it has called.
         self._remember(now.at, need.replicas)
@@ -212,7 +235,8 @@ class FeedForwardLaw:
                 need.wanted,
                 "needed > replicas",
                 f"{text}; there are {count}.",
-                f"Up to {self._full_at(count, usable):.0f} msg/s nothing would have been added.",
+                f"Up to {self._full_at(count, usable, self._set.spare):.0f} msg/s nothing would "
+                "have been added.",
             )
         return self._maybe_down(now, rates, usable, text)
 
@@ -224,15 +248,17 @@ class FeedForwardLaw:
         needed = ((1.0 + self._short) * self._ahead(rates, now.start_s) + behind) / usable
         # What noise alone may have put on top is no reason to add.
         unsure = self._set.sure * rates.error_per_s / usable
-        wanted, within_s = self._whole(needed - unsure, now), now.start_s
+        spare = self._set.spare
+        wanted, within_s = self._whole(needed - unsure, now, spare), now.start_s
         if now.boot_s > now.start_s:
             # What will pile up until a machine has booted is there to be worked off then.
             piling = max(rates.level_per_s - capacity * now.serving, 0.0) * now.boot_s
             then_behind = behind + self._set.foresee * piling / self._set.work_off_s
             later = ((1.0 + self._short) * self._ahead(rates, now.boot_s) + then_behind) / usable
             # What free slots can take in time need not be ordered a boot ahead.
-            if self._whole(later - unsure, now) > now.replicas + (now.slots_free or 0):
-                wanted = max(wanted, self._whole(later - unsure, now))
+            then_wanted = self._whole(later - unsure, now, spare)
+            if then_wanted > now.replicas + (now.slots_free or 0):
+                wanted = max(wanted, then_wanted)
                 needed, within_s = max(needed, later), now.boot_s
         return _Need(needed, within_s, wanted, behind)
 
@@ -243,7 +269,8 @@ class FeedForwardLaw:
         while fits and self._are_enough(now.with_fewer(fits - 1), whole, peak * usable):
             fits -= 1
         slots = now.slots_per_machine if self._set.fill else 1
-        bar = self._full_at(count - slots, usable) - self._set.down_room * usable
+        kept = max(self._set.spare, 0.0)
+        bar = self._full_at(count - slots, usable, kept) - self._set.down_room * usable
         if fits < count and not now.draining:
             return Wish(
                 fits,
@@ -257,8 +284,12 @@ class FeedForwardLaw:
             "needed ≈ replicas",
             f"{text}; there are {count}, and {peak:.2f} were needed at most in the last "
             f"{self._set.down_s:.0f} s.",
-            f"Above {self._full_at(count, usable):.0f} msg/s one would be added; below "
-            f"{max(bar, 0.0):.0f} for {self._set.down_s:.0f} s one would go.",
+            f"Above {self._full_at(count, usable, self._set.spare):.0f} msg/s one would be added; "
+            + (
+                f"below {bar:.0f} for {self._set.down_s:.0f} s one would go."
+                if bar > 0.0
+                else "the last ones stay."
+            ),
         )
 
     def _are_enough(self, left: Situation, rates: Rates, peak_per_s: float) -> bool:
@@ -268,20 +299,21 @@ class FeedForwardLaw:
             return False
         now_needed = self._need(left, rates, capacity).replicas
         needed = max(now_needed, peak_per_s / (self._set.busy * capacity))
-        return self._whole(needed + self._set.down_room, left) <= left.replicas
+        # What may be missing before one comes may not be missing because one went.
+        return self._whole(needed + self._set.down_room, left, max(self._set.spare, 0.0)) <= (
+            left.replicas
+        )
 
-    def _whole(self, needed: float, now: Situation) -> int:
+    def _whole(self, needed: float, now: Situation, spare: float) -> int:
         """Replicas to have for so many that are needed: with what is spare, machines full."""
         # A queue that sleeps needs no reserve; one that keeps a replica busy needs all of it.
-        spare = self._set.spare * min(max(needed, 0.0), 1.0)
-        count = math.ceil(needed + spare - 1e-9)
+        count = math.ceil(needed + spare * min(max(needed, 0.0), 1.0) - 1e-9)
         slots = now.slots_per_machine if self._set.fill else 1
         return math.ceil(count / slots) * slots
 
-    def _full_at(self, count: int, usable: float) -> float:
+    def _full_at(self, count: int, usable: float, spare: float) -> float:
         """The arrival rate that so many replicas, with the reserve among them, are enough for."""
         # Below one needed replica the reserve is a part of it: n + spare · n.
-        spare = self._set.spare
         needed = count - spare if count >= 1.0 + spare else count / (1.0 + spare)
         return max(needed, 0.0) * usable
 

@@ -44,6 +44,8 @@ class Situation(NamedTuple):
     # Slots without a replica on machines that run; None: not known.
     slots_free: int | None = None
     slots_per_machine: int = 1
+    # Whether a machine is kept warm for what nobody foresees.
+    keeps_warm: bool = False
 
     @property
     def replicas(self) -> int:

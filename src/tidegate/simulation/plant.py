@@ -179,7 +179,7 @@ class Plant:
 
     # What the loops see
 
-    def sample(self, resource_load: float = 0.0) -> QueueSample:
+    def sample(self, resource_load: float = 0.0, keeps_warm: bool = False) -> QueueSample:
         """Everything over the period since the last sample."""
         period_s = max(self.now - self._sampled_at, 1e-9)
         arrived = self.arrived - self._sampled_arrived
@@ -196,6 +196,7 @@ class Plant:
             pending=self.pending,
             resource_load=resource_load,
             slots_free=self._slots_free(),
+            keeps_warm=keeps_warm,
         )
 
     def _slots_free(self) -> int:

@@ -160,7 +160,7 @@ class _Run:
     # Loops
 
     def _steer_queue(self) -> None:
-        sample = self._seen(self._plant.sample())
+        sample = self._seen(self._plant.sample(keeps_warm=self._want.warm_wanted > 0))
         if self._judged is None:
             decision = self._autoscaler.decide(sample)
         else:
@@ -168,15 +168,19 @@ class _Run:
             decision = self._autoscaler.decide(sample, pledge, self._judged.capacity_per_s)
         self._carry_out(decision)
 
+    @property
+    def _want(self) -> Want:
+        """What the queue wants of the fleet."""
+        guess = None if self._judged is None else self._judged.capacity_per_s
+        return Want.of(QUEUE, self._autoscaler.scaling, self._plant.wanted_slots, guess)
+
     def _steer_fleet(self) -> None:
         plant = self._plant
         seen = (plant.machine_samples(), plant.wanted_slots)
         # The provisioner has neither clock nor memory: what changed nothing changes nothing again.
         if seen == self._fleet_at_rest:
             return
-        guess = None if self._judged is None else self._judged.capacity_per_s
-        want = Want.of(QUEUE, self._autoscaler.scaling, plant.wanted_slots, guess)
-        decision = self._provisioner.decide(seen[0], [want], plant.now)
+        decision = self._provisioner.decide(seen[0], [self._want], plant.now)
         self._fleet_at_rest = None if decision.actions else seen
         self._carry_out(decision)
 

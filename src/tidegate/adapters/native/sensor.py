@@ -185,7 +185,12 @@ class NativeSensor:
         return min((float(self._nodes[one].free_memory_bytes) for one in owners), default=None)
 
     def sample(
-        self, topology: Topology, now: float, pending: int = 0, slots_free: int | None = None
+        self,
+        topology: Topology,
+        now: float,
+        pending: int = 0,
+        slots_free: int | None = None,
+        keeps_warm: bool = False,
     ) -> QueueSample:
         """A logical queue as it was seen in the last look."""
         queue_ids = [topology.queue_id, *(place.queue_id for place in topology.replicas)]
@@ -204,6 +209,7 @@ class NativeSensor:
             alias_waiting=0 if alias is None else alias.numbers.waiting,
             pending=pending,
             slots_free=slots_free,
+            keeps_warm=keeps_warm,
             resource_load=max((self._nodes[owner].load for owner in owners), default=0.0),
             age_s=self._age_s(topology, now),
         )

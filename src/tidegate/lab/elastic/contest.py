@@ -56,7 +56,7 @@ class Contender(msgspec.Struct, frozen=True):
 
     @property
     def given(self) -> dict[str, Any]:
-        """All that differs from the defaults."""
+        """All that was chosen for it."""
         return {**self.scaling, **self.elasticity, **self.feed_forward}
 
     @property
@@ -125,7 +125,7 @@ def scenario_of(work: Work) -> Scenario:
 def score(work: Work) -> Score:
     """Run one."""
     scenario = scenario_of(work)
-    ours = feed_forward_for(scenario.scaling.keeps_warm)
+    ours = feed_forward_for(keeps_warm=bool(scenario.scaling.warm))
     outcome = simulate(
         scenario,
         work.seed,
@@ -265,7 +265,7 @@ def length_grid() -> list[Contender]:
 
 def feed_forward_grid() -> list[Contender]:
     """Ours: how much is kept in reserve, and for how long a peak is remembered."""
-    reserves = {0: ((1.1, 1.25), (100.0, 150.0)), 1: ((-0.2, -0.1, 0.0), (40.0, 50.0, 60.0))}
+    reserves = {0: ((1.1, 1.25), (100.0, 150.0)), 1: ((-0.3, -0.2, -0.1), (30.0, 40.0, 50.0))}
     return [
         Contender(
             ScalingPolicy.FEED_FORWARD,
