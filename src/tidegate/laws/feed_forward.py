@@ -24,8 +24,8 @@ like a trend. What has been rising for a while is believed to rise for as long a
 A step is foretold by nothing, so some replicas stand by (`spare`), and a machine that is needed is
 filled: its other slots cost nothing more. What will pile up while machines boot is ordered for in
 part at once (`foresee`), or it would wait for a second boot. Where a machine is kept warm, that is
-the reserve: a part of a replica may then be missing (`spare` below 0) and shows as a backlog, and
-peaks are remembered for less time.
+the reserve: a part of a replica may then be missing (`spare` below 0) as long as the rate does not
+rise, and shows as a backlog; and peaks are remembered for less time.
 
 Up at once, down slowly: `needed`, less what noise may have put on top, is rounded up and ordered
 at once (a real shortage that it hides shows in the backlog); a replica goes only when the
@@ -191,6 +191,8 @@ class _Need(NamedTuple):
     wanted: int
     # Of it, to work off what waits.
     behind_per_s: float
+    # Beyond it, or what of it may be missing.
+    spare: float
 
 
 class FeedForwardLaw:
@@ -235,10 +237,10 @@ class FeedForwardLaw:
                 need.wanted,
                 "needed > replicas",
                 f"{text}; there are {count}.",
-                f"Up to {self._full_at(count, usable, self._set.spare):.0f} msg/s nothing would "
-                "have been added.",
+                f"Up to {self._full_at(count, usable, need.spare):.0f} msg/s nothing would have "
+                "been added.",
             )
-        return self._maybe_down(now, rates, usable, text)
+        return self._maybe_down(now, rates, usable, need.spare, text)
 
     def _need(self, now: Situation, rates: Rates, capacity: float) -> _Need:
         """Within the time that a free slot takes, or that of a boot if slots run out."""
@@ -248,7 +250,8 @@ class FeedForwardLaw:
         needed = ((1.0 + self._short) * self._ahead(rates, now.start_s) + behind) / usable
         # What noise alone may have put on top is no reason to add.
         unsure = self._set.sure * rates.error_per_s / usable
-        spare = self._set.spare
+        # While it rises nothing may be missing: it would be more at each look.
+        spare = max(self._set.spare, 0.0) if rates.trend_per_s2 > 0.0 else self._set.spare
         wanted, within_s = self._whole(needed - unsure, now, spare), now.start_s
         if now.boot_s > now.start_s:
             # What will pile up until a machine has booted is there to be worked off then.
@@ -260,9 +263,11 @@ class FeedForwardLaw:
             if then_wanted > now.replicas + (now.slots_free or 0):
                 wanted = max(wanted, then_wanted)
                 needed, within_s = max(needed, later), now.boot_s
-        return _Need(needed, within_s, wanted, behind)
+        return _Need(needed, within_s, wanted, behind, spare)
 
-    def _maybe_down(self, now: Situation, rates: Rates, usable: float, text: str) -> Wish:
+    def _maybe_down(
+        self, now: Situation, rates: Rates, usable: float, spare: float, text: str
+    ) -> Wish:
         count, peak = now.replicas, self._needed[0][1]
         # What noise may have put on top is taken off before one is added, not before one goes.
         whole, fits = rates._replace(error_per_s=0.0), count
@@ -284,7 +289,7 @@ class FeedForwardLaw:
             "needed ≈ replicas",
             f"{text}; there are {count}, and {peak:.2f} were needed at most in the last "
             f"{self._set.down_s:.0f} s.",
-            f"Above {self._full_at(count, usable, self._set.spare):.0f} msg/s one would be added; "
+            f"Above {self._full_at(count, usable, spare):.0f} msg/s one would be added; "
             + (
                 f"below {bar:.0f} for {self._set.down_s:.0f} s one would go."
                 if bar > 0.0
