@@ -85,7 +85,7 @@ class FeedForward:
 
 DEFAULT_FEED_FORWARD = FeedForward()
 # A warm machine is the reserve, seconds away, and what went too early is as soon back.
-WARM_FEED_FORWARD = FeedForward(spare=-0.2, foresee=0.0, down_s=40.0, down_room=0.05)
+WARM_FEED_FORWARD = FeedForward(spare=-0.2, foresee=0.0, down_s=30.0, down_room=0.05)
 
 
 def feed_forward_for(*, keeps_warm: bool) -> FeedForward:
