@@ -59,7 +59,7 @@ async def test_a_module_that_does_not_import_is_reported_and_the_others_work_on(
         await asyncio.sleep(0.05)
 
     assert row.alive
-    assert "broken#1: worker broken_jobs:app ended with code 1" in row.detail
+    assert "broken#1: worker broken_jobs:app ended with code 2" in row.detail
     assert "RuntimeError: the price list is missing" in row.detail
     await until(lambda: fleet.pids(machine.machine_id, "worker", "jobs:app"))
 

@@ -73,7 +73,7 @@ def visit_of(*times_s: float, each_s: float = 0.1, status: int = 200) -> Visit:
 
 
 def test_a_window_is_warned_of_and_breached_by_its_95th_percentile() -> None:
-    met, warned, breached = [0.3] * 50, [0.3] * 47 + [0.85] * 3, [0.3] * 47 + [1.2] * 3
+    met, warned, breached = [0.3] * 50, [0.3] * 47 + [0.95] * 3, [0.3] * 47 + [1.2] * 3
     rare = [0.3] * 48 + [9.0] * 2
     windows = windows_of(visit_of(*met, *warned, *breached, *rare, *[0.3] * 20))
     assert [one.verdict for one in windows] == ["met", "warned", "breached", "met"]
