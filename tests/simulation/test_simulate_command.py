@@ -145,7 +145,7 @@ def test_both_halves_hold_every_kind_and_no_trace_is_in_both() -> None:
 @pytest.mark.slow
 def test_ours_wins_over_the_others_as_tuned() -> None:
     """On few traces of the tuning half; the contest is `lab run elastic-queues --simulate`."""
-    few = contest.halves(20)[0]
+    few = contest.halves(40)[0]
     ours = contest.Contender(contest.ScalingPolicy.FEED_FORWARD, {"warm": 1, "step_max": 4})
     load = contest.Contender(contest.ScalingPolicy.LOAD, {"warm": 1, "inhibition_s": 1.0})
     length = contest.Contender(contest.ScalingPolicy.LENGTH, {"warm": 1, "queue_length": 1000.0})
@@ -156,5 +156,4 @@ def test_ours_wins_over_the_others_as_tuned() -> None:
     for other in lost:
         assert won["above_s"] < other["above_s"]
         assert won["machine_s"] <= other["machine_s"]
-        # Ten traces tell them apart no better.
-        assert won["reversals"] < 1.1 * other["reversals"]
+        assert won["reversals"] < other["reversals"]

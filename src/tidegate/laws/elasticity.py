@@ -34,7 +34,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, linear_regression
 from typing import NamedTuple
 
 from tidegate.laws.wish import Situation, Wish
@@ -215,9 +215,11 @@ def growth_per_s(looks: Sequence[tuple[float, int]]) -> float:
     """The slope of what waits, by least squares; 0 where chance may have made it, or it is over."""
     if looks[-1][1] <= looks[-2][1]:
         return 0.0
-    mean_at, mean = fmean(at for at, _ in looks), fmean(waiting for _, waiting in looks)
-    spread = sum((at - mean_at) ** 2 for at, _ in looks)
-    slope = sum((at - mean_at) * (waiting - mean) for at, waiting in looks) / spread
-    left_over = sum((waiting - mean - slope * (at - mean_at)) ** 2 for at, waiting in looks)
-    error = math.sqrt(left_over / (len(looks) - 2) / spread)
+    times = [at - looks[0][0] for at, _ in looks]
+    slope, begin = linear_regression(times, [waiting for _, waiting in looks])
+    left_over = sum(
+        (waiting - begin - slope * at) ** 2 for at, (_, waiting) in zip(times, looks, strict=True)
+    )
+    middle = fmean(times)
+    error = math.sqrt(left_over / (len(looks) - 2) / sum((at - middle) ** 2 for at in times))
     return slope if slope > SIGNIFICANT * error else 0.0
