@@ -234,6 +234,20 @@ async def test_without_a_slot_or_a_spare_the_load_is_shed_and_the_others_are_not
     assert plant.refused == refused
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_who_is_answered_just_in_time_is_not_refused(seed: int) -> None:
+    """A sum says that one or two are too many; to refuse them would break what is kept."""
+    text = agreed(4).replace("min = 1", "min = 2").replace("20%", "10%")
+    plant = await running(Plant(text, service_s=SERVICE_S, spread=SPREAD, seed=seed))
+    began_at = plant.now
+    # Answered in a mean of 0.91 s at the most of instances that there may be.
+    plant.clients = lambda now: min(int((now - began_at) / 1.5) + 1, 54)
+    await plant.run(130.0)
+    assert "more than 4 instance(s) would be needed" in (await plant.service()).detail
+    assert not plant.failures
+    assert max(p95_s for _, p95_s in plant.windows()) < 1.0
+
+
 async def test_who_is_refused_is_no_reason_to_refuse_more() -> None:
     """Availability is breached by refusing; a bound that shrank by that would shrink to nothing."""
     promised = f"{agreed(1)}\n[metrics.availability]\nbreach = 0.99\n"

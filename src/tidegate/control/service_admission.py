@@ -1,6 +1,10 @@
 """Admission: when nothing is left to take, no more is let in than is answered in time.
 
-    bound = what the ready instances answer before the breaching point (Little), times a trim
+    bound   what the ready instances answer before the breaching point (Little), times a trim
+    begins  clearly more than that is in hand, or more, and answers are breached already
+
+To refuse breaks a promise for certain; that too much is in hand is a sum, and right to a tenth or
+so. As near as that only what was seen counts: who is answered just in time is left alone.
 
 Others are refused at once, so that those who are let in are kept, and no instance is toppled by
 what another one left. The trim goes down with each window in which responses are breached all the
@@ -21,6 +25,8 @@ from tidegate.control.service_crew import Crew
 from tidegate.control.service_seen import Seen
 from tidegate.core.steering import Admit
 
+# Of the bound: what is more than it beyond doubt.
+_CLEARLY = 1.08
 # A bound is lifted when so much less than it is in hand, for so long.
 _LIFT_BELOW = 0.7
 _LIFT_S = 5.0
@@ -49,7 +55,7 @@ class ServiceAdmission:
         self._trim_bound(seen, agreement.window_s)
         bound = self._bound(crew, agreement, performance)
         if now is None:
-            if not short or bound is None or reading.in_hand < bound:
+            if not short or bound is None or not _is_too_much(reading.in_hand, bound, seen):
                 return None
             self._calm_since = None
             crew.do(Admit(bound))
@@ -81,7 +87,9 @@ class ServiceAdmission:
         capacities = [one for one in known if one is not None]
         if not capacities or len(capacities) < len(known):
             return None
-        found = admissible(agreement, performance, sum(capacities))
+        if not (total := sum(capacities)):
+            return None
+        found = admissible(agreement, performance, total)
         return None if found is None else max(int(found * self._trim), 1)
 
     def _trim_bound(self, seen: Seen, window_s: float) -> None:
@@ -99,3 +107,7 @@ class ServiceAdmission:
         elif seen.is_pressed(window_s) and seen.at - self._trimmed_at >= window_s:
             self._trimmed_at = seen.at
             self._trim = max(self._trim * _TRIM, _TRIM_MIN)
+
+
+def _is_too_much(in_hand: int, bound: int, seen: Seen) -> bool:
+    return in_hand >= (bound if seen.is_breached_for_certain else _CLEARLY * bound)

@@ -49,6 +49,15 @@ class Seen:
         )
 
     @property
+    def is_breached_for_certain(self) -> bool:
+        """Whether those that were answered in the window that is open break a promised time."""
+        return self.window is not None and any(
+            one.value is not None and one.value >= BUCKET * one.metric.breach
+            for one in (found.of_answers for found in self.window.findings)
+            if one.metric.percentile is not None
+        )
+
+    @property
     def leaves_unanswered(self) -> bool:
         """Whether a promise is broken, or soon will be, by requests that got no answer."""
         return self.window is not None and any(
