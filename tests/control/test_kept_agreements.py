@@ -298,6 +298,17 @@ async def test_inside_then_number_then_warning_breach_violation_budget_and_alert
     assert "over" in kinds[kinds.index("violation") :]
 
 
+async def test_a_warning_calls_for_one_more_only_when_what_was_done_inside_has_not_helped() -> None:
+    plant = await running(Plant(agreed(4), concurrency=100, parallel=4, spread=0.9, start_s=1.0))
+    plant.clients = lambda now: 10
+    await plant.run(30.0)
+    decisions = await plant.decisions()
+    inside = next(one for one in decisions if SetConcurrency(1, 8) in one.actions)
+    more = next(one for one in decisions if one.rule == "warned")
+    assert AddInstance(1) not in inside.actions
+    assert more.at >= inside.at + 5.0
+
+
 async def test_a_service_that_answers_nobody_breaks_its_promise_of_responses() -> None:
     plant = await running(Plant(agreed(1)))
     plant.rate = lambda now: 10.0

@@ -33,7 +33,8 @@ from tidegate.lab.tapas.keeping import (
     section_of,
 )
 from tidegate.lab.tapas.oracle import needed, oracle_seconds, paid_seconds
-from tidegate.lab.tapas.overhead import Pairs, overhead_section, turns_of
+from tidegate.lab.tapas.overhead import overhead_section
+from tidegate.lab.tapas.paired import Pairs, turns_of
 from tidegate.lab.tapas.pairs import mean_ratio, ratio_at_least, ratio_at_most
 from tidegate.lab.tapas.plan import (
     PAIR_CASES,
@@ -41,13 +42,16 @@ from tidegate.lab.tapas.plan import (
     KeepingPlan,
     OverheadPlan,
     PairCase,
+    PairLength,
     SkewPlan,
+    WholePlan,
 )
 from tidegate.lab.tapas.promise import breached_s, warned_s, windows_of
 from tidegate.lab.tapas.shops import Shop, shops_running
 from tidegate.lab.tapas.skew import skew_section
 from tidegate.lab.tapas.unevenness import even_after_s, herding
 from tidegate.lab.tapas.ways import WAYS
+from tidegate.lab.tapas.whole import whole_section
 
 # Arithmetic
 
@@ -188,14 +192,14 @@ def test_a_case_that_takes_too_many_instances_is_not_hidden_by_those_that_cannot
 
 
 def test_barred_pairs_cover_one_to_four_instances_and_each_door_goes_first_as_often() -> None:
-    plan = OverheadPlan()
-    assert plan.pairs >= 10
+    pairs = OverheadPlan().length.pairs
+    assert pairs >= 10
     barred = [case for case in PAIR_CASES if case.is_barred]
     assert {case.clients for case in barred} == {15, 50}
     for case in barred:
-        turns = list(itertools.islice(turns_of(case), plan.pairs))
+        turns = list(itertools.islice(turns_of(case), pairs))
         assert {instances for instances, _ in turns} == {1, 2, 3, 4}
-        assert sum(ours_first for _, ours_first in turns) == plan.pairs / 2
+        assert sum(ours_first for _, ours_first in turns) == pairs / 2
         for count in (1, 2, 3, 4):
             firsts = [ours_first for instances, ours_first in turns if instances == count]
             assert abs(firsts.count(True) - firsts.count(False)) <= 1
@@ -307,9 +311,8 @@ def test_what_doors_cost_is_measured_in_turn_and_in_pairs(tmp_path: Path) -> Non
         instances=(1,),
         seconds=0.3,
         warm_s=0.1,
-        pairs=2,
         paired=(PairCase(3, (1,), 0.005),),
-        pair_seconds=0.3,
+        length=PairLength(pairs=2, seconds=0.3, warm_s=0.1),
     )
     try:
         section = drawn(overhead_section(plan, tmp_path, lambda line: None), tmp_path)
@@ -321,6 +324,19 @@ def test_what_doors_cost_is_measured_in_turn_and_in_pairs(tmp_path: Path) -> Non
     assert all(one["requests"] > 5 for one in ways.values()), "every way leads to the shop"
     (failed,) = [bar for bar in section.bars if bar.bar == "requests failed"]
     assert failed.met
+
+
+@pytest.mark.peers
+def test_all_of_hosting_is_measured_beside_plain_haproxy(tmp_path: Path) -> None:
+    plan = WholePlan(
+        paired=(PairCase(3, (1,), 0.005),), length=PairLength(pairs=1, seconds=0.5, warm_s=0.1)
+    )
+    section = drawn(whole_section(plan, tmp_path, lambda line: None), tmp_path)
+    (pairs,) = section.data["pairs"]
+    assert (len(pairs["response"]), pairs["ours_failed"], pairs["plain_failed"]) == (1, 0, 0)
+    # Both lead to the shop, and neither is ten times the other.
+    assert 0.1 < pairs["response"][0] < 10.0
+    assert {bar.bar.split(",")[0] for bar in section.bars} == {"response", "throughput"}
 
 
 def test_a_dead_and_a_silent_instance_are_left_and_a_slow_one_gets_less(tmp_path: Path) -> None:
@@ -361,4 +377,4 @@ def test_static_and_ours_have_the_same_clients_and_are_judged_alike(tmp_path: Pa
 def test_a_part_that_is_none_is_refused_before_anything_starts() -> None:
     refused = CliRunner().invoke(app, ["lab", "run", "tapas", "--only", "overhaed"])
     assert refused.exit_code != 0
-    assert "overhead, agreement, skew" in refused.output.replace("\n", " ")
+    assert "overhead, whole, agreement, skew" in refused.output.replace("\n", " ")

@@ -131,6 +131,7 @@ class Configuration:
             seen,
             load,
             is_any_slow=self._inside.is_any_slow,
+            relieved_at=self._inside.relieved_at,
             # While one version follows another there is one more than wanted, and each that is
             # renewed takes its time; one that does not start may never be followed by another.
             may_shrink=not crew.is_rolling or self._upkeep.is_stuck(crew),

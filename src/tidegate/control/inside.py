@@ -46,6 +46,8 @@ class Inside:
         self._changed_at: dict[int, float] = {}
         # For how many readings an instance has been slow, and since when.
         self._slow: dict[int, int] = {}
+        # When somebody's line was last moved from inside an instance to the door.
+        self.relieved_at = -math.inf
 
     def adapt(self, crew: Crew, performance: Performance, at: float, *, is_pressed: bool) -> None:
         """What the last reading calls for."""
@@ -71,6 +73,7 @@ class Inside:
         if is_pressed and waits_inside and limit > _KNEES * knee:
             target = max(_LOWERED_TO_KNEES * knee, 2)
             self._set(crew, one, target, at)
+            self.relieved_at = at
             crew.because(
                 f"Instance {one} takes {known.inflation(rate):.1f} times as long as at its best, "
                 f"and {knee} at a time keep it busy: {target} instead of {limit}, the others wait "

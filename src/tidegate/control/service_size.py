@@ -75,9 +75,16 @@ class ServiceSize:
         crew.because(f"A person has said {self._wanted}.")
 
     def step(
-        self, crew: Crew, seen: Seen, load: Load, *, is_any_slow: bool, may_shrink: bool
+        self,
+        crew: Crew,
+        seen: Seen,
+        load: Load,
+        *,
+        is_any_slow: bool,
+        may_shrink: bool,
+        relieved_at: float = -math.inf,
     ) -> None:
-        """What the last reading calls for."""
+        """What the last reading calls for; `relieved_at` is when more was last done inside."""
         before, at = self.wanted, seen.at
         asked = self.needed(load)
         if asked is not None:
@@ -90,7 +97,7 @@ class ServiceSize:
         is_pressed = seen.is_pressed(self.agreement.window_s)
         self.is_unhelped = self.is_unhelped and is_pressed
         if self.wanted == before and is_pressed:
-            self._feed_back(crew, seen, load, is_any_slow)
+            self._feed_back(crew, seen, load, is_any_slow, relieved_at)
         floor = self._floor_now(load, at)
         if floor > self.wanted:
             self._wanted = self._bounded(floor)
@@ -130,11 +137,13 @@ class ServiceSize:
         self._raised_at = at
         self._scale_in.again(at)
 
-    def _feed_back(self, crew: Crew, seen: Seen, load: Load, is_any_slow: bool) -> None:
+    def _feed_back(
+        self, crew: Crew, seen: Seen, load: Load, is_any_slow: bool, relieved_at: float
+    ) -> None:
         """A warning that the law does not explain: one more, if it is a matter of load at all."""
-        # What was ordered last must have shown in a whole window first.
-        settled_at = self._raised_at + self._lead_s(crew) + self.agreement.window_s
-        if seen.at < settled_at or crew.coming:
+        # What was ordered last, or changed inside, must have shown in a whole window first.
+        helped_at = max(self._raised_at + self._lead_s(crew), relieved_at)
+        if seen.at < helped_at + self.agreement.window_s or crew.coming:
             return
         if not self._is_loaded(crew):
             crew.rule = crew.rule or "not a matter of load"

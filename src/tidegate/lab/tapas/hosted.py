@@ -19,7 +19,12 @@ from pathlib import Path
 import msgspec
 
 from tidegate.core.hosting import Engine, Instance, InstanceState
-from tidegate.lab.peers.server import free_loopback_ports, running, temporary_folder
+from tidegate.lab.peers.server import (
+    ServerFailed,
+    free_loopback_ports,
+    running,
+    temporary_folder,
+)
 from tidegate.lab.tapas.bookshop import TARGET, WELL_PATH, ShopSetting
 from tidegate.storage.embedded import running_url
 from tidegate.storage.postgres import PostgresStore
@@ -61,6 +66,17 @@ class HostedShop:
 
     def watch(self) -> None:
         self._watch.start()
+
+    def wait_serving(self, instances: int) -> None:
+        """Until so many serve."""
+        deadline = time.monotonic() + _READY_TIMEOUT_S
+        while not self.crews or self.crews[-1].serving < instances:
+            if time.monotonic() > deadline:
+                raise ServerFailed(
+                    f"{instances} instance(s) of the bookshop do not serve after "
+                    f"{_READY_TIMEOUT_S:g} s"
+                )
+            time.sleep(_LOOK_S)
 
     def stop(self) -> None:
         self._over.set()

@@ -5,16 +5,13 @@ goes as fast as the machine does and each microsecond of a door shows. Two cores
 clients, door and instances: more instances do not make it faster here, and what is compared is
 ways at the same number of them. Plain HAProxy and HAProxy under our control are measured in pairs,
 in turn, before a shop whose operations take a little time, as the report's did; and once more where
-nobody waits for anything but the processor. Pairs of a case go round its numbers of instances, and
-its bound is of all of them: each pair compares like with like, and what numbers of instances differ
-by widens the bound.
+nobody waits for anything but the processor.
 """
 
 from __future__ import annotations
 
 import itertools
-import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +20,13 @@ import msgspec
 from tidegate.lab.bench.bars import Bar
 from tidegate.lab.bench.processors import Processors
 from tidegate.lab.peers.proxy_py_server import NOTES as PYTHON_PROXY_NOTES
-from tidegate.lab.peers.server import ServerFailed
 from tidegate.lab.report.experiments import Progress
 from tidegate.lab.report.figures import Line, Panel, draw_bars, draw_grid
 from tidegate.lab.report.section import Drawing, Section
 from tidegate.lab.tapas.clients import drawn_s
-from tidegate.lab.tapas.pairs import mean_ratio, ratio_at_least, ratio_at_most
+from tidegate.lab.tapas.paired import Pairs, Side, Sides, pair_bars, pair_table, paired, said_of
 from tidegate.lab.tapas.passage import Passage, passage, warmed_up
-from tidegate.lab.tapas.plan import OverheadPlan, PairCase
+from tidegate.lab.tapas.plan import OverheadPlan
 from tidegate.lab.tapas.shops import Shop, shops_running
 from tidegate.lab.tapas.ways import (
     GATEWAY,
@@ -42,47 +38,8 @@ from tidegate.lab.tapas.ways import (
 )
 from tidegate.report.chart import Table
 
-RESPONSE_BAR = 1.03
-THROUGHPUT_BAR = 0.99
 _MS = 1000.0
 _US = 1_000_000.0
-
-
-class Pairs(msgspec.Struct, frozen=True):
-    """Plain HAProxy and ours in turn."""
-
-    case: PairCase
-    # Pair by pair: before how many instances, and ours over plain.
-    instances: list[int]
-    response: list[float]
-    throughput: list[float]
-    ours_failed: int = 0
-    plain_failed: int = 0
-    # Of all processes of the door, for a request.
-    plain_processor_s: list[float] = []
-    ours_processor_s: list[float] = []
-
-    @property
-    def title(self) -> str:
-        return self.case.title
-
-    @property
-    def failed(self) -> int:
-        """A door that fails requests has less to do, whosever it is."""
-        return self.ours_failed + self.plain_failed
-
-    def before(self, instances: int) -> Pairs:
-        """Of them those before so many instances."""
-        chosen = [at for at, count in enumerate(self.instances) if count == instances]
-        return msgspec.structs.replace(
-            self,
-            case=msgspec.structs.replace(self.case, instances=(instances,)),
-            instances=[instances] * len(chosen),
-            response=[self.response[at] for at in chosen],
-            throughput=[self.throughput[at] for at in chosen],
-            plain_processor_s=[self.plain_processor_s[at] for at in chosen],
-            ours_processor_s=[self.ours_processor_s[at] for at in chosen],
-        )
 
 
 # By clients, instances and way.
@@ -95,7 +52,7 @@ def overhead_section(plan: OverheadPlan, folder: Path, progress: Progress) -> Se
     grid: Grid = {clients: {} for clients in plan.clients}
     pairs: list[Pairs] = []
     with shops_running(plan.shop, max(plan.instances)) as shops:
-        warmed_up(plan, [shop.port for shop in shops])
+        warmed_up([shop.port for shop in shops], plan.warm_s)
         for clients, instances in itertools.product(plan.clients, plan.instances):
             grid[clients][instances] = _each_way(
                 plan, shops[:instances], clients, f"{clients} clients, {instances}", progress
@@ -103,8 +60,8 @@ def overhead_section(plan: OverheadPlan, folder: Path, progress: Progress) -> Se
     for case in plan.paired:
         shop = msgspec.structs.replace(plan.shop, service_s=case.service_s)
         with shops_running(shop, max(case.instances)) as shops:
-            warmed_up(plan, [shop.port for shop in shops])
-            pairs.append(_paired(plan, case, shops, progress))
+            warmed_up([shop.port for shop in shops], plan.warm_s)
+            pairs.append(paired(case, plan.length, _doors_before(shops), progress))
     others = processors.share_of_others()
     _draw(grid, folder)
     return _section(plan, grid, pairs, others)
@@ -116,7 +73,7 @@ def _each_way(
     ports = [shop.port for shop in shops]
     found = {}
     for name, way in WAYS.items():
-        found[name] = passage(way, ports, clients, plan.seconds, plan.warm_s)
+        found[name] = passage(way(ports), clients, plan.seconds, plan.warm_s)
         progress(
             f"{title} instance(s), {name}: {found[name].response_s * _MS:.2f} ms, "
             f"{found[name].throughput_per_s:.0f}/s"
@@ -124,55 +81,17 @@ def _each_way(
     return found
 
 
-def turns_of(case: PairCase) -> Iterator[tuple[int, bool]]:
-    """Before how many instances each pair is, and whether ours is the first of it.
+def _doors_before(shops: Sequence[Shop]) -> Sides:
+    """Doors alone: the instances are the same for both."""
 
-    Each is first as often as the other, over all and before each number of instances.
-    """
-    for turn in itertools.count():
-        for place, instances in enumerate(case.instances):
-            yield instances, (turn + place) % 2 == 1
+    def before(name: str) -> Side:
+        return lambda instances: WAYS[name]([shop.port for shop in shops[:instances]])
 
-
-def _paired(plan: OverheadPlan, case: PairCase, shops: Sequence[Shop], progress: Progress) -> Pairs:
-    found = Pairs(case, [], [], [])
-    failed = dict.fromkeys((HAPROXY, HAPROXY_OURS), 0)
-    for number, (instances, ours_first) in enumerate(itertools.islice(turns_of(case), plan.pairs)):
-        ports = [shop.port for shop in shops[:instances]]
-        order = (HAPROXY_OURS, HAPROXY) if ours_first else (HAPROXY, HAPROXY_OURS)
-        pair = {
-            name: passage(WAYS[name], ports, case.clients, plan.pair_seconds, plan.warm_s)
-            for name in order
-        }
-        for name, one in pair.items():
-            failed[name] += one.failed
-        ours, plain = pair[HAPROXY_OURS], pair[HAPROXY]
-        if not (ours.requests and plain.requests):
-            raise ServerFailed(f"{found.title}: nothing got through in {plan.pair_seconds:g} s")
-        found.instances.append(instances)
-        found.response.append(ours.response_s / plain.response_s)
-        found.throughput.append(ours.throughput_per_s / plain.throughput_per_s)
-        found.plain_processor_s.append(plain.processor_s_per_request)
-        found.ours_processor_s.append(ours.processor_s_per_request)
-        progress(
-            f"{found.title}, pair {number + 1} of {plan.pairs} ({instances}): response × "
-            f"{found.response[-1]:.3f}, throughput × {found.throughput[-1]:.3f}, processor "
-            f"{plain.processor_s_per_request * _US:.0f} and "
-            f"{ours.processor_s_per_request * _US:.0f} µs"
-        )
-    return msgspec.structs.replace(
-        found, ours_failed=failed[HAPROXY_OURS], plain_failed=failed[HAPROXY]
-    )
+    return Sides(plain=before(HAPROXY), ours=before(HAPROXY_OURS))
 
 
 def _section(plan: OverheadPlan, grid: Grid, pairs: list[Pairs], others: float) -> Section:
     gateway, proxy = _cost_s(grid, GATEWAY), _cost_s(grid, PYTHON_PROXY)
-    said = "; ".join(
-        f"{one.title}: response × {mean_ratio(one.response):.3f} "
-        f"(at most {ratio_at_most(one.response):.3f}), throughput × "
-        f"{mean_ratio(one.throughput):.3f} (at least {ratio_at_least(one.throughput):.3f})"
-        for one in pairs
-    )
     failed = sum(
         one.failed for row in grid.values() for ways in row.values() for one in ways.values()
     )
@@ -185,8 +104,8 @@ def _section(plan: OverheadPlan, grid: Grid, pairs: list[Pairs], others: float) 
         "clients response time 2 to 8 % longer on one to three nodes and 10 % shorter on four, "
         "throughput up to 18 % higher on two to four.",
         ours=(
-            f"HAProxy under our control beside plain HAProxy, {plan.pairs} pairs: {said}. The "
-            f"gateway takes {gateway * _US:.0f} µs of a core for a request "
+            f"HAProxy under our control beside plain HAProxy, {plan.length.pairs} pairs: "
+            f"{said_of(pairs)}. The gateway takes {gateway * _US:.0f} µs of a core for a request "
             f"({_per_core(gateway):,.0f} a second on a core), proxy.py {proxy * _US:.0f} µs "
             f"({_per_core(proxy):,.0f})."
         ),
@@ -194,8 +113,8 @@ def _section(plan: OverheadPlan, grid: Grid, pairs: list[Pairs], others: float) 
             Drawing("overhead.png", "Mean response time and throughput, by way and instances."),
             Drawing("overhead-cost.png", "Processor time of the door for one request."),
         ],
-        tables=[*(_table(clients, row) for clients, row in grid.items()), _pair_table(pairs)],
-        bars=[*_pair_bars(pairs), _gateway_bar(gateway, proxy), _failed_bar(failed, pairs)],
+        tables=[*(_table(clients, row) for clients, row in grid.items()), pair_table(pairs)],
+        bars=[*pair_bars(pairs), _gateway_bar(gateway, proxy), _failed_bar(failed, pairs)],
         notes=[
             "At most, at least: one-sided bounds at 95 %, from pairs in turn, over all numbers of "
             "instances of a case. Those of one number alone are no bars: they are few.",
@@ -240,31 +159,6 @@ def _per_core(cost_s: float) -> float:
     return 1.0 / cost_s if cost_s else 0.0
 
 
-def _pair_bars(pairs: Sequence[Pairs]) -> list[Bar]:
-    bars = []
-    for one in pairs:
-        bars.append(
-            Bar(
-                f"response, {one.title}: ours over plain HAProxy, at most",
-                ratio_at_most(one.response),
-                RESPONSE_BAR,
-                "×",
-                at_most=True,
-                beyond_the_issue=not one.case.is_barred,
-            )
-        )
-        bars.append(
-            Bar(
-                f"throughput, {one.title}: ours over plain HAProxy, at least",
-                ratio_at_least(one.throughput),
-                THROUGHPUT_BAR,
-                "×",
-                beyond_the_issue=not one.case.is_barred,
-            )
-        )
-    return bars
-
-
 def _gateway_bar(gateway_s: float, proxy_s: float) -> Bar:
     return Bar(
         "processor time for a request: gateway over proxy.py",
@@ -303,36 +197,6 @@ def _table(clients: int, row: dict[int, dict[str, Passage]]) -> Table:
             for name, one in ways.items()
         ],
     )
-
-
-def _pair_table(pairs: Sequence[Pairs]) -> Table:
-    return Table(
-        "HAProxy under our control over plain HAProxy, by pairs",
-        (
-            *("", "pairs", "response", "at most", "throughput", "at least"),
-            *("processor for a request, plain", "ours"),
-        ),
-        [
-            (
-                row.title,
-                str(len(row.response)),
-                f"× {mean_ratio(row.response):.3f}",
-                f"× {ratio_at_most(row.response):.3f}",
-                f"× {mean_ratio(row.throughput):.3f}",
-                f"× {ratio_at_least(row.throughput):.3f}",
-                f"{statistics.fmean(row.plain_processor_s) * _US:.0f} µs",
-                f"{statistics.fmean(row.ours_processor_s) * _US:.0f} µs",
-            )
-            for one in pairs
-            for row in _rows(one)
-        ],
-    )
-
-
-def _rows(pairs: Pairs) -> list[Pairs]:
-    """All of them, then by instances."""
-    counts = pairs.case.instances if len(pairs.case.instances) > 1 else ()
-    return [pairs, *(pairs.before(count) for count in counts if count in pairs.instances)]
 
 
 def _draw(grid: Grid, folder: Path) -> None:

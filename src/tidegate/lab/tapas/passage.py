@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import msgspec
 
 from tidegate.lab.tapas.clients import SESSION, SESSION_OF_ELEVEN, Crowd
 from tidegate.lab.tapas.clients_process import visited
-from tidegate.lab.tapas.plan import OverheadPlan
-from tidegate.lab.tapas.ways import Entrance, Way
+from tidegate.lab.tapas.ways import Entrance
 
 # From here on a session has eleven operations: the report's second cluster.
 _MANY_CLIENTS = 50
@@ -30,10 +30,10 @@ class Passage(msgspec.Struct, frozen=True):
 
 
 def passage(
-    way: Way, shop_ports: Sequence[int], clients: int, seconds: float, warm_s: float
+    way: AbstractContextManager[Entrance], clients: int, seconds: float, warm_s: float
 ) -> Passage:
     """Through a door that is started for it."""
-    with way(shop_ports) as entrance:
+    with way as entrance:
         return _measured(entrance, clients, seconds, warm_s)
 
 
@@ -62,6 +62,6 @@ def _measured(entrance: Entrance, clients: int, seconds: float, warm_s: float) -
     )
 
 
-def warmed_up(plan: OverheadPlan, shop_ports: Sequence[int]) -> None:
+def warmed_up(shop_ports: Sequence[int], seconds: float) -> None:
     """The first requests of a fresh instance are no measure of anything."""
-    visited(Crowd(ports=shop_ports, clients=4, sessions=None, seconds=plan.warm_s))
+    visited(Crowd(ports=shop_ports, clients=4, sessions=None, seconds=seconds))

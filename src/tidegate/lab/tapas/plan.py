@@ -37,6 +37,15 @@ PAIR_CASES = (
 )
 
 
+class PairLength(msgspec.Struct, frozen=True):
+    """How many pairs, over all numbers of instances of a case, and how long each side of one."""
+
+    pairs: int = 12
+    seconds: float = 5.0
+    # What comes before it and does not count.
+    warm_s: float = 1.0
+
+
 class OverheadPlan(msgspec.Struct, frozen=True):
     """Ways to the shop, as fast as the machine goes."""
 
@@ -46,10 +55,16 @@ class OverheadPlan(msgspec.Struct, frozen=True):
     # What counts of each run, and what comes before it.
     seconds: float = 4.0
     warm_s: float = 1.0
-    # Of each case, over all its numbers of instances.
-    pairs: int = 12
     paired: Sequence[PairCase] = PAIR_CASES
-    pair_seconds: float = 5.0
+    length: PairLength = PairLength()
+
+
+class WholePlan(msgspec.Struct, frozen=True):
+    """All of `tidegate host` beside plain HAProxy."""
+
+    shop: ShopSetting = ShopSetting()
+    paired: Sequence[PairCase] = tuple(case for case in PAIR_CASES if case.is_barred)
+    length: PairLength = PairLength()
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -98,7 +113,7 @@ class KeepingPlan(msgspec.Struct, frozen=True):
 
 
 POLICIES = (
-    *("random", "round-robin", "first-available", "workload"),
+    *("random", "round-robin", "first-available", "first-available-shared", "workload"),
     *("workload-drawn", "least-outstanding", "better-of-two"),
 )
 
@@ -122,21 +137,32 @@ class Plan(msgspec.Struct, frozen=True):
     """All parts."""
 
     overhead: OverheadPlan = OverheadPlan()
+    whole: WholePlan = WholePlan()
     keeping: KeepingPlan = KeepingPlan()
     skew: SkewPlan = SkewPlan()
 
     @classmethod
     def quick(cls) -> Plan:
+        paired = (PairCase(15, (1, 2), 0.02),)
         return cls(
             overhead=OverheadPlan(
                 clients=(15,),
                 instances=(2,),
                 seconds=0.6,
                 warm_s=0.2,
-                pairs=4,
-                paired=(PairCase(15, (1, 2), 0.02),),
-                pair_seconds=0.6,
+                paired=paired,
+                length=PairLength(pairs=4, seconds=0.6, warm_s=0.2),
             ),
+            whole=WholePlan(paired=paired, length=PairLength(pairs=2, seconds=0.6, warm_s=0.2)),
             keeping=KeepingPlan(cases=(Case(1, 20, "figure 21", 1.24),), ramp_s=1.0, hold_s=5.0),
             skew=SkewPlan(policies=("workload", "better-of-two"), calm_s=5.0, after_s=10.0),
         )
+
+    def of_pairs(self, pairs: int) -> Plan:
+        """The same with so many pairs of each case."""
+        replace = msgspec.structs.replace
+        overhead, whole = (
+            replace(part, length=replace(part.length, pairs=pairs))
+            for part in (self.overhead, self.whole)
+        )
+        return replace(self, overhead=overhead, whole=whole)

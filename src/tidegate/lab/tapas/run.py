@@ -22,6 +22,7 @@ from tidegate.lab.tapas.keeping import keeping_section
 from tidegate.lab.tapas.overhead import overhead_section
 from tidegate.lab.tapas.plan import Plan
 from tidegate.lab.tapas.skew import skew_section
+from tidegate.lab.tapas.whole import whole_section
 
 __all__ = ["EXPERIMENTS", "TapasOptions", "render", "run_tapas"]
 
@@ -29,6 +30,7 @@ _Make = Callable[[Plan, Path, Progress], Section]
 
 EXPERIMENTS: dict[str, _Make] = {
     "overhead": lambda plan, folder, progress: overhead_section(plan.overhead, folder, progress),
+    "whole": lambda plan, folder, progress: whole_section(plan.whole, folder, progress),
     "agreement": lambda plan, folder, progress: keeping_section(plan.keeping, folder, progress),
     "skew": lambda plan, folder, progress: skew_section(plan.skew, folder, progress),
 }
@@ -54,9 +56,9 @@ class TapasOptions(msgspec.Struct, frozen=True):
     @property
     def plan(self) -> Plan:
         plan = Plan.quick() if self.quick else Plan()
-        overhead = msgspec.structs.replace(plan.overhead, pairs=self.pairs or plan.overhead.pairs)
         keeping = msgspec.structs.replace(plan.keeping, engine=self.engine)
-        return msgspec.structs.replace(plan, overhead=overhead, keeping=keeping)
+        plan = msgspec.structs.replace(plan, keeping=keeping)
+        return plan if self.pairs is None else plan.of_pairs(self.pairs)
 
 
 def run_tapas(options: TapasOptions, progress: Progress = lambda line: None) -> ExperimentsReport:

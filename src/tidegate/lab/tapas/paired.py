@@ -1,0 +1,191 @@
+"""Plain HAProxy and ours in turn, pair by pair: what is measured, its bounds and its rows.
+
+Strategy: each side is opened for its turn and closed after it, so that nothing of one runs while
+the other is measured. Pairs of a case go round its numbers of instances, and its bound is of all of
+them: each pair compares like with like, and what numbers of instances differ by widens the bound.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import count, islice
+
+import msgspec
+
+from tidegate.lab.bench.bars import Bar
+from tidegate.lab.peers.server import ServerFailed
+from tidegate.lab.report.experiments import Progress
+from tidegate.lab.tapas.pairs import mean_ratio, ratio_at_least, ratio_at_most
+from tidegate.lab.tapas.passage import passage
+from tidegate.lab.tapas.plan import PairCase, PairLength
+from tidegate.lab.tapas.ways import Entrance
+from tidegate.report.chart import Table
+
+RESPONSE_BAR = 1.03
+THROUGHPUT_BAR = 0.99
+_US = 1_000_000.0
+
+# Before so many instances.
+Side = Callable[[int], AbstractContextManager[Entrance]]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """How either is opened."""
+
+    plain: Side
+    ours: Side
+
+
+class Pairs(msgspec.Struct, frozen=True):
+    """Plain HAProxy and ours in turn."""
+
+    case: PairCase
+    # Pair by pair: before how many instances, and ours over plain.
+    instances: list[int]
+    response: list[float]
+    throughput: list[float]
+    ours_failed: int = 0
+    plain_failed: int = 0
+    # Of all processes of the door, for a request.
+    plain_processor_s: list[float] = []
+    ours_processor_s: list[float] = []
+
+    @property
+    def title(self) -> str:
+        return self.case.title
+
+    @property
+    def failed(self) -> int:
+        """A door that fails requests has less to do, whosever it is."""
+        return self.ours_failed + self.plain_failed
+
+    def before(self, instances: int) -> Pairs:
+        """Of them those before so many instances."""
+        chosen = [at for at, count in enumerate(self.instances) if count == instances]
+        return msgspec.structs.replace(
+            self,
+            case=msgspec.structs.replace(self.case, instances=(instances,)),
+            instances=[instances] * len(chosen),
+            response=[self.response[at] for at in chosen],
+            throughput=[self.throughput[at] for at in chosen],
+            plain_processor_s=[self.plain_processor_s[at] for at in chosen],
+            ours_processor_s=[self.ours_processor_s[at] for at in chosen],
+        )
+
+
+def turns_of(case: PairCase) -> Iterator[tuple[int, bool]]:
+    """Before how many instances each pair is, and whether ours is the first of it.
+
+    Each is first as often as the other, over all and before each number of instances.
+    """
+    for turn in count():
+        for place, instances in enumerate(case.instances):
+            yield instances, (turn + place) % 2 == 1
+
+
+def paired(case: PairCase, length: PairLength, sides: Sides, progress: Progress) -> Pairs:
+    """One after the other, each side opened for its turn."""
+    found = Pairs(case, [], [], [])
+    ours_failed = plain_failed = 0
+    for number, (instances, ours_first) in enumerate(islice(turns_of(case), length.pairs)):
+        pair = {
+            is_ours: passage(
+                (sides.ours if is_ours else sides.plain)(instances),
+                *(case.clients, length.seconds, length.warm_s),
+            )
+            for is_ours in (ours_first, not ours_first)
+        }
+        ours, plain = pair[True], pair[False]
+        ours_failed += ours.failed
+        plain_failed += plain.failed
+        if not (ours.requests and plain.requests):
+            raise ServerFailed(f"{found.title}: nothing got through in {length.seconds:g} s")
+        found.instances.append(instances)
+        found.response.append(ours.response_s / plain.response_s)
+        found.throughput.append(ours.throughput_per_s / plain.throughput_per_s)
+        found.plain_processor_s.append(plain.processor_s_per_request)
+        found.ours_processor_s.append(ours.processor_s_per_request)
+        progress(
+            f"{found.title}, pair {number + 1} of {length.pairs} ({instances}): response × "
+            f"{found.response[-1]:.3f}, throughput × {found.throughput[-1]:.3f}, processor "
+            f"{plain.processor_s_per_request * _US:.0f} and "
+            f"{ours.processor_s_per_request * _US:.0f} µs"
+        )
+    return msgspec.structs.replace(found, ours_failed=ours_failed, plain_failed=plain_failed)
+
+
+def said_of(pairs: Sequence[Pairs]) -> str:
+    """Each case in a sentence."""
+    return "; ".join(
+        f"{one.title}: response × {mean_ratio(one.response):.3f} "
+        f"(at most {ratio_at_most(one.response):.3f}), throughput × "
+        f"{mean_ratio(one.throughput):.3f} (at least {ratio_at_least(one.throughput):.3f})"
+        for one in pairs
+    )
+
+
+def pair_bars(pairs: Sequence[Pairs]) -> list[Bar]:
+    """Those of the issue: at most 3 % of a response, and 1 % of what gets through."""
+    bars = []
+    for one in pairs:
+        bars.append(
+            Bar(
+                f"response, {one.title}: ours over plain HAProxy, at most",
+                ratio_at_most(one.response),
+                RESPONSE_BAR,
+                "×",
+                at_most=True,
+                beyond_the_issue=not one.case.is_barred,
+            )
+        )
+        bars.append(
+            Bar(
+                f"throughput, {one.title}: ours over plain HAProxy, at least",
+                ratio_at_least(one.throughput),
+                THROUGHPUT_BAR,
+                "×",
+                beyond_the_issue=not one.case.is_barred,
+            )
+        )
+    return bars
+
+
+def pair_table(pairs: Sequence[Pairs]) -> Table:
+    """All pairs of a case, and those before each number of instances."""
+    return Table(
+        "HAProxy under our control over plain HAProxy, by pairs",
+        (
+            *("", "pairs", "response", "at most", "throughput", "at least"),
+            *("processor for a request, plain", "ours"),
+        ),
+        [
+            (
+                row.title,
+                str(len(row.response)),
+                f"× {mean_ratio(row.response):.3f}",
+                f"× {ratio_at_most(row.response):.3f}",
+                f"× {mean_ratio(row.throughput):.3f}",
+                f"× {ratio_at_least(row.throughput):.3f}",
+                _worded(row.plain_processor_s),
+                _worded(row.ours_processor_s),
+            )
+            for one in pairs
+            for row in _rows(one)
+        ],
+    )
+
+
+def _rows(pairs: Pairs) -> list[Pairs]:
+    """All of them, then by instances."""
+    counts = pairs.case.instances if len(pairs.case.instances) > 1 else ()
+    return [pairs, *(pairs.before(count) for count in counts if count in pairs.instances)]
+
+
+def _worded(processor_s: Sequence[float]) -> str:
+    """Empty where it was not asked for."""
+    mean_s = statistics.fmean(processor_s)
+    return f"{mean_s * _US:.0f} µs" if mean_s else ""
