@@ -734,6 +734,26 @@ async def test_a_comment_or_another_number_of_replicas_gives_no_budget_back() ->
     assert configuration.agreement.resources.replicas_max == 2
 
 
+async def test_a_comment_before_the_next_leaders_first_window_gives_no_budget_back() -> None:
+    plant = await running(Plant(agreed(1), slots=1, start_s=1.0))
+    plant.service_s = 2.0
+    plant.clients = lambda now: 4
+    await plant.run(25.0)
+    before = await standing(plant)
+    assert before.standing.last_hour.breached >= 2
+
+    await plant.change_leader()
+    await plant.run(0.5)
+    await plant.deploy(agreement=agreed(1) + "# in writing")
+    await plant.run(0.5)
+    assert await standing(plant) == before
+    await plant.run(12.0)
+
+    after = await standing(plant)
+    assert after.standing.last_hour.breached > before.standing.last_hour.breached
+    assert plant.alerts.kinds().count("violation") == 1
+
+
 async def test_a_breach_is_told_though_the_store_takes_no_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
