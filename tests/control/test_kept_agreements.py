@@ -576,6 +576,27 @@ async def test_the_next_leader_keeps_the_budget_and_tells_of_a_breach_no_second_
     assert after.standing.budget_left < before.standing.budget_left
 
 
+@pytest.mark.parametrize(("service_s", "told"), [(2.0, []), (0.25, ["over"])])
+async def test_a_quiet_window_before_a_change_of_leaders_ends_no_breach(
+    service_s: float, told: list[str]
+) -> None:
+    plant = await running(Plant(agreed(1), slots=1, start_s=1.0))
+    plant.service_s = 2.0
+    plant.clients = lambda now: 4
+    await plant.run(25.0)
+    plant.clients = lambda now: 0
+    await plant.run(15.0)
+    assert plant.alerts.kinds() == ["violation"]
+    assert (await standing(plant)).verdict is Verdict.NO_DATA
+
+    await plant.change_leader()
+    plant.service_s = service_s
+    plant.clients = lambda now: 4
+    await plant.run(15.0)
+    # It goes on, or it is over: neither is a second breach.
+    assert plant.alerts.kinds() == ["violation", *told]
+
+
 async def test_more_instances_are_no_help_where_nothing_waits() -> None:
     """An application that takes two seconds takes two seconds, on however many instances."""
     plant = await running(Plant(concurrency=50))

@@ -68,7 +68,7 @@ class Monitoring:
             lateness_s=LATENESS_S,
         )
         if kept is not None and is_same:
-            self.ledger.go_on({one.metric: one.verdict for one in kept.promises})
+            self.ledger.go_on(kept.stands)
         # fast, slow or None: which alarm of the budget rings.
         self.alarm = kept.standing.alarm if kept is not None and is_same else None
 
