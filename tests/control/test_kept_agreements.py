@@ -404,6 +404,31 @@ async def test_a_version_that_does_not_start_harms_nobody_and_is_tried_ever_less
     assert (await plant.service()).detail == ""
 
 
+async def test_one_that_cannot_start_is_tried_ever_less_often_though_its_siblings_are_well() -> None:
+    is_able = True
+    three, four = (agreed().replace("min = 1", f"min = {least}") for least in (3, 4))
+    plant = await running(Plant(three, start_s=0.5, starts=lambda version: is_able), 20.0)
+    is_able = False
+    await plant.deploy(agreement=four)
+    before = len(await actions_of(plant, AddInstance))
+    await plant.run(60.0)
+
+    # After 0, 1, 2, 4 ... seconds.
+    assert len(await actions_of(plant, AddInstance)) - before <= 8
+    said = "version 1 does not start: no module named shop; what runs keeps running"
+    assert (await plant.service()).detail == said
+    assert len(await plant.instances(InstanceState.READY)) == 3
+
+    # One that starts makes good what the others did: the next failure is the first again.
+    is_able = True
+    await plant.run(90.0)
+    assert len(await plant.instances(InstanceState.READY)) == 4
+    assert (await plant.service()).detail == ""
+    plant.kill(1)
+    await plant.run(2.0)
+    assert len(await plant.instances(InstanceState.READY)) == 4
+
+
 async def test_a_version_that_does_not_start_erodes_nothing_of_the_old_one() -> None:
     plant = await running(Plant(agreed().replace("min = 1", "min = 2"), starts=lambda v: v != 2))
     plant.clients = lambda now: 10
