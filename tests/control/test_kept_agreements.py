@@ -14,6 +14,8 @@ from tidegate.agreement.kept_standing import KeptStanding
 from tidegate.control.hosted_service_loop import HostedServiceLoop
 from tidegate.control.learned import Learned
 from tidegate.control.performance import START_S, Performance
+from tidegate.control.service_crew import Crew
+from tidegate.control.service_upkeep import ServiceUpkeep
 from tidegate.core.errors import StaleEpoch, Unavailable
 from tidegate.core.hosting import Instance, InstanceState, ServiceSpec
 from tidegate.core.steering import (
@@ -404,7 +406,9 @@ async def test_a_version_that_does_not_start_harms_nobody_and_is_tried_ever_less
     assert (await plant.service()).detail == ""
 
 
-async def test_one_that_cannot_start_is_tried_ever_less_often_though_its_siblings_are_well() -> None:
+async def test_one_that_cannot_start_is_tried_ever_less_often_though_its_siblings_are_well() -> (
+    None
+):
     is_able = True
     three, four = (agreed().replace("min = 1", f"min = {least}") for least in (3, 4))
     plant = await running(Plant(three, start_s=0.5, starts=lambda version: is_able), 20.0)
@@ -427,6 +431,26 @@ async def test_one_that_cannot_start_is_tried_ever_less_often_though_its_sibling
     plant.kill(1)
     await plant.run(2.0)
     assert len(await plant.instances(InstanceState.READY)) == 4
+
+
+async def test_a_version_that_has_failed_for_days_is_still_tried_each_minute() -> None:
+    plant = await running(Plant())
+    failed = [
+        Instance(
+            instance_id=number,
+            service="shop",
+            version=1,
+            state=InstanceState.FAILED,
+            ordered_at=0.0,
+        )
+        for number in range(2000)
+    ]
+    upkeep = ServiceUpkeep()
+    upkeep.clean(Crew(await plant.service(), failed), None, 0.0)
+    soon, late = Crew(await plant.service(), []), Crew(await plant.service(), [])
+    upkeep.fill(soon, 1, 59.0, None)
+    upkeep.fill(late, 1, 60.0, None)
+    assert (soon.actions, late.actions) == ([], [AddInstance(1)])
 
 
 async def test_a_version_that_does_not_start_erodes_nothing_of_the_old_one() -> None:

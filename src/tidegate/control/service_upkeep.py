@@ -31,6 +31,7 @@ _HEARD_S = 1.5
 EJECTED_S = 5.0
 # Between orders of a version that cannot start, at most.
 _RETRY_S_MAX = 60.0
+_RETRY_DOUBLINGS_MAX = 6
 # One that has served for so long can start.
 _PROVEN_S = 10.0
 # Without a slot for so long: there is none.
@@ -198,9 +199,14 @@ class ServiceUpkeep:
 
     def _retry_at(self, version: int) -> float:
         """When the next of a version may be ordered."""
-        failed_at, failures = self._failed_at.get(version, -math.inf), self._failures.get(version, 0)
-        # After the first at once; what cannot start is tried ever less often.
-        return failed_at + (min(2.0 ** (failures - 2), _RETRY_S_MAX) if failures > 1 else 0.0)
+        failed_at, failures = (
+            self._failed_at.get(version, -math.inf),
+            self._failures.get(version, 0),
+        )
+        # After the first at once; what cannot start is tried ever less often, and a power of so
+        # many failures as there may be in some days is no number any more.
+        doublings = min(failures - 2, _RETRY_DOUBLINGS_MAX)
+        return failed_at + (min(2.0**doublings, _RETRY_S_MAX) if failures > 1 else 0.0)
 
     def _is_outdated(self, crew: Crew, instance: Instance) -> bool:
         return not crew.is_current(instance) or instance.instance_id in self._outworn
