@@ -151,6 +151,41 @@ async def test_a_slow_instance_gets_less_and_is_replaced_if_it_stays_slow() -> N
     assert not plant.failures
 
 
+# Warns below 240 MB.
+MEMORY = '[metrics.free_memory]\nbreach = "200MB"\nwarning = "20%"\n'
+
+
+async def test_one_that_stays_short_of_memory_is_replaced_and_no_other() -> None:
+    plant = await running(Plant(agreed().replace("min = 1", "min = 3") + MEMORY))
+    plant.clients = lambda now: 6
+    until = plant.now + 10.0
+    plant.free_bytes = lambda one: 1e8 if one == 2 and plant.now < until else 1e9
+    await plant.run(30.0)
+    assert [one.instance_id for one in await plant.instances()] == [1, 2, 3]
+
+    plant.free_bytes = lambda one: 1e8 if one == 2 else 1e9
+    await plant.run(30.0)
+    assert [one.instance_id for one in await plant.instances()] == [1, 3, 4]
+    assert not plant.failures
+
+
+async def test_where_the_computer_is_short_of_memory_nobody_is_replaced_and_no_more_come() -> None:
+    plant = await running(Plant(agreed().replace("min = 1", "min = 3") + MEMORY))
+    # Each has more than half of what it can do at a time in its hands.
+    plant.clients = lambda now: 8
+    await plant.run(10.0)
+    plant.free_bytes = lambda one: 1e8
+    await plant.run(120.0)
+
+    assert [one.instance_id for one in await plant.instances()] == [1, 2, 3]
+    said = "every instance is short of memory: another would be as well"
+    assert (await plant.service()).detail == said
+    assert (await standing(plant)).verdict is Verdict.BREACHED
+    plant.free_bytes = lambda one: 1e9
+    await plant.run(3.0)
+    assert (await plant.service()).detail == ""
+
+
 async def test_one_that_was_slow_for_a_moment_comes_back_to_its_share() -> None:
     plant = await running(Plant(agreed().replace("min = 1", "min = 3")))
     plant.clients = lambda now: 20
