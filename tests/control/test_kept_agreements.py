@@ -899,6 +899,23 @@ async def test_one_that_is_started_again_did_not_take_all_its_life_to_start() ->
     assert following.start_s == START_S
 
 
+async def test_one_that_was_placed_again_took_no_longer_for_the_next_leader() -> None:
+    plant = await running(Plant(agreed().replace("min = 1", "min = 2"), start_s=1.5), 60.0)
+    for one in await plant.instances():
+        # Its machine is lost.
+        del plant.servers[one.instance_id]
+        epoch = await plant.epoch()
+        await plant.store.set_instance(one.instance_id, epoch, state=InstanceState.ORDERED)
+    await plant.run(5.0)
+    assert len(await plant.instances(InstanceState.READY)) == 2
+
+    await plant.change_leader()
+    await plant.run(1.0)
+    configuration = plant.loop.services["shop"].configuration
+    assert configuration is not None
+    assert configuration.performance.start_s == pytest.approx(1.5, abs=0.3)
+
+
 async def test_who_is_not_needed_becomes_the_spare_that_is_missing() -> None:
     plant = await running(Plant(slots=2))
     plant.clients = lambda now: 20 if now < 40.0 else 5
