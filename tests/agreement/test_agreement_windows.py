@@ -230,7 +230,7 @@ def test_what_begins_and_ends_is_told_once() -> None:
     assert (breached.begins_s, breached.ends_s, breached.windows_before) == (30.0, 40.0, 2)
     assert "wait_p90 was 7s" in breached.evidence
     assert kept.worst == 9.0
-    assert violations.now("wait_p90") is Verdict.MET
+    assert violations.stands["wait_p90"] is Verdict.MET
 
 
 def test_a_budget_is_used_up_by_windows_and_an_alarm_rings_on_both_spans() -> None:

@@ -131,6 +131,8 @@ class Plant:
         self.slots = slots
         # Whether instances of a version start.
         self.starts = starts
+        # What each may still take of memory.
+        self.free_bytes: Callable[[int], float] = lambda instance_id: 1e9
         self.random = random.Random(seed)
         self.alerts = Heard()
         self.learned = Learned(None)
@@ -280,7 +282,8 @@ class Plant:
 
     async def _report(self, number: int, state: InstanceState, detail: str) -> None:
         address = f"127.0.0.1:{9000 + number}" if state is InstanceState.READY else None
-        await self.store.report_instance(number, self._machine, state, address, 1e9, detail)
+        free = self.free_bytes(number)
+        await self.store.report_instance(number, self._machine, state, address, free, detail)
 
     # Door
 

@@ -14,6 +14,8 @@ from tidegate.agreement.kept_standing import KeptStanding
 from tidegate.control.hosted_service_loop import HostedServiceLoop
 from tidegate.control.learned import Learned
 from tidegate.control.performance import START_S, Performance
+from tidegate.control.service_crew import Crew
+from tidegate.control.service_upkeep import ServiceUpkeep
 from tidegate.core.errors import StaleEpoch, Unavailable
 from tidegate.core.hosting import Instance, InstanceState, ServiceSpec
 from tidegate.core.steering import (
@@ -147,6 +149,41 @@ async def test_a_slow_instance_gets_less_and_is_replaced_if_it_stays_slow() -> N
     await plant.run(30.0)
     assert 2 not in {one.instance_id for one in await plant.instances()}
     assert not plant.failures
+
+
+# Warns below 240 MB.
+MEMORY = '[metrics.free_memory]\nbreach = "200MB"\nwarning = "20%"\n'
+
+
+async def test_one_that_stays_short_of_memory_is_replaced_and_no_other() -> None:
+    plant = await running(Plant(agreed().replace("min = 1", "min = 3") + MEMORY))
+    plant.clients = lambda now: 6
+    until = plant.now + 10.0
+    plant.free_bytes = lambda one: 1e8 if one == 2 and plant.now < until else 1e9
+    await plant.run(30.0)
+    assert [one.instance_id for one in await plant.instances()] == [1, 2, 3]
+
+    plant.free_bytes = lambda one: 1e8 if one == 2 else 1e9
+    await plant.run(30.0)
+    assert [one.instance_id for one in await plant.instances()] == [1, 3, 4]
+    assert not plant.failures
+
+
+async def test_where_the_computer_is_short_of_memory_nobody_is_replaced_and_no_more_come() -> None:
+    plant = await running(Plant(agreed().replace("min = 1", "min = 3") + MEMORY))
+    # Each has more than half of what it can do at a time in its hands.
+    plant.clients = lambda now: 8
+    await plant.run(10.0)
+    plant.free_bytes = lambda one: 1e8
+    await plant.run(120.0)
+
+    assert [one.instance_id for one in await plant.instances()] == [1, 2, 3]
+    said = "every instance is short of memory: another would be as well"
+    assert (await plant.service()).detail == said
+    assert (await standing(plant)).verdict is Verdict.BREACHED
+    plant.free_bytes = lambda one: 1e9
+    await plant.run(3.0)
+    assert (await plant.service()).detail == ""
 
 
 async def test_one_that_was_slow_for_a_moment_comes_back_to_its_share() -> None:
@@ -429,6 +466,53 @@ async def test_a_version_that_does_not_start_harms_nobody_and_is_tried_ever_less
     assert (await plant.service()).detail == ""
 
 
+async def test_one_that_cannot_start_is_tried_ever_less_often_though_its_siblings_are_well() -> (
+    None
+):
+    is_able = True
+    three, four = (agreed().replace("min = 1", f"min = {least}") for least in (3, 4))
+    plant = await running(Plant(three, start_s=0.5, starts=lambda version: is_able), 20.0)
+    is_able = False
+    await plant.deploy(agreement=four)
+    before = len(await actions_of(plant, AddInstance))
+    await plant.run(60.0)
+
+    # After 0, 1, 2, 4 ... seconds.
+    assert len(await actions_of(plant, AddInstance)) - before <= 8
+    said = "version 1 does not start: no module named shop; what runs keeps running"
+    assert (await plant.service()).detail == said
+    assert len(await plant.instances(InstanceState.READY)) == 3
+
+    # One that starts makes good what the others did: the next failure is the first again.
+    is_able = True
+    await plant.run(90.0)
+    assert len(await plant.instances(InstanceState.READY)) == 4
+    assert (await plant.service()).detail == ""
+    plant.kill(1)
+    await plant.run(2.0)
+    assert len(await plant.instances(InstanceState.READY)) == 4
+
+
+async def test_a_version_that_has_failed_for_days_is_still_tried_each_minute() -> None:
+    plant = await running(Plant())
+    failed = [
+        Instance(
+            instance_id=number,
+            service="shop",
+            version=1,
+            state=InstanceState.FAILED,
+            ordered_at=0.0,
+        )
+        for number in range(2000)
+    ]
+    upkeep = ServiceUpkeep()
+    upkeep.clean(Crew(await plant.service(), failed), None, 0.0)
+    soon, late = Crew(await plant.service(), []), Crew(await plant.service(), [])
+    upkeep.fill(soon, 1, 59.0, None)
+    upkeep.fill(late, 1, 60.0, None)
+    assert (soon.actions, late.actions) == ([], [AddInstance(1)])
+
+
 async def test_a_version_that_does_not_start_erodes_nothing_of_the_old_one() -> None:
     plant = await running(Plant(agreed().replace("min = 1", "min = 2"), starts=lambda v: v != 2))
     plant.clients = lambda now: 10
@@ -601,6 +685,27 @@ async def test_the_next_leader_keeps_the_budget_and_tells_of_a_breach_no_second_
     assert after.standing.budget_left < before.standing.budget_left
 
 
+@pytest.mark.parametrize(("service_s", "told"), [(2.0, []), (0.25, ["over"])])
+async def test_a_quiet_window_before_a_change_of_leaders_ends_no_breach(
+    service_s: float, told: list[str]
+) -> None:
+    plant = await running(Plant(agreed(1), slots=1, start_s=1.0))
+    plant.service_s = 2.0
+    plant.clients = lambda now: 4
+    await plant.run(25.0)
+    plant.clients = lambda now: 0
+    await plant.run(15.0)
+    assert plant.alerts.kinds() == ["violation"]
+    assert (await standing(plant)).verdict is Verdict.NO_DATA
+
+    await plant.change_leader()
+    plant.service_s = service_s
+    plant.clients = lambda now: 4
+    await plant.run(15.0)
+    # It goes on, or it is over: neither is a second breach.
+    assert plant.alerts.kinds() == ["violation", *told]
+
+
 async def test_more_instances_are_no_help_where_nothing_waits() -> None:
     """An application that takes two seconds takes two seconds, on however many instances."""
     plant = await running(Plant(concurrency=50))
@@ -759,6 +864,26 @@ async def test_a_comment_or_another_number_of_replicas_gives_no_budget_back() ->
     assert configuration.agreement.resources.replicas_max == 2
 
 
+async def test_a_comment_before_the_next_leaders_first_window_gives_no_budget_back() -> None:
+    plant = await running(Plant(agreed(1), slots=1, start_s=1.0))
+    plant.service_s = 2.0
+    plant.clients = lambda now: 4
+    await plant.run(25.0)
+    before = await standing(plant)
+    assert before.standing.last_hour.breached >= 2
+
+    await plant.change_leader()
+    await plant.run(0.5)
+    await plant.deploy(agreement=agreed(1) + "# in writing")
+    await plant.run(0.5)
+    assert await standing(plant) == before
+    await plant.run(12.0)
+
+    after = await standing(plant)
+    assert after.standing.last_hour.breached > before.standing.last_hour.breached
+    assert plant.alerts.kinds().count("violation") == 1
+
+
 async def test_a_breach_is_told_though_the_store_takes_no_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -797,6 +922,23 @@ async def test_one_that_is_started_again_did_not_take_all_its_life_to_start() ->
     following = Performance()
     assert not following.see_starts([instance(5000.0)])
     assert following.start_s == START_S
+
+
+async def test_one_that_was_placed_again_took_no_longer_for_the_next_leader() -> None:
+    plant = await running(Plant(agreed().replace("min = 1", "min = 2"), start_s=1.5), 60.0)
+    for one in await plant.instances():
+        # Its machine is lost.
+        del plant.servers[one.instance_id]
+        epoch = await plant.epoch()
+        await plant.store.set_instance(one.instance_id, epoch, state=InstanceState.ORDERED)
+    await plant.run(5.0)
+    assert len(await plant.instances(InstanceState.READY)) == 2
+
+    await plant.change_leader()
+    await plant.run(1.0)
+    configuration = plant.loop.services["shop"].configuration
+    assert configuration is not None
+    assert configuration.performance.start_s == pytest.approx(1.5, abs=0.3)
 
 
 async def test_who_is_not_needed_becomes_the_spare_that_is_missing() -> None:

@@ -14,7 +14,9 @@ from tidegate.adapters.native.looks import ConsumerLook
 from tidegate.adapters.native.sensor import NativeSensor
 from tidegate.agreement.document import Agreement, parse_agreement
 from tidegate.agreement.evaluation import Verdict
+from tidegate.agreement.kept_standing import KeptStanding
 from tidegate.agreement.scaling_terms import obeying, with_agreement
+from tidegate.agreement.violations import Turn
 from tidegate.agreement.windows import Sample
 from tidegate.control.agreement_keeping import AgreementKeeping
 from tidegate.control.alerts import Alerts
@@ -129,6 +131,22 @@ def test_the_next_leader_has_the_history_and_what_was_learned() -> None:
     # Another promise is another budget.
     other = QueueAgreement(said(WAIT.replace("6s", "9s")), "orders", kept)
     assert other.slopes_per_s == {}
+
+
+def test_a_quiet_window_before_a_change_of_leaders_ends_no_breach() -> None:
+    first = QueueAgreement(said(WAIT), "orders")
+    waited(first, 0, 7.0)
+    for second in range(10, 25):
+        first.take(Sample(at_s=second + 0.5))
+    kept = first.standing("")
+    assert kept is not None
+    assert kept.verdict is Verdict.NO_DATA
+    kept = KeptStanding.from_json(kept.to_json())
+
+    second = QueueAgreement(said(WAIT), "orders", kept)
+    waited(second, 3, 0.1)
+    [entry] = second.take(Sample(at_s=40.5))
+    assert [event.turn for event in entry.events] == [Turn.KEPT]
 
 
 def test_queues_of_a_pattern_are_kept_apart() -> None:

@@ -218,6 +218,47 @@ async def test_what_was_on_a_machine_that_goes_is_ordered_anew(store: Store, epo
     ), "the machine was only thought dead: what it runs is to end"
 
 
+async def test_an_instance_is_ordered_when_it_was_until_it_has_lost_a_machine(
+    store: Store, epoch: int
+) -> None:
+    await store.deploy(SHOP)
+    one, other = await machine_of(store, epoch), await machine_of(store, epoch)
+    ordered = await store.add_instance("shop", 1.0, epoch)
+    number = ordered.instance_id
+
+    async def ordered_at() -> float:
+        [found] = await store.instances("shop")
+        return found.ordered_at
+
+    async def is_ready_on(machine_id: int) -> None:
+        assert await store.assign_instance(number, machine_id, epoch)
+        assert await store.report_instance(number, machine_id, InstanceState.READY, "h:1", 1.0, "")
+
+    # It waits for its first machine, and comes to it.
+    assert await store.set_instance(number, epoch, state=InstanceState.ORDERED)
+    await is_ready_on(one)
+    assert await ordered_at() == ordered.ordered_at
+
+    assert await store.assign_instance(number, other, epoch)
+    moved_at = await ordered_at()
+    assert moved_at > ordered.ordered_at
+    await is_ready_on(other)
+    assert await store.set_instance(number, epoch, state=InstanceState.ORDERED)
+    taken_at = await ordered_at()
+    assert taken_at > moved_at
+    await is_ready_on(other)
+    assert await store.remove_machine(other, epoch)
+    lost_at = await ordered_at()
+    assert lost_at > taken_at
+    await is_ready_on(one)
+    assert await ordered_at() == lost_at
+
+    # One that is not to come back is not ordered.
+    assert await store.set_instance(number, epoch, state=InstanceState.FAILED)
+    assert await store.remove_machine(one, epoch)
+    assert await ordered_at() == lost_at
+
+
 async def test_undeploying_takes_everything_of_a_service_along(store: Store, epoch: int) -> None:
     await store.deploy(SHOP)
     await store.deploy(msgspec.structs.replace(SHOP, name="other"))

@@ -39,6 +39,8 @@ class KeptStanding(msgspec.Struct, frozen=True, kw_only=True):
     window_s: float
     verdict: Verdict
     promises: list[PromiseStanding] = []
+    # What each promise goes on from: a window without data, such as the last, has ended nothing.
+    stands: dict[str, Verdict] = {}
     standing: Standing
     history: History
     # What is being done about it, in words; "": nothing needs to be.
@@ -66,6 +68,7 @@ class KeptStanding(msgspec.Struct, frozen=True, kw_only=True):
                 )
                 for one in window.findings
             ],
+            stands=dict(entry.stands),
             standing=entry.standing,
             history=history,
             doing=doing,

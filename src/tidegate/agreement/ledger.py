@@ -28,6 +28,8 @@ class Entry:
     window: WindowVerdict
     events: list[Event]
     standing: Standing
+    # Each promise by the last window that had data of it, which may lie before this one.
+    stands: Mapping[str, Verdict]
 
 
 class Ledger:
@@ -111,4 +113,5 @@ class Ledger:
             window=window,
             events=self._violations.take(window),
             standing=self.history.take(self._agreement, window.ends_s, window.verdict),
+            stands=self._violations.stands,
         )

@@ -83,12 +83,13 @@ class Violations:
     def go_on(self, verdicts: Mapping[str, Verdict]) -> None:
         """Promises stood so before the first window that comes here."""
         for metric, verdict in verdicts.items():
-            if metric in self._ways and verdict is not Verdict.NO_DATA:
+            if metric in self._ways:
                 self._ways[metric].verdict = verdict
 
-    def now(self, metric: str) -> Verdict:
-        """The last verdict that there was data for; met before the first."""
-        return self._ways[metric].verdict
+    @property
+    def stands(self) -> dict[str, Verdict]:
+        """Of each promise the last verdict that there was data for; met before the first."""
+        return {metric: way.verdict for metric, way in self._ways.items()}
 
     def _walk(self, way: _Way, finding: Finding, window: WindowVerdict) -> Event | None:
         if finding.verdict is Verdict.NO_DATA:

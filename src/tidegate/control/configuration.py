@@ -21,6 +21,7 @@ import math
 from tidegate.agreement.document import Agreement
 from tidegate.control.inside import Inside
 from tidegate.control.kept_configuration import KeptConfiguration
+from tidegate.control.memory_shortage import MemoryShortage
 from tidegate.control.performance import Performance
 from tidegate.control.promised_responses import points_of
 from tidegate.control.service_admission import ServiceAdmission
@@ -33,7 +34,8 @@ from tidegate.core.hosting import decided_about
 from tidegate.core.steering import Decision
 from tidegate.laws.http_sizing import NO_POINTS, Load
 
-# One that is slower than the others for so many readings is no matter of the moment.
+# One that is slower or shorter of memory than the others for so many readings is no matter of the
+# moment.
 OVERLOADED_READINGS = 20
 
 
@@ -52,6 +54,7 @@ class Configuration:
         self._size = ServiceSize(agreement, self.performance, cooldown_s)
         self._upkeep = ServiceUpkeep()
         self._inside = Inside()
+        self._memory = MemoryShortage()
         self._admission = ServiceAdmission()
         self._size.by_hand = by_hand
         if kept is not None:
@@ -106,6 +109,8 @@ class Configuration:
             admitted = self._admission.decide(crew, seen, self.agreement, self.performance, short)
         if self._size.is_unhelped:
             crew.trouble.append("slower than promised though nothing waits: more would not help")
+        if self._memory.is_everybodys:
+            crew.trouble.append("every instance is short of memory: another would be as well")
         if short:
             crew.rule = crew.rule or "nothing is left to take"
             crew.because(f"What is in hand needs more than there is: {short}.")
@@ -139,12 +144,12 @@ class Configuration:
 
     def _replace_overloaded(self, crew: Crew, at: float) -> None:
         memory = next((one for one in self.agreement.metrics if one.name == "free_memory"), None)
+        self._memory.see(crew, None if memory is None else memory.warning)
         for instance in crew.ready:
-            free = instance.free_memory_bytes
             if self._inside.slow_readings(instance.instance_id) >= OVERLOADED_READINGS:
                 self._upkeep.replace(crew, instance, "stays slower than the others", at)
-            elif memory is not None and free is not None and free < memory.warning:
-                self._upkeep.replace(crew, instance, "is short of memory", at)
+            elif self._memory.readings(instance.instance_id) >= OVERLOADED_READINGS:
+                self._upkeep.replace(crew, instance, "stays short of memory", at)
 
     def _short(self, crew: Crew, seen: Seen, load: Load) -> str:
         """Why there are fewer than are needed, and will be; "": there are enough to come."""

@@ -85,6 +85,7 @@ class HostedServiceLoop:
         self._said: str | None = None
         self._monitoring: Monitoring | None = None
         self._disagreements = Disagreements()
+        # The last window of what is promised now, and what was done about it; None: none is over.
         self._last: tuple[Entry, str] | None = None
         # What the store knows of what was decided; None: nothing.
         self._kept: KeptConfiguration | None = None
@@ -147,9 +148,11 @@ class HostedServiceLoop:
             self.configuration = Configuration(agreement, self._kept, by_hand=service.by_hand)
         elif self._said != service.spec.agreement:
             agreement = self._promised = self._agreement(service)
-            # Other promises are another budget, and other bounds are not. What is known of the
-            # instances stays.
-            self._monitoring = Monitoring(agreement, self._standing(self._monitoring))
+            # Other promises are another budget, and other bounds are not. What is known of doors
+            # and instances stays.
+            if self._monitoring.follow(agreement):
+                # It was judged by what is promised no more.
+                self._last = None
             self.configuration.agreement = agreement
         self._said = service.spec.agreement
         self._move_warnings(self._monitoring, self.configuration)
@@ -238,16 +241,9 @@ class HostedServiceLoop:
             return
         else:
             self._last = (self._last[0], doing)
-        kept = self._standing(monitoring)
-        assert kept is not None
-        await self._store.keep_standing(decided_about(service.spec.name), kept.to_json(), epoch)
-
-    def _standing(self, monitoring: Monitoring) -> KeptStanding | None:
-        """After the last window; None: there was none yet."""
-        if self._last is None:
-            return None
         entry, doing = self._last
-        return KeptStanding.of(monitoring.agreement, entry, monitoring.ledger.history, doing)
+        kept = KeptStanding.of(monitoring.agreement, entry, monitoring.ledger.history, doing)
+        await self._store.keep_standing(decided_about(service.spec.name), kept.to_json(), epoch)
 
     def _look_from_outside(
         self,

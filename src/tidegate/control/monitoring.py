@@ -9,7 +9,8 @@ that nobody can reach thinks that all is quiet, and a health path may answer whi
 errors.
 
 What was kept of an agreement comes back with the next leader: its budget is not given back, and a
-breach that goes on does not begin a second time.
+breach that goes on does not begin a second time. Nor does either happen when the document is
+written anew and promises the same.
 """
 
 from __future__ import annotations
@@ -67,9 +68,18 @@ class Monitoring:
             lateness_s=LATENESS_S,
         )
         if kept is not None and is_same:
-            self.ledger.go_on({one.metric: one.verdict for one in kept.promises})
+            self.ledger.go_on(kept.stands)
         # fast, slow or None: which alarm of the budget rings.
         self.alarm = kept.standing.alarm if kept is not None and is_same else None
+
+    def follow(self, agreement: Agreement) -> bool:
+        """It is written anew; True: it promises something else, and that is another budget."""
+        if self.ledger.history.terms == terms_of(agreement):
+            self.agreement = self.ledger.agreement = agreement
+            return False
+        self.agreement, self.alarm = agreement, None
+        self.ledger = Ledger(agreement, lateness_s=LATENESS_S)
+        return True
 
     def move_warnings(self, agreement: Agreement) -> None:
         """The same promises, their learned warnings elsewhere: it is one history."""

@@ -20,7 +20,7 @@ from tidegate.laws.load_trend import LoadTrend
 # From an order to an answer, until one was seen.
 START_S = 3.0
 _STARTS_KEPT = 8
-# What seems to have taken longer was ordered once and placed again: nobody saw it start.
+# What seems to have taken longer was started again by its machine: nobody saw it start.
 _START_S_MAX = 600.0
 # Readings that have the percentile and the mean of a tail, and requests in them at least.
 _TAIL_READINGS = 3
@@ -102,7 +102,7 @@ class Performance:
             and 0.0 <= one.ready_at - one.ordered_at <= _START_S_MAX
         ]
         self._starts_s.extend(took_s for _, took_s in came)
-        # One that died, or lost its machine, and is back was ordered long ago: it is timed once.
+        # One that died and is back where it was had been ordered long ago: it is timed once.
         ready = {one.instance_id for one in instances if one.ready_at is not None}
         self._timed = (self._timed | ready) & {one.instance_id for one in instances}
         return came

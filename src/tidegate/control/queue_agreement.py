@@ -56,7 +56,7 @@ class QueueAgreement:
         self._ledger = Ledger(agreement, history)
         if kept is not None and is_ours:
             # What goes on does not begin again.
-            self._ledger.go_on({one.metric: one.verdict for one in kept.promises})
+            self._ledger.go_on(kept.stands)
         self._seen: dict[str, deque[tuple[float, float]]] = {
             metric.name: deque(maxlen=_WINDOWS_MAX)
             for metric in agreement.metrics

@@ -42,6 +42,8 @@ class Seen:
         return any(
             one.verdict in (Verdict.WARNED, Verdict.BREACHED)
             and one.value is not None
+            # What is left of memory says nothing about how busy they are: more would take more.
+            and one.metric.name != "free_memory"
             # Times come as upper bounds of buckets.
             and (one.metric.percentile is None or one.value >= BUCKET * one.metric.warning)
             # Who is turned away says nothing about how busy they are who answer the others.

@@ -31,6 +31,7 @@ _HEARD_S = 1.5
 EJECTED_S = 5.0
 # Between orders of a version that cannot start, at most.
 _RETRY_S_MAX = 60.0
+_RETRY_DOUBLINGS_MAX = 6
 # One that has served for so long can start.
 _PROVEN_S = 10.0
 # Without a slot for so long: there is none.
@@ -45,9 +46,9 @@ class ServiceUpkeep:
     def __init__(self) -> None:
         # When an instance was first seen in a state.
         self._since: dict[tuple[int, str], float] = {}
-        # By version: how often one has failed in a row, and when the next may be ordered.
+        # By version: how often one has failed in a row, and when the last of them did.
         self._failures: dict[int, int] = {}
-        self._retry_at: dict[int, float] = {}
+        self._failed_at: dict[int, float] = {}
         self._replaced_at = -math.inf
         # Instances that are to be replaced, though they are of the right version.
         self._outworn: set[int] = set()
@@ -121,9 +122,11 @@ class ServiceUpkeep:
         crew.ejected = {one for one, what in now if what == "ejected"}
         self._outworn &= crew.instances.keys()
         for one in crew.ready + crew.ready_spares:
-            if at - self._first(one, InstanceState.READY, at) >= _PROVEN_S:
-                self._failures.pop(one.version, None)
-                self._retry_at.pop(one.version, None)
+            ready_at = self._first(one, InstanceState.READY, at)
+            # One that was well before the others failed does not show that another can start.
+            is_later = ready_at > self._failed_at.get(one.version, math.inf)
+            if is_later and at - ready_at >= _PROVEN_S:
+                del self._failures[one.version], self._failed_at[one.version]
 
     def _first(self, instance: Instance, what: str, at: float) -> float:
         return self._since.get((instance.instance_id, what), at)
@@ -145,18 +148,15 @@ class ServiceUpkeep:
     def _replace_failed(self, crew: Crew, instance: Instance, at: float) -> None:
         version, said = instance.version, instance.detail or "it does not say why"
         if self._first(instance, InstanceState.FAILED, at) == at:
-            failed = self._failures[version] = self._failures.get(version, 0) + 1
-            # The first goes at once; one that cannot start is tried ever less often.
-            wait_s = 0.0 if failed == 1 else min(2.0 ** (failed - 2), _RETRY_S_MAX)
-            self._retry_at[version] = at + wait_s
-        failed = self._failures.get(version, 1)
-        if failed > 1:
+            self._failures[version] = self._failures.get(version, 0) + 1
+            self._failed_at[version] = at
+        if self._failures.get(version, 0) > 1:
             others = "; what runs keeps running" if crew.ready else ""
             crew.trouble.append(f"version {version} does not start: {said}{others}")
         if not crew.is_current(instance):
             is_over = self._may_go_for_good(crew, at)
         else:
-            is_over = at >= self._retry_at.get(version, at)
+            is_over = at >= self._retry_at(version)
         if is_over:
             crew.remove(instance)
             crew.rule = crew.rule or "failed"
@@ -195,7 +195,18 @@ class ServiceUpkeep:
     # What comes and goes
 
     def _may_start(self, crew: Crew, at: float) -> bool:
-        return at >= self._retry_at.get(crew.service.version, -math.inf)
+        return at >= self._retry_at(crew.service.version)
+
+    def _retry_at(self, version: int) -> float:
+        """When the next of a version may be ordered."""
+        failed_at, failures = (
+            self._failed_at.get(version, -math.inf),
+            self._failures.get(version, 0),
+        )
+        # After the first at once; what cannot start is tried ever less often, and a power of so
+        # many failures as there may be in some days is no number any more.
+        doublings = min(failures - 2, _RETRY_DOUBLINGS_MAX)
+        return failed_at + (min(2.0**doublings, _RETRY_S_MAX) if failures > 1 else 0.0)
 
     def _is_outdated(self, crew: Crew, instance: Instance) -> bool:
         return not crew.is_current(instance) or instance.instance_id in self._outworn

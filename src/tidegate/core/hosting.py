@@ -119,7 +119,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int | None = None
     # What it may still take, as its machine measures it; None: not yet.
     free_memory_bytes: float | None = None
-    # Seconds since 1970.
+    # Seconds since 1970; ordered anew when its machine was lost.
     ordered_at: float = 0.0
     ready_at: float | None = None
     detail: str = ""

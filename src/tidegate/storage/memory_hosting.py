@@ -153,6 +153,12 @@ class MemoryHosting(MemoryFleet):
         self._settled.discard(instance_id)
         return self._instances.pop(instance_id, None) is not None
 
+    def _ordered_anew(self, instance: Instance) -> dict[str, object]:
+        """One that only waits for its first machine was ordered when it was."""
+        waits = instance.machine_id is None and instance.state is InstanceState.ORDERED
+        ordered_at = instance.ordered_at if waits else self._clock.wall()
+        return {**_UNPLACED, "state": InstanceState.ORDERED, "ordered_at": ordered_at}
+
     async def assign_instance(self, instance_id: int, machine_id: int, leader_epoch: int) -> bool:
         await asyncio.sleep(0)
         self._fence_leader(leader_epoch)
@@ -165,8 +171,7 @@ class MemoryHosting(MemoryFleet):
             return False
         self._change_instance(
             instance,
-            **{**_UNPLACED, "machine_id": machine_id},
-            state=InstanceState.ORDERED,
+            **{**self._ordered_anew(instance), "machine_id": machine_id},
             detail="",
         )
         return True
@@ -190,7 +195,7 @@ class MemoryHosting(MemoryFleet):
         if instance is None:
             return False
         if state is InstanceState.ORDERED:
-            self._change_instance(instance, **_UNPLACED)
+            self._change_instance(instance, **self._ordered_anew(instance))
             instance = self._instances[instance_id]
         if state in _SETTLED:
             self._settled.add(instance_id)
@@ -263,8 +268,9 @@ class MemoryHosting(MemoryFleet):
                 self._forget_instance(instance.instance_id)
                 continue
             is_settled = instance.instance_id in self._settled
-            state = instance.state if is_settled else InstanceState.ORDERED
-            self._change_instance(instance, **_UNPLACED, state=state)
+            self._change_instance(
+                instance, **(_UNPLACED if is_settled else self._ordered_anew(instance))
+            )
 
     # Doors
 
