@@ -250,6 +250,17 @@ class Plant:
         del self.servers[instance_id]
         self._starting[instance_id] = self.now + self.start_s
 
+    def stall(self) -> None:
+        """All that they begin with waits for something else, as for a lock; they seem well."""
+        for server in self.servers.values():
+            server.hangs = True
+
+    def go_on(self) -> None:
+        """What they all waited for is there again."""
+        for server in self.servers.values():
+            server.hangs = False
+            self._work(server)
+
     # Machine
 
     async def _machine_turn(self) -> None:
