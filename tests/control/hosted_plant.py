@@ -326,12 +326,12 @@ class Plant:
         return len(self._queue) + sum(one.in_service for one in self.servers.values())
 
     def _arrive(self, client: int | None) -> None:
+        self.accepted += 1
         is_bounded = self._admission is not None and self.in_hand >= self._admission
         if self.closed or is_bounded:
             self.refused += 1
             self._failed(Request(self.now, client), is_refused=True)
             return
-        self.accepted += 1
         self._queue.append(Request(self.now, client))
         self._give()
 

@@ -339,6 +339,22 @@ async def test_a_service_that_hangs_breaks_its_promise_while_its_clients_still_w
     assert (await standing(plant)).verdict is Verdict.BREACHED
 
 
+async def test_throughput_that_is_promised_is_breached_by_servers_that_hang() -> None:
+    text = agreed(2).replace("min = 1", "min = 2")
+    text = text[: text.index("[metrics")] + "[metrics.throughput]\nbreach = 5\n"
+    plant = await running(Plant(text, concurrency=100))
+    plant.rate = lambda now: 10.0
+    await plant.run(10.0)
+    assert "violation" not in plant.alerts.kinds()
+
+    # They take all that comes: nothing waits in the door, and nobody is refused.
+    plant.stall()
+    await plant.run(12.0)
+    [violation] = [one for one in plant.alerts.alerts if one.kind == "violation"]
+    assert "10/s were offered" in violation.evidence[0]
+    assert (await standing(plant)).verdict is Verdict.BREACHED
+
+
 async def test_a_budget_that_is_used_too_fast_rings_once() -> None:
     text = agreed(1).replace('objective = 0.9\nperiod = "10m"', 'objective = 0.999\nperiod = "2h"')
     plant = await running(Plant(text, slots=1))
