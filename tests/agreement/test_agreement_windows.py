@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
@@ -161,6 +162,18 @@ def test_throughput_is_that_of_the_time_with_something_to_do(
     found = judged(THROUGHPUT, 0.0, samples)
 
     assert found.verdict is expected
+
+
+def test_who_came_and_got_no_answer_was_a_load_that_was_there() -> None:
+    """Inside servers that hang nothing is served, refused or seen to wait."""
+    hung = [Sample(at_s, served=0, accepted=0, refused=0, waiting=0, came=150) for at_s in (1, 2)]
+    idle = [replace(one, came=0) for one in hung]
+
+    found = judged(THROUGHPUT, 0.0, hung)
+
+    assert found.verdict is Verdict.BREACHED
+    assert found.findings[0].offered_per_s == 150
+    assert judged(THROUGHPUT, 0.0, idle).verdict is Verdict.MET
 
 
 def test_who_was_turned_away_was_a_load_that_was_there() -> None:

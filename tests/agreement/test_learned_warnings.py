@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.agreement.document import parse_agreement
+from tidegate.agreement.document import AgreementInvalid, parse_agreement
 from tidegate.agreement.evaluation import Verdict, verdict
 from tidegate.agreement.learned_warnings import slope_seen, with_learned_warnings
 
@@ -42,6 +42,30 @@ def test_where_no_warning_is_in_time_it_is_said() -> None:
 
     assert learned.metrics[0].warning == AGREEMENT.metrics[0].warning
     assert "no warning is in time" in lesson.because
+
+
+def test_no_margin_is_wider_than_the_breach_whichever_side_is_worse() -> None:
+    """A backlog of 1 GB in a window is no reason to warn of every window ever after."""
+    memory = parse_agreement(
+        'name = "a"\nqueue = "q"\n[metrics.free_memory]\nbreach = "64MB"\nwarning = "learned"',
+        "a.toml",
+    )
+
+    learned, [lesson] = with_learned_warnings(memory, {"free_memory": 1e8}, 97.0)
+
+    assert learned.metrics == memory.metrics
+    assert "no warning is in time" in lesson.because
+
+
+def test_a_learned_fraction_has_the_room_up_to_1() -> None:
+    text = (
+        'name = "a"\nqueue = "q"\nreconfiguration = "10s"\n[metrics.availability]\nbreach = 0.9\n'
+        'warning = "learned"\nslope = {slope}'
+    )
+
+    assert parse_agreement(text.format(slope=0.009), "a.toml")
+    with pytest.raises(AgreementInvalid, match="leaves too little time"):
+        parse_agreement(text.format(slope=0.02), "a.toml")
 
 
 def test_the_slope_is_the_fastest_that_it_got_worse() -> None:

@@ -252,6 +252,17 @@ class Plant:
         del self.servers[instance_id]
         self._starting[instance_id] = self.now + self.start_s
 
+    def stall(self) -> None:
+        """All that they begin with waits for something else, as for a lock; they seem well."""
+        for server in self.servers.values():
+            server.hangs = True
+
+    def go_on(self) -> None:
+        """What they all waited for is there again."""
+        for server in self.servers.values():
+            server.hangs = False
+            self._work(server)
+
     # Machine
 
     async def _machine_turn(self) -> None:
@@ -318,12 +329,12 @@ class Plant:
         return len(self._queue) + sum(one.in_service for one in self.servers.values())
 
     def _arrive(self, client: int | None) -> None:
+        self.accepted += 1
         is_bounded = self._admission is not None and self.in_hand >= self._admission
         if self.closed or is_bounded:
             self.refused += 1
             self._failed(Request(self.now, client), is_refused=True)
             return
-        self.accepted += 1
         self._queue.append(Request(self.now, client))
         self._give()
 

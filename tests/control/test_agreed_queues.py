@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -16,12 +18,14 @@ from tidegate.agreement.document import Agreement, parse_agreement
 from tidegate.agreement.evaluation import Verdict
 from tidegate.agreement.kept_standing import KeptStanding
 from tidegate.agreement.windows import Sample
+from tidegate.control.learned import Learned
 from tidegate.control.queue_responses import QueueResponses, added
 from tidegate.control.steering import Steering
 from tidegate.core.ending import ended
 from tidegate.core.scaling import DEFAULT_SCALING
 from tidegate.core.scaling_words import changed
 from tidegate.node.server import Node
+from tidegate.telemetry.knowledge import Knowledge, Model
 
 PROMISED = """
 name = "{name}"
@@ -42,7 +46,9 @@ def promise(breach: str, name: str = "orders") -> Agreement:
 
 
 @contextlib.asynccontextmanager
-async def steered(node: Node, *agreements: Agreement) -> AsyncIterator[None]:
+async def steered(
+    node: Node, *agreements: Agreement, learned: Learned | None = None
+) -> AsyncIterator[None]:
     steering = Steering(
         node.store,
         lambda: node.member_id,
@@ -50,6 +56,7 @@ async def steered(node: Node, *agreements: Agreement) -> AsyncIterator[None]:
         NativeActuator(node.store, node.neighbours.ask),
         clock=node.clock,
         agreements=agreements,
+        learned=learned,
     )
     running = asyncio.create_task(steering.run())
     try:
@@ -130,6 +137,39 @@ async def test_one_that_scales_is_judged_once_by_each_agreement(
         lenient = await standing(node, "lenient/orders", *Verdict)
     assert "breaches at 5s" in own.promises[0].evidence or own.verdict is Verdict.NO_DATA
     assert lenient.agreement == "lenient"
+
+
+@pytest.mark.asyncio
+async def test_a_warning_that_is_to_be_learned_moves_for_a_queue_that_does_not_scale_too(
+    start_node: StartNode, connect: Connect, tmp_path: Path
+) -> None:
+    # Given an agreement of which the lake has seen enough
+    node = await start_node()
+    mq = await connect(node, mode="admin")
+    await mq.create_queue("orders")
+    knowledge = Knowledge(tmp_path, pytest.fail)
+    figures = {"slope_response_p90": 0.8, "reconfiguration_s": 2.0}
+    seen = Model("orders", True, "", figures, {}, 1, 0.0, 1.0)
+    knowledge.add_models("warnings", "run", datetime.now(UTC), [seen])
+    text = PROMISED.format(breach="5s", name="orders") + 'warning = "learned"\n'
+
+    async def work() -> None:
+        async with mq.subscribe("orders") as messages:
+            while True:
+                await mq.put("orders", b"one")
+                (await anext(aiter(messages))).ack()
+                await asyncio.sleep(0.1)
+
+    # When it is judged
+    async with steered(node, parse_agreement(text, "orders.toml"), learned=Learned(knowledge)):
+        running = asyncio.create_task(work())
+        try:
+            kept = await standing(node, "orders/orders", Verdict.MET)
+        finally:
+            await ended([running])
+    # Then it warns 1.25 · 0.8 · 2 s before the breach, and not the fifth of it that nobody knew
+    # better.
+    assert "warns at 3s" in kept.promises[0].evidence
 
 
 def test_responses_are_waits_and_services_put_together() -> None:

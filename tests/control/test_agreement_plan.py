@@ -58,12 +58,12 @@ def knowing(folder: Path) -> Knowledge:
 def test_the_papers_warm_pool_and_the_replicas_that_the_load_takes() -> None:
     found = planned(orders("sla_delta = 4\ncapacity = 50"), slots_per_machine=4, boot_s=96.9)
 
-    # 300 at 50 each; four to a machine; ceil(4 · 96.9 / 200) = 2.
-    assert (found.replicas, found.machines_working, found.machines_warm) == (6, 2, 2)
+    # 300 at 50 each, at most 95 % busy; four to a machine; ceil(4 · 96.9 / 200) = 2.
+    assert (found.replicas, found.machines_working, found.machines_warm) == (7, 2, 2)
     assert found.machines == 4
     assert (found.state, found.unknown, found.missing) == ("offered", (), ())
     assert found.offer is not None
-    assert found.offer.load_max_per_s == 300.0
+    assert found.offer.load_max_per_s == pytest.approx(7 * 47.5)
     assert found.prefetch == "keep-up"
 
 
@@ -73,8 +73,8 @@ def test_what_was_learned_counts_before_what_the_agreement_says(tmp_path: Path) 
     # Of the queues that it governs the one that does least.
     assert found.figures.capacity_per_s.value == 100.0
     assert found.figures.capacity_per_s.origin == "learned of orders.us"
-    assert (found.replicas, found.machines_working, found.machines_warm) == (3, 2, 2)
-    assert found.consumer_rate_per_s == pytest.approx(300.0 / 3 / 3)
+    assert (found.replicas, found.machines_working, found.machines_warm) == (4, 2, 2)
+    assert found.consumer_rate_per_s == pytest.approx(300.0 / 4 / 3)
 
 
 def test_of_an_http_service_the_capacity_of_an_instance_was_learned(tmp_path: Path) -> None:
@@ -86,7 +86,26 @@ def test_of_an_http_service_the_capacity_of_an_instance_was_learned(tmp_path: Pa
     found = planned(shop, knowing(tmp_path))
 
     assert found.figures.capacity_per_s.origin == "learned of shop"
-    assert (found.replicas, found.consumer_rate_per_s) == (3, None)
+    # 120 at 40 each, of which a loop uses 85 %.
+    assert (found.replicas, found.consumer_rate_per_s) == (4, None)
+    assert found.offer is not None
+    assert found.offer.load_max_per_s == pytest.approx(4 * 34.0)
+
+
+def test_what_is_promised_of_waits_takes_the_replicas_that_its_loop_would_have() -> None:
+    """A short wait leaves replicas half idle: those that could just do it would breach it."""
+    brief = parse_agreement(
+        'name = "orders"\nqueue = "orders"\ncapacity = 30\n[metrics.wait_p99]\nbreach = "50ms"\n'
+        "[metrics.throughput]\nbreach = 100\nwarning = 130",
+        "orders.toml",
+    )
+
+    found = planned(brief)
+
+    assert found.replicas == 9
+    assert "no busier than 50%" in found.because[0]
+    assert found.offer is not None
+    assert found.offer.load_max_per_s == pytest.approx(9 * 15.0)
 
 
 def test_what_is_said_with_the_question_counts_most(tmp_path: Path) -> None:
@@ -94,7 +113,8 @@ def test_what_is_said_with_the_question_counts_most(tmp_path: Path) -> None:
         orders("sla_delta = 0"), knowing(tmp_path), capacity_per_s=10.0, load_per_s=95.0
     )
 
-    assert (found.replicas, found.machines_warm) == (10, 0)
+    # 10/s, less what a p99 of 4.8 s takes: 9.04/s each.
+    assert (found.replicas, found.machines_warm) == (11, 0)
 
 
 def test_what_nobody_knows_is_said_and_not_guessed() -> None:
@@ -113,9 +133,9 @@ def test_not_enough_machines_refuse_the_agreement() -> None:
 
     assert found.state == "refused"
     assert found.offer is None
-    assert found.missing == ("3 replicas are needed, and 2 machine(s) of 1 slot(s) take 2",)
+    assert found.missing == ("4 replicas are needed, and 2 machine(s) of 1 slot(s) take 2",)
     # It still says what it would take.
-    assert found.replicas == 3
+    assert found.replicas == 4
 
 
 def test_a_reduced_offer_promises_no_more_than_there_is() -> None:
@@ -126,18 +146,18 @@ def test_a_reduced_offer_promises_no_more_than_there_is() -> None:
     wait, throughput = found.offer.metrics
     assert (wait.warning, wait.breach) == pytest.approx((4.8, 6.0))
     # As far apart as before: 300 and 250.
-    assert (throughput.warning, throughput.breach) == pytest.approx((200.0, 200.0 * 250 / 300))
-    assert found.offer.load_max_per_s == 200.0
+    assert (throughput.warning, throughput.breach) == pytest.approx((190.0, 190.0 * 250 / 300))
+    assert found.offer.load_max_per_s == 190.0
 
 
 def test_work_comes_before_warmth() -> None:
     found = planned(
-        orders('capacity = 100\nsla_delta = 4\ninsufficient = "reduce"'), machines=4, boot_s=50.0
+        orders('capacity = 100\nsla_delta = 4\ninsufficient = "reduce"'), machines=5, boot_s=50.0
     )
 
     # Two were to be kept warm, and one is left: it is enough for half of the growth.
-    assert (found.replicas, found.machines_warm) == (3, 1)
-    assert found.missing == ("2 machine(s) are to be kept warm, and 1 of 4 are left",)
+    assert (found.replicas, found.machines_warm) == (4, 1)
+    assert found.missing == ("2 machine(s) are to be kept warm, and 1 of 5 are left",)
     assert found.offer is not None
     assert found.offer.sla_delta_per_s2 == pytest.approx(2.0)
     assert found.offer.metrics[1].warning == 300.0
@@ -145,7 +165,7 @@ def test_work_comes_before_warmth() -> None:
 
 def test_the_bounds_of_the_agreement_are_resources_too() -> None:
     refused = planned(orders("capacity = 100\nreplicas = { max = 2 }"))
-    assert refused.missing == ("3 replicas are needed, and replicas.max is 2",)
+    assert refused.missing == ("4 replicas are needed, and replicas.max is 2",)
 
     nothing = planned(
         orders('capacity = 100\nreplicas = { min = 2 }\ninsufficient = "reduce"'), machines=1

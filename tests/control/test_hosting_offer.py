@@ -14,7 +14,7 @@ def shop(more: str = "") -> Agreement:
         f"""
 name = "shop"
 http = "shop"
-capacity = 30
+capacity = 36
 replicas = {{ min = 1, max = 8 }}
 {more}
 [metrics.throughput]
@@ -42,7 +42,7 @@ def test_spares_need_a_slot_too() -> None:
 def test_less_is_offered_plainly_if_that_was_agreed() -> None:
     said = offered(shop('insufficient = "reduce"'), spares=0, slots=2)
     assert said.startswith("reduced: 4 replicas are needed")
-    assert "kept up to 60/s" in said
+    assert "kept up to 61.2/s" in said
 
 
 def test_below_the_least_there_is_nothing_to_offer() -> None:

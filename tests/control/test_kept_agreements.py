@@ -301,6 +301,24 @@ async def test_who_is_refused_is_no_reason_to_refuse_more() -> None:
     assert max(p95_s for at, p95_s in plant.windows() if at > 60.0) < 1.3
 
 
+async def test_when_a_stall_of_all_instances_is_over_nearly_nobody_is_refused_any_more() -> None:
+    """What answers nothing has shown no capacity: a bound of none would outlive its cause."""
+    text = agreed(4).replace("min = 1", "min = 4")
+    plant = await running(Plant(text, concurrency=100, service_s=0.2))
+    plant.rate = lambda now: 300.0
+    await plant.run(20.0)
+    assert plant.refused == 0
+
+    plant.stall()
+    await plant.run(12.0)
+    plant.go_on()
+    refused, accepted = plant.refused, plant.accepted
+    await plant.run(10.0)
+    assert plant.refused - refused < 0.05 * (plant.accepted - accepted)
+    assert not await actions_of(plant, SetConcurrency)
+    assert plant.windows()[-1][1] < 0.8
+
+
 async def test_inside_then_number_then_warning_breach_violation_budget_and_alert() -> None:
     """The walk of the TAPAS report, step by step."""
     plant = await running(Plant(agreed(2), concurrency=100, parallel=4, start_s=2.0))
@@ -380,6 +398,22 @@ async def test_a_service_that_hangs_breaks_its_promise_while_its_clients_still_w
     assert (plant.refused, plant.servers[1].ejected) == (0, None)
     [violation] = [one for one in plant.alerts.alerts if one.kind == "violation"]
     assert "4 got no answer" in violation.evidence[0]
+    assert (await standing(plant)).verdict is Verdict.BREACHED
+
+
+async def test_throughput_that_is_promised_is_breached_by_servers_that_hang() -> None:
+    text = agreed(2).replace("min = 1", "min = 2")
+    text = text[: text.index("[metrics")] + "[metrics.throughput]\nbreach = 5\n"
+    plant = await running(Plant(text, concurrency=100))
+    plant.rate = lambda now: 10.0
+    await plant.run(10.0)
+    assert "violation" not in plant.alerts.kinds()
+
+    # They take all that comes: nothing waits in the door, and nobody is refused.
+    plant.stall()
+    await plant.run(12.0)
+    [violation] = [one for one in plant.alerts.alerts if one.kind == "violation"]
+    assert "10/s were offered" in violation.evidence[0]
     assert (await standing(plant)).verdict is Verdict.BREACHED
 
 

@@ -87,6 +87,21 @@ def test_of_a_replica_that_answers_for_the_first_time_nobody_knows_what_is_new()
     assert back.accepted == 0.0
 
 
+def test_what_was_counted_in_a_silence_of_the_owner_belongs_to_all_of_it() -> None:
+    def said(put: int) -> ClusterLook:
+        return given.cluster(given.node(1, given.queue(10, put=put), given.queue(11, put=put)))
+
+    def only_the_replica(put: int) -> ClusterLook:
+        return given.cluster(given.node(1, given.queue(11, put=put)))
+
+    looks = [said(0), *(only_the_replica(10 * second) for second in range(1, 20)), said(200)]
+    *silent, back = _sampled(*((ONE, look) for look in looks))
+    assert not any(silent)
+    assert back is not None
+    # 10/s of each, and not 200 in a second.
+    assert (back.interval_s, back.accepted) == (20.0, 400.0)
+
+
 def test_what_waits_where_nobody_answers_gets_older() -> None:
     one = given.queue(11)
     two = given.queue(12, waiting=3, oldest_age_s=1.0)

@@ -93,6 +93,17 @@ def test_a_learned_warning_lies_as_far_before_the_breach_as_a_replica_takes_to_c
     assert "a reconfiguration takes" in agreement.lessons[0].because
 
 
+def test_nothing_is_learned_of_a_throughput_that_falls_because_producers_stop() -> None:
+    throughput = '[metrics.throughput]\nbreach = 100\nwarning = "learned"\n'
+    agreement = QueueAgreement(said(LEARNED + throughput), "orders")
+    for at_s in range(1, 40):
+        count = 1000.0 if at_s < 20 else 0.0
+        agreement.take(Sample(at_s=float(at_s), served=count, accepted=count, waiting=0.0))
+    agreement.learn_warnings(3.0)
+    assert agreement.slopes_per_s == {}
+    assert agreement.pledge(None).throughput_per_s == pytest.approx(120.0)
+
+
 def test_what_the_lake_has_seen_of_an_agreement_counts_as_well() -> None:
     agreement = QueueAgreement(said(LEARNED), "orders")
     figures = {"slope_wait_p99": 0.4, "reconfiguration_s": 6.0}

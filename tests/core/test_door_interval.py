@@ -63,6 +63,7 @@ def test_what_came_before_the_first_instance_counts_for_nothing() -> None:
 
 def test_an_agreement_counts_server_errors_as_missed() -> None:
     between = door(
+        accepted=20,
         answered=10,
         refused=3,
         response=[(0.5, 10)],
@@ -75,5 +76,7 @@ def test_an_agreement_counts_server_errors_as_missed() -> None:
     sample = sample_of(between, 1.0, [None, 64.0, 32.0])
 
     assert (sample.accepted, sample.served, sample.refused) == (8, 8, 5)
+    # Seven are still in hand.
+    assert sample.came == 20
     assert sample.free_memory_bytes == 32.0
     assert sample.times == {"response": [(0.5, 10)], "service": [(0.2, 6), (0.3, 4)]}

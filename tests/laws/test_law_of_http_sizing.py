@@ -190,6 +190,33 @@ def test_one_that_does_a_little_less_is_believed_slowly() -> None:
     assert capacity.per_s < 26.5
 
 
+def test_one_that_stands_still_has_shown_no_capacity() -> None:
+    new, known = InstanceCapacity(), InstanceCapacity()
+    for _ in range(4):
+        known.see(rate(30, 4, 4))
+    for _ in range(20):
+        new.see(rate(0, 4, 4))
+        known.see(rate(0, 4, 4))
+    assert new.per_s is None
+    assert known.per_s is not None
+    assert known.per_s > 0.9 * 30.0
+    # In what it did when it went on its standstill has no part.
+    for _ in range(2):
+        new.see(rate(30, 4, 4))
+    assert new.per_s == 30.0
+
+
+def test_what_an_instance_answers_it_can_do_though_nothing_waits_any_more() -> None:
+    """A bound that was made for a slow one lets nothing wait; it must not stay slow for that."""
+    capacity = InstanceCapacity()
+    for _ in range(4):
+        capacity.see(rate(1, 100, 100, limit=100))
+    assert capacity.per_s == 1.0
+    for _ in range(4):
+        capacity.see(rate(12, 1, 0, limit=100))
+    assert capacity.per_s == 12.0
+
+
 def test_a_burst_of_answers_is_no_capacity() -> None:
     capacity = InstanceCapacity()
     for _ in range(8):

@@ -337,6 +337,9 @@ def test_the_job_and_a_live_loop_say_the_same_of_an_http_service(
             if second >= 290:
                 # At the end nobody answers anybody.
                 between = _outage(between)
+            elif second >= 280:
+                # Before, instances take what comes and hang.
+                between = _hang(between)
             memory = {1: chance.uniform(5e7, 4e8), 2: None}
             stored = [
                 Instance(
@@ -373,6 +376,7 @@ def test_the_job_and_a_live_loop_say_the_same_of_an_http_service(
     stems = ("response", "service", "throughput", "availability", "free_memory")
     assert {(stem, v) for stem in stems for v in ("met", "breached")} <= verdicts
     last = NOON.timestamp() + 290.0
+    assert live[last - 10.0, "throughput"].verdict is Verdict.BREACHED
     assert live[last, "response_p95"].verdict is Verdict.BREACHED
     assert live[last, "service_p50"].verdict is Verdict.NO_DATA
     for key, (_, value) in learned.items():
@@ -412,6 +416,13 @@ def _some_second(chance: random.Random, at_s: float, door: str, mood: int) -> Do
 def _outage(between: DoorSample) -> DoorSample:
     return msgspec.structs.replace(
         between, answered=0, refused=7, response=[], instances=[InstanceSample(instance_id=1)]
+    )
+
+
+def _hang(between: DoorSample) -> DoorSample:
+    hung = [InstanceSample(instance_id=1)]
+    return msgspec.structs.replace(
+        between, accepted=12, answered=0, refused=0, waiting=0, response=[], instances=hung
     )
 
 

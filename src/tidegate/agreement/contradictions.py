@@ -63,8 +63,8 @@ def _refuse_haste(metric: Metric, reconfiguration_s: float | None, complaints: C
     needed = margin_needed(metric, reconfiguration_s)
     if needed is None or reconfiguration_s is None:
         return
-    # A margin that is to be learned may become as wide as the breach itself, and no wider.
-    room = metric.breach if metric.learned else metric.margin
+    # A margin that is to be learned may become as wide as there is room for it.
+    room = metric.room if metric.learned else metric.margin
     if room > needed:
         return
     slope = worded(metric.unit, slope_per_s(metric) or 0.0)

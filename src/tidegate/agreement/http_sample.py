@@ -4,6 +4,8 @@
                                                are no throughput
     missed   = refused + server errors         turned away by the door, or answered so
     availability = kept / (kept + missed)
+    came                                       load is what clients ask for, and not what is
+                                               answered: an instance that hangs answers nobody
     unanswered = refused                       their clients wait for ever: no percentile of
                                                responses is shorter
     in hand                                    who waits still, by how long already: at the end of
@@ -45,6 +47,7 @@ def sample_of(
         accepted=kept(between.answered, server_errors),
         served=kept(between.answered, server_errors),
         refused=missed(between.refused, server_errors),
+        came=between.accepted,
         waiting=between.waiting,
         free_memory_bytes=min(known, default=None),
         unanswered=between.refused,

@@ -4,7 +4,9 @@
 
 The slope is the fastest that the metric was seen to get worse, and the time what reconfigurations
 took. A quarter more than needed, since what was seen once may come a little worse. Where the margin
-would be as wide as the breach itself, no warning is in time: the default stays, and it is said.
+would be as wide as the breach itself (of a fraction: as what may be missing), no warning is in
+time: the default stays, and it is said. A warning far above a breach, of what is worse when
+smaller, would never end.
 """
 
 from __future__ import annotations
@@ -66,15 +68,12 @@ def with_learned_warnings(
 
 
 def _lesson(metric: Metric, slope_per_s: float, reconfiguration_s: float) -> Lesson:
-    # Of a fraction what may be missing is the breach.
-    whole = 1.0 - metric.breach if metric.unit is Unit.FRACTION else metric.breach
-    margin = max(SAFETY * slope_per_s * reconfiguration_s, MARGIN_MIN * whole)
+    margin = max(SAFETY * slope_per_s * reconfiguration_s, MARGIN_MIN * metric.room)
     took = (
         f"in the {worded(Unit.SECONDS, reconfiguration_s)} that a reconfiguration takes it got "
         f"worse by {worded(metric.unit, slope_per_s * reconfiguration_s)}"
     )
-    bounded = metric.worse is Worse.LARGER or metric.unit is Unit.FRACTION
-    if not math.isfinite(margin) or (bounded and margin >= whole):
+    if not math.isfinite(margin) or margin >= metric.room:
         because = f"{took}: no warning is in time, the one by default stays"
         return Lesson(metric.name, metric.warning, because)
     point = metric.breach - margin if metric.worse is Worse.LARGER else metric.breach + margin

@@ -79,6 +79,11 @@ class Metric:
         return abs(self.breach - self.warning)
 
     @property
+    def room(self) -> float:
+        """No margin is as wide: the breach, or of a fraction what is missing from it to 1."""
+        return 1.0 - self.breach if self.unit is Unit.FRACTION else self.breach
+
+    @property
     def stem(self) -> str:
         """The name without its percentile: `wait` of wait_p99."""
         match = _PERCENTILE.fullmatch(self.name)

@@ -10,6 +10,10 @@
 The report (§2.1, §2.2.1) names parameters and points but prints no schema, so the spelling is ours.
 Whatever has no place in an agreement is complained about, with its line. Everything else is
 checked as in TOML, by the same code.
+
+A warning point is in the metric's unit, a margin a part of the breaching point. TOML tells them
+apart by the percent sign, so here each must have the form of its name: `warningMargin="1s"` would
+warn at 1 s, and not 1 s before the breach.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from typing import Any
 from tidegate.agreement.complaints import Complaint
 from tidegate.agreement.document import Agreement, AgreementInvalid, agreement_of
 from tidegate.agreement.lines import Key
+from tidegate.agreement.promises import LEARNED
 from tidegate.agreement.xml_elements import Element, XmlRefused, element_tree
 from tidegate.core.complaint import meant
 
@@ -108,8 +113,12 @@ class _Reading:
         if "name" not in self.document and (called := root.attributes.get("application")):
             self.document["name"] = called
         metrics: dict[str, Any] = {}
+        is_clustered = False
         for child in root.children:
             if child.name == "Cluster":
+                if is_clustered:
+                    self._refuse(child, "", "stands there twice: leave one out")
+                is_clustered = True
                 self._cluster(child)
             elif child.name in _METRICS:
                 self._metric(child, metrics)
@@ -154,6 +163,7 @@ class _Reading:
             name = f"{stem}_p{self._digits(element, digits)}"
         if {"warningPoint", "warningMargin"} <= attributes.keys():
             self._refuse(element, "warningMargin", "says the same as warningPoint: leave one out")
+        self._refuse_crossed(element, attributes)
         if name in metrics:
             self._refuse(element, "", f"{name} is promised twice: leave one out")
         table: dict[str, Any] = {}
@@ -169,6 +179,25 @@ class _Reading:
         )
         self._refuse_content(element)
         metrics[name] = table
+
+    def _refuse_crossed(self, element: Element, attributes: dict[str, str]) -> None:
+        """A margin that looks like a point, and a point that looks like a margin."""
+        margin, point = (
+            attributes.get(one, "").strip() for one in ("warningMargin", "warningPoint")
+        )
+        if margin and margin != LEARNED and not margin.endswith("%"):
+            self._refuse(
+                element,
+                "warningMargin",
+                "is no part of the breaching point: say it in percent, or say the warningPoint",
+                'warningMargin="20%"',
+            )
+        if point.endswith("%"):
+            self._refuse(
+                element,
+                "warningPoint",
+                "is a part of the breaching point, and no point: a warningMargin is in percent",
+            )
 
     def _digits(self, element: Element, said: str) -> str:
         """99.9 → 999; what is no percentile stays what it is, for the metric's own complaint."""

@@ -6,7 +6,7 @@
                     a request that got no answer has taken longer than any promise, and so has one
                     that waits at the end of the window for longer than was promised
     throughput      served / seconds with something to do, if the load was there: what came, whether
-                    or not it was let in, or was served and waited
+                    or not it was let in or answered, or was served and waited
     availability    accepted / (accepted + refused)
     oldest_age      the largest                free_memory    the smallest
 
@@ -39,6 +39,8 @@ class Sample:
     accepted: float | None = None
     served: float | None = None
     refused: float | None = None
+    # Requests that came in it, whatever became of them; None: those taken in and turned away.
+    came: float | None = None
     # At its end.
     waiting: float | None = None
     oldest_age_s: float | None = None
@@ -225,8 +227,9 @@ def _of_throughput(metric: Metric, samples: Sequence[Sample]) -> Finding:
     value = served / seconds if seconds > 0.0 else math.nan
     if not math.isfinite(value):
         return Finding(metric, Verdict.NO_DATA)
-    # Who was turned away would have been served, too.
-    came = math.fsum(_known(n for one in measured for n in (one.accepted, one.refused))) / seconds
+    # Who was turned away would have been served, too; and so would who waits inside a server.
+    ended = math.fsum(_known(n for one in measured for n in (one.accepted, one.refused)))
+    came = max(ended, math.fsum(_known(one.came for one in measured))) / seconds
     waited_s = math.fsum(_known((one.waiting or 0.0) * one.interval_s for one in measured))
     # What could have been served: what came, or what was served and what still waited.
     offered = max(came, value + waited_s / seconds / seconds)
@@ -236,7 +239,7 @@ def _of_throughput(metric: Metric, samples: Sequence[Sample]) -> Finding:
 
 def _has_work(sample: Sample) -> bool:
     """Whether there was something to do in its interval."""
-    counts = (sample.accepted, sample.served, sample.refused, sample.waiting)
+    counts = (sample.accepted, sample.served, sample.refused, sample.came, sample.waiting)
     return any(count > 0.0 for count in _known(counts))
 
 

@@ -4,7 +4,7 @@
 
 A queue need not scale to be judged: what can be done about a breach is then for people. One that
 scales by an agreement of its own is judged by its own loop (control/queue_loop.py), of that name
-not here again.
+not here again. Warnings that are to be learned move here as they do there.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from tidegate.agreement.document import Agreement, AgreementInvalid
 from tidegate.agreement.scaling_terms import agreement_for
 from tidegate.control.agreement_keeping import AgreementKeeping
+from tidegate.control.learned import Learned
 from tidegate.core.ports import Store
 from tidegate.core.replication import Topology
 from tidegate.core.scaling import DEFAULT_SCALING
@@ -32,10 +33,12 @@ class AgreedQueues:
         store: Store,
         agreements: Sequence[Agreement],
         new_keeping: Callable[[Agreement], AgreementKeeping],
+        learned: Learned,
     ) -> None:
         self._store = store
         self._agreements = [one for one in agreements if one.queue is not None]
         self._new_keeping = new_keeping
+        self._learned = learned
         self._plain: list[Topology] = []
         self._listed_at = self._began_at = float("-inf")
         # By agreement and queue.
@@ -66,6 +69,9 @@ class AgreedQueues:
             key = (agreement.name, topology.queue_id)
             keeping = self._keepings[key] = known.get(key) or self._new_keeping(agreement)
             await keeping.measure(topology, now)
+            if keeping.agreement is not None:
+                lake = self._learned.warnings(agreement.name)
+                keeping.agreement.learn_warnings(topology.scaling.boot_s, lake)
             decision = Decision(
                 at=now, loop="agreement", service=topology.queue, law="agreement", rule="judged"
             )

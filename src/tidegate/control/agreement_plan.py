@@ -1,6 +1,8 @@
 """What it would take to keep an agreement, before anything starts; and what is offered if not all.
 
-    replicas   ceil(load / capacity of one), within the agreement's bounds
+    replicas   ceil(load / (busy · capacity of one)), within the agreement's bounds
+    busy       as the loops plan: of a queue by its promised waits              laws.wait_sizing
+               of HTTP the utilisation that leaves room for bursts              laws.http_sizing
     machines   ceil(replicas / slots), and the warm pool beside them
     warm       NPP = ceil(sla_delta · boot_s / machine_capacity)                laws.warm_pool
 
@@ -19,7 +21,10 @@ from dataclasses import dataclass, replace
 from tidegate.agreement.document import Agreement, Insufficient
 from tidegate.agreement.metrics import Metric
 from tidegate.control.agreement_figures import Asked, Figures
+from tidegate.control.queue_agreement import QueueAgreement
 from tidegate.core.scaling import REPLICAS_MAX
+from tidegate.laws.http_sizing import UTILISATION
+from tidegate.laws.wait_sizing import DEFAULT_WAIT_SIZING, busy_part
 from tidegate.laws.warm_pool import ROUNDING, warm_machines
 
 
@@ -125,11 +130,23 @@ def _replicas(agreement: Agreement, known: Figures) -> tuple[int, str]:
             f"{max(least, 1)} replica(s), the least that is agreed: whether they suffice is not "
             "known"
         )
-    needed = _ceiling(load / capacity * (1.0 - ROUNDING))
-    said = f"{load:.4g}/s at {capacity:.4g}/s each take {needed} replica(s)"
+    busy = _busy(agreement, capacity)
+    needed = _ceiling(load / (busy * capacity) * (1.0 - ROUNDING))
+    said = (
+        f"{load:.4g}/s at {capacity:.4g}/s each, no busier than {busy:.0%}, take {needed} "
+        "replica(s)"
+    )
     if needed < least:
         return least, f"{said}; at least {least} are agreed"
     return needed, said
+
+
+def _busy(agreement: Agreement, capacity_per_s: float) -> float:
+    """Of what one can do, how much it is given if promises are to be kept: as the loops have it."""
+    if agreement.queue is None:
+        return UTILISATION
+    pledge = QueueAgreement(agreement, agreement.queue).pledge(None)
+    return busy_part(pledge, capacity_per_s, DEFAULT_WAIT_SIZING)
 
 
 def _warm(known: Figures) -> int | None:
@@ -165,7 +182,7 @@ def _offer(
 ) -> tuple[Offer | None, str]:
     """What can be kept with so much; or None, and why there is nothing to offer."""
     uses, capacity = agreement.resources, known.capacity_per_s.value
-    most = None if capacity is None else capacity * replicas
+    most = capacity and _busy(agreement, capacity) * capacity * replicas
     if not is_short:
         return Offer(agreement.metrics, known.sla_delta_per_s2.value, most), ""
     if uses.insufficient is Insufficient.REFUSE:

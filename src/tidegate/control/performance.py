@@ -149,7 +149,9 @@ class Performance:
     def capacity_per_s(self, instance_id: int) -> float | None:
         """What this one can do; the usual if nobody has seen."""
         known = self._capacities.get(instance_id)
-        return self.usual_per_s if known is None or known.per_s is None else known.per_s
+        seen = None if known is None else known.per_s
+        # 0 is what stands still: what it can do was not seen.
+        return seen or self.usual_per_s
 
     def effective(self, instance_ids: Sequence[int]) -> float:
         """So many usual instances they are worth: a slow one is a part of one."""

@@ -50,9 +50,6 @@ class QueueAgreement:
         self.queue = queue
         is_ours = kept is not None and kept.history.terms == terms_of(agreement)
         history = kept.history if kept is not None and is_ours else History.of(agreement)
-        self._slopes: dict[str, float] = (
-            dict(kept.slopes_per_s) if kept is not None and is_ours else {}
-        )
         self._ledger = Ledger(agreement, history)
         if kept is not None and is_ours:
             # What goes on does not begin again.
@@ -60,8 +57,11 @@ class QueueAgreement:
         self._seen: dict[str, deque[tuple[float, float]]] = {
             metric.name: deque(maxlen=_WINDOWS_MAX)
             for metric in agreement.metrics
-            if metric.learned
+            # Throughput falls as fast as producers stop, which no replica helps.
+            if metric.learned and metric.name != "throughput"
         }
+        slopes = kept.slopes_per_s if kept is not None and is_ours else {}
+        self._slopes = {name: slope for name, slope in slopes.items() if name in self._seen}
         self._reconfigured_s: deque[float] = deque(maxlen=_RECONFIGURATIONS_MAX)
         self._lead_s: float | None = None
         self._service_s = 0.0

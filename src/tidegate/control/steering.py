@@ -82,7 +82,7 @@ class Steering:
             learned=self._learned,
         )
         # Of the settings; what a queue has of its own is its loop's.
-        self._agreed = AgreedQueues(store, agreements, self._new_keeping)
+        self._agreed = AgreedQueues(store, agreements, self._new_keeping, self._learned)
         self._queues: dict[int, QueueLoop] = {}
         self._epoch: int | None = None
         # Whether the last period failed.

@@ -158,7 +158,7 @@ class DoorSample(msgspec.Struct, frozen=True, kw_only=True):
     # Seconds since 1970.
     at: float
     address: str
-    # Let in; whole answers of instances that went to clients; and requests whose client got none:
+    # Came; whole answers of instances that went to clients; and requests whose client got none:
     # turned away by the door itself (503, 504, 502 …), or cut off in the middle of the answer.
     accepted: int = 0
     answered: int = 0

@@ -3,12 +3,14 @@
     X1 = the largest mean of a few rates that were seen while something waited for the instance
     a smaller mean, waiting too:  X1 ← X1 − 0.02 · (X1 − mean)       it forgets slowly
     far smaller ones, eight in a row:  X1 ← mean                     but it is another now
+    a larger mean, waiting or not:     X1 ← mean                     what it does, it can do
 
 Something waits when the instance has all the requests that it may have, at the beginning and at the
 end of a sample (one less, if requests wait in the door); or when it takes half as long again as it
 did at its best, though it may have more.
 An instance that nothing waits for shows how much is asked of it, and not what it can do. But that
-much it can do: it is proven, and enough to tell that fewer would do.
+much it can do: it is proven, and enough to tell that fewer would do. One that answers nothing at
+all stands still, which is no capacity: whoever let in no more than that would never see it go on.
 """
 
 from __future__ import annotations
@@ -77,9 +79,16 @@ class InstanceCapacity:
         if len(self._any) == MEAN_OF:
             mean = math.fsum(self._any) / MEAN_OF
             self.proven_per_s = max(mean, self.proven_per_s or 0.0)
+            # Where few are let in nothing ever waits: what was slow once must not stay so for that.
+            if self.per_s is not None:
+                self.per_s = max(mean, self.per_s)
         if not self.had_waiting(rate):
             return
         self._recent.append(rate.per_s)
+        if not any(self._recent):
+            # It stands still: what it can do is seen when it goes on, and from there.
+            self._recent.clear()
+            return
         if len(self._recent) < SAMPLES_MIN:
             return
         mean = math.fsum(self._recent) / len(self._recent)

@@ -4,6 +4,7 @@
     accepted             put                      answered − server errors
     served               acked                    answered
     refused              refused                  refused + server errors
+    came                 –                        all that came
     unanswered           –                        refused
     waiting              waiting                  waiting in the door
     oldest_age_s         of the oldest            –
@@ -51,7 +52,7 @@ def queues_worded(samples: DataFrame) -> DataFrame:
         F.col("acked").alias("served"),
         *("refused", "waiting", "oldest_age_s"),
         _unknown("free_memory_bytes"),
-        _unknown("unanswered"),
+        *(_unknown("unanswered"), _unknown("came")),
         *("wait", "service"),
     )
 
@@ -67,6 +68,7 @@ def doors_worded(samples: DataFrame) -> DataFrame:
         kept(F.col("answered"), server_errors).alias("served"),
         missed(F.col("refused"), server_errors).alias("refused"),
         F.col("refused").alias("unanswered"),
+        F.col("accepted").alias("came"),
         "waiting",
         _unknown("oldest_age_s"),
         "free_memory_bytes",

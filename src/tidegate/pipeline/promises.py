@@ -35,7 +35,8 @@ from tidegate.pipeline.transform import Transform
 _RESPONSE = "response"
 _STEMS = ("wait", "service", _RESPONSE)
 # Any of them above 0: there was something to do.
-_COUNTS = ("accepted", "served", "refused", "waiting")
+_COUNTS = ("accepted", "served", "refused", "came", "waiting")
+_SUMS = ("accepted", "served", "refused", "came", "unanswered")
 # Which agreement, and where its window begins.
 _KEYS = ("number", "begins_us")
 
@@ -87,7 +88,7 @@ def _summed(agreements: Sequence[Agreement], subjects: Subjects) -> Transform:
         counts = [F.coalesce(F.col(name), F.lit(0)) for name in _COUNTS]
         has_work = F.greatest(*counts) > 0
         sums = rows.groupBy(*_KEYS).agg(
-            *(F.sum(name).alias(name) for name in ("accepted", "served", "refused", "unanswered")),
+            *(F.sum(name).alias(name) for name in _SUMS),
             F.sum(F.col("waiting") * F.col("interval_s")).alias("waiting_s"),
             F.max("oldest_age_s").alias("oldest_age_s"),
             F.min("free_memory_bytes").alias("free_memory_bytes"),
@@ -302,9 +303,10 @@ def _plain_promise(metric: Metric) -> Column:
     loaded_s = F.least(F.col("loaded_s"), whole_s)
     is_judged = loaded_s >= whole_s * LOADED_MIN
     seconds = F.when(is_judged, loaded_s).otherwise(whole_s)
-    # What could have been served: what came, whether or not it was let in, or what was served and
-    # what still waited.
-    came = F.col("accepted") + F.coalesce(F.col("refused"), F.lit(0))
+    # What could have been served: what came, whether or not it was let in or answered, or what was
+    # served and what still waited.
+    ended = F.col("accepted") + F.coalesce(F.col("refused"), F.lit(0))
+    came = F.greatest(ended, F.col("came"))
     offered = F.greatest(came / seconds, (F.col("served") + F.col("waiting_s") / seconds) / seconds)
     values = {
         "throughput": F.col("served") / seconds,

@@ -87,12 +87,15 @@ class PromiseMeter:
             for queue_id in queue_ids
             if (numbers := self._sensor.numbers_of(queue_id)) is not None
         }
+        if topology.queue_id not in counted:
+            # What is counted while its owner is silent belongs to all of the time until it speaks.
+            return None
         before, known, began = self._before, self._known, self._looked_at
         self._known = set(queue_ids)
         # Who does not answer now is compared with what it said last, when it answers again.
         kept = {queue_id: one for queue_id, one in before.items() if queue_id in queue_ids}
         self._before, self._looked_at = kept | counted, now
-        if began is None or not now > began or topology.queue_id not in counted:
+        if began is None or not now > began:
             return None
         # A replica that has come since has begun with nothing; of one that never answered before
         # nobody knows with what.
