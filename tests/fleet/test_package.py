@@ -21,6 +21,7 @@ from tidegate.core.errors import InvalidValue, TidegateError, TooLarge
 from tidegate.fleet import package
 from tidegate.fleet.package import packed, unpack
 from tidegate.fleet.package_cache import PackageCache
+from tidegate.storage.data_folder import DataFolder
 from tidegate.storage.memory import MemoryStore
 
 
@@ -54,6 +55,8 @@ def shop(tmp_path: Path) -> Path:
     (folder / ".git" / "HEAD").write_text("hidden")
     (folder / "venv").mkdir()
     (folder / "venv" / "pyvenv.cfg").write_text("an environment")
+    (folder / "conda" / "conda-meta").mkdir(parents=True)
+    (folder / "conda" / "python").write_text("an environment, too")
     (folder / "run.sh").write_text("#!/bin/sh")
     (folder / "run.sh").chmod(0o755)
     (folder / "data.txt").symlink_to("run.sh")
@@ -74,6 +77,20 @@ def test_a_folder_arrives_as_it_was_without_what_is_nobodys_code(
     }
     assert (tmp_path / "there" / "run.sh").stat().st_mode & stat.S_IXUSR
     assert not (tmp_path / "there" / "data.txt").is_symlink()
+
+
+def test_data_that_lies_beside_the_code_is_not_shipped_with_it(shop: Path) -> None:
+    before = packed(shop)
+    held = DataFolder(shop / "tidegate-data")
+    held.hold()
+    (held.path / "password").write_text("hush")
+    # Of a machine that holds no database.
+    PackageCache(shop / "kept", 7, MemoryStore())._take()
+    assert packed(shop) == before
+
+    with pytest.raises(InvalidValue, match="is a data folder of Tidegate"):
+        packed(held.path)
+    held.release()
 
 
 def test_a_wheel_goes_as_it_is(tmp_path: Path) -> None:

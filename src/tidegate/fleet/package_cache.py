@@ -19,6 +19,7 @@ from typing import Protocol
 
 from tidegate.core.errors import Unavailable
 from tidegate.fleet.package import unpack
+from tidegate.storage.data_folder import mark_as_data
 
 
 class PackageSource(Protocol):
@@ -74,6 +75,7 @@ class PackageCache:
         """Our folder is ours; those of the dead are nobody's."""
         if self._lock_fd is not None:
             return
+        mark_as_data(self._all.parent)
         self._own.mkdir(parents=True, exist_ok=True)
         self._lock_fd = _locked(self._own / "lock")
         if self._lock_fd is None:
