@@ -257,4 +257,36 @@ async def test_a_machine_fetches_code_once_and_clears_up_after_the_dead(
     cache.close()
     assert there.exists()
     neighbour.close()
-    assert list((tmp_path / "packages").iterdir()) == []
+    assert [path.name for path in (tmp_path / "packages").iterdir()] == ["lock"]
+
+
+async def test_what_a_killed_machine_left_is_neither_run_nor_cleared_up_under_its_successor(
+    shop: Path, tmp_path: Path
+) -> None:
+    store = MemoryStore()
+    digest = await store.put_package(packed(shop))
+    left = tmp_path / "packages" / "machine-7" / digest
+    left.mkdir(parents=True)
+    (left / "run.sh").write_text("what its application wrote there")
+    successor, neighbour = (PackageCache(tmp_path, number, store) for number in (7, 8))
+
+    folder = await successor.folder_of(digest)
+    assert files_of(folder)["run.sh"] == "#!/bin/sh"
+    await neighbour.folder_of(digest)
+    assert folder.exists()
+
+
+async def test_machines_that_come_back_together_do_not_clear_each_other_up(
+    shop: Path, tmp_path: Path
+) -> None:
+    store = MemoryStore()
+    digest = await store.put_package(packed(shop))
+    for number in range(8):
+        for left in range(50):
+            (tmp_path / "packages" / f"machine-{number}" / f"{left}").mkdir(parents=True)
+    caches = [PackageCache(tmp_path, number, store) for number in range(8)]
+
+    folders = await asyncio.gather(*(cache.folder_of(digest) for cache in caches))
+    assert all("run.sh" in files_of(folder) for folder in folders)
+    for cache in caches:
+        cache.close()
