@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import io
 import os
+import shutil
 import stat
 import tempfile
 import zipfile
@@ -290,3 +291,22 @@ async def test_machines_that_come_back_together_do_not_clear_each_other_up(
     assert all("run.sh" in files_of(folder) for folder in folders)
     for cache in caches:
         cache.close()
+
+
+async def test_code_that_cannot_be_removed_whole_is_fetched_whole_again(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    digest = await store.put_package(packed(shop))
+    cache = PackageCache(tmp_path, 7, store)
+    folder = await cache.folder_of(digest)
+
+    def half(path: Path, **_: object) -> None:
+        next(path.rglob("run.sh")).unlink()
+
+    monkeypatch.setattr(shutil, "rmtree", half)
+    cache.forget_all_but(())
+    monkeypatch.undo()
+    assert await cache.folder_of(digest) == folder
+    assert "run.sh" in files_of(folder)
+    cache.close()

@@ -69,7 +69,9 @@ class PackageCache:
             return
         for path in self._own.iterdir():
             if path.is_dir() and path.name not in digests and not path.name.startswith("."):
-                shutil.rmtree(path, ignore_errors=True)
+                # One that cannot even be renamed stays, whole.
+                with contextlib.suppress(OSError):
+                    _remove(path)
 
     def close(self) -> None:
         if self._lock_fd is not None:
