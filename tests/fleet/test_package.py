@@ -116,7 +116,7 @@ def test_what_cannot_be_shipped_is_refused_before_it_is(
         packed(shop)
     (shop / "secrets").unlink()
     monkeypatch.setattr(package, "UNPACKED_BYTES_MAX", 10)
-    with pytest.raises(TooLarge, match="leave data and virtual environments out"):
+    with pytest.raises(TooLarge, match="leave data"):
         packed(shop)
 
 
@@ -134,6 +134,22 @@ def test_a_name_that_is_no_text_is_refused_in_words(shop: Path, where: str) -> N
     with pytest.raises(InvalidValue, match="cannot be shipped: its name is not UTF-8") as refusal:
         packed(shop)
     assert str(refusal.value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["C:menu.py", "web\\menu.py"])
+def test_a_name_that_machines_refuse_is_refused_before_it_is_shipped(shop: Path, name: str) -> None:
+    (shop / name).write_text("")
+    with pytest.raises(InvalidValue, match=r"menu\.py' is not unpacked"):
+        packed(shop)
+
+
+def test_a_file_that_no_memory_holds_is_refused_unread(shop: Path, tmp_path: Path) -> None:
+    wheel = tmp_path / "shop-1-py3-none-any.whl"
+    for file, shipped in ((shop / "recording.bin", shop), (wheel, wheel)):
+        with file.open("wb") as sparse:
+            sparse.truncate(1 << 42)
+        with pytest.raises(TooLarge, match=rf"{file.name} has more than \d+ bytes"):
+            packed(shipped)
 
 
 @contextlib.contextmanager

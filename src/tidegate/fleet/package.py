@@ -50,7 +50,7 @@ def packed(path: Path) -> bytes:
     except OSError as failure:
         raise _not_shipped(path, failure) from None
     if is_wheel:
-        content = _content_of(path)
+        content = _content_of(path, PACKED_BYTES_MAX)
         _open(content).close()
         return content
     if not is_folder:
@@ -70,7 +70,7 @@ def _packed_folder(folder: Path) -> bytes:
     unpacked_bytes = count = 0
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         for path in _code_in(folder):
-            content = _content_of(path)
+            content = _content_of(path, UNPACKED_BYTES_MAX)
             unpacked_bytes += len(content)
             count += 1
             if unpacked_bytes > UNPACKED_BYTES_MAX or count > FILES_MAX:
@@ -86,6 +86,8 @@ def _packed_folder(folder: Path) -> bytes:
             # Read by all, and run by all what its owner may run.
             mode = 0o755 if path.stat().st_mode & stat.S_IXUSR else 0o644
             about.external_attr = (stat.S_IFREG | mode) << 16
+            # What machines would refuse is refused here.
+            _check(about)
             file.writestr(about, content)
     if not count:
         raise InvalidValue(f"{folder} holds no files: nothing can be shipped")
@@ -129,8 +131,11 @@ def _target_of(link: Path) -> Path:
     return link.resolve()
 
 
-def _content_of(path: Path) -> bytes:
+def _content_of(path: Path, bytes_max: int) -> bytes:
     try:
+        # Before it is read: what does not fit into memory would end us.
+        if path.stat().st_size > bytes_max:
+            raise TooLarge(f"{_named(path)} has more than {bytes_max} bytes: leave data out")
         return path.read_bytes()
     except OSError as failure:
         raise _not_shipped(path, failure) from None
