@@ -94,6 +94,16 @@ def test_what_is_an_asgi_application_and_what_only_looks_like_one() -> None:
     assert "call it" in why_no_asgi(_factory)
 
 
+@pytest.mark.parametrize("is_shipped", [False, True])
+def test_a_file_that_is_called_like_one_of_pythons_is_no_trouble(
+    tmp_path: Path, is_shipped: bool
+) -> None:
+    (tmp_path / "shop.py").write_text(GOOD)
+    (tmp_path / "inspect.py").write_text("raise RuntimeError('not the one that was meant')")
+
+    check_application("shop:app", tmp_path, {}, code=tmp_path if is_shipped else None)
+
+
 def test_another_code_is_another_revision_and_caches_and_data_are_none(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(GOOD)
     first = revision_of(tmp_path)
