@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 import tempfile
+import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -325,4 +326,34 @@ async def test_code_that_cannot_be_removed_whole_is_fetched_whole_again(
     monkeypatch.undo()
     assert await cache.folder_of(digest) == folder
     assert "run.sh" in files_of(folder)
+    cache.close()
+
+
+async def test_an_instance_that_is_let_go_while_its_code_is_unpacked_is_in_nobodys_way(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    digest = await store.put_package(packed(shop))
+    cache = PackageCache(tmp_path, 7, store)
+    first, second, done = threading.Event(), threading.Event(), threading.Event()
+    rename = Path.rename
+
+    def one_after_the_other(path: Path, target: Path) -> Path:
+        if path.name != "code":
+            return rename(path, target)
+        if not first.is_set():
+            first.set()
+            second.wait(10.0)
+            renamed = rename(path, target)
+            done.set()
+            return renamed
+        second.set()
+        done.wait(10.0)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", one_after_the_other)
+    let_go = asyncio.create_task(cache.folder_of(digest))
+    assert await asyncio.to_thread(first.wait, 10.0)
+    let_go.cancel()
+    assert "run.sh" in files_of(await cache.folder_of(digest))
     cache.close()

@@ -175,8 +175,13 @@ def unpack(content: bytes, digest: str, folder: Path) -> None:
         whole.mkdir()
         for member in archive.infolist():
             _unpack_one(archive, member, whole)
-        # At once: nobody ever finds half of it.
-        whole.rename(folder)
+        try:
+            # At once: nobody ever finds half of it.
+            whole.rename(folder)
+        except OSError:
+            # An instance that was let go meanwhile has left a thread that was here first.
+            if not folder.is_dir():
+                raise
 
 
 def _open(content: bytes) -> zipfile.ZipFile:
