@@ -12,6 +12,7 @@ from tidegate.cli.application_probe import why_no_asgi
 from tidegate.cli.service_options import environment_of
 from tidegate.cli.source_files import revision_of
 from tidegate.core.errors import InvalidValue
+from tidegate.storage.data_folder import mark_as_data
 
 GOOD = "async def app(scope, receive, send): ...\n"
 
@@ -93,12 +94,27 @@ def test_what_is_an_asgi_application_and_what_only_looks_like_one() -> None:
     assert "call it" in why_no_asgi(_factory)
 
 
-def test_another_code_is_another_revision_and_a_cache_is_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_shipped", [False, True])
+def test_a_file_that_is_called_like_one_of_pythons_is_no_trouble(
+    tmp_path: Path, is_shipped: bool
+) -> None:
+    (tmp_path / "shop.py").write_text(GOOD)
+    (tmp_path / "inspect.py").write_text("raise RuntimeError('not the one that was meant')")
+
+    check_application("shop:app", tmp_path, {}, code=tmp_path if is_shipped else None)
+
+
+def test_another_code_is_another_revision_and_caches_and_data_are_none(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(GOOD)
     first = revision_of(tmp_path)
 
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__" / "shop.py").write_text("cached")
+    assert revision_of(tmp_path) == first
+    # Code of another service, as it was shipped to a machine here.
+    mark_as_data(tmp_path / "tidegate-data")
+    (tmp_path / "tidegate-data" / "packages").mkdir()
+    (tmp_path / "tidegate-data" / "packages" / "other.py").write_text("shipped")
     assert revision_of(tmp_path) == first
     (tmp_path / "shop.py").write_text(GOOD + "# changed\n")
     assert revision_of(tmp_path) != first

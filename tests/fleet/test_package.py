@@ -7,8 +7,10 @@ import contextlib
 import hashlib
 import io
 import os
+import shutil
 import stat
 import tempfile
+import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from tidegate.core.errors import InvalidValue, TidegateError, TooLarge
 from tidegate.fleet import package
 from tidegate.fleet.package import packed, unpack
 from tidegate.fleet.package_cache import PackageCache
+from tidegate.storage.data_folder import DataFolder
 from tidegate.storage.memory import MemoryStore
 
 
@@ -54,6 +57,8 @@ def shop(tmp_path: Path) -> Path:
     (folder / ".git" / "HEAD").write_text("hidden")
     (folder / "venv").mkdir()
     (folder / "venv" / "pyvenv.cfg").write_text("an environment")
+    (folder / "conda" / "conda-meta").mkdir(parents=True)
+    (folder / "conda" / "python").write_text("an environment, too")
     (folder / "run.sh").write_text("#!/bin/sh")
     (folder / "run.sh").chmod(0o755)
     (folder / "data.txt").symlink_to("run.sh")
@@ -74,6 +79,20 @@ def test_a_folder_arrives_as_it_was_without_what_is_nobodys_code(
     }
     assert (tmp_path / "there" / "run.sh").stat().st_mode & stat.S_IXUSR
     assert not (tmp_path / "there" / "data.txt").is_symlink()
+
+
+def test_data_that_lies_beside_the_code_is_not_shipped_with_it(shop: Path) -> None:
+    before = packed(shop)
+    held = DataFolder(shop / "tidegate-data")
+    held.hold()
+    (held.path / "password").write_text("hush")
+    # Of a machine that holds no database.
+    PackageCache(shop / "kept", 7, MemoryStore())._take()
+    assert packed(shop) == before
+
+    with pytest.raises(InvalidValue, match="is a data folder of Tidegate"):
+        packed(held.path)
+    held.release()
 
 
 def test_a_wheel_goes_as_it_is(tmp_path: Path) -> None:
@@ -98,7 +117,7 @@ def test_what_cannot_be_shipped_is_refused_before_it_is(
         packed(shop)
     (shop / "secrets").unlink()
     monkeypatch.setattr(package, "UNPACKED_BYTES_MAX", 10)
-    with pytest.raises(TooLarge, match="leave data and virtual environments out"):
+    with pytest.raises(TooLarge, match="leave data"):
         packed(shop)
 
 
@@ -116,6 +135,22 @@ def test_a_name_that_is_no_text_is_refused_in_words(shop: Path, where: str) -> N
     with pytest.raises(InvalidValue, match="cannot be shipped: its name is not UTF-8") as refusal:
         packed(shop)
     assert str(refusal.value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["C:menu.py", "web\\menu.py"])
+def test_a_name_that_machines_refuse_is_refused_before_it_is_shipped(shop: Path, name: str) -> None:
+    (shop / name).write_text("")
+    with pytest.raises(InvalidValue, match=r"menu\.py' is not unpacked"):
+        packed(shop)
+
+
+def test_a_file_that_no_memory_holds_is_refused_unread(shop: Path, tmp_path: Path) -> None:
+    wheel = tmp_path / "shop-1-py3-none-any.whl"
+    for file, shipped in ((shop / "recording.bin", shop), (wheel, wheel)):
+        with file.open("wb") as sparse:
+            sparse.truncate(1 << 42)
+        with pytest.raises(TooLarge, match=rf"{file.name} has more than \d+ bytes"):
+            packed(shipped)
 
 
 @contextlib.contextmanager
@@ -240,4 +275,85 @@ async def test_a_machine_fetches_code_once_and_clears_up_after_the_dead(
     cache.close()
     assert there.exists()
     neighbour.close()
-    assert list((tmp_path / "packages").iterdir()) == []
+    assert [path.name for path in (tmp_path / "packages").iterdir()] == ["lock"]
+
+
+async def test_what_a_killed_machine_left_is_neither_run_nor_cleared_up_under_its_successor(
+    shop: Path, tmp_path: Path
+) -> None:
+    store = MemoryStore()
+    digest = await store.put_package(packed(shop))
+    left = tmp_path / "packages" / "machine-7" / digest
+    left.mkdir(parents=True)
+    (left / "run.sh").write_text("what its application wrote there")
+    successor, neighbour = (PackageCache(tmp_path, number, store) for number in (7, 8))
+
+    folder = await successor.folder_of(digest)
+    assert files_of(folder)["run.sh"] == "#!/bin/sh"
+    await neighbour.folder_of(digest)
+    assert folder.exists()
+
+
+async def test_machines_that_come_back_together_do_not_clear_each_other_up(
+    shop: Path, tmp_path: Path
+) -> None:
+    store = MemoryStore()
+    digest = await store.put_package(packed(shop))
+    for number in range(8):
+        for left in range(50):
+            (tmp_path / "packages" / f"machine-{number}" / f"{left}").mkdir(parents=True)
+    caches = [PackageCache(tmp_path, number, store) for number in range(8)]
+
+    folders = await asyncio.gather(*(cache.folder_of(digest) for cache in caches))
+    assert all("run.sh" in files_of(folder) for folder in folders)
+    for cache in caches:
+        cache.close()
+
+
+async def test_code_that_cannot_be_removed_whole_is_fetched_whole_again(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    digest = await store.put_package(packed(shop))
+    cache = PackageCache(tmp_path, 7, store)
+    folder = await cache.folder_of(digest)
+
+    def half(path: Path, **_: object) -> None:
+        next(path.rglob("run.sh")).unlink()
+
+    monkeypatch.setattr(shutil, "rmtree", half)
+    cache.forget_all_but(())
+    monkeypatch.undo()
+    assert await cache.folder_of(digest) == folder
+    assert "run.sh" in files_of(folder)
+    cache.close()
+
+
+async def test_an_instance_that_is_let_go_while_its_code_is_unpacked_is_in_nobodys_way(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    digest = await store.put_package(packed(shop))
+    cache = PackageCache(tmp_path, 7, store)
+    first, second, done = threading.Event(), threading.Event(), threading.Event()
+    rename = Path.rename
+
+    def one_after_the_other(path: Path, target: Path) -> Path:
+        if path.name != "code":
+            return rename(path, target)
+        if not first.is_set():
+            first.set()
+            second.wait(10.0)
+            renamed = rename(path, target)
+            done.set()
+            return renamed
+        second.set()
+        done.wait(10.0)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", one_after_the_other)
+    let_go = asyncio.create_task(cache.folder_of(digest))
+    assert await asyncio.to_thread(first.wait, 10.0)
+    let_go.cancel()
+    assert "run.sh" in files_of(await cache.folder_of(digest))
+    cache.close()

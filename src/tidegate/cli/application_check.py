@@ -31,15 +31,15 @@ def check_application(
     `code` is a wheel, or a folder, that is looked into before the folder.
     """
     heard, told = os.pipe()
-    variables = without_stores(os.environ) | dict(environment)
+    # As an instance is started: what lies in the folder comes after what we import ourselves, or a
+    # file that is called like a module of Python's would be that module, for us alone.
+    command = [sys.executable, "-P", "-m", "tidegate.cli.application_probe", target, str(told)]
     if code is not None:
-        variables["PYTHONPATH"] = os.pathsep.join(
-            filter(None, (str(code), variables.get("PYTHONPATH")))
-        )
+        command.append(str(code))
     try:
         probe = subprocess.Popen(
-            [sys.executable, "-m", "tidegate.cli.application_probe", target, str(told)],
-            env=variables,
+            command,
+            env=without_stores(os.environ) | dict(environment),
             cwd=folder,
             pass_fds=(told,),
             stdin=subprocess.DEVNULL,

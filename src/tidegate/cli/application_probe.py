@@ -1,6 +1,7 @@
 """Run as a program: does `module:app` here import, and is it an ASGI application?
 
     python -m tidegate.cli.application_probe shop:app 7      the answer goes to descriptor 7
+    python -m tidegate.cli.application_probe shop:app 7 shop.whl     it is looked for there first
 
 In a process of its own, since importing is running somebody's code: it may print, hang, or end the
 process. What is wrong is told in a sentence as JSON, with the application's own traceback on
@@ -13,6 +14,7 @@ import inspect
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from tidegate.core.errors import InvalidValue
@@ -23,6 +25,8 @@ DEFAULT_NAME = "app"
 
 def main() -> None:
     target, descriptor = sys.argv[1], int(sys.argv[2])
+    # Before the folder, which comes before all else.
+    sys.path[:0] = [*sys.argv[3:], str(Path.cwd())]
     try:
         wrong = fault_of(target)
     except BaseException as failure:

@@ -47,6 +47,7 @@ from tidegate.cli.store_wiring import StoreOption, ask_store, named_stores, open
 from tidegate.core.errors import InvalidValue, TidegateError, Unavailable
 from tidegate.core.probe_mark import FIELD, probe_mark
 from tidegate.fleet.door_process import DoorProcess
+from tidegate.storage.data_folder import mark_as_data
 
 if TYPE_CHECKING:
     from tidegate.cli.settings.settings import Settings
@@ -306,6 +307,7 @@ def _log_file(folder: Path, verbose: bool) -> Iterator[IO[bytes] | None]:
         return
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mark_as_data(folder)
         path = folder / "host.log"
         file = path.open("ab")
     except OSError as failure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,11 +24,17 @@ def tls_of(settings: Settings) -> NodeTls | None:
 
 
 def recorder_of(settings: Settings) -> Recorder | None:
+    from tidegate.storage.data_folder import mark_as_data
     from tidegate.telemetry.recorder import Recorder, RecorderOptions
 
     chosen = settings.telemetry
     if not chosen.enabled:
         return None
+    data = settings.store.data_folder
+    if settings.lake == str(data / "lake"):
+        # One that cannot be written yet is the recorder's to complain about.
+        with contextlib.suppress(OSError):
+            mark_as_data(data)
     return Recorder(
         RecorderOptions(
             lake=settings.lake,

@@ -1,33 +1,24 @@
-"""The Python files below a folder that somebody wrote there: no caches, no environments."""
+"""The Python files below a folder that somebody wrote there."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from tidegate.core.errors import InvalidValue
+from tidegate.fleet.code_folder import walk_code
 
-_NOT_OURS = {"__pycache__", "node_modules", "site-packages"}
 # An application is smaller; whoever is above this stands in the wrong folder.
 FILES_MAX = 10_000
 
 
 def python_files(folder: Path) -> Iterator[Path]:
     """Each of them once."""
-    for here, below, files in os.walk(folder):
-        below[:] = [
-            name
-            for name in below
-            if not name.startswith(".")
-            and name not in _NOT_OURS
-            # A virtual environment under whatever name.
-            and not Path(here, name, "pyvenv.cfg").exists()
-        ]
+    for here, _, files in walk_code(folder):
         for name in files:
             if name.endswith(".py"):
-                yield Path(here, name)
+                yield here / name
 
 
 def revision_of(folder: Path) -> str:

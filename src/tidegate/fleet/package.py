@@ -11,7 +11,6 @@ import contextlib
 import errno
 import hashlib
 import io
-import os
 import stat
 import struct
 import tempfile
@@ -22,14 +21,13 @@ from pathlib import Path, PurePosixPath
 
 from tidegate.core.errors import InvalidValue, TooLarge
 from tidegate.core.harmless import harmless
+from tidegate.fleet.code_folder import walk_code
+from tidegate.storage.data_folder import is_data_folder
 
 # Of all files together, as they lie on a disk.
 UNPACKED_BYTES_MAX = 1024 * 1024 * 1024
 PACKED_BYTES_MAX = 256 * 1024 * 1024
 FILES_MAX = 50_000
-# What is nobody's code; a folder with this file in it is a virtual environment.
-_LEFT_OUT = frozenset({"__pycache__", "node_modules"})
-_ENVIRONMENT_MARK = "pyvenv.cfg"
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 _CHUNK_BYTES = 1 << 20
 # What zipfile says to archives that somebody has thought up. A RuntimeError: it is encrypted.
@@ -48,15 +46,21 @@ def packed(path: Path) -> bytes:
     """A folder or a wheel as the archive that machines are sent."""
     try:
         is_wheel, is_folder = path.is_file() and path.suffix == ".whl", path.is_dir()
+        is_data = is_folder and is_data_folder(path)
     except OSError as failure:
         raise _not_shipped(path, failure) from None
     if is_wheel:
-        content = _content_of(path)
+        content = _content_of(path, PACKED_BYTES_MAX)
         _open(content).close()
         return content
     if not is_folder:
         raise InvalidValue(
             f"{_named(path)} is neither a folder nor a wheel (.whl): nothing can be shipped"
+        )
+    if is_data:
+        raise InvalidValue(
+            f"{_named(path)} is a data folder of Tidegate, with all its secrets: ship the code "
+            "alone, and keep data elsewhere (--data)"
         )
     return _packed_folder(path.resolve())
 
@@ -66,7 +70,7 @@ def _packed_folder(folder: Path) -> bytes:
     unpacked_bytes = count = 0
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         for path in _code_in(folder):
-            content = _content_of(path)
+            content = _content_of(path, UNPACKED_BYTES_MAX)
             unpacked_bytes += len(content)
             count += 1
             if unpacked_bytes > UNPACKED_BYTES_MAX or count > FILES_MAX:
@@ -82,6 +86,8 @@ def _packed_folder(folder: Path) -> bytes:
             # Read by all, and run by all what its owner may run.
             mode = 0o755 if path.stat().st_mode & stat.S_IXUSR else 0o644
             about.external_attr = (stat.S_IFREG | mode) << 16
+            # What machines would refuse is refused here.
+            _check(about)
             file.writestr(about, content)
     if not count:
         raise InvalidValue(f"{folder} holds no files: nothing can be shipped")
@@ -91,16 +97,10 @@ def _packed_folder(folder: Path) -> bytes:
 
 
 def _code_in(folder: Path) -> Iterator[Path]:
-    """The files of a folder in order, without what is hidden, made by Python, or an environment."""
-    for here, folders, files in os.walk(folder, onerror=_refuse_folder):
-        folders[:] = sorted(
-            name
-            for name in folders
-            if not (name.startswith(".") or name in _LEFT_OUT)
-            and not _is_environment(Path(here) / name)
-        )
+    """The files of a folder in order."""
+    for here, folders, files in walk_code(folder, _refuse_folder):
         for name in sorted([*folders, *files]):
-            path = Path(here) / name
+            path = here / name
             try:
                 is_code = _is_code(path, folder)
             # A RuntimeError: a loop of links, to some versions of Python.
@@ -108,14 +108,6 @@ def _code_in(folder: Path) -> Iterator[Path]:
                 raise _not_shipped(path, failure) from None
             if is_code:
                 yield path
-
-
-def _is_environment(folder: Path) -> bool:
-    try:
-        return (folder / _ENVIRONMENT_MARK).exists()
-    except OSError:
-        # Whoever looks into it will hear why not.
-        return False
 
 
 def _is_code(path: Path, folder: Path) -> bool:
@@ -139,8 +131,11 @@ def _target_of(link: Path) -> Path:
     return link.resolve()
 
 
-def _content_of(path: Path) -> bytes:
+def _content_of(path: Path, bytes_max: int) -> bytes:
     try:
+        # Before it is read: what does not fit into memory would end us.
+        if path.stat().st_size > bytes_max:
+            raise TooLarge(f"{_named(path)} has more than {bytes_max} bytes: leave data out")
         return path.read_bytes()
     except OSError as failure:
         raise _not_shipped(path, failure) from None
@@ -180,8 +175,13 @@ def unpack(content: bytes, digest: str, folder: Path) -> None:
         whole.mkdir()
         for member in archive.infolist():
             _unpack_one(archive, member, whole)
-        # At once: nobody ever finds half of it.
-        whole.rename(folder)
+        try:
+            # At once: nobody ever finds half of it.
+            whole.rename(folder)
+        except OSError:
+            # An instance that was let go meanwhile has left a thread that was here first.
+            if not folder.is_dir():
+                raise
 
 
 def _open(content: bytes) -> zipfile.ZipFile:

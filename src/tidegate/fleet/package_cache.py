@@ -1,9 +1,11 @@
 """The code that a machine was sent: fetched when it is missing, there while somebody runs it.
 
+    <data>/packages/lock                    held while somebody comes, goes or clears up
     <data>/packages/machine-7/lock          held while machine 7 lives
     <data>/packages/machine-7/<digest>/     its files, all of them
 
 A machine that was killed leaves its folder; whoever finds that nobody holds its lock removes it.
+So does the next one of that number: what ran there may have written into it.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Collection
+import uuid
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Protocol
 
 from tidegate.core.errors import Unavailable
 from tidegate.fleet.package import unpack
+from tidegate.storage.data_folder import mark_as_data
 
 
 class PackageSource(Protocol):
@@ -42,19 +46,22 @@ class PackageCache:
         folder = self._own / digest
         # Two instances that start together fetch it once.
         async with self._fetching:
-            if folder.is_dir():
-                return folder
-            content = await self._source.package(digest)
-            if content is None:
-                raise Unavailable(f"the store has no code {digest[:12]}…: deploy it again")
-            try:
-                self._take()
-                await asyncio.to_thread(unpack, content, digest, folder)
-            except OSError as failure:
-                raise Unavailable(
-                    f"the code {digest[:12]}… cannot be unpacked in {self._own}: {failure.strerror}"
-                ) from None
+            if self._lock_fd is None:
+                await self._on_disk(digest, self._take)
+            if not folder.is_dir():
+                content = await self._source.package(digest)
+                if content is None:
+                    raise Unavailable(f"the store has no code {digest[:12]}…: deploy it again")
+                await self._on_disk(digest, unpack, content, digest, folder)
         return folder
+
+    async def _on_disk(self, digest: str, do: Callable[..., None], *given: object) -> None:
+        try:
+            await asyncio.to_thread(do, *given)
+        except OSError as failure:
+            raise Unavailable(
+                f"the code {digest[:12]}… cannot be unpacked in {self._own}: {failure.strerror}"
+            ) from None
 
     def forget_all_but(self, digests: Collection[str]) -> None:
         """Remove what nobody runs."""
@@ -62,29 +69,56 @@ class PackageCache:
             return
         for path in self._own.iterdir():
             if path.is_dir() and path.name not in digests and not path.name.startswith("."):
-                shutil.rmtree(path, ignore_errors=True)
+                # One that cannot even be renamed stays, whole.
+                with contextlib.suppress(OSError):
+                    _remove(path)
 
     def close(self) -> None:
         if self._lock_fd is not None:
-            shutil.rmtree(self._own, ignore_errors=True)
+            # Where somebody has removed all of it, there is nothing to be alone with.
+            with contextlib.suppress(OSError), self._alone():
+                shutil.rmtree(self._own, ignore_errors=True)
             os.close(self._lock_fd)
             self._lock_fd = None
 
     def _take(self) -> None:
-        """Our folder is ours; those of the dead are nobody's."""
-        if self._lock_fd is not None:
-            return
-        self._own.mkdir(parents=True, exist_ok=True)
-        self._lock_fd = _locked(self._own / "lock")
-        if self._lock_fd is None:
-            raise Unavailable(f"another machine uses {self._own}: give each its own store.data")
-        for other in self._all.iterdir():
-            if other == self._own:
-                continue
-            descriptor = _locked(other / "lock")
-            if descriptor is not None:
-                shutil.rmtree(other, ignore_errors=True)
-                os.close(descriptor)
+        """Our folder is ours, and empty; those of the dead are nobody's."""
+        mark_as_data(self._all.parent)
+        self._all.mkdir(exist_ok=True)
+        with self._alone():
+            if self._lock_fd is not None:
+                return
+            self._own.mkdir(exist_ok=True)
+            self._lock_fd = _locked(self._own / "lock")
+            if self._lock_fd is None:
+                raise Unavailable(f"another machine uses {self._own}: give each its own store.data")
+            for left in self._own.iterdir():
+                if left.is_dir():
+                    _remove(left)
+            for other in self._all.iterdir():
+                if other != self._own and other.is_dir():
+                    _clear_up(other)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While nobody else comes, goes or clears up: else one that comes may be cleared up."""
+        with (self._all / "lock").open("ab") as guard:
+            fcntl.flock(guard, fcntl.LOCK_EX)
+            yield
+
+
+def _remove(code: Path) -> None:
+    """Nobody finds half of it, even if some of it cannot be removed."""
+    away = code.with_name(f".removed-{uuid.uuid4().hex}")
+    code.rename(away)
+    shutil.rmtree(away, ignore_errors=True)
+
+
+def _clear_up(folder: Path) -> None:
+    lock_fd = _locked(folder / "lock")
+    if lock_fd is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock_fd)
 
 
 def _locked(path: Path) -> int | None:

@@ -3,6 +3,9 @@
 The holder keeps a flock on the file `holder` in the folder, in which it has written who it is. The
 kernel lets go of the lock when the process ends, however it ends, so there is never a stale one to
 clean up; what the file says counts only while the lock is held.
+
+The file is also the mark by which a data folder is known, under whatever name it lies where: who
+keeps something there without holding it leaves the mark, too.
 """
 
 from __future__ import annotations
@@ -18,6 +21,19 @@ import msgspec
 
 from tidegate.core.errors import TidegateError
 from tidegate.core.secrecy import without_secrets
+
+_MARK = "holder"
+
+
+def mark_as_data(folder: Path) -> None:
+    """Have a folder, and have it known for a data folder; OSError if that cannot be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _MARK).touch(0o600)
+
+
+def is_data_folder(folder: Path) -> bool:
+    """Whether what lies there is Tidegate's own."""
+    return (folder / _MARK).is_file()
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -101,7 +117,7 @@ class DataFolder:
 
     @property
     def _lock_path(self) -> Path:
-        return self.path / "holder"
+        return self.path / _MARK
 
     def _read_holder(self) -> Holder | None:
         with contextlib.suppress(OSError, msgspec.DecodeError):
