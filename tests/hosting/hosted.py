@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,9 @@ class Answer(NamedTuple):
     status: int
     body: str
     cookie: str
+    # Of the monotonic clock.
+    asked_at: float
+    took_s: float
 
 
 def ask(
@@ -45,23 +49,26 @@ def ask(
 ) -> Answer:
     """One request on a connection of its own."""
     where = urlsplit(address)
+    asked_at = time.monotonic()
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=20)
     try:
         connection.request(method, path, headers=dict(headers or {}))
         got = connection.getresponse()
-        body = got.read().decode()
+        status, body = got.status, got.read().decode()
         cookie = (got.getheader("Set-Cookie") or "").partition(";")[0]
-        return Answer(got.status, body, cookie)
     except (OSError, http.client.HTTPException) as failure:
-        return Answer(0, repr(failure), "")
+        status, body, cookie = 0, repr(failure), ""
     finally:
         connection.close()
+    return Answer(status, body, cookie, asked_at, time.monotonic() - asked_at)
 
 
 class Hosted:
-    """One `tidegate host` in a folder of its own."""
+    """One `tidegate host` in a folder of its own; `settings` are those of a tidegate.toml."""
 
-    def __init__(self, *options: str, doors: int = 1) -> None:
+    def __init__(
+        self, *options: str, doors: int = 1, agreement: str = AGREEMENT, settings: str = ""
+    ) -> None:
         # Not pytest's: as root PostgreSQL has an account of its own, which must get there.
         self.folder = Path(tempfile.mkdtemp(prefix="tidegate-hosting-"))
         self.folder.chmod(0o755)
@@ -72,8 +79,11 @@ class Hosted:
         self.code.mkdir()
         self.write_code(Path(__file__).with_name("hosted_shop.py").read_text())
         self.agreement = self.folder / "shop.toml"
-        self.agreement.write_text(AGREEMENT)
+        self.agreement.write_text(agreement)
         self.options = ["--env", f"SHOP_SEEN={self.seen}", *options]
+        if settings:
+            (self.folder / "tidegate.toml").write_text(settings)
+            self.options += ["--config", str(self.folder / "tidegate.toml")]
         self.told = (self.folder / "told").open("wb")
         self.process = subprocess.Popen(
             self.command("--port", str(free_ports(*range(1, doors))), "--doors", str(doors)),
@@ -206,6 +216,7 @@ class Load:
     address: str
     clients: int = 4
     method: str = "GET"
+    pause_s: float = 0.02
     answers: list[Answer] = field(default_factory=list)
 
     def __enter__(self) -> Load:
@@ -224,7 +235,7 @@ class Load:
 
     def _ask(self, number: int) -> None:
         count = 0
-        while not self._over.wait(0.02):
+        while not self._over.wait(self.pause_s):
             count += 1
             self.answers.append(ask(self.address, f"/{number}-{count}", self.method))
 
