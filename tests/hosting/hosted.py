@@ -64,15 +64,25 @@ def ask(
 
 
 class Hosted:
-    """One `tidegate host` in a folder of its own; `settings` are those of a tidegate.toml."""
+    """One `tidegate host` in a folder of its own.
+
+    With a store of its own, unless it is told of one that runs; `settings` are those of a
+    tidegate.toml.
+    """
 
     def __init__(
-        self, *options: str, doors: int = 1, agreement: str = AGREEMENT, settings: str = ""
+        self,
+        *options: str,
+        doors: int = 1,
+        agreement: str = AGREEMENT,
+        settings: str = "",
+        store: str | None = None,
     ) -> None:
         # Not pytest's: as root PostgreSQL has an account of its own, which must get there.
         self.folder = Path(tempfile.mkdtemp(prefix="tidegate-hosting-"))
         self.folder.chmod(0o755)
         self.data = self.folder / "data"
+        self.where = ["--data", str(self.data)] if store is None else ["--store", store]
         self.seen = self.folder / "seen"
         self.seen.touch()
         self.code = self.folder / "code"
@@ -109,7 +119,7 @@ class Hosted:
     def command(self, *options: str) -> list[str]:
         return [
             *(sys.executable, "-m", "tidegate", "host", "hosted_shop:app"),
-            *("--agreement", str(self.agreement), "--data", str(self.data)),
+            *("--agreement", str(self.agreement), *self.where),
             *(*self.options, *options),
         ]
 
@@ -132,7 +142,7 @@ class Hosted:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         """Another command about what it hosts."""
         return subprocess.run(
-            [sys.executable, "-m", "tidegate", *arguments, "--data", str(self.data)],
+            [sys.executable, "-m", "tidegate", *arguments, *self.where],
             capture_output=True,
             env=_clean_environment(),
             cwd=self.code,
