@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from missing_peer import skipped_where_missing
 from tidegate.adapters.haproxy.program import haproxy_program
 from tidegate.core.errors import Unavailable
 from tidegate.core.hosting import Engine
@@ -78,10 +79,8 @@ def test_thousands_of_idle_connections_and_slow_heads_hardly_disturb_a_client(
     engine: Engine,
 ) -> None:
     if engine is Engine.HAPROXY:
-        try:
+        with skipped_where_missing(Unavailable):
             haproxy_program()
-        except Unavailable as missing:
-            pytest.skip(str(missing))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = IDLE + SLOW + 500
     if hard < wanted:
