@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -21,8 +22,8 @@ from tidegate.lab.tapas.bookshop import ShopSetting
 from tidegate.lab.tapas.shops import shops_running
 
 IDLE, SLOW = 4000, 1000
-# The crowd comes and goes so often. Of the rounds with it and those without, the best counts: what
-# the machine does besides comes and goes, too, and is not the door's.
+# The crowd comes and goes so often. Of the rounds with it and those without, the medians count:
+# what the machine does besides comes and goes, too, but most rounds have to be good.
 ROUNDS, REQUESTS = 5, 1000
 # A browser opens a connection now and then: it has to be taken, too.
 NEW_CONNECTION_EVERY = 10
@@ -101,8 +102,9 @@ def test_thousands_of_idle_connections_and_slow_heads_hardly_disturb_a_client(
                 crowd.stdin.write(b"how many\n")
                 crowd.stdin.flush()
                 assert int(line_of(crowd)) == IDLE + SLOW, "the crowd was not there"
-        ratio = min(crowded) / min(calm)
+        ratio = median(crowded) / median(calm)
         print(
-            f"{engine}: p99 {min(calm):.2f} ms calm, {min(crowded):.2f} ms crowded: × {ratio:.2f}"
+            f"{engine}: p99 {median(calm):.2f} ms calm, {median(crowded):.2f} ms crowded: "
+            f"× {ratio:.2f}"
         )
         assert ratio <= 3.0, (calm, crowded)
