@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from free_ports import free_ports
 
 READY_S_MAX = 90.0
+SHOP = Path(__file__).with_name("hosted_shop.py").read_text()
 AGREEMENT = """\
 name = "shop"
 http = "shop"
@@ -66,8 +67,8 @@ def ask(
 class Hosted:
     """One `tidegate host` in a folder of its own.
 
-    With a store of its own, unless it is told of one that runs; `settings` are those of a
-    tidegate.toml.
+    With a store of its own, unless it is told of one that runs, and the code of that folder, unless
+    it is to ship some; `settings` are those of a tidegate.toml.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Hosted:
         agreement: str = AGREEMENT,
         settings: str = "",
         store: str | None = None,
+        ship: Path | None = None,
     ) -> None:
         # Not pytest's: as root PostgreSQL has an account of its own, which must get there.
         self.folder = Path(tempfile.mkdtemp(prefix="tidegate-hosting-"))
@@ -87,7 +89,10 @@ class Hosted:
         self.seen.touch()
         self.code = self.folder / "code"
         self.code.mkdir()
-        self.write_code(Path(__file__).with_name("hosted_shop.py").read_text())
+        # A wheel or a folder; what is deployed next may be another.
+        self.ship = ship
+        if ship is None:
+            self.write_code(SHOP)
         self.agreement = self.folder / "shop.toml"
         self.agreement.write_text(agreement)
         self.options = ["--env", f"SHOP_SEEN={self.seen}", *options]
@@ -120,6 +125,7 @@ class Hosted:
         return [
             *(sys.executable, "-m", "tidegate", "host", "hosted_shop:app"),
             *("--agreement", str(self.agreement), *self.where),
+            *(() if self.ship is None else ("--ship", str(self.ship))),
             *(*self.options, *options),
         ]
 
