@@ -100,8 +100,11 @@ class Hosted:
             (self.folder / "tidegate.toml").write_text(settings)
             self.options += ["--config", str(self.folder / "tidegate.toml")]
         self.told = (self.folder / "told").open("wb")
+        # Two that start at once would both find the usual port free.
+        own_node = ["--node-port", "0"] if store is None else []
+        first_port = str(free_ports(*range(1, doors)))
         self.process = subprocess.Popen(
-            self.command("--port", str(free_ports(*range(1, doors))), "--doors", str(doors)),
+            self.command("--port", first_port, "--doors", str(doors), *own_node),
             stdout=subprocess.PIPE,
             stderr=self.told,
             env=_clean_environment(),
