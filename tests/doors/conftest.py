@@ -14,6 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "gateway"))
 
 from door_under_test import OpenDoor
 
+from missing_peer import skipped_where_missing
 from tidegate.adapters.door_settings import DOOR_LIMITS, DoorSettings
 from tidegate.adapters.gateway.door import GatewayDoor
 from tidegate.adapters.haproxy.door import HaproxyDoor
@@ -31,10 +32,8 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 async def open_door(engine: Engine) -> AsyncIterator[OpenDoor]:
     """Start a door; what the settings and their limits lack are their defaults."""
     if engine is Engine.HAPROXY:
-        try:
+        with skipped_where_missing(Unavailable):
             haproxy_program()
-        except Unavailable as missing:
-            pytest.skip(str(missing))
     opened: list[Door] = []
 
     async def opening(**given: object) -> Door:

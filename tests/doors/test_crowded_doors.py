@@ -10,9 +10,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import pytest
 
+from missing_peer import skipped_where_missing
 from tidegate.adapters.haproxy.program import haproxy_program
 from tidegate.core.errors import Unavailable
 from tidegate.core.hosting import Engine
@@ -20,8 +22,8 @@ from tidegate.lab.tapas.bookshop import ShopSetting
 from tidegate.lab.tapas.shops import shops_running
 
 IDLE, SLOW = 4000, 1000
-# The crowd comes and goes so often. Of the rounds with it and those without, the best counts: what
-# the machine does besides comes and goes, too, and is not the door's.
+# The crowd comes and goes so often. Of the rounds with it and those without, the medians count:
+# what the machine does besides comes and goes, too, but most rounds have to be good.
 ROUNDS, REQUESTS = 5, 1000
 # A browser opens a connection now and then: it has to be taken, too.
 NEW_CONNECTION_EVERY = 10
@@ -78,10 +80,8 @@ def test_thousands_of_idle_connections_and_slow_heads_hardly_disturb_a_client(
     engine: Engine,
 ) -> None:
     if engine is Engine.HAPROXY:
-        try:
+        with skipped_where_missing(Unavailable):
             haproxy_program()
-        except Unavailable as missing:
-            pytest.skip(str(missing))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = IDLE + SLOW + 500
     if hard < wanted:
@@ -102,8 +102,9 @@ def test_thousands_of_idle_connections_and_slow_heads_hardly_disturb_a_client(
                 crowd.stdin.write(b"how many\n")
                 crowd.stdin.flush()
                 assert int(line_of(crowd)) == IDLE + SLOW, "the crowd was not there"
-        ratio = min(crowded) / min(calm)
+        ratio = median(crowded) / median(calm)
         print(
-            f"{engine}: p99 {min(calm):.2f} ms calm, {min(crowded):.2f} ms crowded: × {ratio:.2f}"
+            f"{engine}: p99 {median(calm):.2f} ms calm, {median(crowded):.2f} ms crowded: "
+            f"× {ratio:.2f}"
         )
         assert ratio <= 3.0, (calm, crowded)

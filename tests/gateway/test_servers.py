@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tidegate.core.errors import InvalidValue
 from tidegate.gateway import Gateway, GatewayLimits, ServerAddress
 from tidegate.gateway.servers import Servers
+from tidegate.laws.balancing import POLICIES, policy_of
 from tidegate.laws.ejection import EjectionSettings, Standing
 
 
@@ -65,6 +70,36 @@ def test_a_weight_of_nothing_and_a_draining_server_are_not_elected() -> None:
     servers.named("b").draining = True
     servers.refresh()
     assert [one.name for one in servers.open] == ["c"]
+
+
+@given(
+    name=st.sampled_from(sorted(POLICIES)),
+    known=st.lists(
+        st.tuples(st.floats(0.1, 10.0), st.integers(0, 20), st.floats(0.0, 100.0), st.booleans()),
+        min_size=2,
+        max_size=6,
+    ),
+    seed=st.integers(0, 1000),
+)
+def test_an_ejected_server_gets_nothing_under_any_policy(
+    name: str, known: list[tuple[float, int, float, bool]], seed: int
+) -> None:
+    servers, policy = _servers(), policy_of(name, Random(seed))
+    for number, (weight, outstanding, index, _) in enumerate(known):
+        one = servers.put(ServerAddress(str(number), "127.0.0.1", 1, weight=weight))
+        one.outstanding, one.index = outstanding, index
+    askers = [str(number) for number in range(10)]
+    # Some policies remember whom they have chosen.
+    for asker in askers:
+        policy.choose(servers.open, asker, "shop")
+    ejected = {str(number) for number, (*_, is_ejected) in enumerate(known) if is_ejected}
+    for one in ejected:
+        servers.refused(servers.named(one), "refused")
+
+    assert {one.name for one in servers.open} == {one.name for one in servers} - ejected
+    if servers.open:
+        chosen = {policy.choose(servers.open, asker, "shop").name for asker in askers * 20}
+        assert not chosen & ejected
 
 
 def test_what_cannot_be_is_refused_with_a_sentence() -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from urllib.parse import urlsplit
 from free_ports import free_ports
 
 READY_S_MAX = 90.0
+SHOP = Path(__file__).with_name("hosted_shop.py").read_text()
 AGREEMENT = """\
 name = "shop"
 http = "shop"
@@ -38,6 +40,9 @@ class Answer(NamedTuple):
     status: int
     body: str
     cookie: str
+    # Of the monotonic clock.
+    asked_at: float
+    took_s: float
 
 
 def ask(
@@ -45,38 +50,61 @@ def ask(
 ) -> Answer:
     """One request on a connection of its own."""
     where = urlsplit(address)
+    asked_at = time.monotonic()
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=20)
     try:
         connection.request(method, path, headers=dict(headers or {}))
         got = connection.getresponse()
-        body = got.read().decode()
+        status, body = got.status, got.read().decode()
         cookie = (got.getheader("Set-Cookie") or "").partition(";")[0]
-        return Answer(got.status, body, cookie)
     except (OSError, http.client.HTTPException) as failure:
-        return Answer(0, repr(failure), "")
+        status, body, cookie = 0, repr(failure), ""
     finally:
         connection.close()
+    return Answer(status, body, cookie, asked_at, time.monotonic() - asked_at)
 
 
 class Hosted:
-    """One `tidegate host` in a folder of its own."""
+    """One `tidegate host` in a folder of its own.
 
-    def __init__(self, *options: str, doors: int = 1) -> None:
+    With a store of its own, unless it is told of one that runs, and the code of that folder, unless
+    it is to ship some; `settings` are those of a tidegate.toml.
+    """
+
+    def __init__(
+        self,
+        *options: str,
+        doors: int = 1,
+        agreement: str = AGREEMENT,
+        settings: str = "",
+        store: str | None = None,
+        ship: Path | None = None,
+    ) -> None:
         # Not pytest's: as root PostgreSQL has an account of its own, which must get there.
         self.folder = Path(tempfile.mkdtemp(prefix="tidegate-hosting-"))
         self.folder.chmod(0o755)
         self.data = self.folder / "data"
+        self.where = ["--data", str(self.data)] if store is None else ["--store", store]
         self.seen = self.folder / "seen"
         self.seen.touch()
         self.code = self.folder / "code"
         self.code.mkdir()
-        self.write_code(Path(__file__).with_name("hosted_shop.py").read_text())
+        # A wheel or a folder; what is deployed next may be another.
+        self.ship = ship
+        if ship is None:
+            self.write_code(SHOP)
         self.agreement = self.folder / "shop.toml"
-        self.agreement.write_text(AGREEMENT)
+        self.agreement.write_text(agreement)
         self.options = ["--env", f"SHOP_SEEN={self.seen}", *options]
+        if settings:
+            (self.folder / "tidegate.toml").write_text(settings)
+            self.options += ["--config", str(self.folder / "tidegate.toml")]
         self.told = (self.folder / "told").open("wb")
+        # Two that start at once would both find the usual port free.
+        own_node = ["--node-port", "0"] if store is None else []
+        first_port = str(free_ports(*range(1, doors)))
         self.process = subprocess.Popen(
-            self.command("--port", str(free_ports(*range(1, doors))), "--doors", str(doors)),
+            self.command("--port", first_port, "--doors", str(doors), *own_node),
             stdout=subprocess.PIPE,
             stderr=self.told,
             env=_clean_environment(),
@@ -99,7 +127,8 @@ class Hosted:
     def command(self, *options: str) -> list[str]:
         return [
             *(sys.executable, "-m", "tidegate", "host", "hosted_shop:app"),
-            *("--agreement", str(self.agreement), "--data", str(self.data)),
+            *("--agreement", str(self.agreement), *self.where),
+            *(() if self.ship is None else ("--ship", str(self.ship))),
             *(*self.options, *options),
         ]
 
@@ -122,7 +151,7 @@ class Hosted:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         """Another command about what it hosts."""
         return subprocess.run(
-            [sys.executable, "-m", "tidegate", *arguments, "--data", str(self.data)],
+            [sys.executable, "-m", "tidegate", *arguments, *self.where],
             capture_output=True,
             env=_clean_environment(),
             cwd=self.code,
@@ -206,6 +235,7 @@ class Load:
     address: str
     clients: int = 4
     method: str = "GET"
+    pause_s: float = 0.02
     answers: list[Answer] = field(default_factory=list)
 
     def __enter__(self) -> Load:
@@ -224,7 +254,7 @@ class Load:
 
     def _ask(self, number: int) -> None:
         count = 0
-        while not self._over.wait(0.02):
+        while not self._over.wait(self.pause_s):
             count += 1
             self.answers.append(ask(self.address, f"/{number}-{count}", self.method))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 VERSION = "one"
 SEEN = Path(os.environ["SHOP_SEEN"])
+SERVICE_S = float(os.environ.get("SHOP_SERVICE_S", "0.01"))
 
 Message = dict[str, Any]
 
@@ -31,7 +32,7 @@ async def app(
     if scope["method"] == "POST":
         # Before the answer, as somebody would book an order.
         _book(scope["path"])
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(SERVICE_S)
     body = f"{VERSION} {os.getpid()}".encode()
     headers = [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})

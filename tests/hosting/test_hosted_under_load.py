@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import pytest
 from hosted import Hosted, Load, ask
 
+from missing_peer import skipped_where_missing
 from patience import eventually
 from tidegate.cli.door import check_engine
 from tidegate.core.errors import Unavailable
@@ -31,12 +32,8 @@ with_gateway = pytest.mark.parametrize("hosted", ["gateway"], indirect=True, sco
     scope="module", params=["gateway", pytest.param("haproxy", marks=pytest.mark.peers)]
 )
 def hosted(request: pytest.FixtureRequest) -> Iterator[Hosted]:
-    try:
+    with skipped_where_missing(Unavailable):
         check_engine(Engine(request.param))
-    except Unavailable as missing:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(missing))
     running = Hosted("--engine", request.param, "--sticky", "--health-path", "/well", doors=2)
     yield running
     assert running.end() == 0

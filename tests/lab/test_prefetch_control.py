@@ -10,9 +10,9 @@ from statistics import fmean
 import pytest
 from typer.testing import CliRunner
 
+from missing_peer import skipped_where_missing
 from tidegate.cli.app import app
 from tidegate.core.prefetch import ConsumerSample, PrefetchGoal, PrefetchModel
-from tidegate.lab.peers.server import ServerMissing
 from tidegate.lab.prefetch.blurred import Blur, BlurredSensor
 from tidegate.lab.prefetch.consumer_process import Note
 from tidegate.lab.prefetch.plan import Plan
@@ -85,11 +85,11 @@ def test_the_same_seed_gives_the_same_figures(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module", params=list(Engine))
 def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
-    try:
-        with scene_on(request.param, Plan.quick().setting, frugal=True) as scene:
-            yield scene
-    except ServerMissing as missing:
-        pytest.skip(str(missing))
+    with (
+        skipped_where_missing(),
+        scene_on(request.param, Plan.quick().setting, frugal=True) as scene,
+    ):
+        yield scene
 
 
 @pytest.mark.alone

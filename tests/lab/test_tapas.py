@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from missing_peer import skipped_where_missing
 from tidegate.adapters.door_settings import DoorSettings
 from tidegate.adapters.haproxy.configuration import configuration
 from tidegate.cli.app import app
 from tidegate.lab.peers.haproxy_server import plain_configuration
-from tidegate.lab.peers.server import ServerMissing
 from tidegate.lab.report.section import Section, write_json
 from tidegate.lab.tapas.bookshop import ShopSetting
 from tidegate.lab.tapas.clients import NO_ANSWER, SESSION, Crowd, Requests, Visit
@@ -314,10 +314,8 @@ def test_what_doors_cost_is_measured_in_turn_and_in_pairs(tmp_path: Path) -> Non
         paired=(PairCase(3, (1,), 0.005),),
         length=PairLength(pairs=2, seconds=0.3, warm_s=0.1),
     )
-    try:
+    with skipped_where_missing():
         section = drawn(overhead_section(plan, tmp_path, lambda line: None), tmp_path)
-    except ServerMissing as missing:
-        pytest.skip(str(missing))
     assert [len(one["response"]) for one in section.data["pairs"]] == [2]
     ways = section.data["passages"]["3"]["1"]
     assert set(ways) == set(WAYS)
@@ -364,10 +362,8 @@ def test_a_dead_and_a_silent_instance_are_left_and_a_slow_one_gets_less(tmp_path
 @pytest.mark.timeout(300)
 def test_static_and_ours_have_the_same_clients_and_are_judged_alike(tmp_path: Path) -> None:
     plan = KeepingPlan(cases=(Case(1, 2, "figure 21"),), ramp_s=0.5, hold_s=4.0)
-    try:
+    with skipped_where_missing():
         section = drawn(keeping_section(plan, tmp_path, lambda line: None), tmp_path)
-    except ServerMissing as missing:
-        pytest.skip(str(missing))
     (outcome,) = section.data["outcomes"]
     assert outcome["static"]["failed"] == outcome["ours"]["failed"] == 0
     assert len(outcome["ours"]["windows"]) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from random import Random
@@ -157,6 +158,106 @@ def test_round_robin_keeps_everybody_within_one_turn_of_its_share(weights: list[
         for one in servers:
             due = turn * one.weight / sum(weights)
             assert abs(counts[one.name] - due) < len(servers)
+
+
+# What a server may have when a request comes: weight, outstanding, index.
+SERVERS = st.lists(
+    st.tuples(
+        st.floats(0.5, 2.0), st.integers(0, 10), st.one_of(st.just(0.0), st.floats(0.001, 100.0))
+    ),
+    min_size=1,
+    max_size=6,
+)
+SEEDS = st.integers(0, 1000)
+
+
+def _drawn_shares(servers: list[Standin]) -> dict[str, float]:
+    """Of workload-drawn: by weight and index, of which nobody has less than 5 % of the mean."""
+    floor = 0.05 * sum(one.index for one in servers) / len(servers)
+    weights = {one.name: one.weight * max(one.index, floor) for one in servers}
+    total = sum(weights.values())
+    if not total:
+        return dict.fromkeys(weights, 1.0 / len(servers))
+    return {name: weight / total for name, weight in weights.items()}
+
+
+def _draws_until_all(policy: Policy, servers: list[Standin], draws_max: int) -> int:
+    """Until everybody was chosen, while nothing is answered; or so many."""
+    missing = {one.name for one in servers}
+    for draw in range(draws_max):
+        if not missing:
+            return draw
+        chosen = policy.choose(servers, str(draw), "shop")
+        chosen.outstanding += 1
+        missing.discard(chosen.name)
+    return draws_max
+
+
+# That a server with such a share has nothing after so many draws happens once in ten million.
+PATIENT = 16.0
+
+
+@given(name=st.sampled_from(["random", "first-available"]), known=SERVERS, seed=SEEDS)
+def test_who_is_drawn_by_weight_gets_something_however_busy_it_is(
+    name: str, known: list[tuple[float, int, float]], seed: int
+) -> None:
+    servers = [Standin(str(n), *given) for n, given in enumerate(known)]
+    least = min(one.weight for one in servers) / sum(one.weight for one in servers)
+    most = math.ceil(PATIENT / least) + 1
+
+    assert _draws_until_all(policy_of(name, Random(seed)), servers, most) < most
+
+
+@given(known=SERVERS, seed=SEEDS)
+def test_workload_drawn_starves_nobody_whatever_the_indexes_are(
+    known: list[tuple[float, int, float]], seed: int
+) -> None:
+    servers = [Standin(str(n), *given) for n, given in enumerate(known)]
+    most = math.ceil(PATIENT / min(_drawn_shares(servers).values())) + 1
+
+    assert _draws_until_all(policy_of("workload-drawn", Random(seed)), servers, most) < most
+
+
+@given(known=SERVERS, seed=SEEDS)
+def test_shares_of_workload_drawn_follow_index_and_weight(
+    known: list[tuple[float, int, float]], seed: int
+) -> None:
+    servers = [Standin(str(n), *given) for n, given in enumerate(known)]
+    shares = _shares(_draw(policy_of("workload-drawn", Random(seed)), servers, 4000))
+
+    for name, due in _drawn_shares(servers).items():
+        # Five standard deviations, at least of a share of a thousandth.
+        spread = 5.0 * math.sqrt(max(due * (1.0 - due), 0.001) / 4000)
+        assert shares.get(name, 0.0) == pytest.approx(due, abs=spread)
+
+
+def _room_below(servers: list[Standin]) -> int:
+    """Requests after which all the others have more to do, for their weight, than the busiest."""
+    busiest = max(one.outstanding / one.weight for one in servers)
+    return sum(max(math.floor(one.weight * busiest) + 1 - one.outstanding, 1) for one in servers)
+
+
+@given(known=SERVERS, seed=SEEDS)
+def test_least_outstanding_comes_to_the_busiest_as_soon_as_the_others_have_more(
+    known: list[tuple[float, int, float]], seed: int
+) -> None:
+    servers = [Standin(str(n), *given) for n, given in enumerate(known)]
+    # No luck is needed; one more, since a quotient may be rounded.
+    most = _room_below(servers) + len(servers) + 1
+
+    assert _draws_until_all(policy_of("least-outstanding", Random(seed)), servers, most) < most
+
+
+@given(known=SERVERS, seed=SEEDS)
+def test_better_of_two_comes_to_the_busiest_too(
+    known: list[tuple[float, int, float]], seed: int
+) -> None:
+    servers = [Standin(str(n), *given) for n, given in enumerate(known)]
+    least = min(one.weight for one in servers) / sum(one.weight for one in servers)
+    # Whoever has less to do must be drawn for it to be filled.
+    most = math.ceil((_room_below(servers) + PATIENT) / least) + 1
+
+    assert _draws_until_all(policy_of("better-of-two", Random(seed)), servers, most) < most
 
 
 def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
