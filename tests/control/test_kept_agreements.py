@@ -234,6 +234,46 @@ async def test_without_a_slot_or_a_spare_the_load_is_shed_and_the_others_are_not
     assert plant.refused == refused
 
 
+async def test_when_nothing_is_left_to_take_that_is_told_once_and_when_it_is_over() -> None:
+    plant = await running(Plant(slots=2))
+    plant.clients = lambda now: min(int(now), 60) if now < 80.0 else 8
+    await plant.run(40.0)
+    [alert] = [one for one in plant.alerts.alerts if one.kind == "shortage"]
+    assert "1 of 3 instance(s) have no place: no slot is free" in alert.summary
+    assert (alert.agreement, alert.service) == ("shop", "shop")
+
+    # Another leads, and it goes on: that is no news.
+    await plant.change_leader()
+    await plant.run(30.0)
+    assert plant.alerts.kinds().count("shortage") == 1
+
+    await plant.run(60.0)
+    over = [one.summary for one in plant.alerts.alerts if one.kind == "over"]
+    assert over.count("shop has all that it needs again") == 1
+    # And nor is it to whoever leads after that.
+    await plant.change_leader()
+    await plant.run(20.0)
+    assert plant.alerts.kinds().count("shortage") == 1
+
+
+async def test_when_more_are_needed_than_are_agreed_that_is_an_alert() -> None:
+    plant = await running(Plant(agreed(2)))
+    plant.clients = lambda now: 30
+    await plant.run(30.0)
+    [alert] = [one for one in plant.alerts.alerts if one.kind == "shortage"]
+    assert "more than 2 instance(s) would be needed, the most that is agreed" in alert.summary
+
+
+async def test_a_rollout_that_waits_for_slots_of_those_that_drain_is_no_shortage() -> None:
+    plant = Plant(agreed().replace("min = 1", "min = 2"), slots=3)
+    plant.spec = msgspec.structs.replace(plant.spec, sticky=True, session_grace_s=30.0)
+    await running(plant)
+    await plant.deploy(revision="2")
+    await plant.run(25.0)
+    assert InstanceState.DRAINING in {one.state for one in await plant.instances()}
+    assert "shortage" not in plant.alerts.kinds()
+
+
 async def test_who_is_refused_is_no_reason_to_refuse_more() -> None:
     """Availability is breached by refusing; a bound that shrank by that would shrink to nothing."""
     promised = f"{agreed(1)}\n[metrics.availability]\nbreach = 0.99\n"

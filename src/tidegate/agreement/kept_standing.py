@@ -43,11 +43,15 @@ class KeptStanding(msgspec.Struct, frozen=True, kw_only=True):
     history: History
     # What is being done about it, in words; "": nothing needs to be.
     doing: str = ""
+    # What people were told is needed and cannot be had; "": nothing.
+    lacks: str = ""
     # What learned warnings rest on: how fast each promise was seen to get worse, per second.
     slopes_per_s: dict[str, float] = {}
 
     @staticmethod
-    def of(agreement: Agreement, entry: Entry, history: History, doing: str = "") -> KeptStanding:
+    def of(
+        agreement: Agreement, entry: Entry, history: History, doing: str = "", lacks: str = ""
+    ) -> KeptStanding:
         """What is to be kept after the window of an entry."""
         window = entry.window
         return KeptStanding(
@@ -69,6 +73,7 @@ class KeptStanding(msgspec.Struct, frozen=True, kw_only=True):
             standing=entry.standing,
             history=history,
             doing=doing,
+            lacks=lacks,
         )
 
     def to_json(self) -> bytes:

@@ -20,13 +20,15 @@ from tidegate.agreement.document import Agreement, AgreementInvalid
 from tidegate.agreement.history import Standing
 from tidegate.agreement.kept_standing import KeptStanding
 from tidegate.agreement.ledger import Entry
-from tidegate.agreement.scaling_terms import agreement_for
+from tidegate.agreement.scaling_terms import agreement_for, obeying
 from tidegate.agreement.violations import Event, Turn
+from tidegate.control.agreement_news import AgreementNews
 from tidegate.control.alerts import Alert, Alerts
 from tidegate.control.journal import Journal
 from tidegate.control.queue_agreement import QueueAgreement
 from tidegate.control.queue_inside import Inside, adapted_inside
 from tidegate.control.queue_responses import QueueResponses
+from tidegate.control.shortage import Shortage
 from tidegate.core.ports import Store
 from tidegate.core.replication import Topology
 from tidegate.core.rule_words import in_words
@@ -60,6 +62,8 @@ class AgreementKeeping:
         self._wall = wall
         self._recorder = recorder
         self._alerts = alerts
+        self._news = AgreementNews(alerts, recorder)
+        self._shortage = Shortage()
         self._responses = QueueResponses()
         self._text: str | None = None
         self._entries: list[Entry] = []
@@ -116,6 +120,7 @@ class AgreementKeeping:
         kept = None if document is None else KeptStanding.from_json(document)
         self.agreement = QueueAgreement(agreement, queue, kept)
         self._alarm = None if kept is None else kept.standing.alarm
+        self._shortage = Shortage("" if kept is None else kept.lacks)
 
     def reconfigured(self, lead_s: float | None) -> None:
         """How long the last replica that was ordered took to serve, for warnings and history."""
@@ -146,13 +151,22 @@ class AgreementKeeping:
         self._inside = adapted_inside(queue.policy.prefetch, consumers, waiting)
         return self._inside
 
-    async def account(self, topology: Topology, decision: Decision, epoch: int) -> None:
-        """Tell of what turned, and keep where the agreement stands."""
+    async def account(
+        self, topology: Topology, decision: Decision, epoch: int, unplaced: str = ""
+    ) -> None:
+        """Tell of what turned, and keep where the agreement stands.
+
+        `unplaced` is why replicas that were ordered have no place; "": they have, or will.
+        """
         agreement = self.agreement
         if agreement is None:
             return
         doing = self._doing_of(topology, decision)
-        is_new = bool(self._entries) or doing != self._doing
+        lacks = self._lacks(topology, agreement, decision, unplaced)
+        news = None if lacks is None else self._shortage.take(lacks, decision.at)
+        if news is not None:
+            self._news.shortage(topology.queue, agreement.said.name, news, self._wall())
+        is_new = bool(self._entries) or doing != self._doing or news is not None
         while self._entries:
             # What cannot be told now is told in the next period.
             entry = self._entries[0]
@@ -160,7 +174,7 @@ class AgreementKeeping:
                 await self._tell(topology, agreement, event, entry.standing, doing, epoch)
             self._ring(topology, agreement, entry)
             self._entries.pop(0)
-        standing = agreement.standing(doing) if is_new else None
+        standing = agreement.standing(doing, self._shortage.told) if is_new else None
         if standing is not None:
             await self._store.keep_standing(agreement.key, standing.to_json(), epoch)
             self._doing = doing
@@ -246,12 +260,26 @@ class AgreementKeeping:
         if not words and coming:
             words = [f"{counted(int(coming), 'replica')} on the way"]
         if not words and self.agreement is not None and self.agreement.is_endangered:
-            most = topology.scaling.replicas.max
-            # Not how many: who is short of them changes that number with every look.
-            is_short = decision.outputs.get("wanted", 0.0) > most
-            short = f"more replicas are needed than {most}, the most that there may be"
-            words = [short if is_short else _nothing(decision.rule)]
+            words = [_too_many(topology, self.agreement, decision) or _nothing(decision.rule)]
         return ", ".join(words)
+
+    def _lacks(
+        self, topology: Topology, agreement: QueueAgreement, decision: Decision, unplaced: str
+    ) -> str | None:
+        """Why there are fewer replicas than are needed; "": there are enough, None: who knows."""
+        is_ours = topology.scaling.policy is ScalingPolicy.AGREEMENT and self._given is None
+        if not is_ours or "wanted" not in decision.outputs:
+            return None
+        return unplaced or _too_many(topology, agreement, decision)
+
+
+def _too_many(topology: Topology, agreement: QueueAgreement, decision: Decision) -> str:
+    """That more are needed than there may be; "": they are not."""
+    most = obeying(topology.scaling, agreement.said).replicas.max
+    # Not how many: who is short of them changes that number with every look.
+    if decision.outputs.get("wanted", 0.0) <= most:
+        return ""
+    return f"more replicas are needed than {most}, the most that there may be"
 
 
 def _nothing(rule: str) -> str:

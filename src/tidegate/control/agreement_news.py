@@ -2,6 +2,7 @@
 
 a promise is warned of, breached, eased, kept     violation of a breach; the others if wanted
 the budget burns fast, or slowly and long         when the alarm begins
+more is needed than can be had                    when it begins, and when it is over
 doors and probe disagree                          when it begins, and when it is over
 """
 
@@ -74,6 +75,23 @@ class AgreementNews:
                 summary=f"{event.metric} of {service} is {event.turn.value}",
                 evidence=[event.evidence],
                 budget_left=budget_left,
+            )
+        )
+
+    def shortage(self, service: str, agreement: str, said: str, at_s: float) -> None:
+        """More is needed than can be had, and why; "": it is so no more."""
+        if self._recorder is not None:
+            event = "shortage" if said else "shortage over"
+            self._recorder.event(event, service, at_s=at_s, detail={"what": said})
+        self._alerts.send(
+            Alert(
+                kind="shortage" if said else "over",
+                agreement=agreement,
+                service=service,
+                at=at_s,
+                summary=f"{service} needs more than can be had: {said}"
+                if said
+                else f"{service} has all that it needs again",
             )
         )
 

@@ -24,6 +24,7 @@ from tidegate.control.learned_agreement import with_learned
 from tidegate.control.monitoring import Disagreements, Measured, Monitoring
 from tidegate.control.probe import Probe
 from tidegate.control.service_seen import Seen
+from tidegate.control.shortage import Shortage
 from tidegate.core.crash import crash_point
 from tidegate.core.hosting import (
     HostingStore,
@@ -85,7 +86,9 @@ class HostedServiceLoop:
         self._said: str | None = None
         self._monitoring: Monitoring | None = None
         self._disagreements = Disagreements()
-        self._last: tuple[Entry, str] | None = None
+        self._shortage = Shortage()
+        # The last window, what is being done, and what was said to be lacking.
+        self._last: tuple[Entry, str, str] | None = None
         # What the store knows of what was decided; None: nothing.
         self._kept: KeptConfiguration | None = None
         self.configuration: Configuration | None = None
@@ -124,6 +127,9 @@ class HostedServiceLoop:
                 fleet_trouble=(_NO_FLEET if self._fleet_loop is None else self._fleet_loop.trouble),
             )
         )
+        lacks = self._shortage.take(configuration.lacks, now)
+        if lacks is not None:
+            self._news.shortage(name, monitoring.agreement.name, lacks, self._clock.wall())
         await self._remember(service, configuration, epoch)
         await self._act(service, decision, epoch)
         await self._say(service, configuration.detail, epoch)
@@ -140,10 +146,10 @@ class HostedServiceLoop:
             document = await self._store.kept_configuration(service.spec.name)
             self._kept = None if document is None else KeptConfiguration.from_json(document)
             # By its service: two of them may call their agreements the same.
-            kept = self._standings.get(decided_about(service.spec.name))
-            self._monitoring = Monitoring(
-                agreement, None if kept is None else KeptStanding.from_json(kept)
-            )
+            stood = self._standings.get(decided_about(service.spec.name))
+            kept = None if stood is None else KeptStanding.from_json(stood)
+            self._monitoring = Monitoring(agreement, kept)
+            self._shortage = Shortage("" if kept is None else kept.lacks)
             self.configuration = Configuration(agreement, self._kept, by_hand=service.by_hand)
         elif self._said != service.spec.agreement:
             agreement = self._promised = self._agreement(service)
@@ -232,22 +238,22 @@ class HostedServiceLoop:
         """Where the agreement stands, for the next leader and for people."""
         doing = "" if not decision.actions and not decision.outcome else decision.reason
         doing = "; ".join(filter(None, (doing, decision.outcome)))
+        last, lacks = self._last, self._shortage.told
         if entries:
-            self._last = (entries[-1], doing)
-        elif self._last is None or not doing or self._last[1] == doing:
-            return
-        else:
-            self._last = (self._last[0], doing)
+            self._last = (entries[-1], doing, lacks)
+        elif last is not None:
+            self._last = (last[0], doing or last[1], lacks)
         kept = self._standing(monitoring)
-        assert kept is not None
+        if kept is None or self._last == last:
+            return
         await self._store.keep_standing(decided_about(service.spec.name), kept.to_json(), epoch)
 
     def _standing(self, monitoring: Monitoring) -> KeptStanding | None:
         """After the last window; None: there was none yet."""
         if self._last is None:
             return None
-        entry, doing = self._last
-        return KeptStanding.of(monitoring.agreement, entry, monitoring.ledger.history, doing)
+        entry, doing, lacks = self._last
+        return KeptStanding.of(monitoring.agreement, entry, monitoring.ledger.history, doing, lacks)
 
     def _look_from_outside(
         self,

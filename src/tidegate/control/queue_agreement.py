@@ -145,12 +145,12 @@ class QueueAgreement:
         if agreement != self._ledger.agreement:
             self._ledger.agreement = agreement
 
-    def standing(self, doing: str) -> KeptStanding | None:
+    def standing(self, doing: str, lacks: str = "") -> KeptStanding | None:
         """What the next leader and `tidegate sla` are to know; None: no window is over yet."""
         if self.last is None:
             return None
         about = replace(self.agreement, queue=self.queue)
-        kept = KeptStanding.of(about, self.last, self._ledger.history, doing)
+        kept = KeptStanding.of(about, self.last, self._ledger.history, doing, lacks)
         return msgspec.structs.replace(kept, slopes_per_s=dict(self._slopes))
 
     @property
