@@ -324,6 +324,45 @@ async def test_inside_then_number_then_warning_breach_violation_budget_and_alert
     assert "over" in kinds[kinds.index("violation") :]
 
 
+async def test_how_a_promise_turns_is_explained_with_evidence_and_budget() -> None:
+    plant = await running(Plant(agreed(1), slots=1, spread=SPREAD))
+    for service_s, clients in ((0.25, 4), (0.85, 4), (2.0, 4), (0.25, 1)):
+        plant.service_s = service_s
+        plant.clients = lambda now, count=clients: count  # type: ignore[misc]
+        await plant.run(30.0)
+    turns = [one for one in await plant.decisions() if one.loop == "agreement"]
+    assert [one.rule for one in turns] == [
+        "response_p95 is warned of",
+        "response_p95 is breached",
+        "response_p95 is kept again",
+    ]
+    warned, breached, _ = turns
+    assert "warns at 800ms, breaches at 1s" in warned.reason
+    assert warned.outcome.startswith("100 % of the error budget is left")
+    assert breached.outputs["budget_left"] < 1.0
+
+
+async def test_a_turn_that_the_store_did_not_take_is_written_later_and_alerted_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plant = await running(Plant(agreed(1), slots=1))
+
+    async def refuses(*_: object) -> None:
+        raise Unavailable("the store is away")
+
+    with monkeypatch.context() as away:
+        away.setattr(plant.store, "note_decision", refuses)
+        plant.service_s = 2.0
+        plant.clients = lambda now: 4
+        await plant.run(20.0)
+    assert plant.alerts.kinds().count("violation") == 1
+    assert not [one for one in await plant.decisions() if one.loop == "agreement"]
+    await plant.run(5.0)
+    turns = [one.rule for one in await plant.decisions() if one.loop == "agreement"]
+    assert turns == ["response_p95 is breached"]
+    assert plant.alerts.kinds().count("violation") == 1
+
+
 async def test_a_service_that_answers_nobody_breaks_its_promise_of_responses() -> None:
     plant = await running(Plant(agreed(1)))
     plant.rate = lambda now: 10.0

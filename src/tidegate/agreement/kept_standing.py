@@ -10,7 +10,7 @@ import msgspec
 
 from tidegate.agreement.document import Agreement
 from tidegate.agreement.evaluation import Verdict
-from tidegate.agreement.history import History, Standing
+from tidegate.agreement.history import History, Standing, terms_of
 from tidegate.agreement.ledger import Entry
 
 # Windows without a word: whoever judged is gone, or nothing is measured.
@@ -86,6 +86,10 @@ class KeptStanding(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.json.decode(document, type=KeptStanding)
         except msgspec.DecodeError:
             return None
+
+    def is_of(self, agreement: Agreement) -> bool:
+        """Whether it was promised the same: then it is one history."""
+        return self.history.terms == terms_of(agreement)
 
     def is_silent(self, now: float) -> bool:
         """Whether nobody has judged it for some windows."""

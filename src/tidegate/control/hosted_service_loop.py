@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tidegate.agreement.document import Agreement, AgreementInvalid, parse_agreement
 from tidegate.agreement.kept_standing import KeptStanding
 from tidegate.agreement.ledger import Entry
-from tidegate.control.agreement_news import AgreementNews
+from tidegate.control.agreement_news import AgreementNews, Governed
 from tidegate.control.alerts import Alerts
 from tidegate.control.configuration import Configuration
 from tidegate.control.journal import Journal
@@ -62,6 +62,7 @@ class HostedServiceLoop:
 
     def __init__(
         self,
+        name: str,
         store: HostingStore,
         journal: Journal,
         alerts: Alerts,
@@ -75,7 +76,7 @@ class HostedServiceLoop:
     ) -> None:
         self._store = store
         self._journal = journal
-        self._news = AgreementNews(alerts, recorder)
+        self._news = AgreementNews(Governed.service(name), journal, alerts, recorder)
         self._standings = standings
         self._fleet_loop = fleet_loop
         self._clock = clock
@@ -106,7 +107,7 @@ class HostedServiceLoop:
         measured = monitoring.take(samples, instances, now, self._clock.wall())
         # Told before anything is ordered: a window is closed once, and an order may fail.
         for entry in measured.entries:
-            self._news.window(name, monitoring, entry)
+            self._news.window(monitoring.agreement, entry)
         for instance, took_s in configuration.performance.see_starts(instances):
             self._news.started(instance, took_s)
         admission = await self._store.admission(name)
@@ -129,7 +130,8 @@ class HostedServiceLoop:
         )
         lacks = self._shortage.take(configuration.lacks, now)
         if lacks is not None:
-            self._news.shortage(name, monitoring.agreement.name, lacks, self._clock.wall())
+            self._news.shortage(monitoring.agreement.name, lacks, self._clock.wall())
+        await self._news.write(_doing(decision), epoch)
         await self._remember(service, configuration, epoch)
         await self._act(service, decision, epoch)
         await self._say(service, configuration.detail, epoch)
@@ -149,13 +151,16 @@ class HostedServiceLoop:
             stood = self._standings.get(decided_about(service.spec.name))
             kept = None if stood is None else KeptStanding.from_json(stood)
             self._monitoring = Monitoring(agreement, kept)
+            self._news.go_on(agreement, kept)
             self._shortage = Shortage("" if kept is None else kept.lacks)
             self.configuration = Configuration(agreement, self._kept, by_hand=service.by_hand)
         elif self._said != service.spec.agreement:
             agreement = self._promised = self._agreement(service)
             # Other promises are another budget, and other bounds are not. What is known of the
             # instances stays.
-            self._monitoring = Monitoring(agreement, self._standing(self._monitoring))
+            stands = self._standing(self._monitoring)
+            self._monitoring = Monitoring(agreement, stands)
+            self._news.go_on(agreement, stands)
             self.configuration.agreement = agreement
         self._said = service.spec.agreement
         self._move_warnings(self._monitoring, self.configuration)
@@ -236,9 +241,7 @@ class HostedServiceLoop:
         epoch: int,
     ) -> None:
         """Where the agreement stands, for the next leader and for people."""
-        doing = "" if not decision.actions and not decision.outcome else decision.reason
-        doing = "; ".join(filter(None, (doing, decision.outcome)))
-        last, lacks = self._last, self._shortage.told
+        last, doing, lacks = self._last, _doing(decision), self._shortage.told
         if entries:
             self._last = (entries[-1], doing, lacks)
         elif last is not None:
@@ -268,11 +271,17 @@ class HostedServiceLoop:
             self._probe.path = service.spec.health_path
             self._probe.mark = probe_mark(service.secret)
             if self._disagreements.follow(measured.reading):
-                self._news.disagreement(service.spec.name, agreement, "", self._clock.wall())
+                self._news.disagreement(agreement.name, "", self._clock.wall())
         for sample in self._probe.tick(now):
-            self._news.probed(service.spec.name, sample)
+            self._news.probed(sample)
             said = self._disagreements.take(
                 sample, now, is_silent=measured.is_silent, is_bounded=admission is not None
             )
             if said is not None:
-                self._news.disagreement(service.spec.name, agreement, said, self._clock.wall())
+                self._news.disagreement(agreement.name, said, self._clock.wall())
+
+
+def _doing(decision: Decision) -> str:
+    """What is being done, in words; "": nothing need be."""
+    reason = decision.reason if decision.actions or decision.outcome else ""
+    return "; ".join(filter(None, (reason, decision.outcome)))

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tidegate.agreement.document import Agreement
-from tidegate.agreement.history import terms_of
 from tidegate.agreement.http_sample import sample_of
 from tidegate.agreement.kept_standing import KeptStanding
 from tidegate.agreement.ledger import Entry, Ledger
@@ -60,7 +59,7 @@ class Monitoring:
     def __init__(self, agreement: Agreement, kept: KeptStanding | None = None) -> None:
         self.agreement = agreement
         self._reader = DoorReader()
-        is_same = kept is not None and kept.history.terms == terms_of(agreement)
+        is_same = kept is not None and kept.is_of(agreement)
         self.ledger = Ledger(
             agreement,
             kept.history if kept is not None and is_same else None,
@@ -68,8 +67,6 @@ class Monitoring:
         )
         if kept is not None and is_same:
             self.ledger.go_on({one.metric: one.verdict for one in kept.promises})
-        # fast, slow or None: which alarm of the budget rings.
-        self.alarm = kept.standing.alarm if kept is not None and is_same else None
 
     def move_warnings(self, agreement: Agreement) -> None:
         """The same promises, their learned warnings elsewhere: it is one history."""
