@@ -71,6 +71,7 @@ class Server:
     # How many times slower than it should be.
     slowness: float = 1.0
     is_dead: bool = False
+    free_memory_bytes: float = 1e9
     hangs: bool = False
     in_service: int = 0
     inside: deque[tuple[Request, float]] = field(default_factory=deque)
@@ -280,7 +281,9 @@ class Plant:
 
     async def _report(self, number: int, state: InstanceState, detail: str) -> None:
         address = f"127.0.0.1:{9000 + number}" if state is InstanceState.READY else None
-        await self.store.report_instance(number, self._machine, state, address, 1e9, detail)
+        server = self.servers.get(number)
+        free = 1e9 if server is None else server.free_memory_bytes
+        await self.store.report_instance(number, self._machine, state, address, free, detail)
 
     # Door
 

@@ -149,6 +149,62 @@ async def test_a_slow_instance_gets_less_and_is_replaced_if_it_stays_slow() -> N
     assert not plant.failures
 
 
+# Warned of below 120 MiB.
+MEMORY = '\n[metrics.free_memory]\nbreach = "100MiB"\nwarning = "20%"\n'
+LITTLE_MEMORY = 110.0 * 1024**2
+
+
+async def test_a_lone_instance_that_runs_out_of_memory_is_replaced_by_the_spare() -> None:
+    plant = await running(Plant(agreed() + MEMORY, spares=1))
+    plant.clients = lambda now: 1
+    await plant.run(10.0)
+    plant.servers[1].free_memory_bytes = LITTLE_MEMORY
+    await plant.run(20.0)
+    first, *_ = [one for one in await plant.decisions() if one.rule == "overloaded"]
+    assert first.actions[0] == Promote(2)
+    assert DrainInstance(1) not in first.actions, "who takes its place serves before it goes"
+    ready = await plant.instances()
+    assert sorted((one.instance_id, one.weight) for one in ready) == [(2, 1.0), (3, 0.0)]
+    assert not plant.failures
+    assert "violation" not in plant.alerts.kinds()
+
+
+async def test_without_a_spare_one_more_comes_before_a_lone_instance_goes() -> None:
+    plant = await running(Plant(agreed() + MEMORY))
+    plant.clients = lambda now: 1
+    await plant.run(10.0)
+    plant.servers[1].free_memory_bytes = LITTLE_MEMORY
+    await plant.run(20.0)
+    [only] = await plant.instances()
+    assert (only.instance_id, only.state) == (2, InstanceState.READY)
+    assert min(ready for at, ready in plant.ready_history if at > 5.0) == 1
+    assert not plant.failures
+
+
+async def test_without_a_spare_or_a_slot_a_lone_instance_stays_and_that_is_told() -> None:
+    plant = await running(Plant(agreed() + MEMORY, slots=1))
+    plant.clients = lambda now: 1
+    await plant.run(10.0)
+    plant.servers[1].free_memory_bytes = LITTLE_MEMORY
+    await plant.run(30.0)
+    assert [one.instance_id for one in await plant.instances(InstanceState.READY)] == [1]
+    assert not plant.failures
+    [alert] = [one for one in plant.alerts.alerts if one.kind == "shortage"]
+    assert "no place: no slot is free" in alert.summary
+
+
+async def test_where_the_spare_is_as_short_of_memory_nobody_takes_anybodys_place() -> None:
+    plant = await running(Plant(agreed() + MEMORY, spares=1))
+    plant.clients = lambda now: 1
+    await plant.run(10.0)
+    for server in plant.servers.values():
+        server.free_memory_bytes = LITTLE_MEMORY
+    await plant.run(20.0)
+    assert "overloaded" not in [one.rule for one in await plant.decisions()]
+    ready = await plant.instances(InstanceState.READY)
+    assert sorted((one.instance_id, one.weight) for one in ready) == [(1, 1.0), (2, 0.0)]
+
+
 async def test_one_that_was_slow_for_a_moment_comes_back_to_its_share() -> None:
     plant = await running(Plant(agreed().replace("min = 1", "min = 3")))
     plant.clients = lambda now: 20

@@ -29,7 +29,7 @@ from tidegate.control.service_seen import Seen
 from tidegate.control.service_size import COOLDOWN_S, ServiceSize
 from tidegate.control.service_upkeep import ServiceUpkeep
 from tidegate.core.by_hand import NOTHING_SAID, ByHand
-from tidegate.core.hosting import InstanceState, decided_about
+from tidegate.core.hosting import Instance, InstanceState, decided_about
 from tidegate.core.steering import Decision
 from tidegate.laws.http_sizing import NO_POINTS, Load
 
@@ -142,13 +142,18 @@ class Configuration:
         )
 
     def _replace_overloaded(self, crew: Crew, at: float) -> None:
-        memory = next((one for one in self.agreement.metrics if one.name == "free_memory"), None)
+        # Where spares are as short, it is their computer that lacks memory: none would help.
+        is_helped = not crew.ready_spares or not all(map(self._lacks_memory, crew.ready_spares))
         for instance in crew.ready:
-            free = instance.free_memory_bytes
             if self._inside.slow_readings(instance.instance_id) >= OVERLOADED_READINGS:
                 self._upkeep.replace(crew, instance, "stays slower than the others", at)
-            elif memory is not None and free is not None and free < memory.warning:
+            elif is_helped and self._lacks_memory(instance):
                 self._upkeep.replace(crew, instance, "is short of memory", at)
+
+    def _lacks_memory(self, instance: Instance) -> bool:
+        memory = next((one for one in self.agreement.metrics if one.name == "free_memory"), None)
+        free = instance.free_memory_bytes
+        return memory is not None and free is not None and free < memory.warning
 
     def _short(self, crew: Crew, seen: Seen, load: Load) -> str:
         """Why there are fewer than are needed, and will be; "": there are enough to come."""
