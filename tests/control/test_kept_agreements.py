@@ -808,6 +808,23 @@ async def test_a_warning_that_was_learned_moves_and_begins_no_new_budget() -> No
     assert after.standing.last_hour.breached > before.standing.last_hour.breached
 
 
+async def test_a_warning_that_is_written_elsewhere_gives_no_budget_back() -> None:
+    plant = await running(Plant(agreed(1), slots=1, start_s=1.0))
+    plant.service_s = 2.0
+    plant.clients = lambda now: 4
+    await plant.run(25.0)
+    before = await standing(plant)
+    assert before.standing.last_hour.breached >= 2
+
+    await plant.deploy(agreement=agreed(1).replace('warning = "20%"', 'warning = "10%"'))
+    await plant.run(12.0)
+    after = await standing(plant)
+    assert "warns at 900ms" in after.promises[0].evidence
+    assert after.standing.last_hour.breached > before.standing.last_hour.breached
+    assert after.standing.budget_left < before.standing.budget_left
+    assert plant.alerts.kinds().count("violation") == 1, "one breach that goes on"
+
+
 async def test_a_service_that_is_undeployed_is_forgotten() -> None:
     plant = await running(Plant())
     await plant.store.undeploy("shop")
