@@ -95,6 +95,16 @@ def test_a_budget_survives_a_restart_and_another_number_of_replicas() -> None:
     assert math.isclose(entry.standing.budget_left, 0.6)
 
 
+def test_the_terms_of_a_budget_are_what_breaches_it() -> None:
+    def terms(metric: str = "wait_p99", breach: str = "6s", warning: str = "20%") -> str:
+        promise = f'[metrics.{metric}]\nbreach = "{breach}"\nwarning = "{warning}"\n'
+        return terms_of(parse_agreement(f'name = "a"\nqueue = "q"\n{promise}', "a.toml"))
+
+    assert terms(warning="10%") == terms(warning="learned") == terms()
+    assert terms(breach="5s") != terms()
+    assert terms(metric="wait_p95") != terms()
+
+
 @pytest.mark.slow
 def test_what_is_remembered_stays_small() -> None:
     agreement = parse_agreement(

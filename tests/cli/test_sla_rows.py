@@ -72,6 +72,11 @@ async def test_when_that_was_is_said_as_people_do() -> None:
     await store.note_decision(decided_about("shop"), msgspec.json.encode(older), epoch)
     (row,) = await standings(cast("PostgresStore", store), now=11.0)
     assert row.doing == "1 instance more (1 min 17 s ago)"
+    # How a promise turned since then is nothing that is being done about it.
+    turn = msgspec.structs.replace(decision, loop="agreement", rule="response_p95 is warned of")
+    await store.note_decision(decided_about("shop"), msgspec.json.encode(turn), epoch)
+    (row,) = await standings(cast("PostgresStore", store), now=11.0)
+    assert row.doing == "1 instance more (1 min 17 s ago)"
 
 
 def test_an_agreement_that_nobody_judges_is_not_called_met() -> None:

@@ -92,6 +92,13 @@ async def judged(node: Node, windows: int, **at_least: int) -> KeptStanding:
     return await eventually_seen(look, f"{windows} windows are judged, {at_least}", 30.0)
 
 
+def alerts_in(folder: Path) -> dict[str, Alert]:
+    """By their kind."""
+    documents = (file.read_bytes() for file in folder.glob("*.json"))
+    found = [msgspec.json.decode(one, type=Alert) for one in documents]
+    return {one.kind: one for one in found}
+
+
 def counted(standing: KeptStanding) -> Counts:
     return sum(standing.history.hours.values(), Counts())
 
@@ -135,14 +142,13 @@ async def test_a_breach_is_told_charged_and_alerted_and_the_next_leader_goes_on(
     await mq.create_queue("orders")
     await mq.set_scaling("orders", promised("500ms", most=1))
     queue = Watched(mq, "orders")
-    heard = tmp_path / "alerts.json"
     # Whole or not at all: a test that looks in between must not see half of one.
-    page = ["sh", "-c", 'cat > "$0.new" && mv "$0.new" "$0"', str(heard)]
+    page = ["sh", "-c", 'cat > "$0/$$.new" && mv "$0/$$.new" "$0/$$.json"', str(tmp_path)]
     alerts = Alerts(AlertSettings(command=page))
     seen: Counter[int] = Counter()
     async with steered(node, alerts):
         await queue.has_replicas(1)
-        for number in range(150):
+        for number in range(400):
             await mq.put("orders", str(number).encode())
         async with running(Consumer(other, "orders", 1000.0, seen)):
             standing = await judged(node, windows=1, breached=1)
@@ -158,11 +164,19 @@ async def test_a_breach_is_told_charged_and_alerted_and_the_next_leader_goes_on(
             inside = await queue.decided(
                 lambda one: one.rule == "inside first", "what was done inside is said"
             )
+
+            async def lacking() -> bool:
+                found = await kept(node)
+                return found is not None and "more replicas are needed than 1" in found.lacks
+
+            await eventually_seen(lacking, "it is known to the next leader what lacks", 30.0)
     assert "breaches at 500ms" in told.reason
     assert "of the error budget is left" in told.outcome
     await alerts.drained()
-    alert = msgspec.json.decode(heard.read_bytes(), type=Alert)
-    assert (alert.kind, alert.service) == ("violation", "orders")
+    heard = alerts_in(tmp_path)
+    assert "orders needs more than can be had" in heard["shortage"].summary
+    alert = heard["violation"]
+    assert alert.service == "orders"
     assert alert.budget_left is not None
     assert alert.budget_left < 1.0
     assert standing.standing.budget_left < 1.0

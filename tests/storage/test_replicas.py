@@ -504,23 +504,45 @@ async def test_what_a_living_machine_is_to_serve_nobody_else_claims(
     assert (await fleet.topology()).replicas[0].machine_id is None
 
 
-async def test_the_oldest_living_member_leads(fleet: Fleet, backing: Backing) -> None:
+async def test_who_leads_and_lives_stays_and_then_the_oldest_living_member_leads(
+    fleet: Fleet, backing: Backing
+) -> None:
     store, epoch = fleet.store, fleet.leader_epoch
     second = await store.join("second", "tidegate://here:2", 60.0)
+    third = await store.join("third", "tidegate://here:3", 60.0)
     assert await store.lead(second) is None
     assert await store.lead(fleet.member_id) == epoch, "nothing has changed"
     assert await store.leader() == (fleet.member_id, epoch)
 
     await backing.declare_dead(fleet.member_id)
 
+    assert await store.lead(third) is None, "an older one lives"
     deposing = await store.lead(second)
     assert deposing is not None
     assert deposing > epoch
     assert await store.lead(fleet.member_id) is None
+    # The one that stalled is there again, and the smallest: nobody gives up the lead for it.
     assert await store.renew(fleet.member_id, 60.0)
+    assert await store.lead(fleet.member_id) is None
+    assert await store.lead(second) == deposing
+    assert await store.leader() == (second, deposing)
+
+    # One that leaves is followed at once, by the smallest that lives then.
+    await store.leave(second)
+    assert await store.lead(third) is None
     back = await store.lead(fleet.member_id)
     assert back is not None
     assert back > deposing
+
+
+async def test_a_leader_that_stalls_while_nobody_follows_leads_on(
+    fleet: Fleet, backing: Backing
+) -> None:
+    store, epoch = fleet.store, fleet.leader_epoch
+    await backing.declare_dead(fleet.member_id)
+    assert await store.lead(fleet.member_id) is None, "who is not alive leads nothing"
+    assert await store.renew(fleet.member_id, 60.0)
+    assert await store.lead(fleet.member_id) == epoch
 
 
 async def test_a_deposed_leaders_orders_are_refused(fleet: Fleet, backing: Backing) -> None:

@@ -82,8 +82,7 @@ class Agreement:
     period_s: float
     # Where it was read, for people.
     source: str = ""
-    # Not part of what is promised: another number of replicas does not begin a new budget.
-    resources: Resources = field(default=Resources(), repr=False)
+    resources: Resources = field(default=Resources())
 
     @property
     def windows_in_period(self) -> float:

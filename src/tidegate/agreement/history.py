@@ -10,7 +10,7 @@ needed for the budget, so that what is remembered stays small whatever the perio
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
@@ -109,8 +109,15 @@ class History(msgspec.Struct):
 
 
 def terms_of(agreement: Agreement) -> str:
-    """All that an agreement promises, wherever it was read."""
-    return repr(replace(agreement, source=""))
+    """What its budget is charged by: breaching points, and how windows are judged and counted.
+
+    Where it warns, what it may use and where it was read are not promised to anybody: to change
+    them gives no budget back.
+    """
+    breaches = sorted((metric.name, metric.breach) for metric in agreement.metrics)
+    governs = (agreement.name, agreement.queue, agreement.http)
+    counted = (agreement.window_s, agreement.objective, agreement.period_s)
+    return repr((*governs, *counted, breaches))
 
 
 def _burn(agreement: Agreement, counts: Counts) -> float | None:

@@ -10,7 +10,7 @@ import msgspec
 
 from tidegate.agreement.document import Agreement
 from tidegate.agreement.evaluation import Verdict
-from tidegate.agreement.history import History, Standing
+from tidegate.agreement.history import History, Standing, terms_of
 from tidegate.agreement.ledger import Entry
 
 # Windows without a word: whoever judged is gone, or nothing is measured.
@@ -45,11 +45,15 @@ class KeptStanding(msgspec.Struct, frozen=True, kw_only=True):
     history: History
     # What is being done about it, in words; "": nothing needs to be.
     doing: str = ""
+    # What people were told is needed and cannot be had; "": nothing.
+    lacks: str = ""
     # What learned warnings rest on: how fast each promise was seen to get worse, per second.
     slopes_per_s: dict[str, float] = {}
 
     @staticmethod
-    def of(agreement: Agreement, entry: Entry, history: History, doing: str = "") -> KeptStanding:
+    def of(
+        agreement: Agreement, entry: Entry, history: History, doing: str = "", lacks: str = ""
+    ) -> KeptStanding:
         """What is to be kept after the window of an entry."""
         window = entry.window
         return KeptStanding(
@@ -72,6 +76,7 @@ class KeptStanding(msgspec.Struct, frozen=True, kw_only=True):
             standing=entry.standing,
             history=history,
             doing=doing,
+            lacks=lacks,
         )
 
     def to_json(self) -> bytes:
@@ -84,6 +89,10 @@ class KeptStanding(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.json.decode(document, type=KeptStanding)
         except msgspec.DecodeError:
             return None
+
+    def is_of(self, agreement: Agreement) -> bool:
+        """Whether it was promised the same: then it is one history."""
+        return self.history.terms == terms_of(agreement)
 
     def is_silent(self, now: float) -> bool:
         """Whether nobody has judged it for some windows."""

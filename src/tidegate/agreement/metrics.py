@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
 
@@ -69,9 +69,8 @@ class Metric:
     # Follows from the default margin until one is learned, when `learned`.
     warning: float
     learned: bool = False
-    # How fast it gets worse at most, in its unit per second; None: nobody knows. Not part of what
-    # is promised, so that saying it does not begin a new history of what was kept.
-    slope_per_s: float | None = field(default=None, repr=False)
+    # How fast it gets worse at most, in its unit per second; None: nobody knows.
+    slope_per_s: float | None = None
 
     @property
     def margin(self) -> float:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _LOOK_S = 1.0
 _STYLES = {"breached": "bold red", "warned": "yellow", "met": "green"}
 _NOT_JUDGED = "not judged"
+# Of a service, to find one by which something was done.
+_DECISIONS_READ = 20
 
 
 @dataclass(frozen=True)
@@ -262,8 +264,11 @@ async def _last_decision(store: PostgresStore, kept: KeptStanding, now: float) -
     from tidegate.core.steering_words import sentence
 
     about = kept.queue or "" if kept.http is None else decided_about(kept.http)
-    for document in await store.decisions(about, 1):
+    for document in await store.decisions(about, _DECISIONS_READ):
         decision = msgspec.json.decode(document, type=Decision)
+        # How a promise turned is its evidence, and nothing that was done.
+        if decision.loop == "agreement" and not decision.actions:
+            continue
         said = ", ".join(map(sentence, decision.actions)) or decision.reason
         said = said or in_words(decision.rule)
         return f"{said} ({spoken_duration(now - decision.at)} ago)"

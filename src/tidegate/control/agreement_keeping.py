@@ -17,16 +17,16 @@ from collections.abc import Callable
 from tidegate.adapters.native.promise_meter import PromiseMeter
 from tidegate.adapters.native.sensor import NativeSensor
 from tidegate.agreement.document import Agreement, AgreementInvalid
-from tidegate.agreement.history import Standing
 from tidegate.agreement.kept_standing import KeptStanding
 from tidegate.agreement.ledger import Entry
-from tidegate.agreement.scaling_terms import agreement_for
-from tidegate.agreement.violations import Event, Turn
-from tidegate.control.alerts import Alert, Alerts
+from tidegate.agreement.scaling_terms import agreement_for, obeying
+from tidegate.control.agreement_news import AgreementNews, Governed
+from tidegate.control.alerts import Alerts
 from tidegate.control.journal import Journal
 from tidegate.control.queue_agreement import QueueAgreement
 from tidegate.control.queue_inside import Inside, adapted_inside
 from tidegate.control.queue_responses import QueueResponses
+from tidegate.control.shortage import Shortage
 from tidegate.core.ports import Store
 from tidegate.core.replication import Topology
 from tidegate.core.rule_words import in_words
@@ -60,12 +60,13 @@ class AgreementKeeping:
         self._wall = wall
         self._recorder = recorder
         self._alerts = alerts
+        self._news: AgreementNews | None = None
+        self._shortage = Shortage()
         self._responses = QueueResponses()
         self._text: str | None = None
         self._entries: list[Entry] = []
-        self._doing = ""
-        # Which alarm of the budget rings: fast, slow or None.
-        self._alarm: str | None = None
+        # What the store knows: the last window, what is being done, and what is lacking.
+        self._kept: tuple[Entry | None, str, str] | None = None
         # What was said inside since the agreement is in danger; None: it is not, or not yet.
         self._inside: Inside | None = None
         # Why the queue's agreement is not kept; "": it is, or there is none.
@@ -115,20 +116,18 @@ class AgreementKeeping:
         document = (await self._store.standings()).get(found.key)
         kept = None if document is None else KeptStanding.from_json(document)
         self.agreement = QueueAgreement(agreement, queue, kept)
-        self._alarm = None if kept is None else kept.standing.alarm
+        about = Governed.queue(queue)
+        self._news = AgreementNews(about, self._journal, self._alerts, self._recorder)
+        self._news.go_on(agreement, kept)
+        self._shortage = Shortage("" if kept is None else kept.lacks)
 
     def reconfigured(self, lead_s: float | None) -> None:
         """How long the last replica that was ordered took to serve, for warnings and history."""
         if self.agreement is None:
             return
         is_new = self.agreement.reconfigured(lead_s)
-        if is_new and lead_s is not None and self._recorder is not None:
-            self._recorder.reconfigured(
-                self.agreement.queue,
-                at_s=self._wall(),
-                took_s=lead_s,
-                detail={"what": "added a replica"},
-            )
+        if is_new and lead_s is not None and self._news is not None:
+            self._news.reconfigured(self._wall(), lead_s, "added a replica")
 
     async def inside(self, topology: Topology, sample: QueueSample) -> Inside | None:
         """What can be done inside about a danger; None: there is none, or it was done."""
@@ -146,94 +145,30 @@ class AgreementKeeping:
         self._inside = adapted_inside(queue.policy.prefetch, consumers, waiting)
         return self._inside
 
-    async def account(self, topology: Topology, decision: Decision, epoch: int) -> None:
-        """Tell of what turned, and keep where the agreement stands."""
-        agreement = self.agreement
-        if agreement is None:
-            return
-        doing = self._doing_of(topology, decision)
-        is_new = bool(self._entries) or doing != self._doing
-        while self._entries:
-            # What cannot be told now is told in the next period.
-            entry = self._entries[0]
-            for event in entry.events:
-                await self._tell(topology, agreement, event, entry.standing, doing, epoch)
-            self._ring(topology, agreement, entry)
-            self._entries.pop(0)
-        standing = agreement.standing(doing) if is_new else None
-        if standing is not None:
-            await self._store.keep_standing(agreement.key, standing.to_json(), epoch)
-            self._doing = doing
-
-    async def _tell(
-        self,
-        topology: Topology,
-        agreement: QueueAgreement,
-        event: Event,
-        standing: Standing,
-        doing: str,
-        epoch: int,
+    async def account(
+        self, topology: Topology, decision: Decision, epoch: int, unplaced: str = ""
     ) -> None:
-        burn = standing.burn_hour
-        budget = f"{100.0 * standing.budget_left:.4g} % of the error budget is left"
-        if burn is not None:
-            budget += f", and in the last hour it burned {burn:.3g} times as fast as allowed"
-        await self._journal.write(
-            Decision(
-                at=event.ends_s,
-                loop="agreement",
-                service=topology.queue,
-                law="agreement",
-                rule=f"{event.metric} {_TURNED[event.turn]}",
-                inputs={} if event.worst is None else {"worst": event.worst},
-                outputs={"budget_left": standing.budget_left},
-                reason=f"{event.evidence}, in the {agreement.said.window_s:g} s until then.",
-                otherwise="",
-                outcome="; ".join(filter(None, (budget, doing))),
-            ),
-            epoch,
-        )
-        if self._recorder is not None:
-            self._recorder.agreement_turn(
-                event.agreement,
-                event.metric,
-                event.turn,
-                at_s=event.ends_s,
-                evidence=event.evidence,
-                worst=event.worst,
-                before_s=event.windows_before * agreement.said.window_s,
-            )
-        self._alerts.send(
-            Alert(
-                kind=_KINDS.get(event.turn, "over"),
-                agreement=event.agreement,
-                service=topology.queue,
-                at=event.ends_s,
-                summary=f"{event.metric} of queue {topology.queue} {_TURNED[event.turn]}",
-                evidence=[event.evidence],
-                budget_left=standing.budget_left,
-            )
-        )
+        """Tell of what turned, and keep where the agreement stands.
 
-    def _ring(self, topology: Topology, agreement: QueueAgreement, entry: Entry) -> None:
-        """The budget is being used too fast: said when it begins."""
-        alarm, before = entry.standing.alarm, self._alarm
-        self._alarm = alarm
-        if alarm is None or alarm == before:
+        `unplaced` is why replicas that were ordered have no place; "": they have, or will.
+        """
+        agreement, news = self.agreement, self._news
+        if agreement is None or news is None:
             return
-        name, burns = agreement.said.name, entry.standing.burn_rates[alarm]
-        self._alerts.send(
-            Alert(
-                kind="burn-rate",
-                agreement=name,
-                service=topology.queue,
-                at=entry.window.ends_s,
-                summary=f"the error budget of {name} is used {burns[0]:.3g} times as fast as it "
-                f"may be ({alarm} burn)",
-                evidence=entry.window.evidence,
-                budget_left=entry.standing.budget_left,
-            )
-        )
+        entries, self._entries = self._entries, []
+        for entry in entries:
+            news.window(agreement.said, entry)
+        lacks = self._lacks(topology, agreement, decision, unplaced)
+        lacking = None if lacks is None else self._shortage.take(lacks, decision.at)
+        if lacking is not None:
+            news.shortage(agreement.said.name, lacking, self._wall())
+        doing = self._doing_of(topology, decision)
+        await news.write(doing, epoch)
+        stands = (agreement.last, doing, self._shortage.told)
+        standing = agreement.standing(doing, self._shortage.told)
+        if standing is not None and stands != self._kept:
+            await self._store.keep_standing(agreement.key, standing.to_json(), epoch)
+            self._kept = stands
 
     def _doing_of(self, topology: Topology, decision: Decision) -> str:
         """What is being done about it, in words; "": nothing need be."""
@@ -246,24 +181,29 @@ class AgreementKeeping:
         if not words and coming:
             words = [f"{counted(int(coming), 'replica')} on the way"]
         if not words and self.agreement is not None and self.agreement.is_endangered:
-            most = topology.scaling.replicas.max
-            # Not how many: who is short of them changes that number with every look.
-            is_short = decision.outputs.get("wanted", 0.0) > most
-            short = f"more replicas are needed than {most}, the most that there may be"
-            words = [short if is_short else _nothing(decision.rule)]
+            words = [_too_many(topology, self.agreement, decision) or _nothing(decision.rule)]
         return ", ".join(words)
+
+    def _lacks(
+        self, topology: Topology, agreement: QueueAgreement, decision: Decision, unplaced: str
+    ) -> str | None:
+        """Why there are fewer replicas than are needed; "": there are enough, None: who knows."""
+        is_ours = topology.scaling.policy is ScalingPolicy.AGREEMENT and self._given is None
+        if not is_ours or "wanted" not in decision.outputs:
+            return None
+        return unplaced or _too_many(topology, agreement, decision)
+
+
+def _too_many(topology: Topology, agreement: QueueAgreement, decision: Decision) -> str:
+    """That more are needed than there may be; "": they are not."""
+    most = obeying(topology.scaling, agreement.said).replicas.max
+    # Not how many: who is short of them changes that number with every look.
+    if decision.outputs.get("wanted", 0.0) <= most:
+        return ""
+    return f"more replicas are needed than {most}, the most that there may be"
 
 
 def _nothing(rule: str) -> str:
     """That nothing is being done, and why."""
     words = in_words(rule)
     return words if words.startswith("nothing") else f"nothing: {words}"
-
-
-_KINDS = {Turn.BREACHED: "violation", Turn.WARNED: "warning"}
-_TURNED = {
-    Turn.WARNED: "is warned of",
-    Turn.BREACHED: "is breached",
-    Turn.EASED: "is breached no more, and warned of",
-    Turn.KEPT: "is kept again",
-}

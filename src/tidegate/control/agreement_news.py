@@ -1,60 +1,134 @@
-"""What people should know of an agreement, told once: to the lake, to the log and as an alert.
+"""What people should know of an agreement, told once: to log, lake and journal, and as an alert.
 
 a promise is warned of, breached, eased, kept     violation of a breach; the others if wanted
 the budget burns fast, or slowly and long         when the alarm begins
+more is needed than can be had                    when it begins, and when it is over
 doors and probe disagree                          when it begins, and when it is over
+
+An alert waits for nobody. The journal is in the store: what cannot be written there now is written
+when it can, and says what is being done by then.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
+from dataclasses import dataclass
+
+import msgspec
 
 from tidegate.agreement.document import Agreement
+from tidegate.agreement.history import Standing
+from tidegate.agreement.kept_standing import KeptStanding
 from tidegate.agreement.ledger import Entry
 from tidegate.agreement.violations import Event, Turn
 from tidegate.control.alerts import Alert, Alerts
-from tidegate.control.monitoring import Monitoring
+from tidegate.control.journal import Journal
 from tidegate.control.probe import ProbeSample
-from tidegate.core.hosting import Instance
+from tidegate.core.hosting import Instance, decided_about
+from tidegate.core.steering import Decision
 from tidegate.telemetry.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
 _KINDS = {Turn.BREACHED: "violation", Turn.WARNED: "warning"}
+_TURNED = {
+    Turn.WARNED: "is warned of",
+    Turn.BREACHED: "is breached",
+    Turn.EASED: "is breached no more, and warned of",
+    Turn.KEPT: "is kept again",
+}
+# Turns that wait for the store: the newest say most.
+_UNWRITTEN_MAX = 100
+
+
+@dataclass(frozen=True)
+class Governed:
+    """What an agreement is about: by its name, in words, and as the journal knows it."""
+
+    name: str
+    words: str
+    journal_key: str
+
+    @staticmethod
+    def queue(name: str) -> Governed:
+        return Governed(name, f"queue {name}", name)
+
+    @staticmethod
+    def service(name: str) -> Governed:
+        return Governed(name, name, decided_about(name))
 
 
 class AgreementNews:
-    """Tells what the loop of a service has found."""
+    """Tells what the loop of a service or of a queue has found."""
 
-    def __init__(self, alerts: Alerts, recorder: Recorder | None) -> None:
+    def __init__(
+        self, about: Governed, journal: Journal, alerts: Alerts, recorder: Recorder | None
+    ) -> None:
+        self._about = about
+        self._journal = journal
         self._alerts = alerts
         self._recorder = recorder
+        # Which alarm of the budget rings: fast, slow or None.
+        self._alarm: str | None = None
+        # Turns on their way to the journal, each with what it has left of the budget.
+        self._unwritten: deque[tuple[Decision, str]] = deque(maxlen=_UNWRITTEN_MAX)
 
-    def window(self, service: str, monitoring: Monitoring, entry: Entry) -> None:
+    def go_on(self, agreement: Agreement, kept: KeptStanding | None) -> None:
+        """From where the agreement stood; what rings already is no news."""
+        is_same = kept is not None and kept.is_of(agreement)
+        self._alarm = kept.standing.alarm if kept is not None and is_same else None
+
+    def window(self, agreement: Agreement, entry: Entry) -> None:
         """A window is over."""
-        agreement = monitoring.agreement
         for event in entry.events:
-            self._turn(service, agreement, event, entry.standing.budget_left)
-        alarm = entry.standing.alarm
-        if alarm is not None and alarm != monitoring.alarm:
-            burn, _ = entry.standing.burn_rates[alarm]
-            self._alerts.send(
-                Alert(
-                    kind="burn-rate",
-                    agreement=agreement.name,
-                    service=service,
-                    at=entry.window.ends_s,
-                    summary=f"the error budget of {agreement.name} is used {burn:.3g} times as "
-                    f"fast as it may be ({alarm} burn)",
-                    evidence=entry.window.evidence,
-                    budget_left=entry.standing.budget_left,
-                )
+            self._turn(agreement, event, entry.standing)
+        alarm, before = entry.standing.alarm, self._alarm
+        self._alarm = alarm
+        if alarm is None or alarm == before:
+            return
+        burn, _ = entry.standing.burn_rates[alarm]
+        self._alerts.send(
+            Alert(
+                kind="burn-rate",
+                agreement=agreement.name,
+                service=self._about.name,
+                at=entry.window.ends_s,
+                summary=f"the error budget of {agreement.name} is used {burn:.3g} times as "
+                f"fast as it may be ({alarm} burn)",
+                evidence=entry.window.evidence,
+                budget_left=entry.standing.budget_left,
             )
-        monitoring.alarm = alarm
+        )
 
-    def _turn(self, service: str, agreement: Agreement, event: Event, budget_left: float) -> None:
+    async def write(self, doing: str, epoch: int) -> None:
+        """The turns of promises to the journal, with what is being done about them now."""
+        while self._unwritten:
+            turn, budget = self._unwritten[0]
+            told = msgspec.structs.replace(turn, outcome=doing)
+            # Each is news, also where a promise turns to and fro.
+            await self._journal.write(told, epoch, good=budget)
+            self._unwritten.popleft()
+
+    def _turn(self, agreement: Agreement, event: Event, standing: Standing) -> None:
         if event.turn is Turn.BREACHED:
             log.warning("%s is breached: %s", event.agreement, event.evidence)
+        turned = _TURNED[event.turn]
+        self._unwritten.append(
+            (
+                Decision(
+                    at=event.ends_s,
+                    loop="agreement",
+                    service=self._about.journal_key,
+                    law="agreement",
+                    rule=f"{event.metric} {turned}",
+                    inputs={} if event.worst is None else {"worst": event.worst},
+                    outputs={"budget_left": standing.budget_left},
+                    reason=f"{event.evidence}, in the {agreement.window_s:g} s until then.",
+                ),
+                _budget(standing),
+            )
+        )
         if self._recorder is not None:
             self._recorder.agreement_turn(
                 event.agreement,
@@ -69,34 +143,53 @@ class AgreementNews:
             Alert(
                 kind=_KINDS.get(event.turn, "over"),
                 agreement=event.agreement,
-                service=service,
+                service=self._about.name,
                 at=event.ends_s,
-                summary=f"{event.metric} of {service} is {event.turn.value}",
+                summary=f"{event.metric} of {self._about.words} {turned}",
                 evidence=[event.evidence],
-                budget_left=budget_left,
+                budget_left=standing.budget_left,
             )
         )
 
-    def disagreement(self, service: str, agreement: Agreement, said: str, at_s: float) -> None:
+    def shortage(self, agreement: str, said: str, at_s: float) -> None:
+        """More is needed than can be had, and why; "": it is so no more."""
+        self._begins_or_ends(
+            "shortage",
+            agreement,
+            said,
+            at_s,
+            f"{self._about.words} needs more than can be had: {said}"
+            if said
+            else f"{self._about.words} has all that it needs again",
+        )
+
+    def disagreement(self, agreement: str, said: str, at_s: float) -> None:
         """Doors and the probe say different things; "": they do so no more."""
+        summary = said or "doors and the probe say the same again"
+        self._begins_or_ends("disagreement", agreement, said, at_s, summary)
+
+    def _begins_or_ends(
+        self, kind: str, agreement: str, said: str, at_s: float, summary: str
+    ) -> None:
+        name = self._about.name
         if self._recorder is not None:
-            event = "disagreement" if said else "disagreement over"
-            self._recorder.event(event, service, at_s=at_s, detail={"what": said})
+            event = kind if said else f"{kind} over"
+            self._recorder.event(event, name, at_s=at_s, detail={"what": said})
         self._alerts.send(
             Alert(
-                kind="disagreement" if said else "over",
-                agreement=agreement.name,
-                service=service,
+                kind=kind if said else "over",
+                agreement=agreement,
+                service=name,
                 at=at_s,
-                summary=said or "doors and the probe say the same again",
+                summary=summary,
             )
         )
 
-    def probed(self, service: str, sample: ProbeSample) -> None:
+    def probed(self, sample: ProbeSample) -> None:
         """The probe has asked."""
         if self._recorder is not None:
             self._recorder.http_probe(
-                service,
+                self._about.name,
                 sample.address,
                 at_s=sample.at,
                 duration_s=sample.duration_s,
@@ -104,12 +197,23 @@ class AgreementNews:
                 failure=sample.failure,
             )
 
+    def reconfigured(self, at_s: float, took_s: float, what: str) -> None:
+        """Something that was ordered serves, so long after the order."""
+        if self._recorder is not None:
+            self._recorder.reconfigured(
+                self._about.name, at_s=at_s, took_s=took_s, detail={"what": what}
+            )
+
     def started(self, instance: Instance, took_s: float) -> None:
         """An instance answers, so long after it was ordered."""
-        if self._recorder is not None and instance.ready_at is not None:
-            self._recorder.reconfigured(
-                instance.service,
-                at_s=instance.ready_at,
-                took_s=took_s,
-                detail={"what": f"instance {instance.instance_id} answers"},
-            )
+        if instance.ready_at is not None:
+            what = f"instance {instance.instance_id} answers"
+            self.reconfigured(instance.ready_at, took_s, what)
+
+
+def _budget(standing: Standing) -> str:
+    words = f"{100.0 * standing.budget_left:.4g} % of the error budget is left"
+    if standing.burn_hour is not None:
+        burn = f"{standing.burn_hour:.3g} times as fast as allowed"
+        words += f", and in the last hour it burned {burn}"
+    return words

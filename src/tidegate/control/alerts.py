@@ -47,7 +47,7 @@ class AlertSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
     """What somebody should know."""
 
-    # violation, burn-rate, disagreement, warning, over
+    # violation, burn-rate, shortage, disagreement, warning, over
     kind: str
     # The agreement, and what it governs.
     agreement: str

@@ -30,7 +30,7 @@ from tidegate.control.service_seen import Seen
 from tidegate.control.service_size import COOLDOWN_S, ServiceSize
 from tidegate.control.service_upkeep import ServiceUpkeep
 from tidegate.core.by_hand import NOTHING_SAID, ByHand
-from tidegate.core.hosting import decided_about
+from tidegate.core.hosting import InstanceState, decided_about
 from tidegate.core.steering import Decision
 from tidegate.laws.http_sizing import NO_POINTS, Load
 
@@ -62,6 +62,8 @@ class Configuration:
             self.performance.remember(kept.capacity_per_s)
         # What is wrong, for people; "": nothing.
         self.detail = ""
+        # Why there are fewer instances than are needed; "": there are enough, or they come.
+        self.lacks = ""
 
     @property
     def agreement(self) -> Agreement:
@@ -115,6 +117,9 @@ class Configuration:
             crew.rule = crew.rule or "nothing is left to take"
             crew.because(f"What is in hand needs more than there is: {short}.")
             crew.trouble.append(short)
+        # While others are refused there is too little, however few are in hand by that.
+        is_shedding = admitted is not None and by_hand.in_flight_max is None
+        self.lacks = short or (f"{admitted} requests at a time are let in" if is_shedding else "")
         if admitted is not None:
             why = "reduced" if by_hand.in_flight_max is None else "held by hand"
             crew.trouble.append(f"{why}: {admitted} requests at a time, others are refused")
@@ -154,7 +159,9 @@ class Configuration:
     def _short(self, crew: Crew, seen: Seen, load: Load) -> str:
         """Why there are fewer than are needed, and will be; "": there are enough to come."""
         unplaced = len(self._upkeep.unplaced(crew, seen.at))
-        if unplaced and not seen.slots_free:
+        # Where all that are wanted serve, those that drain will leave their slots to them.
+        is_renewing = len(crew.ready) >= self.wanted and crew.of_state(InstanceState.DRAINING)
+        if unplaced and not seen.slots_free and not is_renewing:
             why = seen.fleet_trouble or "no slot is free"
             return f"{unplaced} of {self.wanted} instance(s) have no place: {why}"
         asked, by_hand = self._size.needed(load), self._size.by_hand

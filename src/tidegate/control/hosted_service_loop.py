@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tidegate.agreement.document import Agreement, AgreementInvalid, parse_agreement
 from tidegate.agreement.kept_standing import KeptStanding
 from tidegate.agreement.ledger import Entry
-from tidegate.control.agreement_news import AgreementNews
+from tidegate.control.agreement_news import AgreementNews, Governed
 from tidegate.control.alerts import Alerts
 from tidegate.control.configuration import Configuration
 from tidegate.control.journal import Journal
@@ -24,6 +24,7 @@ from tidegate.control.learned_agreement import with_learned
 from tidegate.control.monitoring import Disagreements, Measured, Monitoring
 from tidegate.control.probe import Probe
 from tidegate.control.service_seen import Seen
+from tidegate.control.shortage import Shortage
 from tidegate.core.crash import crash_point
 from tidegate.core.hosting import (
     HostingStore,
@@ -61,6 +62,7 @@ class HostedServiceLoop:
 
     def __init__(
         self,
+        name: str,
         store: HostingStore,
         journal: Journal,
         alerts: Alerts,
@@ -74,7 +76,7 @@ class HostedServiceLoop:
     ) -> None:
         self._store = store
         self._journal = journal
-        self._news = AgreementNews(alerts, recorder)
+        self._news = AgreementNews(Governed.service(name), journal, alerts, recorder)
         self._standings = standings
         self._fleet_loop = fleet_loop
         self._clock = clock
@@ -85,8 +87,10 @@ class HostedServiceLoop:
         self._said: str | None = None
         self._monitoring: Monitoring | None = None
         self._disagreements = Disagreements()
-        # The last window of what is promised now, and what was done about it; None: none is over.
-        self._last: tuple[Entry, str] | None = None
+        self._shortage = Shortage()
+        # The last window of what is promised now, what is being done, and what was said to be
+        # lacking; None: none is over.
+        self._last: tuple[Entry, str, str] | None = None
         # What the store knows of what was decided; None: nothing.
         self._kept: KeptConfiguration | None = None
         self.configuration: Configuration | None = None
@@ -104,7 +108,7 @@ class HostedServiceLoop:
         measured = monitoring.take(samples, instances, now, self._clock.wall())
         # Told before anything is ordered: a window is closed once, and an order may fail.
         for entry in measured.entries:
-            self._news.window(name, monitoring, entry)
+            self._news.window(monitoring.agreement, entry)
         for instance, took_s in configuration.performance.see_starts(instances):
             self._news.started(instance, took_s)
         admission = await self._store.admission(name)
@@ -125,6 +129,10 @@ class HostedServiceLoop:
                 fleet_trouble=(_NO_FLEET if self._fleet_loop is None else self._fleet_loop.trouble),
             )
         )
+        lacks = self._shortage.take(configuration.lacks, now)
+        if lacks is not None:
+            self._news.shortage(monitoring.agreement.name, lacks, self._clock.wall())
+        await self._news.write(_doing(decision), epoch)
         await self._remember(service, configuration, epoch)
         await self._act(service, decision, epoch)
         await self._say(service, configuration.detail, epoch)
@@ -141,10 +149,11 @@ class HostedServiceLoop:
             document = await self._store.kept_configuration(service.spec.name)
             self._kept = None if document is None else KeptConfiguration.from_json(document)
             # By its service: two of them may call their agreements the same.
-            kept = self._standings.get(decided_about(service.spec.name))
-            self._monitoring = Monitoring(
-                agreement, None if kept is None else KeptStanding.from_json(kept)
-            )
+            stood = self._standings.get(decided_about(service.spec.name))
+            kept = None if stood is None else KeptStanding.from_json(stood)
+            self._monitoring = Monitoring(agreement, kept)
+            self._news.go_on(agreement, kept)
+            self._shortage = Shortage("" if kept is None else kept.lacks)
             self.configuration = Configuration(agreement, self._kept, by_hand=service.by_hand)
         elif self._said != service.spec.agreement:
             agreement = self._promised = self._agreement(service)
@@ -153,6 +162,7 @@ class HostedServiceLoop:
             if self._monitoring.follow(agreement):
                 # It was judged by what is promised no more.
                 self._last = None
+                self._news.go_on(agreement, None)
             self.configuration.agreement = agreement
         self._said = service.spec.agreement
         self._move_warnings(self._monitoring, self.configuration)
@@ -233,16 +243,15 @@ class HostedServiceLoop:
         epoch: int,
     ) -> None:
         """Where the agreement stands, for the next leader and for people."""
-        doing = "" if not decision.actions and not decision.outcome else decision.reason
-        doing = "; ".join(filter(None, (doing, decision.outcome)))
+        last, doing, lacks = self._last, _doing(decision), self._shortage.told
         if entries:
-            self._last = (entries[-1], doing)
-        elif self._last is None or not doing or self._last[1] == doing:
+            self._last = (entries[-1], doing, lacks)
+        elif last is not None:
+            self._last = (last[0], doing or last[1], lacks)
+        if self._last is None or self._last == last:
             return
-        else:
-            self._last = (self._last[0], doing)
-        entry, doing = self._last
-        kept = KeptStanding.of(monitoring.agreement, entry, monitoring.ledger.history, doing)
+        entry, doing, lacks = self._last
+        kept = KeptStanding.of(monitoring.agreement, entry, monitoring.ledger.history, doing, lacks)
         await self._store.keep_standing(decided_about(service.spec.name), kept.to_json(), epoch)
 
     def _look_from_outside(
@@ -258,11 +267,17 @@ class HostedServiceLoop:
             self._probe.path = service.spec.health_path
             self._probe.mark = probe_mark(service.secret)
             if self._disagreements.follow(measured.reading):
-                self._news.disagreement(service.spec.name, agreement, "", self._clock.wall())
+                self._news.disagreement(agreement.name, "", self._clock.wall())
         for sample in self._probe.tick(now):
-            self._news.probed(service.spec.name, sample)
+            self._news.probed(sample)
             said = self._disagreements.take(
                 sample, now, is_silent=measured.is_silent, is_bounded=admission is not None
             )
             if said is not None:
-                self._news.disagreement(service.spec.name, agreement, said, self._clock.wall())
+                self._news.disagreement(agreement.name, said, self._clock.wall())
+
+
+def _doing(decision: Decision) -> str:
+    """What is being done, in words; "": nothing need be."""
+    reason = decision.reason if decision.actions or decision.outcome else ""
+    return "; ".join(filter(None, (reason, decision.outcome)))

@@ -74,6 +74,7 @@ class HostingLoop:
         standings = await self._store.standings() if names - self.services.keys() else {}
         for name in names - self.services.keys():
             self.services[name] = HostedServiceLoop(
+                name,
                 self._store,
                 self._journal,
                 self._alerts,

@@ -2,7 +2,8 @@
 
 What an instance may still take is at most what its computer has (fleet/free_memory.py). Where that
 is short they all are, and so would be whoever came in their place: nobody is replaced for it. Where
-one is short and another is not, what it has taken goes with it.
+one is short and another is not, what it has taken goes with it. Of one that is alone its own past
+tells: it had enough once, and whoever comes in its place has it again or stays for good.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ class MemoryShortage:
     """Looks after the instances of one service."""
 
     def __init__(self) -> None:
-        # For how many readings in a row an instance has been short, and another was not.
+        # For how many readings in a row an instance has been short, and a new one would not be.
         self._short: dict[int, int] = {}
+        # Those that have had enough.
+        self._had_enough: set[int] = set()
         # Whether several were short in the last reading, and none was not.
         self.is_everybodys = False
 
@@ -28,9 +31,13 @@ class MemoryShortage:
         }
         short = {one for one in free if warning_bytes is not None and free[one] < warning_bytes}
         self.is_everybodys = len(short) > 1 and len(short) == len(free)
-        helped = short if len(short) < len(free) else set[int]()
+        self._had_enough = (self._had_enough | (free.keys() - short)) & free.keys()
+        if len(short) < len(free):
+            helped = short
+        else:
+            helped = short & self._had_enough if len(free) == 1 else set()
         self._short = {one: self._short.get(one, 0) + 1 for one in helped}
 
     def readings(self, instance_id: int) -> int:
-        """For how many readings it has been short, and another was not."""
+        """For how many readings it has been short, and a new one would not be."""
         return self._short.get(instance_id, 0)

@@ -61,7 +61,7 @@ class Monitoring:
     def __init__(self, agreement: Agreement, kept: KeptStanding | None = None) -> None:
         self.agreement = agreement
         self._reader = DoorReader()
-        is_same = kept is not None and kept.history.terms == terms_of(agreement)
+        is_same = kept is not None and kept.is_of(agreement)
         self.ledger = Ledger(
             agreement,
             kept.history if kept is not None and is_same else None,
@@ -69,15 +69,13 @@ class Monitoring:
         )
         if kept is not None and is_same:
             self.ledger.go_on(kept.stands)
-        # fast, slow or None: which alarm of the budget rings.
-        self.alarm = kept.standing.alarm if kept is not None and is_same else None
 
     def follow(self, agreement: Agreement) -> bool:
         """It is written anew; True: it promises something else, and that is another budget."""
         if self.ledger.history.terms == terms_of(agreement):
             self.agreement = self.ledger.agreement = agreement
             return False
-        self.agreement, self.alarm = agreement, None
+        self.agreement = agreement
         self.ledger = Ledger(agreement, lateness_s=LATENESS_S)
         return True
 

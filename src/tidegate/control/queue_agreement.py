@@ -19,7 +19,7 @@ import msgspec
 
 from tidegate.agreement.document import Agreement
 from tidegate.agreement.evaluation import Verdict
-from tidegate.agreement.history import History, terms_of
+from tidegate.agreement.history import History
 from tidegate.agreement.kept_standing import KeptStanding
 from tidegate.agreement.learned_warnings import Lesson, slope_seen, with_learned_warnings
 from tidegate.agreement.ledger import Entry, Ledger
@@ -48,7 +48,7 @@ class QueueAgreement:
         # A warning that is learned moves, and what is promised stays: it is one history.
         self.said = agreement
         self.queue = queue
-        is_ours = kept is not None and kept.history.terms == terms_of(agreement)
+        is_ours = kept is not None and kept.is_of(agreement)
         history = kept.history if kept is not None and is_ours else History.of(agreement)
         self._ledger = Ledger(agreement, history)
         if kept is not None and is_ours:
@@ -145,12 +145,12 @@ class QueueAgreement:
         if agreement != self._ledger.agreement:
             self._ledger.agreement = agreement
 
-    def standing(self, doing: str) -> KeptStanding | None:
+    def standing(self, doing: str, lacks: str = "") -> KeptStanding | None:
         """What the next leader and `tidegate sla` are to know; None: no window is over yet."""
         if self.last is None:
             return None
         about = replace(self.agreement, queue=self.queue)
-        kept = KeptStanding.of(about, self.last, self._ledger.history, doing)
+        kept = KeptStanding.of(about, self.last, self._ledger.history, doing, lacks)
         return msgspec.structs.replace(kept, slopes_per_s=dict(self._slopes))
 
     @property

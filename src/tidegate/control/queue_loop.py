@@ -97,7 +97,7 @@ class QueueLoop:
             await self._inside_first(topology, sample, decision, epoch)
         decision = await self._act(topology, sample, decision, epoch)
         await self._journal.write(decision, epoch, self._arrivals())
-        await self._keeping.account(topology, decision, epoch)
+        await self._keeping.account(topology, decision, epoch, self._unplaced())
 
     async def _keep_up(self, topology: Topology, now: float, epoch: int) -> Topology:
         if await self._forget_missing(topology, epoch):
@@ -228,13 +228,19 @@ class QueueLoop:
             outcome.insert(0, decision.outcome)
         if waiting := missing_workers(topology, sample):
             outcome.append(await self._waits_for_workers(topology, sample, waiting))
-        if self.pending and self._fleet_loop is not None and self._fleet_loop.trouble:
-            outcome.append(f"{self.pending} wait for a machine: {self._fleet_loop.trouble}")
+        if unplaced := self._unplaced():
+            outcome.append(unplaced)
         if away := out_of_reach(topology, sample):
             outcome.append(f"{', '.join(away)} cannot be reached: the others have its share")
         return msgspec.structs.replace(
             decision, carried_out=not left and not failures, outcome="; ".join(outcome)
         )
+
+    def _unplaced(self) -> str:
+        """Why replicas that were ordered have no place; "": they have, or will."""
+        if not self.pending or self._fleet_loop is None or not self._fleet_loop.trouble:
+            return ""
+        return f"{self.pending} wait for a machine: {self._fleet_loop.trouble}"
 
     async def _waits_for_workers(
         self, topology: Topology, sample: QueueSample, waiting: list[ReplicaSample]

@@ -11,7 +11,7 @@
     spares      serve at once when somebody is missing, and are refilled when nobody is
 
 Who is replaced stays until there is one in its place, so that a deploy that does not start harms
-nobody. If there is no slot for one more, one of several goes first.
+nobody. If there is no slot for one more, one of several goes first; one that is alone stays.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ServiceUpkeep:
 
     def replace(self, crew: Crew, instance: Instance, why: str, at: float) -> None:
         """One that serves badly is to go when another is in its place; one at a time."""
-        if self._outworn or at - self._replaced_at < _REPLACE_S or len(crew.ready) < 2:
+        if self._outworn or at - self._replaced_at < _REPLACE_S:
             return
         self._replaced_at = at
         self._outworn.add(instance.instance_id)

@@ -127,7 +127,8 @@ class FleetStore(Protocol):
     Changes under an epoch that is no longer the leader's raise StaleEpoch.
     """
 
-    # The epoch of a member that leads, the living one with the smallest id; None: another leads.
+    # The epoch of a member that leads; None: another does. Whoever leads and lives stays; after it
+    # comes the living one with the smallest id.
     async def lead(self, member_id: int) -> int | None: ...
     # Who leads, and in which epoch.
     async def leader(self) -> tuple[int | None, int]: ...

@@ -1,4 +1,4 @@
-"""Members, machines and the leader of the in-memory store: sql/0008_fleet.sql in Python."""
+"""Members, machines and the leader of the in-memory store: sql/0008_fleet.sql, 0017, in Python."""
 
 from __future__ import annotations
 
@@ -41,9 +41,11 @@ class MemoryFleet:
 
     async def lead(self, member_id: int) -> int | None:
         await asyncio.sleep(0)
-        if member_id != min(filter(self._is_alive, self._members), default=None):
-            return None
         leading, epoch = self._leader
+        # Whoever leads and lives goes on leading.
+        heir = min(filter(self._is_alive, self._members), default=None)
+        if member_id != (leading if self._is_alive(leading) else heir):
+            return None
         if leading != member_id:
             self._leader = (member_id, epoch + 1)
         return self._leader[1]

@@ -1,0 +1,25 @@
+"""What is lacking is told when it has lasted, and that it is over when that has lasted too."""
+
+from __future__ import annotations
+
+from tidegate.control.shortage import BEGINS_S, OVER_S, Shortage
+
+
+def test_a_moment_is_no_news_and_what_lasts_is_told_once() -> None:
+    shortage = Shortage()
+    assert shortage.take("no slot", 0.0) is None
+    assert shortage.take("", 1.0) is None
+    assert shortage.take("no slot", 2.0) is None
+    assert shortage.take("no slot", 2.0 + BEGINS_S) == "no slot"
+    assert shortage.take("no slot for two", 20.0) is None
+    assert shortage.told == "no slot"
+
+
+def test_it_is_over_when_nothing_lacks_for_a_while_also_for_the_next_leader() -> None:
+    shortage = Shortage("no slot")
+    assert shortage.take("no slot", 0.0) is None
+    assert shortage.take("", 1.0) is None
+    assert shortage.take("no slot", 2.0) is None
+    assert shortage.take("", 3.0) is None
+    assert shortage.take("", 3.0 + OVER_S) == ""
+    assert shortage.take("", 99.0) is None
