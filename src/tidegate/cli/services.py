@@ -77,9 +77,10 @@ def deploy(
     """Deploy an application, or a new version of it, on a store that runs: no request fails."""
     settings = load_settings(config, os.environ)
     asked = asked_for(target, agreement, options)
-    if reduced := check_offer(asked, settings):
+    urls = running_stores(store, data, settings)
+    if reduced := check_offer(asked, settings.with_data(data), urls):
         print(f"{asked.spec.name}: {reduced}", file=sys.stderr)
-    asyncio.run(deploy_and_wait(running_stores(store, data, settings), asked, wait))
+    asyncio.run(deploy_and_wait(urls, asked, wait))
 
 
 async def deployed(store: HostingStore, asked: Asked) -> Service:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidegate.agreement.document import Agreement
+from tidegate.control.room import Room
 from tidegate.telemetry.knowledge import Knowledge, Model
 
 ASKED = "said with the question"
@@ -40,8 +41,10 @@ class Asked:
     capacity_per_s: float | None = None
     boot_s: float | None = None
     slots_per_machine: int = 1
-    # How many there are; None: as many as it takes.
-    machines: int | None = None
+    # Instances kept ready beside those that serve.
+    spares: int = 0
+    # What there is for it; None: as much as it takes.
+    room: Room | None = None
 
 
 @dataclass(frozen=True)
