@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from tidegate.agreement.document import Agreement
 from tidegate.control.room import Room
-from tidegate.telemetry.knowledge import Knowledge, Model
+from tidegate.telemetry.knowledge import Model
 
 ASKED = "said with the question"
 SAID = "said in the agreement"
@@ -31,6 +32,12 @@ class Figure:
     @property
     def is_known(self) -> bool:
         return self.value is not None
+
+
+class Accepted(Protocol):
+    """Whoever has the models that may be used: the knowledge folder, or what loops read of it."""
+
+    def accepted(self, kind: str) -> Mapping[str, Model]: ...
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ class Figures:
     consumers: Figure
 
 
-def figures(agreement: Agreement, asked: Asked, knowledge: Knowledge | None) -> Figures:
+def figures(agreement: Agreement, asked: Asked, knowledge: Accepted | None) -> Figures:
     """What is known of an agreement's service."""
     queue = None if knowledge is None else _capacity(agreement, knowledge)
     fleet = None if knowledge is None else knowledge.accepted("provisioning").get(_FLEET)
@@ -113,7 +120,7 @@ def _load(agreement: Agreement, asked: Asked) -> Figure:
     )
 
 
-def _capacity(agreement: Agreement, knowledge: Knowledge) -> Model | None:
+def _capacity(agreement: Agreement, knowledge: Accepted) -> Model | None:
     """What was learned of a replica: of a queue's, or of an instance of an HTTP service."""
     if agreement.http is not None:
         return knowledge.accepted("http_capacity").get(agreement.http)

@@ -77,7 +77,7 @@ def plan(agreement: Agreement, known: Figures, asked: Asked) -> Plan:
     """What an agreement takes with these figures, and what there is for it."""
     needed, because = _replicas(agreement, known)
     slots = asked.slots_per_machine
-    warm, spares = _warm(known), asked.spares
+    warm, spares = warm_of(known), asked.spares
     missing: list[str] = []
     uses = agreement.resources
     had, kept_spares, kept_warm = needed, spares, warm
@@ -116,7 +116,7 @@ def plan(agreement: Agreement, known: Figures, asked: Asked) -> Plan:
         prefetch=keeps_up,
         consumer_rate_per_s=None if keeps_up is None else _consumer_rate(known, needed),
         figures=known,
-        because=(because, *_warm_words(known, _warm(known))),
+        because=(because, *_warm_words(known, warm_of(known))),
         unknown=tuple(_unknown(known)),
         missing=tuple(missing),
         offer=offer,
@@ -140,7 +140,8 @@ def _replicas(agreement: Agreement, known: Figures) -> tuple[int, str]:
     return needed, said
 
 
-def _warm(known: Figures) -> int | None:
+def warm_of(known: Figures) -> int | None:
+    """Machines to keep warm; None: not known."""
     delta, boot_s = known.sla_delta_per_s2.value, known.boot_s.value
     capacity = known.machine_capacity_per_s.value
     if delta == 0.0:
