@@ -11,8 +11,13 @@ from command_line import CommandLine
 
 from backing import PostgresBacking
 from free_ports import free_ports
+from tidegate.agreement.document import parse_agreement
 from tidegate.cli.exit_codes import FAILED
+from tidegate.control.alerts import Alerts
+from tidegate.control.hosting_loop import HostingLoop
+from tidegate.control.journal import Journal
 from tidegate.core.hosting import DoorSample, ServiceSpec
+from tidegate.core.ports import Clock
 from tidegate.storage.postgres import PostgresStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("backing", ["embedded"], indirect=True)]
@@ -78,6 +83,32 @@ async def test_slots_that_another_service_was_promised_are_not_promised_again(
     await led.undeploy("blog")
     await shop.told("deploy", "--wait", "0s", ends_with=0)
     assert [one.spec.name for one in await led.services()] == ["shop"]
+
+
+async def test_an_offer_of_less_is_what_is_deployed_judged_and_shown(
+    shop: Shop, led: PostgresStore, folder: Path
+) -> None:
+    promised = agreement("shop", 1).replace("[metrics", "capacity = 30\n[metrics", 1)
+    promised += "[metrics.throughput]\nbreach = 200\n"
+    (folder / "shop.toml").write_text(f'insufficient = "reduce"\n{promised}')
+
+    said = await shop.told("deploy", "--wait", "0s", ends_with=0)
+
+    # 240/s at 30/s each take 8, and there are 4 slots.
+    assert "offered are 4 instance(s), a throughput of 100/s, kept up to 120/s" in said
+    (service,) = await led.services()
+    _, throughput = parse_agreement(service.spec.agreement, "").metrics
+    assert (throughput.warning, throughput.breach) == pytest.approx((120.0, 100.0))
+
+    # When whoever leads looks at it
+    _, epoch = await led.leader()
+    clock = Clock()
+    loop = HostingLoop(led, Journal(led, None, clock.wall), Alerts(), clock=clock)
+    await loop.run_once(0.0, epoch)
+    loop.stand_down()
+
+    (service,) = await led.services()
+    assert service.detail.startswith("reduced: 8 replicas are needed, and 4 slot(s) are there")
 
 
 async def test_a_service_that_is_served_already_is_refused_as_one_that_is_not(

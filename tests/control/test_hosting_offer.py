@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tidegate.agreement.document import Agreement, parse_agreement
@@ -35,8 +37,8 @@ def room(slots: int) -> Room:
 
 
 def test_what_can_be_kept_is_offered_without_a_word() -> None:
-    assert offered(shop(), with_spares(1), room(5)) == ""
-    assert offered(shop(), with_spares(1), None) == ""
+    for there in (room(5), None):
+        assert offered(shop(), with_spares(1), there) == (shop(), with_spares(1))
 
 
 def test_what_cannot_be_kept_is_refused_with_what_is_missing_and_what_helps() -> None:
@@ -61,10 +63,38 @@ def test_spares_need_a_slot_too() -> None:
         offered(shop(), with_spares(2), room(5))
 
 
-def test_less_is_offered_plainly_if_that_was_agreed() -> None:
-    said = offered(shop('insufficient = "reduce"'), with_spares(), room(2))
-    assert said.startswith("reduced: 4 replicas are needed")
-    assert "kept up to 60/s" in said
+def test_what_is_offered_instead_is_what_is_deployed() -> None:
+    less, spec = offered(shop('insufficient = "reduce"'), with_spares(1), room(2))
+
+    assert parse_agreement(spec.agreement, "shop.toml") == less
+    assert spec.spares == 0
+    (throughput,) = less.metrics
+    # 120 and 100, as far apart as before.
+    assert (throughput.warning, throughput.breach) == pytest.approx((60.0, 50.0))
+    assert less.resources.load_max_per_s == 60.0
+    assert less.resources.reduced == (
+        "4 replicas and 1 spare(s) are needed, and 2 slot(s) are there for it; offered are "
+        "2 instance(s), a throughput of 50/s, kept up to 60/s"
+    )
+    # Asked again with the same room, it is offered as it is.
+    assert offered(less, spec, room(2)) == (less, spec)
+
+
+def test_spares_that_there_is_no_room_for_are_all_that_is_taken() -> None:
+    less, spec = offered(shop('insufficient = "reduce"'), with_spares(3), room(5))
+
+    assert spec.spares == 1
+    assert less.metrics == shop().metrics
+    assert less.resources.load_max_per_s is None
+
+
+def test_what_is_left_of_it_must_not_contradict_itself() -> None:
+    # 20 below the warning in the second that it takes; of what is offered only 10 are left.
+    agreement = shop('insufficient = "reduce"\nreconfiguration = "1s"')
+    steep = replace(agreement, metrics=(replace(agreement.metrics[0], slope_per_s=15.0),))
+
+    with pytest.raises(LimitReached, match="leaves too little time"):
+        offered(steep, with_spares(), room(2))
 
 
 def test_below_the_least_there_is_nothing_to_offer() -> None:

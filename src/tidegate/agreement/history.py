@@ -110,7 +110,9 @@ class History(msgspec.Struct):
 
 def terms_of(agreement: Agreement) -> str:
     """All that an agreement promises, wherever it was read."""
-    return repr(replace(agreement, source=""))
+    said = repr(replace(agreement, source=""))
+    load_max = agreement.resources.load_max_per_s
+    return said if load_max is None else f"{said} up to {load_max!r}"
 
 
 def _burn(agreement: Agreement, counts: Counts) -> float | None:

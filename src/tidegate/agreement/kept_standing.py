@@ -45,6 +45,8 @@ class KeptStanding(msgspec.Struct, frozen=True, kw_only=True):
     doing: str = ""
     # What learned warnings rest on: how fast each promise was seen to get worse, per second.
     slopes_per_s: dict[str, float] = {}
+    # What is offered less than was asked for, and why; "": all of it is.
+    reduced: str = ""
 
     @staticmethod
     def of(agreement: Agreement, entry: Entry, history: History, doing: str = "") -> KeptStanding:
@@ -69,6 +71,7 @@ class KeptStanding(msgspec.Struct, frozen=True, kw_only=True):
             standing=entry.standing,
             history=history,
             doing=doing,
+            reduced=agreement.resources.reduced,
         )
 
     def to_json(self) -> bytes:

@@ -44,6 +44,7 @@ _CLUSTER_KEYS = {
     "memberCapacity": "capacity",
     "reconfigurationTime": "reconfiguration",
     "insufficientResources": "insufficient",
+    "loadMax": "load_max",
 }
 _METRICS = {
     "ResponseTime": "response",
@@ -61,7 +62,7 @@ _METRIC_KEYS = {
     "warningMargin": "warning",
     "slope": "slope",
 }
-_NUMBERS = {"objective", "min", "max", "sla_delta", "capacity"}
+_NUMBERS = {"objective", "min", "max", "sla_delta", "capacity", "load_max"}
 _NUMERIC_METRICS = {"throughput", "availability"}
 
 

@@ -38,7 +38,7 @@ from tidegate.cli.service_options import (
     ServiceOptions,
     TargetArgument,
     asked_for,
-    check_offer,
+    offer_of,
 )
 from tidegate.cli.services import deploy_and_wait, deployed, least_of, seen
 from tidegate.cli.settings.reader import load_settings
@@ -126,8 +126,7 @@ def host(
         node_port = node_port_of(settings, node_port)
     elif node_port is not None:
         _say("--node-port is for a node of its own, and one runs here already: it has no effect")
-    if reduced := check_offer(asked, settings.with_data(data), running):
-        _say(f"{asked.spec.name}: {reduced}")
+    asked = offer_of(asked, settings.with_data(data), running)
     if is_served:
         # Its doors are somebody's already: what is left to do is to deploy.
         asyncio.run(deploy_and_wait(running, asked, _ROLLOUT_S))

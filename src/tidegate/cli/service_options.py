@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -161,8 +161,8 @@ def asked_for(target: str, agreement_file: Path, options: ServiceOptions) -> Ask
     return Asked(spec, agreement, code)
 
 
-def check_offer(asked: Asked, settings: Settings, running: Sequence[str] = ()) -> str:
-    """What is offered less than agreed, "" if nothing; LimitReached if that is refused.
+def offer_of(asked: Asked, settings: Settings, running: Sequence[str] = ()) -> Asked:
+    """What is offered: all that was asked for, or less and that is said; LimitReached if refused.
 
     Of a store that runs (`running`) the machines and who is in them count, else the settings.
     """
@@ -171,7 +171,10 @@ def check_offer(asked: Asked, settings: Settings, running: Sequence[str] = ()) -
 
     knowledge = Knowledge(settings.knowledge_folder, _warn)
     room = _room(asked.spec, settings, running, knowledge)
-    return offered(asked.agreement, asked.spec, room, knowledge)
+    agreement, spec = offered(asked.agreement, asked.spec, room, knowledge)
+    if reduced := agreement.resources.reduced:
+        _warn(f"{spec.name}: reduced: {reduced}")
+    return replace(asked, agreement=agreement, spec=spec)
 
 
 def _room(

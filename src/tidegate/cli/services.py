@@ -24,7 +24,7 @@ from tidegate.cli.service_options import (
     ServiceOptions,
     TargetArgument,
     asked_for,
-    check_offer,
+    offer_of,
 )
 from tidegate.cli.settings.reader import load_settings
 from tidegate.cli.settings_options import ConfigOption
@@ -78,9 +78,8 @@ def deploy(
     settings = load_settings(config, os.environ)
     asked = asked_for(target, agreement, options)
     urls = running_stores(store, data, settings)
-    if reduced := check_offer(asked, settings.with_data(data), urls):
-        print(f"{asked.spec.name}: {reduced}", file=sys.stderr)
-    asyncio.run(deploy_and_wait(urls, asked, wait))
+    offer = offer_of(asked, settings.with_data(data), urls)
+    asyncio.run(deploy_and_wait(urls, offer, wait))
 
 
 async def deployed(store: HostingStore, asked: Asked) -> Service:

@@ -116,7 +116,8 @@ def _load(agreement: Agreement, asked: Asked) -> Figure:
     return _first(
         (asked.load_per_s, ASKED),
         (None if promised is None else promised.warning, "the throughput's warning point"),
-        unknown="promise a throughput, or say --load",
+        (agreement.resources.load_max_per_s, "the load up to which it is kept"),
+        unknown="promise a throughput, or say `load_max`, or --load",
     )
 
 

@@ -126,7 +126,7 @@ class HostedServiceLoop:
         )
         await self._remember(service, configuration, epoch)
         await self._act(service, decision, epoch)
-        await self._say(service, configuration.detail, epoch)
+        await self._say(service, _detail(monitoring.agreement, configuration), epoch)
         await self._keep(service, monitoring, measured.entries, decision, epoch)
         await self._journal.write(decision, epoch)
 
@@ -270,3 +270,9 @@ class HostedServiceLoop:
             )
             if said is not None:
                 self._news.disagreement(service.spec.name, agreement, said, self._clock.wall())
+
+
+def _detail(agreement: Agreement, configuration: Configuration) -> str:
+    """What is offered less than was asked for, and what is wrong now."""
+    reduced = agreement.resources.reduced
+    return "; ".join(filter(None, (reduced and f"reduced: {reduced}", configuration.detail)))
