@@ -8,15 +8,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tidegate.adapters.native.actuator import NativeActuator
 from tidegate.agreement.document import parse_agreement
 from tidegate.control.agreement_figures import Asked, figures
 from tidegate.control.agreement_plan import plan
+from tidegate.control.fleet_loop import FleetLoop
 from tidegate.control.instance_wants import homeless, want_of
+from tidegate.control.journal import Journal
 from tidegate.control.learned import Learned
 from tidegate.control.provisioner import Provisioner
-from tidegate.core.fleet import MachineState, SlotKind
+from tidegate.core.fleet import Machine, MachineState, SlotKind
 from tidegate.core.hosting import Instance, InstanceState, Service, ServiceSpec
+from tidegate.core.ports import Clock
 from tidegate.core.steering import Boot, MachineSample, Place
+from tidegate.fleet.fleet import Fleet
+from tidegate.storage.memory import MemoryStore
 from tidegate.telemetry.knowledge import Knowledge, Model
 
 SHOP = Service(
@@ -110,6 +116,42 @@ def test_the_fleet_keeps_as_many_machines_warm_for_a_service_as_its_plan_says(
     # ceil(3 · 96.9 / 150)
     assert planned.machines_warm == 2
     assert decision.actions == [Boot(slots=3, warm=True)] * 2
+
+
+class Cloud:
+    """A provider whose machines never come to be: what was ordered stands in the store."""
+
+    name = "cloud"
+
+    async def boot(self, machine_id: int, slots: int, host: str | None) -> Machine:
+        return Machine(machine_id=machine_id, state="booting")
+
+    async def halt(self, machine_id: int) -> None: ...
+
+    async def list(self) -> list[Machine]:
+        return [Machine(machine_id=number, state="booting") for number in range(1, 9)]
+
+    async def close(self) -> None: ...
+
+
+async def test_the_loop_of_the_fleet_boots_them_beside_what_is_needed_now(tmp_path: Path) -> None:
+    store = MemoryStore()
+    epoch = await store.lead(await store.join("leader", "tidegate://here:1", 60.0))
+    assert epoch is not None
+    learned = Learned(knowing(tmp_path, boot_s=96.9))
+    learned.refresh(0.0)
+    fleet = Fleet(store, Cloud())
+    actuator = NativeActuator(store, pytest.fail)
+    journal = Journal(store, None, Clock().wall)
+    loop = FleetLoop(store, fleet, Provisioner(), actuator, journal, learned)
+    await store.deploy(shop_that_grows(sla_delta=3).spec)
+    await store.add_instance("shop", 1.0, epoch)
+
+    await loop.run_once({}, 0.0, epoch)
+
+    assert loop.keeps_warm
+    assert [one.slots for one in await store.machines()] == [3, 3, 3], "one at work, two warm"
+    await fleet.close()
 
 
 def test_no_machine_is_kept_warm_while_nobody_knows_how_many(tmp_path: Path) -> None:
