@@ -54,6 +54,7 @@ def test_openslo_brings_back_all_that_it_can_say_and_the_rest_is_named(text: str
         "reconfiguration": uses.reconfiguration_s is not None,
         "replicas": uses.replicas_min != 1 or uses.replicas_max is not None,
         "insufficient": uses.insufficient is not Resources().insufficient,
+        "load_max": uses.load_max_per_s is not None,
     }
     assert {key for key in said if key in named} == {
         key for key, is_said in said.items() if is_said
@@ -111,6 +112,7 @@ def tapas(agreement: Agreement) -> str:
         "memberCapacity": uses.capacity_per_s,
         "reconfigurationTime": uses.reconfiguration_s and duration_word(uses.reconfiguration_s),
         "insufficientResources": uses.insufficient.value,
+        "loadMax": uses.load_max_per_s,
     }
     said = " ".join(f'{key}="{value}"' for key, value in cluster.items() if value is not None)
     elements = {

@@ -36,6 +36,43 @@ def test_samples_fall_into_the_window_in_which_they_end() -> None:
     ]
 
 
+KEPT_UP_TO = agreement(
+    '[metrics.wait_p90]\nbreach = "6s"\n[metrics.throughput]\nbreach = 50\nwarning = 60',
+    'window = "10s"\nload_max = 60',
+)
+
+
+def seconds_of(came: float, served: float, wait_s: float) -> list[Sample]:
+    return [
+        Sample(at_s, accepted=came, served=served, times={"wait": [(wait_s, served)]})
+        for at_s in (1.0, 2.0, 3.0)
+    ]
+
+
+def test_what_more_load_than_was_offered_makes_worse_is_warned_of_and_no_breach() -> None:
+    found = judged(KEPT_UP_TO, 0.0, seconds_of(came=100.0, served=60.0, wait_s=9.0))
+
+    assert found.verdict is Verdict.WARNED
+    assert found.evidence[0].endswith("; 100/s were offered, and it is kept up to 60/s")
+
+    just_so = judged(KEPT_UP_TO, 0.0, seconds_of(came=60.0, served=60.0, wait_s=9.0))
+    assert just_so.verdict is Verdict.BREACHED, "for so much it was promised"
+
+
+def test_a_throughput_is_breached_whatever_more_comes() -> None:
+    found = judged(KEPT_UP_TO, 0.0, seconds_of(came=100.0, served=40.0, wait_s=9.0))
+
+    assert [one.verdict for one in found.findings] == [Verdict.WARNED, Verdict.BREACHED]
+
+
+def test_another_load_to_keep_it_up_to_is_another_budget() -> None:
+    plain, bounded = (
+        agreement('[metrics.wait_p90]\nbreach = "6s"', head) for head in ("", "load_max = 60")
+    )
+
+    assert History.of(plain).terms != History.of(bounded).terms
+
+
 @pytest.mark.parametrize(
     ("late", "expected"),
     # Of a hundred, ten may be at six seconds or longer.

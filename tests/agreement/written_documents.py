@@ -47,6 +47,7 @@ def documents(draw: st.DrawFn, names: st.SearchStrategy[str] = NAMES) -> str:
         ("capacity", NUMBERS),
         ("reconfiguration", st.sampled_from(['"1ms"', '"200us"', '"1s"'])),
         ("insufficient", st.sampled_from(['"refuse"', '"reduce"'])),
+        ("load_max", NUMBERS),
     ):
         if draw(st.booleans()):
             lines.append(f"{key} = {draw(quantity)}")

@@ -135,7 +135,8 @@ def test_no_slot_left_for_what_is_agreed_is_refused_with_what_is_missing(refused
         ends_with=FAILED,
     )
 
-    assert "shop cannot be kept with 8 slot(s)" in said
+    assert "shop cannot be kept: 9 replicas are needed, and 8 slot(s) are there for it" in said
+    assert "add machines" in said
 
 
 def test_without_haproxy_it_says_what_to_install(refused: Refused) -> None:

@@ -51,6 +51,13 @@ def test_a_breach_is_shown_with_budget_burn_rate_evidence_and_what_is_done() -> 
     assert as_json(row)["last_hour"] == {"met": 0, "warned": 0, "breached": 1}
 
 
+def test_an_offer_of_less_is_shown_with_what_was_asked_for() -> None:
+    row = row_of(msgspec.structs.replace(kept(0.1, "nothing"), reduced="2 of 4"), now=6.0)
+
+    assert cells(row)[-1] == "reduced: 2 of 4; nothing"
+    assert as_json(row)["reduced"] == "2 of 4"
+
+
 def test_without_a_word_of_its_own_the_last_decision_is_told() -> None:
     assert row_of(kept(0.1), now=6.0, decided="2 instances more").doing == "2 instances more"
 

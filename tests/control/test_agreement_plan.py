@@ -10,6 +10,7 @@ import pytest
 from tidegate.agreement.document import Agreement, parse_agreement
 from tidegate.control.agreement_figures import Asked, figures
 from tidegate.control.agreement_plan import Plan, plan
+from tidegate.control.room import Room
 from tidegate.telemetry.knowledge import Knowledge, Model
 
 
@@ -22,6 +23,9 @@ def orders(more: str = "", throughput: str = "breach = 250\nwarning = 300") -> A
 
 
 def planned(agreement: Agreement, knowledge: Knowledge | None = None, **asked: object) -> Plan:
+    machines = asked.pop("machines", None)
+    if isinstance(machines, int):
+        asked["room"] = Room.of_machines(machines, 1)
     said = Asked(**asked)  # type: ignore[arg-type]
     return plan(agreement, figures(agreement, said, knowledge), said)
 
@@ -157,7 +161,9 @@ def test_work_comes_before_warmth() -> None:
 
     # Two were to be kept warm, and one is left: it is enough for half of the growth.
     assert (found.replicas, found.machines_warm) == (4, 1)
-    assert found.missing == ("2 machine(s) are to be kept warm, and 1 of 5 are left",)
+    assert found.missing == (
+        "2 machine(s) are to be kept warm, and there is room for 1 beside those at work",
+    )
     assert found.offer is not None
     assert found.offer.sla_delta_per_s2 == pytest.approx(2.0)
     assert found.offer.metrics[1].warning == 300.0

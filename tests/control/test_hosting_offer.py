@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tidegate.agreement.document import Agreement, parse_agreement
 from tidegate.control.hosting_offer import offered
+from tidegate.control.room import Room
 from tidegate.core.errors import LimitReached
+from tidegate.core.hosting import ServiceSpec
 
 
-def shop(more: str = "") -> Agreement:
+def shop(more: str = "", most: int = 8) -> Agreement:
     return parse_agreement(
         f"""
 name = "shop"
 http = "shop"
 capacity = 36
-replicas = {{ min = 1, max = 8 }}
+replicas = {{ min = 1, max = {most} }}
 {more}
 [metrics.throughput]
 breach = 100
@@ -24,28 +28,75 @@ breach = 100
     )
 
 
+def with_spares(spares: int = 0) -> ServiceSpec:
+    return ServiceSpec(name="shop", target="shop:app", agreement="", spares=spares)
+
+
+def room(slots: int) -> Room:
+    return Room(slots, f"{slots} slot(s) are there for it")
+
+
 def test_what_can_be_kept_is_offered_without_a_word() -> None:
-    assert offered(shop(), spares=1, slots=5) == ""
-    assert offered(shop(), spares=1, slots=None) == ""
+    for there in (room(5), None):
+        assert offered(shop(), with_spares(1), there) == (shop(), with_spares(1))
 
 
-def test_what_cannot_be_kept_is_refused_with_what_is_missing() -> None:
-    with pytest.raises(LimitReached, match=r"4 replicas are needed.*insufficient = \"reduce\""):
-        offered(shop(), spares=0, slots=2)
+def test_what_cannot_be_kept_is_refused_with_what_is_missing_and_what_helps() -> None:
+    with pytest.raises(LimitReached) as refused:
+        offered(shop(), with_spares(), room(2))
+
+    assert "4 replicas are needed, and 2 slot(s) are there for it" in str(refused.value)
+    assert 'promise less, add machines or say insufficient = "reduce"' in str(refused.value)
+
+
+def test_where_the_agreement_itself_allows_too_few_no_machine_would_help() -> None:
+    with pytest.raises(LimitReached) as refused:
+        offered(shop(most=2), with_spares(), None)
+
+    assert "4 replicas are needed, and replicas.max is 2" in str(refused.value)
+    assert "allow more replicas" in str(refused.value)
+    assert "machines" not in str(refused.value)
 
 
 def test_spares_need_a_slot_too() -> None:
-    with pytest.raises(LimitReached, match=r"4 instance.s. and 2 spare.s. need more than 5"):
-        offered(shop(), spares=2, slots=5)
+    with pytest.raises(LimitReached, match=r"4 replicas and 2 spare.s. are needed, and 5 slot"):
+        offered(shop(), with_spares(2), room(5))
 
 
-def test_less_is_offered_plainly_if_that_was_agreed() -> None:
-    said = offered(shop('insufficient = "reduce"'), spares=0, slots=2)
-    assert said.startswith("reduced: 4 replicas are needed")
-    assert "kept up to 61.2/s" in said
+def test_what_is_offered_instead_is_what_is_deployed() -> None:
+    less, spec = offered(shop('insufficient = "reduce"'), with_spares(1), room(2))
+
+    assert parse_agreement(spec.agreement, "shop.toml") == less
+    assert spec.spares == 0
+    (throughput,) = less.metrics
+    # 120 and 100, as far apart as before.
+    assert (throughput.warning, throughput.breach) == pytest.approx((61.2, 51.0))
+    assert less.resources.load_max_per_s == pytest.approx(61.2)
+    assert less.resources.reduced == (
+        "4 replicas and 1 spare(s) are needed, and 2 slot(s) are there for it; offered are "
+        "2 instance(s), a throughput of 51/s, kept up to 61.2/s"
+    )
+    # Asked again with the same room, it is offered as it is.
+    assert offered(less, spec, room(2)) == (less, spec)
+
+
+def test_spares_that_there_is_no_room_for_are_all_that_is_taken() -> None:
+    less, spec = offered(shop('insufficient = "reduce"'), with_spares(3), room(5))
+
+    assert spec.spares == 1
+    assert less.metrics == shop().metrics
+    assert less.resources.load_max_per_s is None
+
+
+def test_what_is_left_of_it_must_not_contradict_itself() -> None:
+    # 20 below the warning in the second that it takes; of what is offered only 10 are left.
+    agreement = shop('insufficient = "reduce"\nreconfiguration = "1s"')
+    steep = replace(agreement, metrics=(replace(agreement.metrics[0], slope_per_s=15.0),))
+
+    with pytest.raises(LimitReached, match="leaves too little time"):
+        offered(steep, with_spares(), room(2))
 
 
 def test_below_the_least_there_is_nothing_to_offer() -> None:
-    agreement = shop('insufficient = "reduce"')
-    with pytest.raises(LimitReached):
-        offered(agreement, spares=0, slots=0)
+    with pytest.raises(LimitReached, match="even reduced it needs 1"):
+        offered(shop('insufficient = "reduce"'), with_spares(), room(0))

@@ -206,10 +206,17 @@ async def test_who_leads_again_after_another_did_begins_anew(
     async def lead(member_id: int) -> int:
         return next(epochs)
 
+    said = []
+
+    async def bound_machines(machines_max: int, epoch: int) -> None:
+        said.append((machines_max, epoch))
+
     monkeypatch.setattr(node.store, "lead", lead)
+    monkeypatch.setattr(node.store, "bound_machines", bound_machines)
     stood_down = []
     for now in (1.0, 1.1, 1.2, 1.3):
         await steering.run_once(now)
         stood_down.append(fleet.stood_down)
 
     assert stood_down == [1, 1, 2, 2]
+    assert said == [(256, 1), (256, 3)], "how many machines there may be, once in each"

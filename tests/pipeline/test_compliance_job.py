@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import timedelta
 
 import msgspec
@@ -14,6 +15,7 @@ from tidegate.agreement.document import Agreement, parse_agreement
 from tidegate.agreement.evaluation import Verdict
 from tidegate.agreement.http_sample import sample_of
 from tidegate.agreement.windows import Sample, judged, windows_of
+from tidegate.agreement.writing import written
 from tidegate.core.hosting import DoorSample, Instance, InstanceSample, InstanceState
 from tidegate.pipeline.buckets import first_bucket_from
 from tidegate.pipeline.job import Inputs
@@ -264,16 +266,30 @@ def test_the_job_and_a_live_loop_come_to_the_same_verdicts(spark: SparkSession) 
             )
         )
 
+    # The same, and kept up to a load that every other window is above.
+    bounded = parse_agreement(
+        f"load_max = 6\n{written(replace(agreement, name='bounded'))}", "test"
+    )
+    both = [agreement, bounded]
+
     learned = {
-        (row.window.timestamp(), row.metric): (row.verdict, row.value)
-        for row in tables(spark, [agreement], rows)["promises"].collect()
+        (row.agreement, row.window.timestamp(), row.metric): (row.verdict, row.value)
+        for row in tables(spark, both, rows)["promises"].collect()
     }
 
     live = {
-        (begins_s, one.metric.name): one
-        for begins_s, found in windows_of(agreement, samples)
-        for one in judged(agreement, begins_s, found).findings
+        (said.name, begins_s, one.metric.name): one
+        for said in both
+        for begins_s, found in windows_of(said, samples)
+        for one in judged(said, begins_s, found).findings
     }
+    excused = [one for one in live.values() if one.kept_up_to_per_s is not None]
+    assert {one.metric.stem for one in excused} == {"wait", "oldest_age", "availability"}
+    assert any(
+        one.verdict is Verdict.BREACHED and one.metric.stem == "wait"
+        for (name, _, _), one in live.items()
+        if name == "bounded"
+    )
     assert {key: verdict for key, (verdict, _) in learned.items()} == {
         key: one.verdict.value for key, one in live.items()
     }

@@ -416,6 +416,16 @@ async def test_a_deposed_leader_orders_nothing(store: Store, backing: Backing, e
     assert await store.standings() == {}
 
 
+async def test_whoever_leads_says_how_many_machines_there_may_be(store: Store, epoch: int) -> None:
+    assert await store.machines_bound() is None
+    await store.bound_machines(0, epoch)
+    assert await store.machines_bound() == 0
+    await store.bound_machines(7, epoch)
+    with pytest.raises(StaleEpoch):
+        await store.bound_machines(9, epoch - 1)
+    assert await store.machines_bound() == 7
+
+
 async def test_two_that_deploy_at_once_make_one_service(store: Store, backing: Backing) -> None:
     another = backing.store()
     await another.open()

@@ -15,8 +15,9 @@ A window without data is neither met nor breached: it is counted apart and costs
 throughput breaches only if the load was there: when less was offered than is promised, serving all
 of it is all that can be done. It is the throughput of the time in which there was something to do;
 of less than half a window of it nothing can be told, for what comes now is served a while later.
-All of it is plain arithmetic and comparison, so that the same
-functions take numbers, arrays and Spark Columns (where null, too, is neither).
+Beyond the load up to which an agreement is kept (`load_max`), what more load makes worse is warned
+of and breaches nothing: it was not offered. All of it is plain arithmetic and comparison, so that
+the same functions take numbers, arrays and Spark Columns (where null, too, is neither).
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Verdict(StrEnum):
 ROUNDING = 1e-12
 # Of a window: how long there must have been something to do for its throughput to be judged.
 LOADED_MIN = 0.5
+# What more load makes worse; a throughput is kept all the more.
+_WORSE_BY_LOAD = ("wait", "response", "oldest_age", "availability")
 # From what decides least to what decides most.
 SEVERITY = (Verdict.NO_DATA, Verdict.MET, Verdict.WARNED, Verdict.BREACHED)
 
@@ -66,6 +69,13 @@ def is_late(before: Term, total: Term, percentile: float) -> Term:
     """Whether too few of all lie before a point for the percentile to do so."""
     # Just enough is enough: 55 % of 100 are 55, and 55.00000000000001 to a computer.
     return before < total * (percentile - ROUNDING)
+
+
+def is_excused(metric: Metric, load_max_per_s: float | None, offered_per_s: Term) -> Term:
+    """Whether so much was there that a breach is none: more than the promise was made for."""
+    if load_max_per_s is None or metric.stem not in _WORSE_BY_LOAD:
+        return False
+    return offered_per_s > load_max_per_s * (1.0 + ROUNDING)
 
 
 def verdict(metric: Metric, value: float | None, offered_per_s: float | None = None) -> Verdict:

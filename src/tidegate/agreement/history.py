@@ -117,7 +117,7 @@ def terms_of(agreement: Agreement) -> str:
     breaches = sorted((metric.name, metric.breach) for metric in agreement.metrics)
     governs = (agreement.name, agreement.queue, agreement.http)
     counted = (agreement.window_s, agreement.objective, agreement.period_s)
-    return repr((*governs, *counted, breaches))
+    return repr((*governs, *counted, agreement.resources.load_max_per_s, breaches))
 
 
 def _burn(agreement: Agreement, counts: Counts) -> float | None:

@@ -49,6 +49,8 @@ class KeptStanding(msgspec.Struct, frozen=True, kw_only=True):
     lacks: str = ""
     # What learned warnings rest on: how fast each promise was seen to get worse, per second.
     slopes_per_s: dict[str, float] = {}
+    # What is offered less than was asked for, and why; "": all of it is.
+    reduced: str = ""
 
     @staticmethod
     def of(
@@ -77,6 +79,7 @@ class KeptStanding(msgspec.Struct, frozen=True, kw_only=True):
             history=history,
             doing=doing,
             lacks=lacks,
+            reduced=agreement.resources.reduced,
         )
 
     def to_json(self) -> bytes:

@@ -136,6 +136,8 @@ def _unsaid(agreement: Agreement) -> Iterator[tuple[Key, str]]:
         ("capacity", uses.capacity_per_s is not None),
         ("reconfiguration", uses.reconfiguration_s is not None),
         ("insufficient", uses.insufficient is not unsaid.insufficient),
+        ("load_max", uses.load_max_per_s is not None),
+        ("reduced", bool(uses.reduced)),
     ):
         if is_said:
             yield (word,), "OpenSLO has no word for what a service may use: left out"

@@ -5,6 +5,8 @@
     capacity = 120                  # of one replica, a second: until it is learned
     reconfiguration = "30s"         # from a warning to where it helps
     insufficient = "reduce"         # or "refuse", which is what happens unless said
+    load_max = 60                   # up to which it is kept: what more than that breaches is not
+    reduced = "…"                   # why less is offered than was asked for: written by the offer
 
 Bounds are those of the loops that scale (core/scaling_words.py).
 """
@@ -20,7 +22,10 @@ from tidegate.agreement.metrics import Unit
 from tidegate.core.complaint import meant
 from tidegate.core.scaling import REPLICAS_MAX
 
-KEYS = ("replicas", "sla_delta", "capacity", "reconfiguration", "insufficient")
+KEYS = (
+    *("replicas", "sla_delta", "capacity", "reconfiguration", "insufficient"),
+    *("load_max", "reduced"),
+)
 
 
 class Insufficient(StrEnum):
@@ -40,6 +45,10 @@ class Resources:
     capacity_per_s: float | None = None
     reconfiguration_s: float | None = None
     insufficient: Insufficient = Insufficient.REFUSE
+    # Up to which all of it is kept; None: whatever comes.
+    load_max_per_s: float | None = None
+    # What is offered less than was asked for, and why; "": all of it is.
+    reduced: str = ""
 
 
 def resources(document: dict[str, Any], complaints: Complaints) -> Resources:
@@ -63,6 +72,12 @@ def resources(document: dict[str, Any], complaints: Complaints) -> Resources:
         if "reconfiguration" not in document
         else complaints.measure(("reconfiguration",), Unit.SECONDS, said("reconfiguration")),
         insufficient=_insufficient(document, complaints),
+        load_max_per_s=None
+        if "load_max" not in document
+        else complaints.measure(("load_max",), Unit.PER_SECOND, said("load_max")),
+        reduced=""
+        if "reduced" not in document
+        else complaints.text(("reduced",), said("reduced")) or "",
     )
 
 

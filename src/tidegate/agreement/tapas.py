@@ -49,6 +49,7 @@ _CLUSTER_KEYS = {
     "memberCapacity": "capacity",
     "reconfigurationTime": "reconfiguration",
     "insufficientResources": "insufficient",
+    "loadMax": "load_max",
 }
 _METRICS = {
     "ResponseTime": "response",
@@ -66,7 +67,7 @@ _METRIC_KEYS = {
     "warningMargin": "warning",
     "slope": "slope",
 }
-_NUMBERS = {"objective", "min", "max", "sla_delta", "capacity"}
+_NUMBERS = {"objective", "min", "max", "sla_delta", "capacity", "load_max"}
 _NUMERIC_METRICS = {"throughput", "availability"}
 
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tidegate.agreement.document import Agreement
-from tidegate.agreement.evaluation import LOADED_MIN, Verdict, is_late, verdict, worst
+from tidegate.agreement.evaluation import LOADED_MIN, Verdict, is_excused, is_late, verdict, worst
 from tidegate.agreement.metrics import Metric
 from tidegate.agreement.quantity_words import worded
 
@@ -69,8 +69,10 @@ class Finding:
     # Of a response: how many of them got no answer, and what the others say by themselves.
     unanswered: float = 0.0
     answered: Finding | None = None
-    # Of throughput: what could have been served.
+    # Of throughput, and where more came than was agreed: what could have been served.
     offered_per_s: float | None = None
+    # No breach: more came than this; None: what came is no excuse.
+    kept_up_to_per_s: float | None = None
 
     @property
     def of_answers(self) -> Finding:
@@ -92,6 +94,8 @@ class Finding:
             said += f"; {self.unanswered:g} got no answer"
         if self.offered_per_s is not None:
             said += f"; {self.offered_per_s:.4g}/s were offered"
+        if self.kept_up_to_per_s is not None:
+            said += f", and it is kept up to {self.kept_up_to_per_s:.4g}/s"
         return said
 
 
@@ -126,12 +130,29 @@ def windows_of(
 def judged(agreement: Agreement, begins_s: float, samples: Sequence[Sample]) -> WindowVerdict:
     """The verdict on one window by all samples that end in it."""
     findings = tuple(finding(metric, samples) for metric in agreement.metrics)
+    if (load_max := agreement.resources.load_max_per_s) is not None:
+        findings = tuple(_excused(one, load_max, samples) for one in findings)
     return WindowVerdict(
         begins_s=begins_s,
         ends_s=begins_s + agreement.window_s,
         verdict=worst(one.verdict for one in findings),
         findings=findings,
         samples=len(samples),
+    )
+
+
+def _excused(found: Finding, load_max_per_s: float, samples: Sequence[Sample]) -> Finding:
+    """The same, and no breach where more came than it is kept up to."""
+    flow = _flow(samples)
+    if found.verdict is not Verdict.BREACHED or flow is None:
+        return found
+    if not is_excused(found.metric, load_max_per_s, flow.offered_per_s):
+        return found
+    return replace(
+        found,
+        verdict=Verdict.WARNED,
+        offered_per_s=flow.offered_per_s,
+        kept_up_to_per_s=load_max_per_s,
     )
 
 
@@ -215,26 +236,44 @@ def _percentile(durations: Durations, total: float, percentile: float) -> float:
     return durations[-1][0]
 
 
+@dataclass(frozen=True)
+class _Flow:
+    """What was served, and what could have been."""
+
+    served_per_s: float
+    offered_per_s: float
+    # Whether there was something to do for long enough.
+    is_loaded: bool
+
+
 def _of_throughput(metric: Metric, samples: Sequence[Sample]) -> Finding:
+    flow = _flow(samples)
+    if flow is None:
+        return Finding(metric, Verdict.NO_DATA)
+    says = verdict(metric, flow.served_per_s, flow.offered_per_s if flow.is_loaded else 0.0)
+    return Finding(metric, says, flow.served_per_s, offered_per_s=flow.offered_per_s)
+
+
+def _flow(samples: Sequence[Sample]) -> _Flow | None:
+    """Of the time in which there was something to do; None: nothing was measured."""
     measured = [one for one in samples if one.served is not None and one.interval_s > 0.0]
     # Several queues are sampled at a time: from where the first interval begins to the last end.
     begins_s = min((one.at_s - one.interval_s for one in measured), default=0.0)
     whole_s = max((one.at_s for one in measured), default=0.0) - begins_s
     loaded_s = min(whole_s, sum(one.interval_s for one in measured if _has_work(one)))
-    is_judged = loaded_s >= LOADED_MIN * whole_s
-    seconds = loaded_s if is_judged else whole_s
+    is_loaded = loaded_s >= LOADED_MIN * whole_s
+    seconds = loaded_s if is_loaded else whole_s
     served = math.fsum(_known(one.served for one in measured))
-    value = served / seconds if seconds > 0.0 else math.nan
-    if not math.isfinite(value):
-        return Finding(metric, Verdict.NO_DATA)
+    served_per_s = served / seconds if seconds > 0.0 else math.nan
+    if not math.isfinite(served_per_s):
+        return None
     # Who was turned away would have been served, too; and so would who waits inside a server.
     ended = math.fsum(_known(n for one in measured for n in (one.accepted, one.refused)))
     came = max(ended, math.fsum(_known(one.came for one in measured))) / seconds
     waited_s = math.fsum(_known((one.waiting or 0.0) * one.interval_s for one in measured))
     # What could have been served: what came, or what was served and what still waited.
-    offered = max(came, value + waited_s / seconds / seconds)
-    says = verdict(metric, value, offered if is_judged else 0.0)
-    return Finding(metric, says, value, offered_per_s=offered)
+    offered = max(came, served_per_s + waited_s / seconds / seconds)
+    return _Flow(served_per_s, offered, is_loaded)
 
 
 def _has_work(sample: Sample) -> bool:

@@ -76,6 +76,10 @@ def _resources(uses: Resources) -> Iterator[str]:
         yield f"reconfiguration = {word(Unit.SECONDS, uses.reconfiguration_s)}"
     if uses.insufficient is not Insufficient.REFUSE:
         yield f"insufficient = {quoted(uses.insufficient)}"
+    if uses.load_max_per_s is not None:
+        yield f"load_max = {plain(uses.load_max_per_s)}"
+    if uses.reduced:
+        yield f"reduced = {quoted(uses.reduced)}"
 
 
 def _metrics(agreement: Agreement) -> Iterator[str]:

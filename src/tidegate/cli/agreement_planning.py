@@ -18,7 +18,7 @@ from tidegate.core.quantities import parse_duration_s, parse_rate_per_s
 
 if TYPE_CHECKING:
     from tidegate.agreement.document import Agreement
-    from tidegate.control.agreement_figures import Asked, Figures
+    from tidegate.control.agreement_figures import Figures
     from tidegate.control.agreement_plan import Offer, Plan
 
 _TAKES = [Column("takes", style="bold"), Column("how many", right=True)]
@@ -58,6 +58,7 @@ def plan(
     from tidegate.agreement.document import read_agreement
     from tidegate.control.agreement_figures import Asked, figures
     from tidegate.control.agreement_plan import plan as plan_of
+    from tidegate.control.room import Room
     from tidegate.telemetry.knowledge import Knowledge
 
     asked = Asked(
@@ -65,7 +66,7 @@ def plan(
         capacity_per_s=_quantity(capacity, "--capacity", parse_rate_per_s),
         boot_s=_quantity(boot, "--boot", parse_duration_s),
         slots_per_machine=slots,
-        machines=machines,
+        room=None if machines is None else Room.of_machines(machines, slots),
     )
     agreement = read_agreement(file)
     settings = load_settings(config, os.environ).with_data(data)
@@ -76,7 +77,7 @@ def plan(
     if json:
         output.json(_as_json(agreement, found))
     else:
-        _show(agreement, found, asked, output)
+        _show(agreement, found, machines, output)
     if found.offer is None:
         raise typer.Exit(FAILED)
 
@@ -93,7 +94,7 @@ def _quantity(said: str | None, option: str, parse: Any) -> float | None:
     return found
 
 
-def _show(agreement: Agreement, found: Plan, asked: Asked, output: Output) -> None:
+def _show(agreement: Agreement, found: Plan, machines: int | None, output: Output) -> None:
     warm = found.machines_warm
     output.table(
         _TAKES,
@@ -102,7 +103,7 @@ def _show(agreement: Agreement, found: Plan, asked: Asked, output: Output) -> No
             ["slots per machine", found.slots],
             ["machines at work", found.machines_working],
             ["machines warm", "not known" if warm is None else warm],
-            ["machines there", asked.machines],
+            ["machines there", machines],
             *([["prefetch", found.prefetch]] if found.prefetch else []),
         ],
     )

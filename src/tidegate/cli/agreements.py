@@ -229,6 +229,8 @@ def _agreement_json(agreement: Agreement) -> dict[str, Any]:
         "capacity_per_s": uses.capacity_per_s,
         "reconfiguration_s": uses.reconfiguration_s,
         "insufficient": uses.insufficient.value,
+        "load_max_per_s": uses.load_max_per_s,
+        "reduced": uses.reduced or None,
         "metrics": [
             {
                 "metric": metric.name,

@@ -12,7 +12,7 @@ from tidegate.core.scaling import Provisioning
 if TYPE_CHECKING:
     from tidegate.cli.settings.settings import Settings
     from tidegate.core.fleet import Provider
-    from tidegate.fleet.fleet import Fleet, OrderStore
+    from tidegate.fleet.fleet import Fleet, FleetOptions, OrderStore
     from tidegate.fleet.providers.process import ProcessProvider
     from tidegate.telemetry.recorder import Recorder
 
@@ -28,13 +28,18 @@ def fleet_of(
     config: Path | None = None,
 ) -> Fleet | None:
     """The fleet that the settings ask for; None: there are no machines to be had."""
-    from tidegate.fleet.fleet import Fleet, FleetOptions
+    from tidegate.fleet.fleet import Fleet
 
     provider = provider_of(settings, store_urls, config)
-    if provider is None:
-        return None
+    return None if provider is None else Fleet(store, provider, options_of(settings), recorder)
+
+
+def options_of(settings: Settings) -> FleetOptions:
+    """How many machines there may be, where, and how patient the fleet is with them."""
+    from tidegate.fleet.fleet import FleetOptions
+
     chosen = settings.fleet
-    options = FleetOptions(
+    return FleetOptions(
         boot_deadline_s=chosen.boot_deadline_s,
         tries=chosen.tries,
         backoff_s=chosen.backoff_s,
@@ -45,7 +50,6 @@ def fleet_of(
         machines_per_host=chosen.machines_per_host,
         provisioning=Provisioning(chosen.provisioning),
     )
-    return Fleet(store, provider, options, recorder)
 
 
 def provider_of(

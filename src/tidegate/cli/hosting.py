@@ -38,7 +38,7 @@ from tidegate.cli.service_options import (
     ServiceOptions,
     TargetArgument,
     asked_for,
-    check_offer,
+    offer_of,
 )
 from tidegate.cli.services import deploy_and_wait, deployed, least_of, seen
 from tidegate.cli.settings.reader import load_settings
@@ -119,19 +119,19 @@ def host(
             f"{doors} doors from port {port} on would end at {ports[-1]}, and {_PORT_MAX} is the "
             "last: choose a lower --port"
         )
-    if running and _is_served(running, asked.spec.name, listen, port):
-        # Its doors are somebody's already: what is left to do is to deploy.
-        asyncio.run(deploy_and_wait(running, asked, _ROLLOUT_S))
-        return
-    for one in ports:
+    is_served = bool(running) and _is_served(running, asked.spec.name, listen, port)
+    for one in () if is_served else ports:
         check_free(listen, one)
     if not running:
         settings = _with_provider(settings, config)
         node_port = node_port_of(settings, node_port)
     elif node_port is not None:
         _say("--node-port is for a node of its own, and one runs here already: it has no effect")
-    if reduced := check_offer(asked, settings.with_data(data)):
-        _say(f"{asked.spec.name}: {reduced}")
+    asked = offer_of(asked, settings.with_data(data), running)
+    if is_served:
+        # Its doors are somebody's already: what is left to do is to deploy.
+        asyncio.run(deploy_and_wait(running, asked, _ROLLOUT_S))
+        return
     with _log_file(folder, verbose) as log_file, terminated_like_interrupted():
         house = None if running else House(settings, folder, log_file=log_file)
         fronts: list[DoorProcess] = []

@@ -121,24 +121,28 @@ def _obeying(
     rest = {key: value for key, value in changes.items() if key != "agreement"}
     agreed = with_agreement(before, agreement, text)
     if changes.get("policy", before.policy) == ScalingPolicy.AGREEMENT:
-        _refuse_what_cannot_be_kept(agreement, changed(agreed, rest))
+        offer, text = _offered(agreement, text, changed(agreed, rest))
+        agreed = with_agreement(before, offer, text)
     return agreed, rest
 
 
-def _refuse_what_cannot_be_kept(agreement: Agreement, scaling: Scaling) -> None:
-    """More is promised than so many replicas do, by what the document itself says."""
+def _offered(agreement: Agreement, text: str, scaling: Scaling) -> tuple[Agreement, str]:
+    """What so many replicas can keep, by what the document itself says: all of it, or less."""
     from tidegate.control.agreement_figures import Asked, figures
     from tidegate.control.agreement_plan import plan
+    from tidegate.control.reduced_agreement import reduced_agreement
 
     most = scaling.replicas.max
     bounded = replace(agreement, resources=replace(agreement.resources, replicas_max=most))
     asked = Asked(capacity_per_s=scaling.capacity_per_s)
     found = plan(bounded, figures(bounded, asked, None), asked)
     if not found.missing:
-        return
-    lacking = f"{agreement.name}: {'; '.join(found.missing)}"
+        return agreement, text
     if found.offer is None:
         raise InvalidValue(
-            f'{lacking}. Promise less, allow more replicas, or write insufficient = "reduce"'
+            f"{agreement.name}: {'; '.join(found.missing)}. Promise less, allow more replicas, or "
+            'write insufficient = "reduce"'
         )
-    print(f"{lacking}: less is offered, as insufficient = reduce says", file=sys.stderr)
+    offer, text = reduced_agreement(agreement, found, "replica")
+    print(f"{agreement.name}: reduced: {offer.resources.reduced}", file=sys.stderr)
+    return offer, text

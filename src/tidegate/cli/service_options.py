@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,12 +19,16 @@ from tidegate.cli.application_check import check_application
 from tidegate.cli.application_probe import DEFAULT_NAME
 from tidegate.cli.asking import duration_option
 from tidegate.cli.source_files import revision_of
+from tidegate.cli.store_wiring import ask_store
 from tidegate.core.errors import InvalidValue
 from tidegate.core.hosting import Engine, ServiceSpec
 
 if TYPE_CHECKING:
     from tidegate.agreement.document import Agreement
     from tidegate.cli.settings.settings import Settings
+    from tidegate.control.room import Room
+    from tidegate.storage.postgres import PostgresStore
+    from tidegate.telemetry.knowledge import Knowledge
 
 # It is part of command lines, cookies and HAProxy's configuration.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -157,18 +161,45 @@ def asked_for(target: str, agreement_file: Path, options: ServiceOptions) -> Ask
     return Asked(spec, agreement, code)
 
 
-def check_offer(asked: Asked, settings: Settings) -> str:
-    """What is offered less than agreed, "" if nothing; LimitReached if that is refused."""
+def offer_of(asked: Asked, settings: Settings, running: Sequence[str] = ()) -> Asked:
+    """What is offered: all that was asked for, or less and that is said; LimitReached if refused.
+
+    Of a store that runs (`running`) the machines and who is in them count, else the settings.
+    """
     from tidegate.control.hosting_offer import offered
     from tidegate.telemetry.knowledge import Knowledge
 
-    fleet = settings.fleet
-    # Who boots no machines here does not know of those that there are.
-    slots = None
-    if fleet.provider != "none":
-        slots = fleet.machines_max * asked.spec.slots_per_machine
     knowledge = Knowledge(settings.knowledge_folder, _warn)
-    return offered(asked.agreement, asked.spec.spares, slots, knowledge)
+    room = _room(asked.spec, settings, running, knowledge)
+    agreement, spec = offered(asked.agreement, asked.spec, room, knowledge)
+    if reduced := agreement.resources.reduced:
+        _warn(f"{spec.name}: reduced: {reduced}")
+    return replace(asked, agreement=agreement, spec=spec)
+
+
+def _room(
+    spec: ServiceSpec, settings: Settings, running: Sequence[str], knowledge: Knowledge
+) -> Room | None:
+    """What there is for a service; None: nobody knows."""
+    from tidegate.cli.fleet_wiring import options_of
+    from tidegate.control.slot_claims import claims, room_for
+
+    here = None if settings.fleet.provider == "none" else options_of(settings).machines_most
+    if not running:
+        return None if here is None else room_for(spec, (), here)
+
+    async def look(store: PostgresStore) -> Room | None:
+        # Whoever leads knows best: who deploys may have other settings.
+        most = await store.machines_bound()
+        if most is None and here is None:
+            return None
+        everybody = claims(
+            await store.services(), await store.instances(), await store.topologies(), knowledge
+        )
+        bound = (here or 0) if most is None else most
+        return room_for(spec, await store.machines(), bound, everybody)
+
+    return ask_store(running, look)
 
 
 def _warn(text: str) -> None:

@@ -24,7 +24,7 @@ from tidegate.cli.service_options import (
     ServiceOptions,
     TargetArgument,
     asked_for,
-    check_offer,
+    offer_of,
 )
 from tidegate.cli.settings.reader import load_settings
 from tidegate.cli.settings_options import ConfigOption
@@ -77,9 +77,9 @@ def deploy(
     """Deploy an application, or a new version of it, on a store that runs: no request fails."""
     settings = load_settings(config, os.environ)
     asked = asked_for(target, agreement, options)
-    if reduced := check_offer(asked, settings):
-        print(f"{asked.spec.name}: {reduced}", file=sys.stderr)
-    asyncio.run(deploy_and_wait(running_stores(store, data, settings), asked, wait))
+    urls = running_stores(store, data, settings)
+    offer = offer_of(asked, settings.with_data(data), urls)
+    asyncio.run(deploy_and_wait(urls, offer, wait))
 
 
 async def deployed(store: HostingStore, asked: Asked) -> Service:

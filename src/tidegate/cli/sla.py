@@ -61,6 +61,8 @@ class Row:
     doing: str = ""
     # Seconds since 1970; the end of the last window.
     judged_at: float | None = None
+    # What is offered less than was asked for, and why; "": all of it is.
+    reduced: str = ""
 
 
 COLUMNS = [
@@ -155,6 +157,8 @@ def _view(rows: Sequence[Row], width: int, in_full: bool) -> Group:
         style = _STYLES.get(row.state, "dim")
         evidence = row.evidence if in_full else row.evidence[:1]
         lines += [Text(f"{row.agreement}: {harmless(one)}", style=style) for one in evidence]
+        if row.reduced:
+            lines.append(Text(f"{row.agreement}: {harmless(_offer(row))}"))
         if row.doing:
             lines.append(Text(f"{row.agreement}: {harmless(row.doing)}", style="dim"))
     return Group(table, *lines)
@@ -252,6 +256,7 @@ def row_of(kept: KeptStanding, now: float, decided: str = "") -> Row:
         if silent
         else kept.doing or decided,
         judged_at=kept.at,
+        reduced=kept.reduced,
     )
 
 
@@ -296,8 +301,13 @@ def cells(row: Row) -> list[Cell]:
         row.burn_rate,
         row.alarm,
         f"{row.met}/{row.warned}/{row.breached}" if judged else None,
-        row.doing or None,
+        "; ".join(filter(None, (_offer(row), row.doing))) or None,
     ]
+
+
+def _offer(row: Row) -> str:
+    """That less is offered than was asked for; "": all of it is."""
+    return row.reduced and f"reduced: {row.reduced}"
 
 
 def as_json(row: Row) -> dict[str, Any]:
@@ -312,4 +322,5 @@ def as_json(row: Row) -> dict[str, Any]:
         "evidence": list(row.evidence),
         "doing": row.doing or None,
         "judged_at": row.judged_at,
+        "reduced": row.reduced or None,
     }

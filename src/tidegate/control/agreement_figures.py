@@ -11,9 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from tidegate.agreement.document import Agreement
-from tidegate.telemetry.knowledge import Knowledge, Model
+from tidegate.control.room import Room
+from tidegate.telemetry.knowledge import Model
 
 ASKED = "said with the question"
 SAID = "said in the agreement"
@@ -32,6 +34,12 @@ class Figure:
         return self.value is not None
 
 
+class Accepted(Protocol):
+    """Whoever has the models that may be used: the knowledge folder, or what loops read of it."""
+
+    def accepted(self, kind: str) -> Mapping[str, Model]: ...
+
+
 @dataclass(frozen=True)
 class Asked:
     """What whoever plans has said."""
@@ -40,8 +48,10 @@ class Asked:
     capacity_per_s: float | None = None
     boot_s: float | None = None
     slots_per_machine: int = 1
-    # How many there are; None: as many as it takes.
-    machines: int | None = None
+    # Instances kept ready beside those that serve.
+    spares: int = 0
+    # What there is for it; None: as much as it takes.
+    room: Room | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,7 @@ class Figures:
     consumers: Figure
 
 
-def figures(agreement: Agreement, asked: Asked, knowledge: Knowledge | None) -> Figures:
+def figures(agreement: Agreement, asked: Asked, knowledge: Accepted | None) -> Figures:
     """What is known of an agreement's service."""
     queue = None if knowledge is None else _capacity(agreement, knowledge)
     fleet = None if knowledge is None else knowledge.accepted("provisioning").get(_FLEET)
@@ -106,11 +116,12 @@ def _load(agreement: Agreement, asked: Asked) -> Figure:
     return _first(
         (asked.load_per_s, ASKED),
         (None if promised is None else promised.warning, "the throughput's warning point"),
-        unknown="promise a throughput, or say --load",
+        (agreement.resources.load_max_per_s, "the load up to which it is kept"),
+        unknown="promise a throughput, or say `load_max`, or --load",
     )
 
 
-def _capacity(agreement: Agreement, knowledge: Knowledge) -> Model | None:
+def _capacity(agreement: Agreement, knowledge: Accepted) -> Model | None:
     """What was learned of a replica: of a queue's, or of an instance of an HTTP service."""
     if agreement.http is not None:
         return knowledge.accepted("http_capacity").get(agreement.http)

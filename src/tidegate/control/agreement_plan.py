@@ -9,8 +9,8 @@
 What nobody knows is said and not guessed: without a capacity the plan is the least number of
 replicas, and says that it does not know whether that suffices. Resources that do not suffice are
 refused, or the agreement is reduced: less throughput, at points as far apart as before. Work comes
-before warmth, so what is missing is taken from the warm pool first. Below the least number of
-replicas there is nothing left to offer.
+before spares, and both before warmth: what is missing is taken from the warm pool first. Below the
+least number of replicas there is nothing left to offer.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ class Plan:
     missing: tuple[str, ...]
     # None: refused.
     offer: Offer | None
+    spares: int = 0
+    # Whether it is room that is missing, and not a bound of the agreement.
+    lacks_room: bool = False
 
     @property
     def machines(self) -> int:
@@ -79,46 +82,51 @@ def plan(agreement: Agreement, known: Figures, asked: Asked) -> Plan:
     """What an agreement takes with these figures, and what there is for it."""
     needed, because = _replicas(agreement, known)
     slots = asked.slots_per_machine
-    working, warm = math.ceil(needed / slots), _warm(known)
+    warm, spares = warm_of(known), asked.spares
     missing: list[str] = []
     uses = agreement.resources
-    had, kept_warm = needed, warm
+    had, kept_spares, kept_warm = needed, spares, warm
     most = REPLICAS_MAX if uses.replicas_max is None else uses.replicas_max
     if needed > most:
         missing.append(f"{needed} replicas are needed, and replicas.max is {most}")
         had = most
-    if asked.machines is not None:
-        fit = asked.machines * slots
-        if had > fit:
-            missing.append(
-                f"{had} replicas are needed, and {asked.machines} machine(s) of {slots} slot(s) "
-                f"take {fit}"
-            )
-            had = fit
-        left = asked.machines - math.ceil(had / slots)
+    lacks_room = False
+    if asked.room is not None:
+        fit = asked.room.slots
+        if had + spares > fit:
+            spare = f" and {spares} spare(s)" if spares else ""
+            missing.append(f"{had} replicas{spare} are needed, and {asked.room.words}")
+            lacks_room = True
+            had = min(had, fit)
+            kept_spares = min(spares, fit - had)
+        left = (fit - had - kept_spares) // slots
         if warm is not None and warm > left:
             missing.append(
-                f"{warm} machine(s) are to be kept warm, and {left} of {asked.machines} are left"
+                f"{warm} machine(s) are to be kept warm, and there is room for {left} beside those "
+                "at work"
             )
+            lacks_room = True
             kept_warm = left
     offer, refusal = _offer(agreement, known, had, kept_warm, bool(missing))
     if refusal:
         missing.append(refusal)
     if offer is not None and missing:
-        working, warm, needed = math.ceil(had / slots), kept_warm, had
+        needed, spares, warm = had, kept_spares, kept_warm
     keeps_up = None if agreement.queue is None else "keep-up"
     return Plan(
         replicas=needed,
         slots=slots,
-        machines_working=working,
+        machines_working=math.ceil((needed + spares) / slots),
         machines_warm=warm,
         prefetch=keeps_up,
         consumer_rate_per_s=None if keeps_up is None else _consumer_rate(known, needed),
         figures=known,
-        because=(because, *_warm_words(known, _warm(known))),
+        because=(because, *_warm_words(known, warm_of(known))),
         unknown=tuple(_unknown(known)),
         missing=tuple(missing),
         offer=offer,
+        spares=spares,
+        lacks_room=lacks_room,
     )
 
 
@@ -149,7 +157,8 @@ def _busy(agreement: Agreement, capacity_per_s: float) -> float:
     return busy_part(pledge, capacity_per_s, DEFAULT_WAIT_SIZING)
 
 
-def _warm(known: Figures) -> int | None:
+def warm_of(known: Figures) -> int | None:
+    """Machines to keep warm; None: not known."""
     delta, boot_s = known.sla_delta_per_s2.value, known.boot_s.value
     capacity = known.machine_capacity_per_s.value
     if delta == 0.0:

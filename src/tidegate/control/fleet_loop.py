@@ -87,7 +87,9 @@ class FleetLoop:
             for topology in topologies
             if topology.queue_id in loops
         ]
-        wants += [want_of(service, waiting, instances) for service, waiting in homeless]
+        wants += [
+            want_of(service, waiting, instances, self._learned) for service, waiting in homeless
+        ]
         self.slots_free = sum(map(free_slots, machines))
         self.keeps_warm = warm_wanted(wants) > 0
         decision = self._provisioner.decide(machines, wants, now)

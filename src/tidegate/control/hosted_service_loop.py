@@ -135,7 +135,7 @@ class HostedServiceLoop:
         await self._news.write(_doing(decision), epoch)
         await self._remember(service, configuration, epoch)
         await self._act(service, decision, epoch)
-        await self._say(service, configuration.detail, epoch)
+        await self._say(service, _detail(monitoring.agreement, configuration), epoch)
         await self._keep(service, monitoring, measured.entries, decision, epoch)
         await self._journal.write(decision, epoch)
 
@@ -281,3 +281,9 @@ def _doing(decision: Decision) -> str:
     """What is being done, in words; "": nothing need be."""
     reason = decision.reason if decision.actions or decision.outcome else ""
     return "; ".join(filter(None, (reason, decision.outcome)))
+
+
+def _detail(agreement: Agreement, configuration: Configuration) -> str:
+    """What is offered less than was asked for, and what is wrong now."""
+    reduced = agreement.resources.reduced
+    return "; ".join(filter(None, (reduced and f"reduced: {reduced}", configuration.detail)))

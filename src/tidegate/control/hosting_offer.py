@@ -1,56 +1,59 @@
 """Whether a service can be kept as agreed, before it is deployed: the offer, or a refusal.
 
     insufficient = "refuse"     LimitReached, with what is missing; nothing is deployed
-    insufficient = "reduce"     what can be kept with this, in a sentence: the service's detail
+    insufficient = "reduce"     what can be kept with this: another agreement (reduced_agreement),
+                                which is deployed in its place, judged and shown
 
 What nobody knows is not guessed: without a load or a capacity the least number of instances is all
 that can be asked for (control/agreement_plan.py). Spares are part of it: who is to be replaced at
-once needs a slot that is taken already.
+once needs a slot that is taken already. What others have, or are entitled to, is not there for it
+(control/slot_claims.py).
 """
 
 from __future__ import annotations
 
+import msgspec
+
 from tidegate.agreement.document import Agreement, Insufficient
-from tidegate.agreement.quantity_words import worded
 from tidegate.control.agreement_figures import Asked, figures
 from tidegate.control.agreement_plan import Plan, plan
+from tidegate.control.reduced_agreement import reduced_agreement
+from tidegate.control.room import Room
 from tidegate.core.errors import LimitReached
+from tidegate.core.hosting import ServiceSpec
 from tidegate.telemetry.knowledge import Knowledge
 
 
 def offered(
-    agreement: Agreement, spares: int, slots: int | None, knowledge: Knowledge | None = None
-) -> str:
-    """What is offered less than agreed, "" if nothing; LimitReached if it is refused.
+    agreement: Agreement,
+    spec: ServiceSpec,
+    room: Room | None,
+    knowledge: Knowledge | None = None,
+) -> tuple[Agreement, ServiceSpec]:
+    """What is offered: all that was asked for, or less of it; LimitReached if it is refused.
 
-    `slots` are all that the service may have, free or booted for it; None: as many as it takes.
+    `room` is all that the service may have; None: as much as it takes.
     """
-    asked = Asked(slots_per_machine=1, machines=slots)
+    asked = Asked(slots_per_machine=spec.slots_per_machine, spares=spec.spares, room=room)
     found = plan(agreement, figures(agreement, asked, knowledge), asked)
-    missing = list(found.missing)
-    if slots is not None and found.replicas + spares > slots and not missing:
-        missing.append(f"{found.replicas} instance(s) and {spares} spare(s) need more than {slots}")
-    if not missing:
-        return ""
-    lacks = "; ".join(missing)
-    if agreement.resources.insufficient is Insufficient.REFUSE or found.offer is None:
-        raise LimitReached(
-            f"{agreement.name} cannot be kept with {slots} slot(s): {lacks}. Add machines, promise "
-            'less, or say insufficient = "reduce"'
-        )
-    return f"reduced: {lacks}; {_offer_words(found)}"
+    if not found.missing:
+        return agreement, spec
+    if found.offer is None:
+        raise LimitReached(_refusal(agreement, found))
+    less, text = reduced_agreement(agreement, found, "instance")
+    return less, msgspec.structs.replace(spec, agreement=text, spares=found.spares)
 
 
-def _offer_words(found: Plan) -> str:
-    assert found.offer is not None
-    said = [
-        f"{found.replicas} instance(s)",
-        *(
-            f"a throughput of {worded(metric.unit, metric.breach)}"
-            for metric in found.offer.metrics
-            if metric.name == "throughput"
-        ),
-    ]
-    if found.offer.load_max_per_s is not None:
-        said.append(f"kept up to {found.offer.load_max_per_s:.3g}/s")
-    return f"offered are {', '.join(said)}"
+def _refusal(agreement: Agreement, found: Plan) -> str:
+    """What is missing, and all that would help."""
+    uses = agreement.resources
+    most = uses.replicas_max
+    remedies = ["promise less"]
+    if most is not None and found.replicas > most:
+        remedies.append("allow more replicas")
+    if found.lacks_room:
+        remedies.append("add machines")
+    if uses.insufficient is Insufficient.REFUSE:
+        remedies.append('say insufficient = "reduce"')
+    remedy = " or ".join(filter(None, (", ".join(remedies[:-1]), remedies[-1])))
+    return f"{agreement.name} cannot be kept: {'; '.join(found.missing)}. What helps: {remedy}"

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
+from tidegate.agreement.document import Agreement, AgreementInvalid, parse_agreement
+from tidegate.control.agreement_figures import Accepted, Asked, figures
+from tidegate.control.agreement_plan import warm_of
 from tidegate.control.provisioner import Want
 from tidegate.core.fleet import MachineState, SlotKind
-from tidegate.core.hosting import Instance, InstanceState, Service
+from tidegate.core.hosting import Instance, InstanceState, Service, ServiceSpec
 from tidegate.core.steering import MachineSample
 
 # Those that are to answer, or to be ready to.
@@ -29,7 +33,10 @@ def homeless(
 
 
 def want_of(
-    service: Service, waiting: Sequence[Instance], instances: Iterable[Instance] = ()
+    service: Service,
+    waiting: Sequence[Instance],
+    instances: Iterable[Instance] = (),
+    learned: Accepted | None = None,
 ) -> Want:
     """A slot for each; urgent are those that are to answer, for somebody waits for it.
 
@@ -52,4 +59,22 @@ def want_of(
         urgent=sum(not one.is_spare for one in waiting),
         slots_per_machine=service.spec.slots_per_machine,
         together=dict(together),
+        warm=_warm(service.spec, learned),
     )
+
+
+def _warm(spec: ServiceSpec, learned: Accepted | None) -> int | None:
+    """Machines that its agreement plans to keep warm; None: nobody knows how many."""
+    agreement = _agreement(spec.agreement, spec.name)
+    if agreement is None:
+        return None
+    return warm_of(figures(agreement, Asked(slots_per_machine=spec.slots_per_machine), learned))
+
+
+@lru_cache(maxsize=256)
+def _agreement(text: str, service: str) -> Agreement | None:
+    # Twice a second of each service, and it hardly ever changes.
+    try:
+        return parse_agreement(text, service)
+    except AgreementInvalid:
+        return None

@@ -8,6 +8,7 @@ agreement guesses, then a default that is safe and is said to be one
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import msgspec
 
@@ -18,6 +19,7 @@ from tidegate.telemetry.knowledge import Knowledge, Model
 log = logging.getLogger(__name__)
 
 _FLEET = "fleet"
+_KINDS = ("capacity", "http_capacity", "provisioning", "warnings")
 # Learned once in minutes at most.
 _RELOAD_S = 30.0
 
@@ -28,10 +30,8 @@ class Learned:
     def __init__(self, knowledge: Knowledge | None) -> None:
         self._knowledge = knowledge
         self._read_at = float("-inf")
-        self._capacities: dict[str, Model] = {}
-        self._fleet: Model | None = None
-        # Of agreements, by their names.
-        self._warnings: dict[str, Model] = {}
+        # By kind and subject.
+        self._models: dict[str, dict[str, Model]] = {}
 
     def refresh(self, now: float) -> None:
         """Read the folder again when it is time; one that cannot be read changes nothing."""
@@ -39,15 +39,17 @@ class Learned:
             return
         self._read_at = now
         try:
-            self._capacities = self._knowledge.accepted("capacity")
-            self._fleet = self._knowledge.accepted("provisioning").get(_FLEET)
-            self._warnings = self._knowledge.accepted("warnings")
+            self._models = {kind: self._knowledge.accepted(kind) for kind in _KINDS}
         except OSError as failure:
             log.warning("what was learned cannot be read: %s", failure)
 
+    def accepted(self, kind: str) -> Mapping[str, Model]:
+        """The models of a kind that loops use, by what they are of."""
+        return self._models.get(kind, {})
+
     def complete(self, queue: str, scaling: Scaling) -> Scaling:
         """The same scaling with what was learned in place of what nobody has said."""
-        capacity, fleet = self._capacities.get(queue), self._parameters
+        capacity, fleet = self.capacity(queue), self._parameters
         changes: dict[str, float] = {}
         if scaling.capacity_clients is None:
             clients = None if capacity is None else capacity.parameters.get("clients")
@@ -60,11 +62,11 @@ class Learned:
 
     def capacity(self, queue: str) -> Model | None:
         """What a replica of a queue was learned to do; None: nobody knows."""
-        return self._capacities.get(queue)
+        return self.accepted("capacity").get(queue)
 
     def warnings(self, agreement: str) -> Model | None:
         """How fast the promises of an agreement got worse, and how long help took."""
-        return self._warnings.get(agreement)
+        return self.accepted("warnings").get(agreement)
 
     @property
     def machine_capacity_per_s(self) -> float | None:
@@ -73,15 +75,16 @@ class Learned:
 
     @property
     def _parameters(self) -> dict[str, float]:
-        return {} if self._fleet is None else self._fleet.parameters
+        fleet = self.accepted("provisioning").get(_FLEET)
+        return {} if fleet is None else fleet.parameters
 
     def says(self, queue: str, scaling: Scaling, *, has_fleet: bool) -> str:
         """Which defaults stand in for what was never said or learned, for people."""
         missing = []
         is_by_clients = scaling.policy is ScalingPolicy.CLIENTS
-        if is_by_clients and scaling.capacity_clients is None and queue not in self._capacities:
+        if is_by_clients and scaling.capacity_clients is None and self.capacity(queue) is None:
             missing.append(f"a capacity of {CAPACITY_CLIENTS:g} clients per replica")
         is_said = scaling.boot_s is not None and scaling.sla_delta is not None
-        if has_fleet and scaling.warm is None and self._fleet is None and not is_said:
+        if has_fleet and scaling.warm is None and not self._parameters and not is_said:
             missing.append("no warm machine")
         return f"Nothing was learned yet: {', '.join(missing)} by default." if missing else ""

@@ -4,7 +4,7 @@
             free slot that runs (laws/placement.py); instances of one service apart from each other
     boot    for those that are left: what boots already is counted first, so no need boots twice
     warm    NPP = ceil(sla_delta · boot_s / machine_capacity) machines without work, refilled in
-            the background, the largest of what queues ask for
+            the background, the largest of what queues and services ask for
     halt    warm machines beyond that: an emptied machine becomes a warm one, and a surplus goes
 
 Machines that failed or halt are nobody's capacity. One that boots is capacity to come: enough to

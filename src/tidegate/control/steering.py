@@ -67,6 +67,7 @@ class Steering:
         self._learned = learned or Learned(None)
         self._clock = clock or Clock()
         self._journal = Journal(store, recorder, self._clock.wall)
+        self._machines_most = 0 if fleet is None else fleet.machines_most
         self._fleet_loop = (
             None
             if fleet is None
@@ -146,6 +147,9 @@ class Steering:
 
     async def _lead_anew(self, epoch: int | None) -> None:
         """Begin to lead, or stop; what the loops remembered may be long past."""
+        if epoch is not None:
+            # Who deploys is to know how many machines there may be, wherever it is.
+            await self._store.bound_machines(self._machines_most, epoch)
         self._epoch = epoch
         self._queues.clear()
         self._hosting_loop.stand_down()

@@ -83,6 +83,13 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
     failed_kept_s: float = 600.0
     failed_max: int = 20
 
+    @property
+    def machines_most(self) -> int:
+        """As many as there may be, on all hosts together."""
+        if not (self.hosts and self.machines_per_host):
+            return self.machines_max
+        return min(self.machines_max, len(self.hosts) * self.machines_per_host)
+
 
 class Fleet:
     """What the control shell has of machines."""
@@ -114,6 +121,11 @@ class Fleet:
         self._booted_at: dict[int, float] = {}
         self._lost_since: dict[int, float] = {}
         self._failed_since: dict[int, float] = {}
+
+    @property
+    def machines_most(self) -> int:
+        """As many as there may be."""
+        return self._options.machines_most
 
     # Orders
 

@@ -24,6 +24,7 @@ from tidegate.agreement.evaluation import (
     SEVERITY,
     Verdict,
     is_breached,
+    is_excused,
     is_late,
     is_warned,
 )
@@ -276,17 +277,19 @@ def _promises(one: Agreement, known: set[str]) -> list[Column]:
     found = []
     for metric in one.metrics:
         if metric.percentile is None:
-            found.append(_plain_promise(metric))
+            found.append(_plain_promise(metric, one))
             continue
         slot = Slot(metric.stem, _percentiles(one, metric.stem).index(metric))
         if slot.breach in known:
-            found.append(_percentile_promise(metric, metric.percentile, slot))
+            found.append(_percentile_promise(metric, metric.percentile, slot, one))
         else:
             found.append(_unknown(metric))
     return found
 
 
-def _percentile_promise(metric: Metric, percentile: float, slot: Slot) -> Column:
+def _percentile_promise(
+    metric: Metric, percentile: float, slot: Slot, agreement: Agreement
+) -> Column:
     count = F.col(f"{slot.stem}_total")
     verdict = (
         F.when(count.isNull() | (count <= 0), Verdict.NO_DATA.value)
@@ -295,10 +298,21 @@ def _percentile_promise(metric: Metric, percentile: float, slot: Slot) -> Column
         .otherwise(Verdict.MET.value)
     )
     within = F.when(count > 0, F.col(slot.breach) / count)
-    return _promise(metric, F.lit(None), within, verdict)
+    return _promise(metric, F.lit(None), within, _excused(metric, agreement, verdict))
 
 
-def _plain_promise(metric: Metric) -> Column:
+def _excused(metric: Metric, agreement: Agreement, verdict: Column) -> Column:
+    """No breach where more came than the agreement is kept up to."""
+    _, _, offered = _flow()
+    excused = is_excused(metric, agreement.resources.load_max_per_s, offered)
+    if excused is False:
+        return verdict
+    is_breach = verdict == Verdict.BREACHED.value
+    return F.when(is_breach & excused, Verdict.WARNED.value).otherwise(verdict)
+
+
+def _flow() -> tuple[Column, Column, Column]:
+    """Whether there was something to do for long enough, for how long, and what a second."""
     whole_s = F.when(F.col("seconds") > 0, F.col("seconds"))
     loaded_s = F.least(F.col("loaded_s"), whole_s)
     is_judged = loaded_s >= whole_s * LOADED_MIN
@@ -308,6 +322,11 @@ def _plain_promise(metric: Metric) -> Column:
     ended = F.col("accepted") + F.coalesce(F.col("refused"), F.lit(0))
     came = F.greatest(ended, F.col("came"))
     offered = F.greatest(came / seconds, (F.col("served") + F.col("waiting_s") / seconds) / seconds)
+    return is_judged, seconds, offered
+
+
+def _plain_promise(metric: Metric, agreement: Agreement) -> Column:
+    is_judged, seconds, offered = _flow()
     values = {
         "throughput": F.col("served") / seconds,
         "oldest_age": F.col("oldest_age_s"),
@@ -322,7 +341,7 @@ def _plain_promise(metric: Metric) -> Column:
         .when(is_warned(metric, value, load), Verdict.WARNED.value)
         .otherwise(Verdict.MET.value)
     )
-    return _promise(metric, value, F.lit(None), verdict)
+    return _promise(metric, value, F.lit(None), _excused(metric, agreement, verdict))
 
 
 def _unknown(metric: Metric) -> Column:

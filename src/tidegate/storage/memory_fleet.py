@@ -33,6 +33,7 @@ class MemoryFleet:
         self._machines: dict[int, MachineInfo] = {}
         self._last_machine = 0
         self._leader: tuple[int | None, int] = (None, 0)
+        self._machines_bound: int | None = None
         self._decisions: dict[str, deque[bytes]] = {}
 
     def _is_alive(self, member_id: int | None) -> bool:
@@ -53,6 +54,15 @@ class MemoryFleet:
     async def leader(self) -> tuple[int | None, int]:
         await asyncio.sleep(0)
         return self._leader
+
+    async def bound_machines(self, machines_max: int, leader_epoch: int) -> None:
+        await asyncio.sleep(0)
+        self._fence_leader(leader_epoch)
+        self._machines_bound = machines_max
+
+    async def machines_bound(self) -> int | None:
+        await asyncio.sleep(0)
+        return self._machines_bound
 
     def _fence_leader(self, leader_epoch: int) -> None:
         if leader_epoch != self._leader[1]:

@@ -28,6 +28,13 @@ class PostgresFleet(ABC):
         member_id, epoch = (await self._call("select member_id, epoch from leader"))[0]
         return member_id, epoch
 
+    async def bound_machines(self, machines_max: int, leader_epoch: int) -> None:
+        await self._call("select bound_machines(%s::int, %s)", machines_max, leader_epoch)
+
+    async def machines_bound(self) -> int | None:
+        rows = await self._call("select machines_max from leader")
+        return None if rows[0][0] is None else int(rows[0][0])
+
     async def add_machine(
         self, provider: str, slots: int, host: str | None, leader_epoch: int
     ) -> MachineInfo:
