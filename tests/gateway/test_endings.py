@@ -100,7 +100,7 @@ async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY))
 
 
-async def asked_and_unread(gateway: Gateway) -> socket.socket:
+async def asked_and_unread(gateway: Gateway, connection: bytes = b"close") -> socket.socket:
     """One who asks for its last answer and has not read it: most of it is still in the gateway."""
     assert gateway._listener is not None
     for listener in gateway._listener.sockets:
@@ -110,7 +110,8 @@ async def asked_and_unread(gateway: Gateway) -> socket.socket:
     client.setblocking(False)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(client, ("127.0.0.1", gateway.port))
-    await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+    head = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: %b\r\n\r\n" % connection
+    await loop.sock_sendall(client, head)
 
     async def answered() -> bool:
         return gateway.answered == 1
@@ -155,6 +156,25 @@ async def test_who_does_not_read_its_last_answer_is_hung_up_on() -> None:
         let_pass(gateway, LIMITS.send_stall_s / 2)
         assert is_kept(gateway)
         let_pass(gateway, LIMITS.send_stall_s + 1.0)
+        await nobody_left(gateway)
+        client.close()
+
+
+async def test_who_closes_its_side_and_does_not_read_is_hung_up_on_all_the_same() -> None:
+    async with plain_server(answers) as address, Gateway([address]) as gateway:
+        client = await asked_and_unread(gateway, b"keep-alive")
+        (connection,) = front_of(gateway).clients
+        client.shutdown(socket.SHUT_WR)
+
+        async def half_closed() -> bool:
+            return connection.half_closed
+
+        await eventually_seen(half_closed, "the gateway knows of it")
+        idle_s = LIMITS.idle_timeout_s
+        let_pass(gateway, idle_s + 1.0)
+        let_pass(gateway, idle_s + 2.0)
+        assert gateway.connections == 1
+        let_pass(gateway, idle_s + LIMITS.send_stall_s + 3.0)
         await nobody_left(gateway)
         client.close()
 

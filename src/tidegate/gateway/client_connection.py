@@ -202,11 +202,14 @@ class ClientConnection(asyncio.Protocol):
         A connection that is closed with bytes unread is reset, and the answer lost with it.
         """
         transport = self._transport
-        if self._lingering or transport is None or transport.is_closing():
+        if self._lingering or transport is None:
             return
+        # Also one that is closing already goes no sooner than its last byte, if nobody looks.
         self._lingering = True
         is_out = not transport.get_write_buffer_size()
         self.look_at = monotonic() + self._front.limits.linger_s if is_out else 0.0
+        if transport.is_closing():
+            return
         if self.half_closed or not transport.can_write_eof():
             transport.close()
             return
