@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import time
 from collections import Counter
 from contextlib import AsyncExitStack
 
@@ -11,9 +12,10 @@ import pytest
 import websockets
 from bookshop import PART, bookshops
 from http_client import Connection, ask, raw
+from plain_server import plain_server
 
 from patience import eventually_seen
-from tidegate.gateway import Gateway, GatewayLimits, ServerAddress
+from tidegate.gateway import Gateway, GatewayLimits, ServerAddress, exchange
 
 
 async def test_requests_of_one_connection_go_round_the_servers() -> None:
@@ -350,6 +352,45 @@ async def test_who_is_too_slow_is_hung_up_on() -> None:
             kept = await raw(gateway.port, b"GET / HTTP/1.1\r\nHost: shop\r\n\r\n")
             assert kept.startswith(b"HTTP/1.1 200 ")
             assert gateway.in_flight == 0
+
+
+async def test_a_long_upload_that_its_server_holds_for_a_moment_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    later_s = GatewayLimits().answer_timeout_s + 1.0
+    part = bytes(1024 * 1024)
+    arrived, go_on = asyncio.Event(), asyncio.Event()
+
+    async def holds(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(len(part))
+        arrived.set()
+        await go_on.wait()
+        await reader.readexactly(len(part) * 31)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+    async with plain_server(holds) as address, Gateway([address]) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        length = b"Content-Length: %d\r\n\r\n" % (len(part) * 32)
+        writer.write(b"POST / HTTP/1.1\r\nHost: shop\r\n" + length + part)
+        await asyncio.wait_for(arrived.wait(), 20)
+        front = gateway._front
+        assert front is not None
+        server_is_full = exchange.Exchange.server_is_full
+
+        def looked_at(request: exchange.Exchange) -> None:
+            server_is_full(request)
+            front.sweep(time.monotonic() + later_s + 1.0)
+            go_on.set()
+
+        # It has come for over a minute when its server takes no more for the first time.
+        monkeypatch.setattr(exchange, "monotonic", lambda: time.monotonic() + later_s)
+        monkeypatch.setattr(exchange.Exchange, "server_is_full", looked_at)
+        writer.write(part * 31)
+        async with asyncio.timeout(20):
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
+        assert gateway.servers[0].meters.failed.total == 0
+        writer.close()
 
 
 async def test_a_request_has_a_deadline() -> None:

@@ -509,7 +509,8 @@ class Exchange:
 
     def _pause_client(self) -> None:
         if self._paused_at is None:
-            self._paused_at = monotonic()
+            # What its server owes us counts from now: as long as the body came, nothing was due.
+            self._paused_at = self._progress_at = monotonic()
         self._client.hold_for_server()
 
     def _resume_client(self) -> None:
