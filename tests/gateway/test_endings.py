@@ -14,7 +14,7 @@ from http_client import Connection
 from plain_server import HANDSHAKE, SWITCH, plain_server
 
 from patience import eventually_seen
-from tidegate.gateway import Gateway, GatewayLimits
+from tidegate.gateway import Gateway, GatewayLimits, client_connection
 from tidegate.gateway.front import Front
 
 LIMITS = GatewayLimits()
@@ -157,6 +157,23 @@ async def test_who_does_not_read_its_last_answer_is_hung_up_on() -> None:
         assert is_kept(gateway)
         let_pass(gateway, LIMITS.send_stall_s + 1.0)
         await nobody_left(gateway)
+        client.close()
+
+
+async def test_a_slow_reader_is_waited_for_though_it_has_as_much_to_read_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with plain_server(answers) as address, Gateway([address]) as gateway:
+        client = await asked_and_unread(gateway)
+        (connection,) = front_of(gateway).clients
+        connection.pause_writing()
+        # It reads, and much later there is so much again.
+        later_s = LIMITS.send_stall_s + 1.0
+        monkeypatch.setattr(client_connection, "monotonic", lambda: time.monotonic() + later_s)
+        connection.resume_writing()
+        connection.pause_writing()
+        assert not connection.takes_nothing(time.monotonic() + later_s + 1.0)
+        assert connection.takes_nothing(time.monotonic() + 2 * later_s)
         client.close()
 
 
