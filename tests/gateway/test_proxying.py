@@ -310,6 +310,8 @@ async def test_beyond_its_limits_a_gateway_sheds_and_says_when_to_come_again() -
             async with await Connection.to(gateway.port), await Connection.to(gateway.port):
                 refused = await raw(gateway.port, b"GET / HTTP/1.1\r\nHost: shop\r\n\r\n")
                 assert refused.startswith(b"HTTP/1.1 503 ")
+            # Whoever was turned away is in the counts, and they add up.
+            assert (gateway.accepted, gateway.answered, gateway.refusals) == (4, 2, {503: 2})
 
 
 async def test_what_is_too_large_is_refused() -> None:

@@ -69,7 +69,7 @@ class ClientConnection(asyncio.Protocol):
         # A connection that sends nothing has no more time than a head that never ends.
         self.look_at = monotonic() + self._front.limits.head_timeout_s
         if not self._front.welcome(self):
-            self._close_with(self._front.shed("too many connections"), b"GET")
+            self._close_with(self._front.turn_away(), b"GET")
 
     def data_received(self, data: bytes) -> None:
         if self._lingering:

@@ -141,6 +141,13 @@ class Front:
             503, f"{why}; try again", retry_after_s=self.limits.retry_after_s, close=False
         )
 
+    def turn_away(self) -> Refusal:
+        """For one connection too many: it stands for the request on it, which nobody reads."""
+        self.accepted += 1
+        refusal = self.shed("too many connections")
+        self.count_refusal(refusal)
+        return refusal
+
     def count_refusal(self, refusal: Refusal) -> None:
         self.refusals[refusal.status] = self.refusals.get(refusal.status, 0) + 1
 
