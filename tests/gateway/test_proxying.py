@@ -356,6 +356,20 @@ async def test_who_is_too_slow_is_hung_up_on() -> None:
             assert gateway.in_flight == 0
 
 
+async def test_a_body_that_comes_too_slowly_is_no_answer_that_the_server_broke_off() -> None:
+    async with bookshops("a") as (shop,), Gateway([shop.address]) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(b"POST /echo HTTP/1.1\r\nHost: shop\r\nContent-Length: 9\r\n\r\nab")
+        async with asyncio.timeout(20):
+            await reader.readuntil(b"ab")
+            assert gateway._front is not None
+            gateway._front.sweep(time.monotonic() + GatewayLimits().body_grace_s + 1.0)
+            # What is left of the part that came; the end of the answer does not.
+            assert await reader.read() == b"\r\n"
+        writer.close()
+        assert gateway.broken_off == 0
+
+
 async def test_a_long_upload_that_its_server_holds_for_a_moment_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -560,6 +560,7 @@ class Exchange:
 
     def _too_late(self, refusal: Refusal) -> None:
         if self.answer_started:
-            self._break_off(by_server=True)
+            # A body that comes too slowly is its client's own doing, whoever has answered already.
+            self._break_off(by_server=refusal.status >= 500)
         else:
             self._refuse(refusal)
