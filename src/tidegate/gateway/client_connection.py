@@ -214,7 +214,12 @@ class ClientConnection(asyncio.Protocol):
         if self.half_closed or not transport.can_write_eof():
             transport.close()
             return
-        transport.write_eof()
+        try:
+            transport.write_eof()
+        except OSError:
+            # It has been reset, and the event loop has not heard of it yet.
+            transport.abort()
+            return
         self._go_on(~Hold.NONE)
 
     def close_if_idle(self) -> None:
