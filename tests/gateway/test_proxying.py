@@ -127,6 +127,61 @@ async def test_a_client_that_expects_100_continue_is_told_to() -> None:
         writer.close()
 
 
+EXPECTING = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n"
+PATIENT = GatewayLimits(body_grace_s=20.0, answer_timeout_s=60.0)
+
+
+async def test_who_waits_for_100_continue_in_vain_is_not_told_that_it_is_slow() -> None:
+    asked = asyncio.Event()
+
+    async def says_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        await reader.read()
+
+    async with plain_server(says_nothing) as address, Gateway([address], limits=PATIENT) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(EXPECTING)
+        async with asyncio.timeout(20):
+            await asked.wait()
+            assert gateway._front is not None
+            gateway._front.sweep(time.monotonic() + 59.0)
+            assert gateway.in_flight == 1
+            gateway._front.sweep(time.monotonic() + 61.0)
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 504 ")
+        assert gateway.servers[0].meters.failed.total == 1
+        writer.close()
+
+
+async def test_who_is_told_to_continue_has_the_whole_time_of_a_body_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hesitates(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        await go_on.wait()
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        await reader.read()
+
+    async with plain_server(hesitates) as address, Gateway([address], limits=PATIENT) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(EXPECTING)
+        async with asyncio.timeout(20):
+            await asked.wait()
+            monkeypatch.setattr(exchange, "monotonic", lambda: time.monotonic() + 50.0)
+            go_on.set()
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+            assert gateway._front is not None
+            gateway._front.sweep(time.monotonic() + 50.0 + 19.0)
+            assert gateway.in_flight == 1
+            gateway._front.sweep(time.monotonic() + 50.0 + 21.0)
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 408 ")
+        assert gateway.servers[0].meters.failed.total == 0
+        writer.close()
+
+
 async def test_a_body_is_streamed_both_ways_at_once() -> None:
     """What is echoed comes back before the request has ended."""
     async with bookshops("a") as (shop,), Gateway([shop.address]) as gateway:
