@@ -40,7 +40,7 @@ async def open_door(engine: Engine) -> AsyncIterator[OpenDoor]:
         limits = {name: given.pop(name) for name in tuple(given) if hasattr(DOOR_LIMITS, name)}
         settings = DoorSettings(
             "shop",
-            health_path="/well",
+            health_path=str(given.pop("health_path", "/well")),
             limits=replace(DOOR_LIMITS, **limits),  # type: ignore[arg-type]
             **given,  # type: ignore[arg-type]
         )

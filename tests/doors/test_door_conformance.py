@@ -21,6 +21,7 @@ from patience import eventually_seen
 from tidegate.adapters.door_settings import DoorSettings
 from tidegate.control import probe
 from tidegate.core.errors import Unavailable
+from tidegate.core.health import HEALTH_ANSWER_S
 from tidegate.core.hosting import Backend, Door, DoorSample, Durations, Engine
 from tidegate.core.probe_mark import FIELD, probe_mark
 
@@ -630,6 +631,25 @@ async def test_an_application_without_a_health_path_is_well_and_one_that_errs_is
             return (await door.sample()).instances[0].ejected
 
         assert await eventually_seen(out, "it is out")
+
+
+@pytest.mark.slow
+async def test_an_instance_that_its_machine_calls_ready_is_well_at_its_door(
+    open_door: OpenDoor,
+) -> None:
+    async with stalls(2) as (one, two):
+        # Slower than a second, and quicker than what machines wait for.
+        path = f"/slow/{int(HEALTH_ANSWER_S * 600)}"
+        door = await open_door(health_path=path)
+        await door.set_backends([one.backend(), two.backend()])
+
+        async def checked_often() -> bool:
+            return min(one.paths.count(path), two.paths.count(path)) >= 3
+
+        # Two that fail would eject it.
+        await eventually_seen(checked_often, "both have been checked twice, and are once more")
+        sample = await door.sample()
+        assert [one.ejected for one in sample.instances] == [None, None]
 
 
 async def test_what_a_client_brings_about_by_itself_is_no_refusal_of_the_service(

@@ -21,6 +21,7 @@ from stall import stalls
 
 from patience import eventually, eventually_seen
 from tidegate.adapters.door_settings import DOOR_LIMITS, DoorSettings
+from tidegate.adapters.haproxy import door as door_module
 from tidegate.adapters.haproxy import runtime_socket
 from tidegate.adapters.haproxy.balance import balance_of
 from tidegate.adapters.haproxy.configuration import BACKEND
@@ -216,7 +217,9 @@ async def test_a_haproxy_whose_folder_was_tidied_away_comes_back_all_the_same() 
 
 @pytest.mark.faults
 async def test_a_haproxy_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    # An answer is waited for much longer than the door is tidied, as it is in earnest.
     monkeypatch.setattr(runtime_socket, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(door_module, "_TIDY_S", 0.06)
     door = HaproxyDoor(DoorSettings("shop"))
     await door.start()
     async with stalls(1) as (stall,):

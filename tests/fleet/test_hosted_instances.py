@@ -148,7 +148,7 @@ async def test_one_that_starts_slowly_is_told_of_and_one_that_hangs_is_started_a
     for name, seconds in (("_LATE_S", 0.1), ("_TOO_LATE_S", 0.2), ("_HANGS_S", 0.3)):
         monkeypatch.setattr(app_instance, name, seconds)
     monkeypatch.setattr(app_instance, "_ASK_EVERY_S", 0.05)
-    monkeypatch.setattr(app_process, "ASK_S", 0.1)
+    monkeypatch.setattr(app_process, "HEALTH_ANSWER_S", 0.1)
     code = write_shop(tmp_path / "code")
     text = (code / "shop.py").read_text()
     waiting = "import time, pathlib\nwhile not pathlib.Path('ok').exists(): time.sleep(0.01)\n"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import time
 
 import pytest
@@ -14,8 +15,9 @@ from http_client import Connection
 from plain_server import HANDSHAKE, SWITCH, plain_server
 
 from patience import eventually_seen
-from tidegate.gateway import Gateway, GatewayLimits
+from tidegate.gateway import Gateway, GatewayLimits, client_connection
 from tidegate.gateway.front import Front
+from tidegate.laws.ejection import Standing
 
 LIMITS = GatewayLimits()
 BODY = b"z" * 60_000
@@ -100,7 +102,7 @@ async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY))
 
 
-async def asked_and_unread(gateway: Gateway) -> socket.socket:
+async def asked_and_unread(gateway: Gateway, connection: bytes = b"close") -> socket.socket:
     """One who asks for its last answer and has not read it: most of it is still in the gateway."""
     assert gateway._listener is not None
     for listener in gateway._listener.sockets:
@@ -110,7 +112,8 @@ async def asked_and_unread(gateway: Gateway) -> socket.socket:
     client.setblocking(False)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(client, ("127.0.0.1", gateway.port))
-    await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+    head = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: %b\r\n\r\n" % connection
+    await loop.sock_sendall(client, head)
 
     async def answered() -> bool:
         return gateway.answered == 1
@@ -157,6 +160,113 @@ async def test_who_does_not_read_its_last_answer_is_hung_up_on() -> None:
         let_pass(gateway, LIMITS.send_stall_s + 1.0)
         await nobody_left(gateway)
         client.close()
+
+
+async def test_a_slow_reader_is_waited_for_though_it_has_as_much_to_read_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with plain_server(answers) as address, Gateway([address]) as gateway:
+        client = await asked_and_unread(gateway)
+        (connection,) = front_of(gateway).clients
+        connection.pause_writing()
+        # It reads, and much later there is so much again.
+        later_s = LIMITS.send_stall_s + 1.0
+        monkeypatch.setattr(client_connection, "monotonic", lambda: time.monotonic() + later_s)
+        connection.resume_writing()
+        connection.pause_writing()
+        assert not connection.takes_nothing(time.monotonic() + later_s + 1.0)
+        assert connection.takes_nothing(time.monotonic() + 2 * later_s)
+        client.close()
+
+
+async def test_who_closes_its_side_and_does_not_read_is_hung_up_on_all_the_same() -> None:
+    async with plain_server(answers) as address, Gateway([address]) as gateway:
+        client = await asked_and_unread(gateway, b"keep-alive")
+        (connection,) = front_of(gateway).clients
+        client.shutdown(socket.SHUT_WR)
+
+        async def half_closed() -> bool:
+            return connection.half_closed
+
+        await eventually_seen(half_closed, "the gateway knows of it")
+        idle_s = LIMITS.idle_timeout_s
+        let_pass(gateway, idle_s + 1.0)
+        let_pass(gateway, idle_s + 2.0)
+        assert gateway.connections == 1
+        let_pass(gateway, idle_s + LIMITS.send_stall_s + 3.0)
+        await nobody_left(gateway)
+        client.close()
+
+
+async def connected(gateway: Gateway) -> socket.socket:
+    before = gateway.connections
+    client = socket.socket()
+    client.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", gateway.port))
+
+    async def known() -> bool:
+        return gateway.connections > before
+
+    await eventually_seen(known, "the gateway knows of it")
+    return client
+
+
+def test_a_client_that_has_just_reset_its_connection_can_be_seen_to() -> None:
+    async def reset() -> None:
+        async with plain_server(answers) as address, Gateway([address]) as gateway:
+            client = await connected(gateway)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+            # The event loop has not seen it yet.
+            (connection,) = front_of(gateway).clients
+            connection.expired(time.monotonic())
+            await nobody_left(gateway)
+
+    # On asyncio's own loop: uvloop says nothing of it.
+    asyncio.run(reset())
+
+
+async def test_one_connection_that_cannot_be_seen_to_keeps_no_other_from_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with plain_server(answers) as address, Gateway([address]) as gateway:
+        clients = [await connected(gateway) for _ in range(3)]
+        # Whoever is looked at first.
+        sick = next(iter(front_of(gateway).clients))
+
+        def fails(now: float) -> None:
+            raise ValueError("a bug")
+
+        monkeypatch.setattr(sick, "expired", fails)
+        let_pass(gateway, LIMITS.head_timeout_s + 1.0)
+        let_pass(gateway, LIMITS.head_timeout_s + LIMITS.linger_s + 2.0)
+        await nobody_left(gateway)
+        for client in clients:
+            client.close()
+
+
+async def test_upkeep_that_fails_once_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with plain_server(answers) as address, Gateway([address]) as gateway:
+        ticks = gateway._servers.tick
+        failed = asyncio.Event()
+
+        def fails_once(now: float) -> None:
+            if not failed.is_set():
+                failed.set()
+                raise ValueError("a bug")
+            ticks(now)
+
+        (server,) = gateway.servers
+        server.ejection.refused(0.0, "refused long ago")
+        monkeypatch.setattr(gateway._servers, "tick", fails_once)
+
+        async def returning() -> bool:
+            return failed.is_set() and server.ejection.standing is Standing.RETURNING
+
+        await eventually_seen(returning, "its time is up", patience_s=20.0)
+        assert "the upkeep of a gateway has failed" in caplog.text
 
 
 async def test_a_gateway_that_stops_closes_what_was_to_be_kept_when_it_is_answered() -> None:

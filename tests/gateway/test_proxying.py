@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import time
 from collections import Counter
 from contextlib import AsyncExitStack
 
@@ -11,9 +12,10 @@ import pytest
 import websockets
 from bookshop import PART, bookshops
 from http_client import Connection, ask, raw
+from plain_server import plain_server
 
 from patience import eventually_seen
-from tidegate.gateway import Gateway, GatewayLimits, ServerAddress
+from tidegate.gateway import Gateway, GatewayLimits, ServerAddress, exchange
 
 
 async def test_requests_of_one_connection_go_round_the_servers() -> None:
@@ -122,6 +124,61 @@ async def test_a_client_that_expects_100_continue_is_told_to() -> None:
             answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 200 ")
         assert answer.endswith(b"\r\n\r\n5")
+        writer.close()
+
+
+EXPECTING = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n"
+PATIENT = GatewayLimits(body_grace_s=20.0, answer_timeout_s=60.0)
+
+
+async def test_who_waits_for_100_continue_in_vain_is_not_told_that_it_is_slow() -> None:
+    asked = asyncio.Event()
+
+    async def says_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        await reader.read()
+
+    async with plain_server(says_nothing) as address, Gateway([address], limits=PATIENT) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(EXPECTING)
+        async with asyncio.timeout(20):
+            await asked.wait()
+            assert gateway._front is not None
+            gateway._front.sweep(time.monotonic() + 59.0)
+            assert gateway.in_flight == 1
+            gateway._front.sweep(time.monotonic() + 61.0)
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 504 ")
+        assert gateway.servers[0].meters.failed.total == 1
+        writer.close()
+
+
+async def test_who_is_told_to_continue_has_the_whole_time_of_a_body_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hesitates(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        await go_on.wait()
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        await reader.read()
+
+    async with plain_server(hesitates) as address, Gateway([address], limits=PATIENT) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(EXPECTING)
+        async with asyncio.timeout(20):
+            await asked.wait()
+            monkeypatch.setattr(exchange, "monotonic", lambda: time.monotonic() + 50.0)
+            go_on.set()
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+            assert gateway._front is not None
+            gateway._front.sweep(time.monotonic() + 50.0 + 19.0)
+            assert gateway.in_flight == 1
+            gateway._front.sweep(time.monotonic() + 50.0 + 21.0)
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 408 ")
+        assert gateway.servers[0].meters.failed.total == 0
         writer.close()
 
 
@@ -308,6 +365,8 @@ async def test_beyond_its_limits_a_gateway_sheds_and_says_when_to_come_again() -
             async with await Connection.to(gateway.port), await Connection.to(gateway.port):
                 refused = await raw(gateway.port, b"GET / HTTP/1.1\r\nHost: shop\r\n\r\n")
                 assert refused.startswith(b"HTTP/1.1 503 ")
+            # Whoever was turned away is in the counts, and they add up.
+            assert (gateway.accepted, gateway.answered, gateway.refusals) == (4, 2, {503: 2})
 
 
 async def test_what_is_too_large_is_refused() -> None:
@@ -350,6 +409,59 @@ async def test_who_is_too_slow_is_hung_up_on() -> None:
             kept = await raw(gateway.port, b"GET / HTTP/1.1\r\nHost: shop\r\n\r\n")
             assert kept.startswith(b"HTTP/1.1 200 ")
             assert gateway.in_flight == 0
+
+
+async def test_a_body_that_comes_too_slowly_is_no_answer_that_the_server_broke_off() -> None:
+    async with bookshops("a") as (shop,), Gateway([shop.address]) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(b"POST /echo HTTP/1.1\r\nHost: shop\r\nContent-Length: 9\r\n\r\nab")
+        async with asyncio.timeout(20):
+            await reader.readuntil(b"ab")
+            assert gateway._front is not None
+            gateway._front.sweep(time.monotonic() + GatewayLimits().body_grace_s + 1.0)
+            # What is left of the part that came; the end of the answer does not.
+            assert await reader.read() == b"\r\n"
+        writer.close()
+        assert gateway.broken_off == 0
+
+
+async def test_a_long_upload_that_its_server_holds_for_a_moment_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    later_s = GatewayLimits().answer_timeout_s + 1.0
+    part = bytes(1024 * 1024)
+    arrived, go_on = asyncio.Event(), asyncio.Event()
+
+    async def holds(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(len(part))
+        arrived.set()
+        await go_on.wait()
+        await reader.readexactly(len(part) * 31)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+    async with plain_server(holds) as address, Gateway([address]) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        length = b"Content-Length: %d\r\n\r\n" % (len(part) * 32)
+        writer.write(b"POST / HTTP/1.1\r\nHost: shop\r\n" + length + part)
+        await asyncio.wait_for(arrived.wait(), 20)
+        front = gateway._front
+        assert front is not None
+        server_is_full = exchange.Exchange.server_is_full
+
+        def looked_at(request: exchange.Exchange) -> None:
+            server_is_full(request)
+            front.sweep(time.monotonic() + later_s + 1.0)
+            go_on.set()
+
+        # It has come for over a minute when its server takes no more for the first time.
+        monkeypatch.setattr(exchange, "monotonic", lambda: time.monotonic() + later_s)
+        monkeypatch.setattr(exchange.Exchange, "server_is_full", looked_at)
+        writer.write(part * 31)
+        async with asyncio.timeout(20):
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
+        assert gateway.servers[0].meters.failed.total == 0
+        writer.close()
 
 
 async def test_a_request_has_a_deadline() -> None:

@@ -56,6 +56,19 @@ def test_requests_that_fail_eject_half_of_the_servers_at_most() -> None:
     assert servers.open == []
 
 
+def test_checks_without_an_answer_in_time_eject_half_of_the_servers_at_most() -> None:
+    servers = _servers("a", "b", "c", "d")
+    for _ in range(5):
+        for one in servers:
+            servers.unanswered(one, "no answer")
+    assert [one.name for one in servers.open] == ["c", "d"]
+    # What is answered badly is no matter of load.
+    for _ in range(2):
+        for one in servers:
+            servers.checked(one, "a check was answered 503")
+    assert servers.open == []
+
+
 def test_the_only_server_is_not_ejected_for_failing() -> None:
     servers = _servers("a")
     (only,) = servers

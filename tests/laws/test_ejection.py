@@ -29,11 +29,15 @@ def test_where_nobody_listens_once_is_enough() -> None:
     assert one.standing is Standing.EJECTED
 
 
-def test_requests_that_fail_eject_nobody_when_too_many_are_out_already() -> None:
+def test_what_may_be_the_load_ejects_nobody_when_too_many_are_out_already() -> None:
     one = Ejection(SETTINGS)
     for _ in range(10):
         one.failed(0.0, "slow", may_eject=False)
+        one.check_failed(0.0, "slow", may_eject=False)
     assert one.standing is Standing.HEALTHY
+    # As soon as there is room for it outside, what it has shown counts.
+    one.check_failed(0.0, "slow")
+    assert one.standing is Standing.EJECTED
 
 
 def test_it_returns_slowly() -> None:

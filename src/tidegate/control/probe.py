@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from tidegate.control.http_call import call
 from tidegate.core.errors import TidegateError
+from tidegate.core.health import HEALTH_ANSWER_S
 from tidegate.core.ports import Clock
 from tidegate.core.probe_mark import FIELD
 
 PERIOD_S = 1.0
-TIMEOUT_S = 2.0
 _KEPT = 60
 
 
@@ -42,7 +42,9 @@ class ProbeSample:
 Ask = Callable[[str, str, str], Awaitable[ProbeSample]]
 
 
-async def ask(address: str, path: str, mark: str = "", timeout_s: float = TIMEOUT_S) -> ProbeSample:
+async def ask(
+    address: str, path: str, mark: str = "", timeout_s: float = HEALTH_ANSWER_S
+) -> ProbeSample:
     """One question to a door."""
     url = f"{address.rstrip('/')}{path}" if "://" in address else f"http://{address}{path}"
     at, began = time.time(), time.monotonic()

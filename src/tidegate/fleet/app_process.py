@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tidegate.core.errors import Unavailable
+from tidegate.core.health import HEALTH_ANSWER_S
 from tidegate.core.quantities import format_duration
 from tidegate.fleet.child_process import ChildProcess
 
-ASK_S = 2.0
 # Of hosts that stand for all addresses.
 _ASK_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _LOOK_S = 0.01
@@ -65,10 +65,11 @@ class AppProcess(ChildProcess):
         if not self.word:
             return "it does not listen yet"
         try:
-            async with asyncio.timeout(ASK_S):
+            async with asyncio.timeout(HEALTH_ANSWER_S):
                 status = await self._status(int(self.word))
         except TimeoutError:
-            return f"no answer to GET {self._health_path} within {format_duration(ASK_S)}"
+            within = format_duration(HEALTH_ANSWER_S)
+            return f"no answer to GET {self._health_path} within {within}"
         except (OSError, ValueError, asyncio.LimitOverrunError) as failure:
             return f"GET {self._health_path} fails: {failure}"
         return None if status < 500 else f"GET {self._health_path} is answered {status}"

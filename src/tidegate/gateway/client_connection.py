@@ -69,7 +69,7 @@ class ClientConnection(asyncio.Protocol):
         # A connection that sends nothing has no more time than a head that never ends.
         self.look_at = monotonic() + self._front.limits.head_timeout_s
         if not self._front.welcome(self):
-            self._close_with(self._front.shed("too many connections"), b"GET")
+            self._close_with(self._front.turn_away(), b"GET")
 
     def data_received(self, data: bytes) -> None:
         if self._lingering:
@@ -202,15 +202,24 @@ class ClientConnection(asyncio.Protocol):
         A connection that is closed with bytes unread is reset, and the answer lost with it.
         """
         transport = self._transport
-        if self._lingering or transport is None or transport.is_closing():
+        if self._lingering or transport is None:
             return
+        # Also one that is closing already goes no sooner than its last byte, if nobody looks.
         self._lingering = True
         is_out = not transport.get_write_buffer_size()
         self.look_at = monotonic() + self._front.limits.linger_s if is_out else 0.0
+        self._note_unsent(monotonic())
+        if transport.is_closing():
+            return
         if self.half_closed or not transport.can_write_eof():
             transport.close()
             return
-        transport.write_eof()
+        try:
+            transport.write_eof()
+        except OSError:
+            # It has been reset, and the event loop has not heard of it yet.
+            transport.abort()
+            return
         self._go_on(~Hold.NONE)
 
     def close_if_idle(self) -> None:
@@ -243,16 +252,21 @@ class ClientConnection(asyncio.Protocol):
 
     def takes_nothing(self, now: float) -> bool:
         """Whether it has not read for too long, by every look since; slow is not too slow."""
-        transport = self._transport
-        unsent_bytes = 0 if transport is None else transport.get_write_buffer_size()
-        if unsent_bytes != self._unsent_bytes:
-            self._unsent_bytes = unsent_bytes
-            self._unsent_since = now
+        if self._unsent() != self._unsent_bytes:
+            self._note_unsent(now)
         return now > self._unsent_since + self._front.limits.send_stall_s
+
+    def _unsent(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def _note_unsent(self, now: float) -> None:
+        # What was there before and has gone out since may have been just as much.
+        self._unsent_bytes = self._unsent()
+        self._unsent_since = now
 
     def pause_writing(self) -> None:
         self.writing_paused = True
-        self.takes_nothing(monotonic())
+        self._note_unsent(monotonic())
         if self._exchange is not None:
             self._exchange.client_is_full()
 

@@ -35,6 +35,7 @@ class Exchange:
     """What stands between one client's request and one server's answer."""
 
     __slots__ = (
+        "_body_awaited",
         "_body_bytes",
         "_chosen_at",
         "_chunked_answer",
@@ -100,6 +101,8 @@ class Exchange:
         # How many of the two that talk have said all.
         self._tunnel_ends = 0
         self._started_at = self._progress_at = self._sent_at = self._chosen_at = monotonic()
+        # Whether the body is its client's turn; not while that waits for 100 Continue.
+        self._body_awaited = not head.expects_continue
         # How long we have not read the body, for want of somebody to take it.
         self._paused_s = 0.0
         self._paused_at: float | None = None
@@ -133,6 +136,7 @@ class Exchange:
         self._go_to(server, fresh=False)
 
     def body(self, part: bytes) -> None:
+        self._await_body()
         self._body_bytes += len(part)
         self._pass(b"%x\r\n%b\r\n" % (len(part), part) if self.head.chunked else part)
 
@@ -267,6 +271,8 @@ class Exchange:
     def answer_head(self, head: ResponseHead, out: list[bytes]) -> None:
         client = self._client
         if head.interim:
+            if head.status == 100:
+                self._await_body()
             if self.head.minor == 1:
                 out.append(self._to_client(head, chunked=False))
             return
@@ -507,9 +513,16 @@ class Exchange:
 
     # Time.
 
+    def _await_body(self) -> None:
+        """It is asked for, or comes unasked: its time begins."""
+        if not self._body_awaited:
+            self._body_awaited = True
+            self._paused_s = monotonic() - self._started_at
+
     def _pause_client(self) -> None:
         if self._paused_at is None:
-            self._paused_at = monotonic()
+            # What its server owes us counts from now: as long as the body came, nothing was due.
+            self._paused_at = self._progress_at = monotonic()
         self._client.hold_for_server()
 
     def _resume_client(self) -> None:
@@ -533,7 +546,7 @@ class Exchange:
             self._too_late(Refusal(504, f"not answered within {limits.deadline_s:g} s"))
         elif self._waiting_since is not None and now > self._waiting_since + limits.wait_s:
             self._refuse(self._front.shed(f"no server had room within {limits.wait_s:g} s"))
-        elif not self.request_done and self._paused_at is None:
+        elif not self.request_done and self._body_awaited and self._paused_at is None:
             earned_s = self._body_bytes / limits.body_bytes_per_s_min
             until = self._started_at + limits.body_grace_s + self._paused_s + earned_s
             if now > until:
@@ -559,6 +572,7 @@ class Exchange:
 
     def _too_late(self, refusal: Refusal) -> None:
         if self.answer_started:
-            self._break_off(by_server=True)
+            # A body that comes too slowly is its client's own doing, whoever has answered already.
+            self._break_off(by_server=refusal.status >= 500)
         else:
             self._refuse(refusal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from hmac import compare_digest
 from itertools import count
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from tidegate.gateway.client_connection import ClientConnection
     from tidegate.gateway.exchange import Exchange
     from tidegate.gateway.request_head import RequestHead
+
+logger = logging.getLogger(__name__)
 
 # How exactly it is told how long requests wait; what waits for less is no news.
 _WAITED_STEP_S = 0.25
@@ -101,7 +104,12 @@ class Front:
         """Look at whoever's time has come; call a few times a second."""
         for client in tuple(self.clients):
             if now >= client.look_at:
-                client.expired(now)
+                try:
+                    client.expired(now)
+                except Exception:
+                    # It would fail again at each look, and nobody behind it would be looked at.
+                    logger.exception("a client's connection cannot be seen to, and is ended")
+                    client.abort()
         self.seat_all(now)
         for server in self.servers:
             server.close_idle(now - self.limits.pool_idle_s)
@@ -140,6 +148,13 @@ class Front:
         return Refusal(
             503, f"{why}; try again", retry_after_s=self.limits.retry_after_s, close=False
         )
+
+    def turn_away(self) -> Refusal:
+        """For one connection too many: it stands for the request on it, which nobody reads."""
+        self.accepted += 1
+        refusal = self.shed("too many connections")
+        self.count_refusal(refusal)
+        return refusal
 
     def count_refusal(self, refusal: Refusal) -> None:
         self.refusals[refusal.status] = self.refusals.get(refusal.status, 0) + 1

@@ -11,6 +11,7 @@ times a second: 5 000 idle connections cost less than as many timers.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -30,6 +31,8 @@ from tidegate.laws.balancing import Policy, policy_of
 from tidegate.laws.ejection import EjectionSettings
 from tidegate.telemetry.histogram import Histogram
 from tidegate.telemetry.http_requests import HttpRequestSamples
+
+logger = logging.getLogger(__name__)
 
 _SWEEP_S = 0.25
 _SWEEPS_PER_MEASURE = 4
@@ -300,9 +303,15 @@ class Gateway:
         sweeps = 0
         while True:
             await asyncio.sleep(_SWEEP_S)
-            now = monotonic()
-            front.sweep(now)
-            self._servers.tick(now)
             sweeps += 1
-            if sweeps % _SWEEPS_PER_MEASURE == 0:
-                self._servers.measure(now)
+            try:
+                self._keep_up_once(front, monotonic(), measures=sweeps % _SWEEPS_PER_MEASURE == 0)
+            except Exception:
+                # Without it no time would ever be up again, and nobody return from an ejection.
+                logger.exception("the upkeep of a gateway has failed; it goes on")
+
+    def _keep_up_once(self, front: Front, now: float, *, measures: bool) -> None:
+        front.sweep(now)
+        self._servers.tick(now)
+        if measures:
+            self._servers.measure(now)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from dataclasses import dataclass
 
+from tidegate.core.health import HEALTH_ANSWER_S
 from tidegate.gateway.own_shortage import is_own_shortage
 from tidegate.gateway.response_reader import BadAnswer, ResponseHead, ResponseReader
 from tidegate.gateway.server import Server
@@ -19,7 +20,7 @@ class HealthCheck:
     # None: it is enough that somebody listens.
     path: str | None = None
     interval_s: float = 1.0
-    timeout_s: float = 1.0
+    timeout_s: float = HEALTH_ANSWER_S
     # An answer of this status or above is none of one that is well.
     ill_from: int = 400
 
@@ -28,24 +29,27 @@ async def check_forever(check: HealthCheck, servers: Servers, server: Server) ->
     while True:
         # It is neither well nor ill for what we lack ourselves; requests are told of that.
         with contextlib.suppress(OSError):
-            servers.checked(server, await failure_of(check, server))
+            await _check(check, servers, server)
         await asyncio.sleep(check.interval_s)
 
 
-async def failure_of(check: HealthCheck, server: Server) -> str | None:
-    """Why it is not well; None: it is. OSError: nobody knows, for want of something of our own."""
+async def _check(check: HealthCheck, servers: Servers, server: Server) -> None:
+    """OSError: nobody knows whether it is well, for want of something of our own."""
     try:
         async with asyncio.timeout(check.timeout_s):
-            return await _asked(check, server)
+            failure = await _asked(check, server)
     except TimeoutError:
-        return f"no answer to a check within {check.timeout_s:g} s"
-    except (OSError, BadAnswer) as failure:
-        if isinstance(failure, OSError) and is_own_shortage(failure):
+        servers.unanswered(server, f"no answer to a check within {check.timeout_s:g} s")
+    except (OSError, BadAnswer) as broken:
+        if isinstance(broken, OSError) and is_own_shortage(broken):
             raise
-        return f"check failed: {failure}"
+        servers.checked(server, f"check failed: {broken}")
+    else:
+        servers.checked(server, failure)
 
 
 async def _asked(check: HealthCheck, server: Server) -> str | None:
+    """Why it is not well; None: it is."""
     # A connection of its own each time: that an old one still works says little about new ones.
     address = server.address
     reader, writer = await asyncio.open_connection(address.host, address.port)

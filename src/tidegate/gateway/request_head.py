@@ -66,6 +66,8 @@ class RequestHead:
     chunked: bool = False
     keep_alive: bool = True
     websocket: bool = False
+    # It sends its body when it is told to (100 Continue), which HTTP/1.0 does not know.
+    expects_continue: bool = False
     cookies: list[bytes] = field(default_factory=list)
     # By whom it was balanced before.
     balanced_by: bytes = b""
@@ -121,6 +123,7 @@ def judged(method: bytes, target: bytes, version: str, fields: list[Field]) -> R
         elif lower == b"expect":
             if one[2].lower() != b"100-continue":
                 raise Refusal(417, "only 100-continue can be expected")
+            head.expects_continue = head.minor == 1
             kept.append(one)
     if head.host is None and head.minor == 1:
         raise Refusal(400, "Host is missing")

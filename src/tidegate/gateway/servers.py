@@ -78,10 +78,12 @@ class Servers:
 
     def failed(self, server: Server, why: str) -> None:
         """A request came to nothing; a few in a row eject, if enough others are left."""
-        ejected = sum(1 for one in self if one.ejection.standing is Standing.EJECTED)
-        may_eject = ejected + 1 <= self._settings.share_max * len(self)
-        server.ejection.failed(monotonic(), why, may_eject=may_eject)
+        server.ejection.failed(monotonic(), why, may_eject=self._may_eject())
         self._after(server)
+
+    def _may_eject(self) -> bool:
+        ejected = sum(1 for one in self if one.ejection.standing is Standing.EJECTED)
+        return ejected + 1 <= self._settings.share_max * len(self)
 
     def refused(self, server: Server, why: str) -> None:
         """Nobody listens there."""
@@ -94,6 +96,11 @@ class Servers:
             server.ejection.check_passed(monotonic())
         else:
             server.ejection.check_failed(monotonic(), failure)
+        self._after(server)
+
+    def unanswered(self, server: Server, why: str) -> None:
+        """A check had no answer in time; a few in a row eject, if enough others are left."""
+        server.ejection.check_failed(monotonic(), why, may_eject=self._may_eject())
         self._after(server)
 
     def _after(self, server: Server) -> None:

@@ -11,8 +11,9 @@ is checked actively until a check passes as well. Then it returns slowly: its we
     RETURNING ── return_s without a failure ──▶ HEALTHY
 
 One server that is slow under a load that all share says nothing about itself, so requests that
-fail eject at most `share_max` of the servers: `may_eject`, which whoever knows them all sets. That
-nobody listens, or that checks fail, is no matter of load and always counts.
+fail, and checks without an answer in time, eject at most `share_max` of the servers: `may_eject`,
+which whoever knows them all sets. That nobody listens, or that a check is answered badly, is no
+matter of load and always counts.
 """
 
 from __future__ import annotations
@@ -103,13 +104,13 @@ class Ejection:
         self._checks_passed += 1
         self.tick(now)
 
-    def check_failed(self, now: float, why: str) -> None:
+    def check_failed(self, now: float, why: str, *, may_eject: bool = True) -> None:
         self._checks_passed = 0
         self._checks_failed += 1
         if self._checks_failed >= self.settings.checks_to_eject:
             if self.standing is Standing.EJECTED:
                 self.why = why
-            else:
+            elif may_eject:
                 self._eject(now, why)
 
     def tick(self, now: float) -> None:

@@ -21,6 +21,7 @@ from tidegate.adapters.door_settings import ILL_FROM_STATUS, DoorSettings
 from tidegate.adapters.haproxy.balance import balance_of
 from tidegate.adapters.haproxy.server_line import server_line
 from tidegate.core.errors import InvalidValue
+from tidegate.core.health import HEALTH_ANSWER_S
 from tidegate.core.hosting import Backend
 from tidegate.core.probe_mark import FIELD
 from tidegate.gateway.limits import GatewayLimits
@@ -131,7 +132,7 @@ def _timeouts(limits: GatewayLimits) -> list[str]:
         "server": limits.answer_timeout_s,
         "queue": limits.wait_s,
         "tunnel": limits.tunnel_idle_s,
-        "check": 1.0,
+        "check": HEALTH_ANSWER_S,
     }
     return [f"    timeout {name} {ceil(time_s * 1000)}ms" for name, time_s in times.items()]
 

@@ -255,9 +255,9 @@ class HaproxyDoor:
 
     async def _end_if_it_hangs(self) -> None:
         process = self._process
-        # While it starts, whoever starts it waits for it.
-        silent = self._runtime.unanswered >= _UNANSWERED_MAX and not self._turn.locked()
-        if silent and process is not None and process.alive:
+        silent = self._runtime.unanswered >= _UNANSWERED_MAX
+        # Whoever waits for its answer has the turn, so the turn says nothing of whether it starts.
+        if silent and process is not None and process.alive and process.has_answered:
             logger.error("the door of %s: HAProxy hangs and is ended", self._settings.service)
             self._runtime.unanswered = 0
             await process.kill()

@@ -30,6 +30,8 @@ class HaproxyProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
         self._reading: asyncio.Task[None] | None = None
+        # Until then it starts, and whoever starts it waits for it.
+        self.has_answered = False
 
     @property
     def pid(self) -> int:
@@ -75,6 +77,7 @@ class HaproxyProcess:
         while self.alive:
             try:
                 await self._runtime.info()
+                self.has_answered = True
                 return
             except Unavailable:
                 await asyncio.sleep(_LOOK_S)
