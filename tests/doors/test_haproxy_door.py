@@ -427,7 +427,7 @@ async def test_what_is_missing_or_impossible_is_said_with_what_to_do(
         (DoorSettings("shop", health_path="/a b"), "must be a path"),
         # It would end the word that it stands in.
         (DoorSettings("shop", health_path="/it's"), "must be a path"),
-        (DoorSettings("shop", limits=GatewayLimits(deadline_s=1.0)), "knows no deadline"),
+        (DoorSettings("shop", limits=GatewayLimits(deadline_s=1.0)), "take the engine gateway"),
     ):
         with pytest.raises(InvalidValue, match=match):
             await HaproxyDoor(settings).start()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tidegate.core.hosting import ServiceSpec
 from tidegate.gateway.limits import GatewayLimits
 
 # Full instances are waited for: the leader sees the line, and adds instances or sheds. How many
@@ -39,6 +40,17 @@ class DoorSettings:
     # there is none.
     probe_mark: bytes = b""
     limits: GatewayLimits = DOOR_LIMITS
+
+
+def limits_of(spec: ServiceSpec) -> GatewayLimits:
+    """Those of every door, with what is said of this service."""
+    return replace(
+        DOOR_LIMITS,
+        deadline_s=spec.deadline_s,
+        answer_timeout_s=spec.answer_timeout_s,
+        answer_stall_s=spec.answer_timeout_s,
+        body_bytes_max=spec.body_bytes_max,
+    )
 
 
 def why_not_bound(settings: DoorSettings, failure: OSError) -> str:

@@ -220,7 +220,7 @@ def door_of(
     trusted: tuple[str, ...] = (),
 ) -> Door:
     """A door of the service, of the engine that was asked for or else of its own."""
-    from tidegate.adapters.door_settings import DoorSettings
+    from tidegate.adapters.door_settings import DoorSettings, limits_of
 
     spec = service.spec
     check_engine(engine or spec.engine)
@@ -233,6 +233,7 @@ def door_of(
         health_path=spec.health_path,
         trusted_peers=trusted,
         probe_mark=probe_mark(service.secret).encode(),
+        limits=limits_of(spec),
     )
     if (engine or service.spec.engine) is Engine.HAPROXY:
         from tidegate.adapters.haproxy.door import HaproxyDoor

@@ -17,7 +17,7 @@ import typer
 
 from tidegate.cli.application_check import check_application
 from tidegate.cli.application_probe import DEFAULT_NAME
-from tidegate.cli.asking import duration_option
+from tidegate.cli.asking import duration_option, size_option, some_duration_s
 from tidegate.cli.source_files import revision_of
 from tidegate.core.errors import InvalidValue
 from tidegate.core.hosting import Engine, ServiceSpec
@@ -62,6 +62,24 @@ BalancingOption = Annotated[
 HealthPathOption = Annotated[
     str, typer.Option("--health-path", help="Asked to see whether an instance is well.")
 ]
+DeadlineOption = Annotated[
+    float | None,
+    duration_option(
+        "Requests that are not answered in whole by then get 504; gateway only. [default: none]",
+        some_duration_s,
+    ),
+]
+AnswerTimeoutOption = Annotated[
+    float,
+    duration_option(
+        "How long an instance may be silent, before its answer and within it. [default: 60s]",
+        some_duration_s,
+    ),
+]
+BodyMaxOption = Annotated[
+    int | None,
+    size_option("Requests with a longer body get 413. [default: any length]"),
+]
 ShipOption = Annotated[
     Path | None,
     typer.Option(
@@ -91,6 +109,9 @@ class ServiceOptions:
     session_grace: SessionGraceOption = 60.0
     balancing: BalancingOption = "better-of-two"
     health_path: HealthPathOption = "/"
+    deadline: DeadlineOption = None
+    answer_timeout: AnswerTimeoutOption = 60.0
+    body_max: BodyMaxOption = None
     ship: ShipOption = None
     env: EnvironmentOption = None
 
@@ -112,6 +133,7 @@ def asked_for(target: str, agreement_file: Path, options: ServiceOptions) -> Ask
     """All of it, or an error that says what to change."""
     text, agreement = _http_agreement(agreement_file)
     _check_balancing(options.engine, options.balancing)
+    _check_deadline(options.engine, options.deadline)
     health_path, ship = options.health_path, options.ship
     if _PATH.fullmatch(health_path) is None:
         raise InvalidValue(
@@ -150,6 +172,9 @@ def asked_for(target: str, agreement_file: Path, options: ServiceOptions) -> Ask
         sticky=options.sticky,
         session_grace_s=options.session_grace,
         health_path=health_path,
+        deadline_s=options.deadline,
+        answer_timeout_s=options.answer_timeout,
+        body_bytes_max=options.body_max,
         environment=environment,
         folder=None if folder is None else str(folder),
         revision=revision,
@@ -208,6 +233,13 @@ def _check_balancing(engine: Engine, balancing: str) -> None:
         from tidegate.adapters.haproxy.balance import balance_of
 
         balance_of(balancing)
+
+
+def _check_deadline(engine: Engine, deadline_s: float | None) -> None:
+    if engine is Engine.HAPROXY:
+        from tidegate.adapters.haproxy.configuration import check_deadline
+
+        check_deadline(deadline_s)
 
 
 def environment_of(said: Sequence[str], here: os._Environ[str] | dict[str, str]) -> dict[str, str]:

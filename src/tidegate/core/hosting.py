@@ -54,6 +54,12 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
     session_grace_s: float = 60.0
     # Asked for health, and by the probe.
     health_path: str = "/"
+    # From a request's head to the end of its answer, trying again included; None: no bound.
+    deadline_s: float | None = None
+    # How long an instance may be silent before its answer begins, and in the middle of it.
+    answer_timeout_s: float = 60.0
+    # Longer bodies of requests are refused; None: any length, since they are streamed.
+    body_bytes_max: int | None = None
     # Environment of the instances; never shown.
     environment: dict[str, str] = {}
     # SHA-256 of the code that machines are sent; None: they have it.
