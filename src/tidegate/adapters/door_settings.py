@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from tidegate.core.hosting import ServiceSpec
 from tidegate.gateway.limits import GatewayLimits
+from tidegate.laws.balancing import Policy
 
 # Full instances are waited for: the leader sees the line, and adds instances or sheds. How many
 # requests may be in hand at all is its decision (Door.set_admission).
@@ -28,8 +29,8 @@ class DoorSettings:
     host: str = "127.0.0.1"
     # 0: any that is free.
     port: int = 0
-    # A policy of the gateway (laws/balancing.py); HAProxy has three of them.
-    balancing: str = "better-of-two"
+    # A policy of the gateway (laws/balancing.py), or its name; HAProxy has three of them by name.
+    balancing: str | Policy = "better-of-two"
     # Sessions stay with their instance; the same at every door of the service. None: no sessions.
     session_secret: bytes | None = None
     # Asked of each instance each second; None: it is enough that somebody listens.

@@ -57,7 +57,12 @@ SessionGraceOption = Annotated[
     duration_option("How long an instance that is to go keeps its sessions. [default: 60s]"),
 ]
 BalancingOption = Annotated[
-    str, typer.Option("--balancing", metavar="POLICY", help="Who gets the next request.")
+    str,
+    typer.Option(
+        "--balancing",
+        metavar="POLICY",
+        help="Who gets the next request; with the gateway also module:Class of your own.",
+    ),
 ]
 HealthPathOption = Annotated[
     str, typer.Option("--health-path", help="Asked to see whether an instance is well.")
@@ -226,13 +231,15 @@ def _http_agreement(file: Path) -> tuple[str, Agreement]:
 def _check_balancing(engine: Engine, balancing: str) -> None:
     from random import Random
 
-    from tidegate.laws.balancing import policy_of
-
-    policy_of(balancing, Random(0))
     if engine is Engine.HAPROXY:
         from tidegate.adapters.haproxy.balance import balance_of
 
         balance_of(balancing)
+        return
+    from tidegate.cli.own_policy import policy_said
+
+    # Made here once, as every door will: what is wrong with it is said before anything starts.
+    policy_said(balancing, Random(0))
 
 
 def _check_deadline(engine: Engine, deadline_s: float | None) -> None:

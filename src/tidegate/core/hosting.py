@@ -48,6 +48,7 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
     # Instances that are started and get nothing until they are needed.
     spares: int = 0
     engine: Engine = Engine.GATEWAY
+    # A policy by its name; or module:Class, which doors of the gateway import where they run.
     balancing: str = "better-of-two"
     sticky: bool = False
     # How long an instance that drains keeps its sessions; new ones go elsewhere at once.
