@@ -77,7 +77,7 @@ async def test_an_instance_that_is_silent_and_a_body_too_long_are_refused_as_was
         stall.gate.clear()
         begun = monotonic()
         assert (await ask(port, "/held")).status == 504
-        assert 0.3 <= monotonic() - begun < 20.0
+        assert 0.29 < monotonic() - begun < 20.0
         assert (await ask(port, "/", "POST", b"x" * 1001)).status == 413
         assert (await ask(port, "/", "POST", b"x" * 1000)).status == 200
 
