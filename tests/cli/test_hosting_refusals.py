@@ -119,6 +119,7 @@ def test_an_unknown_policy_names_those_that_there_are(refused: Refused) -> None:
         (("--health-path", "/café"), "is no path, such as /healthz"),
         (("--health-path", "/a'b", "--engine", "haproxy"), "is no path, such as /healthz"),
         (("--port", "65535", "--doors", "2"), "65535 is the last: choose a lower --port"),
+        (("--deadline", "5s", "--engine", "haproxy"), "HAProxy knows no deadline"),
         (("--host", "a" * 64), f"--host '{'a' * 64}' is no address, nor the name"),
     ],
 )

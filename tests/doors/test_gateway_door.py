@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import resource
+import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import websockets
 from bookshop import bookshops
-from http_client import Connection
+from http_client import Connection, ask
 from stall import stalls
 
 from tidegate.adapters.door_settings import DoorSettings
 from tidegate.adapters.gateway.door import GatewayDoor
+from tidegate.cli.door import door_of
 from tidegate.control.door_loop import DoorLoop
-from tidegate.core.hosting import Backend, InstanceState, ServiceSpec, instance_of
+from tidegate.core.hosting import Backend, InstanceState, Service, ServiceSpec, instance_of
 from tidegate.storage.memory import MemoryStore
 
 SECRET = "a secret of the tests"
@@ -97,6 +100,30 @@ async def test_a_door_may_have_as_many_connections_as_its_user() -> None:
     finally:
         await door.stop()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_policy_of_the_users_own_is_what_a_door_of_the_service_balances_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "policy_of_a_door.py").write_text(
+        "class Last:\n"
+        "    def choose(self, candidates, asker, family):\n"
+        "        return max(candidates, key=lambda one: one.name)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    spec = ServiceSpec(
+        name="shop", target="shop:app", agreement="", balancing="policy_of_a_door:Last"
+    )
+    door = door_of(Service(spec=spec, version=1, secret="s" * 32), "127.0.0.1", 0, None)
+    await door.start()
+    try:
+        async with stalls(3) as stands:
+            await door.set_backends([one.backend() for one in stands])
+            answers = [await ask(int(door.address.rpartition(":")[2])) for _ in range(10)]
+        assert {one.body for one in answers} == {b"i3"}
+    finally:
+        await door.stop(timeout_s=0.0)
 
 
 async def in_session(door: GatewayDoor, cookie: str) -> tuple[bytes, str]:

@@ -422,6 +422,43 @@ def _modes(folder: Path) -> dict[Path, int]:
     return {path: stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
 
 
+async def test_a_variable_that_cannot_be_read_is_trouble_and_no_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with stalls(1) as (stall,):
+        door = HaproxyDoor(DoorSettings("shop"))
+        await door.start()
+        try:
+            await door.set_backends([stall.backend()])
+            port = int(door.address.rpartition(":")[2])
+            assert (await ask(port)).status == 200
+
+            async def one_is_counted() -> bool:
+                return (await door.sample()).answered == 1
+
+            await eventually_seen(one_is_counted, "the first is counted")
+            asked = runtime_socket.RuntimeSocket._asked
+
+            async def in_other_words(self: runtime_socket.RuntimeSocket, command: str) -> bytes:
+                return (await asked(self, command)).replace(b"type=sint value=", b"integer ")
+
+            with monkeypatch.context() as patched:
+                patched.setattr(runtime_socket.RuntimeSocket, "_asked", in_other_words)
+                assert (await ask(port)).status == 200
+                sample = await door.sample()
+            assert "what HAProxy says of proc.probes cannot be read" in sample.trouble
+            assert "integer <0>" in sample.trouble
+            assert (sample.accepted, sample.answered) == (1, 1)
+
+            async def both_are_counted() -> bool:
+                sample = await door.sample()
+                return (sample.accepted, sample.answered, sample.trouble) == (2, 2, "")
+
+            await eventually_seen(both_are_counted, "it is understood again")
+        finally:
+            await door.stop(timeout_s=0.0)
+
+
 async def test_what_is_missing_or_impossible_is_said_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -430,7 +467,7 @@ async def test_what_is_missing_or_impossible_is_said_with_what_to_do(
         (DoorSettings("shop", health_path="/a b"), "must be a path"),
         # It would end the word that it stands in.
         (DoorSettings("shop", health_path="/it's"), "must be a path"),
-        (DoorSettings("shop", limits=GatewayLimits(deadline_s=1.0)), "knows no deadline"),
+        (DoorSettings("shop", limits=GatewayLimits(deadline_s=1.0)), "take the engine gateway"),
     ):
         with pytest.raises(InvalidValue, match=match):
             await HaproxyDoor(settings).start()

@@ -98,6 +98,15 @@ def test_workload_herds_and_the_drawn_one_follows_the_index() -> None:
         assert shares[one.name] == pytest.approx(one.index / 100.0, abs=0.03)
 
 
+def test_under_workload_one_that_returns_waits_until_its_weight_has_grown() -> None:
+    policy = policy_of("workload", Random(1))
+    returns, other = Standin("returns", index=60.0), Standin("other", index=40.0)
+    chosen = []
+    for returns.weight in (0.1, 0.5, 0.66, 0.67, 1.0):
+        chosen.append(policy.choose([returns, other], "", "").name)
+    assert chosen == ["other", "other", "other", "returns", "returns"]
+
+
 def test_the_drawn_one_starves_nobody() -> None:
     servers = [Standin("a", index=99.99), Standin("b", index=0.01)]
     counts = _draw(policy_of("workload-drawn", Random(1)), servers)

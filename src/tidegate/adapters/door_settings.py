@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tidegate.core.hosting import ServiceSpec
 from tidegate.gateway.limits import GatewayLimits
+from tidegate.laws.balancing import Policy
 
 # Full instances are waited for: the leader sees the line, and adds instances or sheds. How many
 # requests may be in hand at all is its decision (Door.set_admission).
@@ -27,8 +29,8 @@ class DoorSettings:
     host: str = "127.0.0.1"
     # 0: any that is free.
     port: int = 0
-    # A policy of the gateway (laws/balancing.py); HAProxy has three of them.
-    balancing: str = "better-of-two"
+    # A policy of the gateway (laws/balancing.py), or its name; HAProxy has three of them by name.
+    balancing: str | Policy = "better-of-two"
     # Sessions stay with their instance; the same at every door of the service. None: no sessions.
     session_secret: bytes | None = None
     # Asked of each instance each second; None: it is enough that somebody listens.
@@ -39,6 +41,17 @@ class DoorSettings:
     # there is none.
     probe_mark: bytes = b""
     limits: GatewayLimits = DOOR_LIMITS
+
+
+def limits_of(spec: ServiceSpec) -> GatewayLimits:
+    """Those of every door, with what is said of this service."""
+    return replace(
+        DOOR_LIMITS,
+        deadline_s=spec.deadline_s,
+        answer_timeout_s=spec.answer_timeout_s,
+        answer_stall_s=spec.answer_timeout_s,
+        body_bytes_max=spec.body_bytes_max,
+    )
 
 
 def why_not_bound(settings: DoorSettings, failure: OSError) -> str:

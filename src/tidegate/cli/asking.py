@@ -14,7 +14,7 @@ from tidegate.client.connect import DEFAULT_URL, URL_VARIABLE, connect
 from tidegate.client.credentials import PASSWORD_FILE_VARIABLE, PASSWORD_VARIABLE
 from tidegate.core.errors import InvalidValue
 from tidegate.core.harmless import harmless
-from tidegate.core.quantities import parse_duration_s
+from tidegate.core.quantities import parse_duration_s, parse_size_bytes
 
 if TYPE_CHECKING:
     from tidegate.client.client import Client
@@ -125,6 +125,19 @@ def some_duration_s(text: str | float) -> float:
     if duration <= 0.0:
         raise typer.BadParameter(f"{str(text)!r} is no time at all: give one such as 5s")
     return duration
+
+
+def size_bytes(text: str | int) -> int:
+    """Bytes of an option that takes a size: `16MiB`, `500kB`."""
+    try:
+        return parse_size_bytes(text)
+    except InvalidValue as wrong:
+        raise typer.BadParameter(str(wrong)) from None
+
+
+def size_option(says: str) -> Any:
+    """An option that takes a size; its help says the default as people write it."""
+    return typer.Option(parser=size_bytes, metavar="SIZE", show_default=False, help=says)
 
 
 def duration_option(says: str, parser: Callable[[str], float] = duration_s) -> Any:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from ipaddress import ip_network
+from random import Random
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
@@ -37,6 +38,7 @@ from tidegate.fleet.ready_pipe import ReadyPipe
 if TYPE_CHECKING:
     from tidegate.cli.settings.settings import Settings
     from tidegate.core.hosting import Door, HostingStore, Service
+    from tidegate.laws.balancing import Policy
     from tidegate.telemetry.http_requests import HttpRequestSamples
 
 log = logging.getLogger(__name__)
@@ -220,21 +222,28 @@ def door_of(
     trusted: tuple[str, ...] = (),
 ) -> Door:
     """A door of the service, of the engine that was asked for or else of its own."""
-    from tidegate.adapters.door_settings import DoorSettings
+    from tidegate.adapters.door_settings import DoorSettings, limits_of
 
     spec = service.spec
-    check_engine(engine or spec.engine)
+    engine = engine or spec.engine
+    check_engine(engine)
+    balancing: str | Policy = spec.balancing
+    if engine is Engine.GATEWAY:
+        from tidegate.cli.own_policy import policy_said
+
+        balancing = policy_said(spec.balancing, Random())
     settings = DoorSettings(
         service=spec.name,
         host=host,
         port=port,
-        balancing=spec.balancing,
+        balancing=balancing,
         session_secret=service.secret.encode() if spec.sticky else None,
         health_path=spec.health_path,
         trusted_peers=trusted,
         probe_mark=probe_mark(service.secret).encode(),
+        limits=limits_of(spec),
     )
-    if (engine or service.spec.engine) is Engine.HAPROXY:
+    if engine is Engine.HAPROXY:
         from tidegate.adapters.haproxy.door import HaproxyDoor
 
         return HaproxyDoor(settings)

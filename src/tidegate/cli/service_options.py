@@ -17,7 +17,7 @@ import typer
 
 from tidegate.cli.application_check import check_application
 from tidegate.cli.application_probe import DEFAULT_NAME
-from tidegate.cli.asking import duration_option
+from tidegate.cli.asking import duration_option, size_option, some_duration_s
 from tidegate.cli.source_files import revision_of
 from tidegate.cli.store_wiring import ask_store
 from tidegate.core.errors import InvalidValue
@@ -61,10 +61,33 @@ SessionGraceOption = Annotated[
     duration_option("How long an instance that is to go keeps its sessions. [default: 60s]"),
 ]
 BalancingOption = Annotated[
-    str, typer.Option("--balancing", metavar="POLICY", help="Who gets the next request.")
+    str,
+    typer.Option(
+        "--balancing",
+        metavar="POLICY",
+        help="Who gets the next request; with the gateway also module:Class of your own.",
+    ),
 ]
 HealthPathOption = Annotated[
     str, typer.Option("--health-path", help="Asked to see whether an instance is well.")
+]
+DeadlineOption = Annotated[
+    float | None,
+    duration_option(
+        "Requests that are not answered in whole by then get 504; gateway only. [default: none]",
+        some_duration_s,
+    ),
+]
+AnswerTimeoutOption = Annotated[
+    float,
+    duration_option(
+        "How long an instance may be silent, before its answer and within it. [default: 60s]",
+        some_duration_s,
+    ),
+]
+BodyMaxOption = Annotated[
+    int | None,
+    size_option("Requests with a longer body get 413. [default: any length]"),
 ]
 ShipOption = Annotated[
     Path | None,
@@ -95,6 +118,9 @@ class ServiceOptions:
     session_grace: SessionGraceOption = 60.0
     balancing: BalancingOption = "better-of-two"
     health_path: HealthPathOption = "/"
+    deadline: DeadlineOption = None
+    answer_timeout: AnswerTimeoutOption = 60.0
+    body_max: BodyMaxOption = None
     ship: ShipOption = None
     env: EnvironmentOption = None
 
@@ -116,6 +142,7 @@ def asked_for(target: str, agreement_file: Path, options: ServiceOptions) -> Ask
     """All of it, or an error that says what to change."""
     text, agreement = _http_agreement(agreement_file)
     _check_balancing(options.engine, options.balancing)
+    _check_deadline(options.engine, options.deadline)
     health_path, ship = options.health_path, options.ship
     if _PATH.fullmatch(health_path) is None:
         raise InvalidValue(
@@ -154,6 +181,9 @@ def asked_for(target: str, agreement_file: Path, options: ServiceOptions) -> Ask
         sticky=options.sticky,
         session_grace_s=options.session_grace,
         health_path=health_path,
+        deadline_s=options.deadline,
+        answer_timeout_s=options.answer_timeout,
+        body_bytes_max=options.body_max,
         environment=environment,
         folder=None if folder is None else str(folder),
         revision=revision,
@@ -232,13 +262,22 @@ def _http_agreement(file: Path) -> tuple[str, Agreement]:
 def _check_balancing(engine: Engine, balancing: str) -> None:
     from random import Random
 
-    from tidegate.laws.balancing import policy_of
-
-    policy_of(balancing, Random(0))
     if engine is Engine.HAPROXY:
         from tidegate.adapters.haproxy.balance import balance_of
 
         balance_of(balancing)
+        return
+    from tidegate.cli.own_policy import policy_said
+
+    # Made here once, as every door will: what is wrong with it is said before anything starts.
+    policy_said(balancing, Random(0))
+
+
+def _check_deadline(engine: Engine, deadline_s: float | None) -> None:
+    if engine is Engine.HAPROXY:
+        from tidegate.adapters.haproxy.configuration import check_deadline
+
+        check_deadline(deadline_s)
 
 
 def environment_of(said: Sequence[str], here: os._Environ[str] | dict[str, str]) -> dict[str, str]:

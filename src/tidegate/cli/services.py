@@ -136,6 +136,9 @@ def kept_by_doors(before: ServiceSpec, now: ServiceSpec) -> str:
         ("balancing", before.balancing != now.balancing),
         ("sessions", before.sticky != now.sticky),
         ("health path", before.health_path != now.health_path),
+        ("deadline", before.deadline_s != now.deadline_s),
+        ("answer timeout", before.answer_timeout_s != now.answer_timeout_s),
+        ("longest body", before.body_bytes_max != now.body_bytes_max),
     )
     return ", ".join(name for name, is_other in changed if is_other)
 
@@ -218,6 +221,9 @@ def _as_json(
         "sticky": spec.sticky,
         "concurrency": spec.concurrency,
         "spares": spec.spares,
+        "deadline_s": spec.deadline_s,
+        "answer_timeout_s": spec.answer_timeout_s,
+        "body_bytes_max": spec.body_bytes_max,
         # Names only: values may be secrets.
         "environment": sorted(spec.environment),
         "detail": service.detail or None,

@@ -48,12 +48,19 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
     # Instances that are started and get nothing until they are needed.
     spares: int = 0
     engine: Engine = Engine.GATEWAY
+    # A policy by its name; or module:Class, which doors of the gateway import where they run.
     balancing: str = "better-of-two"
     sticky: bool = False
     # How long an instance that drains keeps its sessions; new ones go elsewhere at once.
     session_grace_s: float = 60.0
     # Asked for health, and by the probe.
     health_path: str = "/"
+    # From a request's head to the end of its answer, trying again included; None: no bound.
+    deadline_s: float | None = None
+    # How long an instance may be silent before its answer begins, and in the middle of it.
+    answer_timeout_s: float = 60.0
+    # Longer bodies of requests are refused; None: any length, since they are streamed.
+    body_bytes_max: int | None = None
     # Environment of the instances; never shown.
     environment: dict[str, str] = {}
     # SHA-256 of the code that machines are sent; None: they have it.

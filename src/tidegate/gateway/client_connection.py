@@ -31,6 +31,8 @@ class Hold(Flag):
     NEXT_REQUEST = auto()
     # It does not read its answers.
     ANSWERS = auto()
+    # It was told to come again later, and it is not later yet.
+    REFUSED = auto()
 
 
 class ClientConnection(asyncio.Protocol):
@@ -43,6 +45,9 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
         self._hold = Hold.NONE
+        # While Hold.REFUSED lasts, what ends it. A timer, and no look of the sweep: whoever is
+        # refused would be heard at the same moments as all the others, and come with them again.
+        self._pause: asyncio.TimerHandle | None = None
         self._pumping = False
         self._tunnel = False
         # An answer that ends the connection is out; what still comes is dropped.
@@ -101,6 +106,9 @@ class ClientConnection(asyncio.Protocol):
                 if exchange is not None:
                     self._wait(Hold.NEXT_REQUEST)
                     break
+                if self._pause is not None:
+                    # What it had sent already when it was refused is looked at no sooner.
+                    break
                 if self.writing_paused:
                     # Who asks and asks and takes no answer would fill our memory with them.
                     self._wait(Hold.ANSWERS)
@@ -157,10 +165,11 @@ class ClientConnection(asyncio.Protocol):
         if not keep_alive or self._tunnel or self._front.stopping:
             self._close_gently()
             return
-        self.look_at = monotonic() + self._front.limits.idle_timeout_s
         self._reader.receive_rest()
-        if self._reader.in_head:
-            self.look_at = monotonic() + self._front.limits.head_timeout_s
+        limits = self._front.limits
+        heard_in_s = 0.0 if self._pause is None else limits.refused_pause_s
+        within_s = limits.head_timeout_s if self._reader.in_head else limits.idle_timeout_s
+        self.look_at = monotonic() + heard_in_s + within_s
         self._go_on(Hold.NEXT_REQUEST | Hold.SERVER)
         self._pump()
         if self.half_closed and self._exchange is None:
@@ -184,6 +193,21 @@ class ClientConnection(asyncio.Protocol):
 
     def send_refusal(self, refusal: Refusal, method: bytes, *, keep_alive: bool) -> None:
         self.send(refusal_to_client(refusal, method, keep_alive=keep_alive, now_s=time()))
+        if keep_alive and refusal.retry_after_s is not None:
+            self._wait(Hold.REFUSED)
+            self._pause = self._front.loop.call_later(
+                self._front.limits.refused_pause_s, self._listen_again
+            )
+
+    def _listen_again(self) -> None:
+        self._pause = None
+        self._go_on(Hold.REFUSED)
+        self._pump()
+
+    def _end_pause(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
 
     def become_tunnel(self) -> None:
         self._tunnel = True
@@ -206,6 +230,7 @@ class ClientConnection(asyncio.Protocol):
             return
         # Also one that is closing already goes no sooner than its last byte, if nobody looks.
         self._lingering = True
+        self._end_pause()
         is_out = not transport.get_write_buffer_size()
         self.look_at = monotonic() + self._front.limits.linger_s if is_out else 0.0
         self._note_unsent(monotonic())
@@ -293,6 +318,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self._lingering = True
+        self._end_pause()
         self._front.goodbye(self)
         exchange = self._exchange
         if exchange is not None:

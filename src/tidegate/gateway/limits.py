@@ -29,6 +29,9 @@ class GatewayLimits:
     waiting_max: int = 0
     wait_s: float = 5.0
     retry_after_s: int = 1
+    # Who was refused for lack of room is listened to again after so long, whatever it was told: to
+    # refuse costs little, and is all that is done if one client asks again at once for ever.
+    refused_pause_s: float = 0.5
 
     # From the first byte of a request (or the connection) to the end of its fields.
     head_timeout_s: float = 10.0

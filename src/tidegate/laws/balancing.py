@@ -1,16 +1,16 @@
 """Which server gets the next request: one class for each policy, `choose` its only verb.
 
 Candidates are those that may get it at all: neither ejected nor draining nor at their limit, and
-none that this request has failed on. Every policy but those of the paper that say otherwise
-respects weights: a server of weight 2 gets twice as much as one of weight 1, and one that returns
-after an ejection has a weight that grows (ejection.py).
+none that this request has failed on. Every policy respects weights: a server of weight 2 gets twice
+as much as one of weight 1 (under WorkLoad, which gives all to one, its index counts twice), and one
+that returns after an ejection has a weight that grows (ejection.py).
 
     random            P_i = w_i / Σw
     round robin       smooth: the one most behind its share, credit_i += w_i, chosen −= Σw
     first available   drawn once for each asker, kept while it is a candidate (TAPAS §3.1.1)
     … shared          the same, drawn once for a family: all askers of one host name
-    WorkLoad          max of the availability index (TAPAS §2.2.3), which herds all requests onto
-                      one server until the index is next taken
+    WorkLoad          max of w_i·index_i, the availability index (TAPAS §2.2.3, which knows no
+                      weights); it herds all requests onto one server until the index is next taken
     … drawn           P_i = w_i·index_i / Σ(w·index), none below a floor: no server starves
     least outstanding min outstanding_i / w_i; ties are drawn as random does
     better of two     two drawn as random does, the better as above; ties go to the first
@@ -132,10 +132,10 @@ class FirstAvailable:
 
 
 class HighestIndex:
-    """WorkLoad as the paper has it."""
+    """WorkLoad as the paper has it, where weights are equal."""
 
     def choose(self, candidates: Sequence[Chosen], asker: str, family: str) -> Chosen:
-        return max(candidates, key=lambda one: one.index)
+        return max(candidates, key=lambda one: one.index * one.weight)
 
 
 class DrawnByIndex:

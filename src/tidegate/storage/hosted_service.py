@@ -50,6 +50,16 @@ def check_spec(spec: ServiceSpec) -> None:
         raise InvalidValue(
             f"session_grace_s of service {spec.name!r} is 0 or more, not {spec.session_grace_s}"
         )
+    for name, time_s in (
+        ("deadline_s", spec.deadline_s),
+        ("answer_timeout_s", spec.answer_timeout_s),
+    ):
+        if time_s is not None and not (math.isfinite(time_s) and time_s > 0.0):
+            raise InvalidValue(f"{name} of service {spec.name!r} is above 0, not {time_s}")
+    if spec.body_bytes_max is not None and spec.body_bytes_max < 0:
+        raise InvalidValue(
+            f"body_bytes_max of service {spec.name!r} is 0 or more, not {spec.body_bytes_max}"
+        )
     for name, text in spec.environment.items():
         if not name or "=" in name or "\0" in name + text:
             raise InvalidValue(f"{name!r} cannot be set in an environment")

@@ -9,6 +9,7 @@ exactly, so that there is no old news to be careful with, which better of two is
 from __future__ import annotations
 
 from tidegate.core.errors import InvalidValue
+from tidegate.laws.balancing import Policy
 
 _ALGORITHMS = {
     "round-robin": "roundrobin",
@@ -17,9 +18,9 @@ _ALGORITHMS = {
 }
 
 
-def balance_of(policy: str) -> str:
+def balance_of(policy: str | Policy) -> str:
     """The algorithm; InvalidValue for a policy that it does not have."""
-    algorithm = _ALGORITHMS.get(policy)
+    algorithm = _ALGORITHMS.get(policy) if isinstance(policy, str) else None
     if algorithm is None:
         raise InvalidValue(
             f"HAProxy cannot balance by {policy!r}; choose one of {', '.join(_ALGORITHMS)}, or "

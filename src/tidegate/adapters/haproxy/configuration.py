@@ -279,10 +279,18 @@ def _strictness() -> list[str]:
     ]
 
 
+def check_deadline(deadline_s: float | None) -> None:
+    """InvalidValue if there is one."""
+    if deadline_s is not None:
+        raise InvalidValue(
+            "HAProxy knows no deadline of a whole request: bound its silence with an answer "
+            "timeout, or take the engine gateway"
+        )
+
+
 def _balancing(settings: DoorSettings) -> list[str]:
     limits = settings.limits
-    if limits.deadline_s is not None:
-        raise InvalidValue("HAProxy knows no deadline_s; set answer_timeout_s, or take the gateway")
+    check_deadline(limits.deadline_s)
     lines = [
         f"    balance {balance_of(settings.balancing)}",
         # Also the first request of a client finds a connection, as at the gateway, and no instance

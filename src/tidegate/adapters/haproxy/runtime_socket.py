@@ -2,8 +2,10 @@
 
 Figures come in its typed format, a line for each: what it is about, its name, its type, its value.
 Its JSON is not to be had: 2.6 breaks off a row in the middle of a server's fields, and goes on with
-the next server's, while a check of the first is without words ("output buffer too short"). Of other
-answers none is understood: whether an order was carried out is seen in the figures that follow.
+the next server's, while a check of the first is without words ("output buffer too short"). A
+process variable is in no typed answer: its one line of `get var` is read, and what is not exactly
+that line is an error, since a count that was taken for 0 would be believed. Of other answers none
+is understood: whether an order was carried out is seen in the figures that follow.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from tidegate.core.errors import Unavailable
 
 _ANSWER_S = 5.0
 _ANSWER_BYTES_MAX = 64 << 20
+# So much of an answer that cannot be read is repeated.
+_SAID_MAX = 200
 _NUMBERS = frozenset((b"s32", b"u32", b"s64", b"u64"))
 _SHOW_STAT = "show stat typed"
 _SHOW_INFO = "show info typed"
@@ -34,7 +38,7 @@ _FIGURE = re.compile(
 # `38.DroppedLogs.1:MCP:u32:0`: place, field, process.
 _INFO = re.compile(rb"^\d+\.(\w+)\.\d+:[^:]*:(\w+):(.*)$", re.M)
 # `proc.probes: type=sint value=<7>`, of `get var`.
-_VARIABLE = re.compile(rb"^(proc\.\w+): type=sint value=<(-?\d+)>", re.M)
+_VARIABLE = re.compile(rb"^(proc\.\w+): type=sint value=<(-?\d+)>$", re.M)
 _NO_WORDS = re.compile(rb"^([FBS]\.\d+\.\d+\.|\d+\.\w+\.\d+:)")
 
 Value = int | str
@@ -71,9 +75,16 @@ def info_in(answer: bytes) -> Row:
     return {field: value for field, value in found.items() if value is not None}
 
 
-def variables_in(answer: bytes) -> Row:
-    """Of answers to `get var`, those that are numbers."""
-    return {name.decode(): int(value) for name, value in _VARIABLE.findall(answer)}
+def variables_in(answer: bytes, names: Sequence[str]) -> Row:
+    """Of answers to `get var`, a number for each name; Unavailable if one cannot be read."""
+    found: Row = {name.decode(): int(value) for name, value in _VARIABLE.findall(answer)}
+    if missing := [name for name in names if name not in found]:
+        said = words_in(answer)[:_SAID_MAX] or "nothing"
+        raise Unavailable(
+            f"what HAProxy says of {', '.join(missing)} cannot be read, and nothing is counted by "
+            f"it: {said}"
+        )
+    return {name: found[name] for name in names}
 
 
 def words_in(answer: bytes) -> str:
@@ -110,7 +121,7 @@ class RuntimeSocket:
         """
         commands = (*(f"get var {name}" for name in variables), _SHOW_STAT, _SHOW_INFO)
         answer = await self._asked("; ".join(commands))
-        return rows_in(answer, proxies), info_in(answer) | variables_in(answer)
+        return rows_in(answer, proxies), info_in(answer) | variables_in(answer, variables)
 
     async def info(self) -> Row:
         """About the process."""
