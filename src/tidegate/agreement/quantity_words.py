@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 
 from tidegate.agreement.metrics import Unit
@@ -32,6 +33,8 @@ _LETTERS_MAX = 6
 
 def worded(unit: Unit, value: float) -> str:
     """A quantity for a sentence."""
+    if math.isinf(value):
+        return "without an end"
     match unit:
         case Unit.SECONDS:
             return format_duration(value)

@@ -86,7 +86,7 @@ class Finding:
         points = (
             f"warns at {worded(unit, metric.warning)}, breaches at {worded(unit, metric.breach)}"
         )
-        value = "without an end" if self.value is None else worded(unit, self.value)
+        value = worded(unit, math.inf if self.value is None else self.value)
         said = f"{metric.name} was {value} ({points})"
         if self.within is not None:
             said += f"; {self.within:.4%} of {self.count:g} were shorter than the breaching point"
