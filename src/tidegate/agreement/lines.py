@@ -35,7 +35,9 @@ def lines_of_keys(text: str) -> dict[Key, int]:
             _note(lines, table, number)
         elif key := _ENTRY.match(line):
             _note(lines, table + _parts(key["path"]), number)
-            quote = next((q for q in _QUOTES if key["value"].count(q) % 2), None)
+            value = key["value"].lstrip()
+            # Three quotes inside a string of the other kind open nothing.
+            quote = next((q for q in _QUOTES if value.startswith(q) and value.count(q) % 2), None)
     return lines
 
 
