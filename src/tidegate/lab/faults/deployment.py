@@ -31,7 +31,7 @@ _ASK_AGAIN_S = 0.02
 _READY_S = 60.0
 _LEADER = """
 select member_id, address from leader join member using (member_id)
-where member_id = (select min(member_id) from member where alive_until > clock_timestamp())
+where alive_until > clock_timestamp()
 """
 
 
