@@ -169,7 +169,7 @@ def test_no_metrics_is_no_agreement() -> None:
 
 
 def test_lines_are_found_past_texts_quotes_and_inline_tables() -> None:
-    assert lines_of_keys('a = "\'\'\'"\nb = 1\n')[("b",)] == 2
+    assert lines_of_keys("a = \"'''\"\nb = 1\n")[("b",)] == 2
     lines = lines_of_keys('a = """\nb = 1\n"""\n"c d".e = 2\n[x]\n# y = 1\ny = { z = 1 }\n')
 
     assert lines == {("a",): 1, ("c d",): 4, ("c d", "e"): 4, ("x",): 5, ("x", "y"): 7}

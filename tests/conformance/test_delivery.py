@@ -523,6 +523,7 @@ async def test_of_messages_with_the_same_id_one_is_stored(
     assert await mq.put("orders", b"new", dedup_id="d0") > 0
 
 
+@pytest.mark.slow
 async def test_the_ids_are_known_to_the_next_owner(start_node: StartNode, connect: Connect) -> None:
     first = await start_node()
     mq = await connect(first)
@@ -671,6 +672,7 @@ async def test_bad_options_fail_at_the_call(
 # Two nodes
 
 
+@pytest.mark.slow
 async def test_dead_letters_and_delays_of_a_queue_that_another_node_owns(
     start_node: StartNode, connect: Connect
 ) -> None:

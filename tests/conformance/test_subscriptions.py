@@ -214,6 +214,7 @@ async def test_batches_are_acknowledged_as_one(mq: Client) -> None:
         await mq.get("orders")
 
 
+@pytest.mark.slow
 async def test_a_handler_that_raises_gives_its_message_back(mq: Client) -> None:
     await mq.create_queue("orders")
     await mq.put_many("orders", [b"1", b"2", b"3"])
@@ -239,6 +240,7 @@ async def test_a_handler_that_raises_gives_its_message_back(mq: Client) -> None:
         await mq.get("orders")
 
 
+@pytest.mark.slow
 async def test_while_a_consumer_lives_its_leases_do(
     start_node: StartNode, connect: Connect
 ) -> None:

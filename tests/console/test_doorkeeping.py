@@ -53,6 +53,7 @@ async def test_a_login_is_one_at_the_broker_and_its_cookie_is_for_us_alone(node:
             assert (await browser.get("/api/overview")).status_code == 401
 
 
+@pytest.mark.slow
 async def test_a_wrong_password_and_a_user_that_is_not_there_are_refused_alike(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +74,7 @@ async def test_a_wrong_password_and_a_user_that_is_not_there_are_refused_alike(
         assert refused.status_code == 429
 
 
+@pytest.mark.slow
 async def test_a_user_who_is_removed_is_out(node: Node) -> None:
     await add_user(node, "ann", admin="*")
     await add_user(node, "bob", admin="*")

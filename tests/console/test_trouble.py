@@ -43,6 +43,7 @@ def _hang(monkeypatch: pytest.MonkeyPatch, node: Node, asked: list[str]) -> asyn
     return goes_on
 
 
+@pytest.mark.slow
 async def test_a_node_that_hangs_is_told_of_before_a_page_believes_the_console_lost(
     console: Console, node: Node, mq: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +77,7 @@ async def test_a_node_that_hangs_is_told_of_before_a_page_believes_the_console_l
     await stream.aclose()
 
 
+@pytest.mark.slow
 async def test_while_no_node_answers_a_page_is_told_so_without_waiting_for_other_answers(
     console: Console, node: Node, mq: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +135,7 @@ async def test_what_no_node_answers_is_written_down_as_not_known(
     assert "nobody knows" in newest["outcome"]
 
 
+@pytest.mark.slow
 async def test_a_program_that_only_listens_is_not_forgotten(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ async def test_a_queue_that_comes_later_comes_with_a_later_event(
     await stream.aclose()
 
 
+@pytest.mark.slow
 async def test_events_of_a_service_bring_points_with_the_waits_of_that_second(
     console: Console, mq: Client
 ) -> None:
@@ -233,6 +234,7 @@ async def test_a_service_that_is_not_there_is_said_to_be_so(console: Console) ->
     assert answer.json()["error"] == "NOT_FOUND"
 
 
+@pytest.mark.slow
 async def test_a_node_that_is_gone_is_complained_of_and_found_again(
     start_node: object, mq: Client, node: Node
 ) -> None:

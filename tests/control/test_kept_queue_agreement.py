@@ -197,6 +197,7 @@ async def test_a_breach_is_told_charged_and_alerted_and_the_next_leader_goes_on(
     assert counted(after).breached >= charged
 
 
+@pytest.mark.slow
 async def test_under_another_policy_it_is_judged_and_nothing_is_done_about_it(
     start_node: StartNode, connect: Connect
 ) -> None:

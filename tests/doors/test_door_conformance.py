@@ -388,6 +388,7 @@ async def test_a_head_or_body_beyond_its_bound_is_refused(open_door: OpenDoor) -
         assert len(stall.requests) == 2
 
 
+@pytest.mark.slow
 async def test_a_dead_server_fails_no_get_and_is_said_to_be_out(open_door: OpenDoor) -> None:
     async with stalls(2) as (dead, alive):
         door = await open_door()
@@ -597,6 +598,7 @@ async def test_probes_reach_the_application_and_count_nowhere(open_door: OpenDoo
             assert sum(count for _, count in durations) == 5
 
 
+@pytest.mark.slow
 async def test_an_application_without_a_health_path_is_well_and_one_that_errs_is_not(
     open_door: OpenDoor,
 ) -> None:

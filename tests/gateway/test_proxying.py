@@ -313,6 +313,7 @@ async def test_fields_that_never_end_are_refused_in_the_head_and_behind_the_body
     assert shop.app.requests == []
 
 
+@pytest.mark.slow
 async def test_slow_and_idle_clients_do_not_keep_others_from_being_served() -> None:
     """Slowloris and idle connections by the hundred, and one client that just works."""
     async with (
@@ -386,6 +387,7 @@ async def test_what_is_too_large_is_refused() -> None:
     assert shop.app.requests == [("POST", "/length", 10)]
 
 
+@pytest.mark.slow
 async def test_who_is_too_slow_is_hung_up_on() -> None:
     async with bookshops("a") as (shop,):
         limits = GatewayLimits(
