@@ -12,8 +12,6 @@ from typer.testing import CliRunner
 
 from tidegate.cli.app import app
 from tidegate.cli.exit_codes import FAILED, WRONGLY_ASKED
-from tidegate.cli.hosting import node_port_of
-from tidegate.cli.settings.reader import load_settings
 
 SHOP = 'name = "shop"\nhttp = "shop"\n[metrics.response_p95]\nbreach = "1s"\n'
 QUEUE = 'name = "orders"\nqueue = "orders"\n[metrics.wait_p95]\nbreach = "1s"\n'
@@ -91,20 +89,6 @@ def test_the_port_of_the_node_is_said_and_can_be_chosen(refused: Refused) -> Non
 
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in said
     assert "choose another with --node-port, or end what listens there" in said
-
-
-def test_a_node_whose_usual_port_is_taken_says_that_it_takes_another(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        settings = load_settings(None, {"TIDEGATE_NODE__PORT": str(port)})
-
-        assert node_port_of(settings, None) == 0
-
-    told = capsys.readouterr().err
-    assert told.startswith(f"the node takes a free port: cannot listen on 127.0.0.1:{port}")
-    assert node_port_of(settings, None) == port, "nobody has it any more"
 
 
 def test_an_unknown_policy_names_those_that_there_are(refused: Refused) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -300,8 +301,79 @@ async def test_a_door_that_is_well_hides_none_that_nobody_can_reach() -> None:
         "doors report no trouble, and the probe fails: connection refused (asked at b:80)"
     ]
     # The one that nobody reached is gone, and with it what was said of it.
-    assert disagreements.follow(read(addresses=("a:80",)))
     assert not disagreements.follow(read(addresses=("a:80",)))
+    gone = ProbeSample(0.0, "b:80", 0.1, None, "connection refused", nobody_listens=True)
+    assert disagreements.take(gone, 0.0, is_silent=False, is_bounded=False) == ""
+    assert disagreements.addresses == ("a:80",)
+    assert disagreements.take(gone, 0.0, is_silent=False, is_bounded=False) is None
+
+
+def asked_in_turn(
+    hangs_from_s: int, until_s: int, after: ProbeSample
+) -> tuple[Disagreements, list[tuple[int, str]]]:
+    """Two doors, of which b says and answers nothing for a while; what was said, and when."""
+    reader, disagreements = DoorReader(), Disagreements()
+    said: list[tuple[int, str]] = []
+    free_at, turn = 0, 0
+    for now in range(until_s + 40):
+        hangs = hangs_from_s <= now < until_s
+        doors = [sample(100.0 + now, 30 * now)]
+        if now < hangs_from_s or (now >= until_s and not after.failure):
+            doors.append(sample(100.0 + now, 30 * now, door="b"))
+        reader.take(doors, float(now))
+        if (found := reader.reading(float(now))) is not None:
+            disagreements.follow(found)
+        if not disagreements.addresses or now < free_at:
+            continue
+        turn += 1
+        address = disagreements.addresses[turn % len(disagreements.addresses)]
+        is_b = address.endswith("b")
+        seen = ProbeSample(0.0, address, 0.1, 200)
+        if is_b and hangs:
+            seen = ProbeSample(0.0, address, 2.0, None, "no answer within 2 s")
+            free_at = now + 2
+        elif is_b and now >= until_s:
+            seen = replace(after, address=address)
+        told = disagreements.take(seen, float(now), is_silent=False, is_bounded=False)
+        if told is not None:
+            said.append((now, told))
+    return disagreements, said
+
+
+async def test_one_of_two_doors_that_hangs_is_told_of_though_the_other_goes_on() -> None:
+    well = ProbeSample(0.0, "", 0.1, 200)
+    disagreements, said = asked_in_turn(10, 40, well)
+    (begun_s, begins), (over_s, over) = said
+    assert begins == (
+        "the door reports no more, and the probe fails: no answer within 2 s "
+        "(asked at 127.0.0.1:80b)"
+    )
+    assert over == ""
+    assert 10 < begun_s < 25 < 40 < over_s
+    assert len(disagreements.addresses) == 2
+
+
+async def test_one_of_two_doors_that_has_ended_is_no_disagreement() -> None:
+    ended = ProbeSample(0.0, "", 0.1, None, "connection refused", nobody_listens=True)
+    disagreements, said = asked_in_turn(10, 10, ended)
+    assert said == []
+    assert len(disagreements.addresses) == 1
+
+
+async def test_a_door_that_hangs_and_is_ended_is_told_of_no_longer() -> None:
+    ended = ProbeSample(0.0, "", 0.1, None, "connection refused", nobody_listens=True)
+    disagreements, said = asked_in_turn(10, 40, ended)
+    assert [one for _, one in said][1:] == [""]
+    assert len(disagreements.addresses) == 1
+
+
+async def test_a_door_that_nobody_has_heard_of_for_long_is_asked_no_more() -> None:
+    disagreements = Disagreements()
+    disagreements.follow(read(addresses=("a:80", "b:80")))
+    disagreements.follow(read(at=599.0, addresses=("a:80",)))
+    assert disagreements.addresses == ("a:80", "b:80")
+    assert not disagreements.follow(read(at=601.0, addresses=("a:80",)))
+    assert disagreements.addresses == ("a:80",)
 
 
 async def test_both_in_trouble_or_told_to_refuse_is_no_disagreement() -> None:
@@ -342,6 +414,7 @@ async def test_a_probe_asks_a_real_address_on_a_connection_of_its_own() -> None:
     assert (silent.status, silent.failure) == (None, "no answer within 0.5 s")
     assert gone.status is None
     assert gone.failure
+    assert [one.nobody_listens for one in (well, ill, silent, gone)] == [False, False, False, True]
     assert len(heads) == 3
 
 

@@ -419,6 +419,61 @@ async def test_a_dead_server_fails_no_get_and_is_said_to_be_out(open_door: OpenD
         await eventually_seen(back, "it is used again")
 
 
+async def test_a_spare_serves_while_nobody_else_can_and_one_that_drains_does_not(
+    open_door: OpenDoor, engine: Engine
+) -> None:
+    async with stalls(3) as (serving, spare, leaving):
+        door = await open_door()
+        drains = leaving.backend(0.0, draining=True, sessions_until=time.time() + 600.0)
+        await door.set_backends([serving.backend(), spare.backend(0.0), drains])
+        load = Load(door, 4)
+        await served(serving)
+        assert not spare.requests
+        serving.die()
+        await served(spare)
+        await load.end()
+        # What was under way may be lost, if it is a POST. HAProxy sends nobody to a spare whom it
+        # has sent elsewhere before: of those, by whom it finds out, each client may be one.
+        gets, posts = (0, 2) if engine is Engine.GATEWAY else (4, 4)
+        assert load.broken_off["GET"] <= gets
+        assert load.broken_off["POST"] <= posts
+        assert {(await ask(port_of(door))).body for _ in range(5)} == {b"i2"}
+
+        # The one that serves is back, and the spare has its rest.
+        await serving.start(serving.port)
+
+        async def is_back() -> bool:
+            return (await ask(port_of(door))).body == b"i1"
+
+        await eventually_seen(is_back, "it is used again")
+        assert {(await ask(port_of(door))).body for _ in range(5)} == {b"i1"}
+
+        # Nobody else is there at all; then the spare is to go, too.
+        await door.set_backends([spare.backend(0.0), drains])
+        assert (await ask(port_of(door))).body == b"i2"
+        sessions_until = time.time() + 600.0
+        going = spare.backend(0.0, draining=True, sessions_until=sessions_until)
+        await door.set_backends([going, drains])
+        assert (await ask(port_of(door))).status == 503
+        assert not leaving.requests
+
+
+async def test_a_session_that_began_with_a_spare_stays_where_its_cookie_says(
+    open_door: OpenDoor, engine: Engine
+) -> None:
+    async with stalls(2) as (serving, spare):
+        door = await open_door(session_secret=SECRET)
+        await door.set_backends([spare.backend(0.0)])
+        home, cookie = await in_session(door, "")
+        assert home == b"i2"
+        # Whom HAProxy sends to a server by name it gives no cookie.
+        assert bool(cookie) == (engine is Engine.GATEWAY)
+        await door.set_backends([serving.backend(), spare.backend(0.0)])
+        assert (await in_session(door, ""))[0] == b"i1"
+        if cookie:
+            assert await in_session(door, cookie) == (home, cookie)
+
+
 @pytest.mark.parametrize("how", ["close", "abort"])
 async def test_what_comes_on_a_connection_that_is_just_closed_is_sent_again_unless_it_is_a_post(
     open_door: OpenDoor, engine: Engine, how: str

@@ -35,12 +35,15 @@ class Starts:
         self.is_full = False
         self.refused = 0
         self.begun = 0
+        # The commands that it was to begin with.
+        self.asked: list[list[str]] = []
 
-    def __call__(self, _: object, *, env: Mapping[str, str], **options: Any) -> Any:
+    def __call__(self, command: list[str], *, env: Mapping[str, str], **options: Any) -> Any:
         if self.is_full:
             self.refused += 1
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         self.begun += 1
+        self.asked.append(command)
         return self._start(self._command, env=env, **options)
 
 
@@ -86,6 +89,23 @@ def test_a_node_that_cannot_be_started_is_started_later_and_the_others_run_on(
     computer.is_full = False
 
     _watch(house.watch, lambda: computer.begun == 2)
+    node.wait()
+
+
+def test_a_node_takes_any_port_the_first_time_only_if_nobody_asked_for_one(
+    starts: Callable[[str], Starts],
+) -> None:
+    computer = starts("tidegate://127.0.0.1:2")
+    node = NodeProcess([STORE], 1, None, is_derived=True)
+    node.start()
+    node.wait_until_ready()
+    assert computer.asked[-1][-3:] == ["--port", "1", "--or-free"]
+
+    eventually(lambda: node.has_died, "it dies at once")
+    # Whoever knows it must find it where it was.
+    node.start()
+    node.wait_until_ready()
+    assert computer.asked[-1][-3:] == ["--port", "2", "--no-declare"]
     node.wait()
 
 

@@ -85,6 +85,29 @@ def test_a_weight_of_nothing_and_a_draining_server_are_not_elected() -> None:
     assert [one.name for one in servers.open] == ["c"]
 
 
+def test_a_spare_is_elected_while_nobody_else_can_be_and_a_draining_one_never_is() -> None:
+    servers = _servers("serves", "leaves")
+    for spare in ("ill", "well", "goes"):
+        servers.put(ServerAddress(spare, "127.0.0.1", 1, weight=0.0, draining=spare == "goes"))
+    servers.named("leaves").draining = True
+    servers.refused(servers.named("ill"), "refused")
+
+    def elected(tried: set[str]) -> list[str]:
+        return [one.name for one in servers.elected_from(tried)]
+
+    assert elected(set()) == ["serves"]
+    # A request that has failed there goes on to the spare, others do not.
+    assert elected({"serves"}) == ["well"]
+    assert elected({"serves", "well"}) == []
+    servers.refused(servers.named("serves"), "refused")
+    assert elected(set()) == ["well"]
+    assert servers.named("well").weight == 1.0
+    # As soon as it may be elected again, and be it with a part of its weight, it is.
+    servers.named("serves").ejection.tick(float("inf"))
+    servers.refresh()
+    assert elected(set()) == ["serves"]
+
+
 @given(
     name=st.sampled_from(sorted(POLICIES)),
     known=st.lists(

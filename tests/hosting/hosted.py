@@ -79,6 +79,8 @@ class Hosted:
         settings: str = "",
         store: str | None = None,
         ship: Path | None = None,
+        # Of a node of its own: any. The usual one is for tests of what a reader runs. None: that.
+        node_port: int | None = 0,
     ) -> None:
         # Not pytest's: as root PostgreSQL has an account of its own, which must get there.
         self.folder = Path(tempfile.mkdtemp(prefix="tidegate-hosting-"))
@@ -100,8 +102,8 @@ class Hosted:
             (self.folder / "tidegate.toml").write_text(settings)
             self.options += ["--config", str(self.folder / "tidegate.toml")]
         self.told = (self.folder / "told").open("wb")
-        # Two that start at once would both find the usual port free.
-        own_node = ["--node-port", "0"] if store is None else []
+        has_own = store is None and node_port is not None
+        own_node = ["--node-port", str(node_port)] if has_own else []
         first_port = str(free_ports(*range(1, doors)))
         self.process = subprocess.Popen(
             self.command("--port", first_port, "--doors", str(doors), *own_node),

@@ -1,12 +1,14 @@
 """An application that is hosted, when an instance is gone, and when more come than it can answer.
 
-One service for both: two instances or three, and a spare.
+One service for both: two instances or three, and a spare; its node's usual port is somebody else's.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 import time
 from collections.abc import Iterable, Iterator
 from http.client import OK, SERVICE_UNAVAILABLE
@@ -39,13 +41,16 @@ STANDS_IN_S_MAX = 2.0
 
 @pytest.fixture(scope="module")
 def hosted() -> Iterator[Hosted]:
-    running = Hosted(
-        *("--spares", "1", "--concurrency", "2", "--env", "SHOP_SERVICE_S=0.2"),
-        agreement=AGREEMENT,
-    )
-    yield running
-    assert running.end() == 0
-    eventually(lambda: not running.left_behind(), "everything ends with it")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        running = Hosted(
+            *("--spares", "1", "--concurrency", "2", "--env", "SHOP_SERVICE_S=0.2"),
+            agreement=AGREEMENT,
+            settings=f"[node]\nport = {taken.getsockname()[1]}\n",
+            node_port=None,
+        )
+        yield running
+        assert running.end() == 0
+        eventually(lambda: not running.left_behind(), "everything ends with it")
 
 
 def ready(hosted: Hosted, *, spare: bool) -> set[int]:
@@ -60,6 +65,12 @@ def ready(hosted: Hosted, *, spare: bool) -> set[int]:
 
 def pids(answers: Iterable[Answer]) -> set[int]:
     return {int(one.body.split()[1]) for one in answers if one.status == OK}
+
+
+def test_a_node_whose_usual_port_is_taken_takes_another_and_says_so(hosted: Hosted) -> None:
+    told = hosted.story()
+    (usual,) = re.findall(r"the node takes a free port: another program has (\d+)", told)
+    assert re.findall(r"node at tidegate://127\.0\.0\.1:(\d+)", told) != [usual]
 
 
 def test_a_spare_stands_in_for_a_killed_instance_at_once_and_is_itself_replaced(

@@ -15,6 +15,7 @@ from tidegate.core.fleet import DETAIL_MAX
 from tidegate.core.hosting import DoorSample, Instance, InstanceSample, InstanceState, ServiceSpec
 from tidegate.core.ports import Store
 from tidegate.storage import memory_hosting, postgres_hosting
+from tidegate.storage.hosted_service import package_digest
 
 pytestmark = pytest.mark.parametrize("backing", [*STORES, *SEVERAL_STORES], indirect=True)
 
@@ -390,6 +391,20 @@ async def test_code_is_stored_once_and_goes_when_nobody_deploys_it(
         monkeypatch.setattr(module, "PACKAGE_KEPT_S", -1.0)
     await store.deploy(spec)
     assert (await store.package(digest), await store.package(unused)) == (code, None)
+
+
+async def test_code_that_was_damaged_in_the_store_is_mended_by_who_puts_it_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = package_digest(b"code")
+    with monkeypatch.context() as damage:
+        for module in (memory_hosting, postgres_hosting):
+            damage.setattr(module, "package_digest", lambda _: digest)
+        await store.put_package(b"c0de")
+    assert await store.package(digest) == b"c0de"
+
+    assert await store.put_package(b"code") == digest
+    assert await store.package(digest) == b"code"
 
 
 async def test_a_deposed_leader_orders_nothing(store: Store, backing: Backing, epoch: int) -> None:

@@ -124,7 +124,8 @@ def host(
         check_free(listen, one)
     if not running:
         settings = _with_provider(settings, config)
-        node_port = node_port_of(settings, node_port)
+        if node_port is not None:
+            check_free(settings.node.host, node_port, "--node-port")
     elif node_port is not None:
         _say("--node-port is for a node of its own, and one runs here already: it has no effect")
     asked = offer_of(asked, settings.with_data(data), running)
@@ -138,9 +139,20 @@ def host(
         try:
             urls = running
             if house is not None:
-                house.start(1, node_port or 0, config, settings.metrics.port)
+                usual_port = settings.node.port
+                house.start(
+                    1,
+                    usual_port if node_port is None else node_port,
+                    config,
+                    settings.metrics.port,
+                    # Few ask for the node's address.
+                    is_derived=node_port is None,
+                )
                 urls = house.store_urls
-                _say(f"node at {house.addresses[0]}, data in {folder}")
+                address = house.addresses[0]
+                if node_port is None and not address.endswith(f":{usual_port}"):
+                    _say(f"the node takes a free port: another program has {usual_port}")
+                _say(f"node at {address}, data in {folder}")
             fronts += [
                 DoorProcess(
                     *(urls, asked.spec.name),
@@ -266,20 +278,6 @@ def _is_served(urls: Sequence[str], service: str, host: str, port: int) -> bool:
         (parts := urlsplit(one.address)).port == ours.port and parts.hostname == ours.hostname
         for one in samples
     )
-
-
-def node_port_of(settings: Settings, asked: int | None) -> int:
-    """As was asked; else as the settings say, if nobody has it: few ask for the node's address."""
-    if asked is not None:
-        check_free(settings.node.host, asked, "--node-port")
-        return asked
-    port = settings.node.port
-    try:
-        check_free(settings.node.host, port, "--node-port")
-    except Unavailable as taken:
-        _say(f"the node takes a free port: {taken}")
-        return 0
-    return port
 
 
 def answers(address: str, path: str, mark: str = "") -> bool:

@@ -88,6 +88,9 @@ class House:
         first_port: int,
         config: Path | None,
         first_metrics_port: int | None = None,
+        *,
+        # Nobody asked for these ports: nodes that do not get theirs take free ones.
+        is_derived: bool = False,
     ) -> None:
         """Start everything; everything serves when this returns."""
         urls = self._settings.store.all_urls
@@ -113,6 +116,7 @@ class House:
                     self._lake,
                     knowledge=self._knowledge,
                     data=str(self._data.expanduser().resolve()),
+                    is_derived=is_derived,
                 )
             )
         for node in self._nodes:

@@ -114,6 +114,7 @@ def node(
     declare: Annotated[
         bool, typer.Option(help="make the queues of the settings that are not there")
     ] = True,
+    or_free: Annotated[bool, typer.Option("--or-free", hidden=True)] = False,
     config: ConfigOption = None,
 ) -> None:
     """Run one node on a store that exists; it joins the others there."""
@@ -141,6 +142,7 @@ def node(
                 machine,
                 config,
                 declare,
+                or_free,
             )
         )
     except TidegateError as failure:
@@ -173,6 +175,7 @@ async def _serve(
     machine_id: int | None,
     config: Path | None,
     declare: bool,
+    or_free: bool,
 ) -> None:
     from tidegate.node.server import Node
 
@@ -183,6 +186,7 @@ async def _serve(
         store,
         host=host,
         port=port,
+        or_free=or_free,
         advertise=advertise,
         name=name,
         limits=limits,
@@ -195,8 +199,12 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    check_free(host, port)
+    if not or_free:
+        check_free(host, port)
     await node.start()
+    if node.address.rpartition(":")[2] != str(port):
+        # The ports beside the one that it did not get belong to whoever did.
+        port = 0
     door = None
     try:
         if declare:

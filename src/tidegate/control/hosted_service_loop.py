@@ -263,11 +263,11 @@ class HostedServiceLoop:
         admission: int | None,
     ) -> None:
         if measured.reading is not None:
-            self._probe.addresses = measured.reading.addresses
             self._probe.path = service.spec.health_path
             self._probe.mark = probe_mark(service.secret)
             if self._disagreements.follow(measured.reading):
                 self._news.disagreement(agreement.name, "", self._clock.wall())
+        self._probe.addresses = self._disagreements.addresses
         for sample in self._probe.tick(now):
             self._news.probed(sample)
             said = self._disagreements.take(

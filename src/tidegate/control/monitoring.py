@@ -36,6 +36,8 @@ _SLOWER = 2.0
 _SLOWER_S = 0.5
 # What doors said longer ago is not compared with what a probe sees now.
 _SAME_TIME_S = 2.0
+# A door that says nothing for so long is asked no more, whatever became of it.
+_GIVEN_UP_S = 600.0
 # Of all requests: what is more than a mishap.
 _REFUSED_PART = 0.1
 # Of a door that has enough to do.
@@ -127,10 +129,15 @@ class Disagreement:
             return None
         return self._told(_differs(probe, reading, 0.0 if is_bounded else reading.refused_per_s))
 
-    def take_alone(self, probe: ProbeSample) -> str | None:
+    def take_alone(self, probe: ProbeSample, silence: str = "no door reports") -> str | None:
         """The same while doors are silent: they may have died, all of them."""
         failure = probe.failure
-        return self._told(f"no door reports, and the probe fails: {failure}" if failure else "")
+        return self._told(f"{silence}, and the probe fails: {failure}" if failure else "")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether both have said the same for long enough."""
+        return self._agrees >= DIFFERS_SAMPLES
 
     def _told(self, differs: str) -> str | None:
         self._differs = self._differs + 1 if differs else 0
@@ -145,30 +152,63 @@ class Disagreement:
 
 
 class Disagreements:
-    """The same of every door by itself: one that is well must not hide another that is not."""
+    """The same of every door by itself: one that is well must not hide another that is not.
+
+    Who says nothing any more is asked on: to be sure that a door hangs takes longer than the others
+    take to go on without it. One that has ended is another matter: nobody listens there.
+    """
 
     def __init__(self) -> None:
         self._by_address: dict[str, Disagreement] = {}
+        # When each was last among those that report, by the loop's clock.
+        self._heard_at: dict[str, float] = {}
         self._reading: ServiceReading | None = None
 
     def follow(self, reading: ServiceReading) -> bool:
         """What doors say now; True: one that disagreed is there no more."""
         self._reading = reading
-        gone = self._by_address.keys() - set(reading.addresses)
-        dropped = [self._by_address.pop(address) for address in gone]
-        return any(one.now for one in dropped)
+        self._heard_at |= dict.fromkeys(reading.addresses, reading.at)
+        gone = [a for a, heard_at in self._heard_at.items() if reading.at - heard_at > _GIVEN_UP_S]
+        disagreed = [self._forget(address) for address in gone]
+        return any(disagreed)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Doors to be asked."""
+        return tuple(self._heard_at)
+
+    def _forget(self, address: str) -> bool:
+        """Whether it disagreed."""
+        self._heard_at.pop(address, None)
+        known = self._by_address.pop(address, None)
+        return known is not None and bool(known.now)
 
     def take(
         self, probe: ProbeSample, at: float, *, is_silent: bool, is_bounded: bool
     ) -> str | None:
         """As `Disagreement.take`; `is_silent`: no door has reported for a while."""
+        if probe.address not in self._heard_at:
+            # It was forgotten while it was asked.
+            return None
         own = self._by_address.setdefault(probe.address, Disagreement())
         said = None
         if is_silent:
             said = own.take_alone(probe)
         elif self._reading is not None and at - self._reading.at <= _SAME_TIME_S:
-            said = own.take(probe, self._reading, is_bounded=is_bounded)
+            if probe.address in self._reading.addresses:
+                said = own.take(probe, self._reading, is_bounded=is_bounded)
+            else:
+                said = self._take_silent(probe, own)
         return f"{said} (asked at {probe.address})" if said else said
+
+    def _take_silent(self, probe: ProbeSample, own: Disagreement) -> str | None:
+        """Of a door that is silent while others report."""
+        if probe.nobody_listens:
+            return "" if self._forget(probe.address) else None
+        said = own.take_alone(probe, "the door reports no more")
+        if own.is_over:
+            self._forget(probe.address)
+        return said
 
 
 def _differs(probe: ProbeSample, reading: ServiceReading, refused_per_s: float) -> str:

@@ -36,6 +36,8 @@ class ProbeSample:
     status: int | None
     # Why it is not content; "": it is.
     failure: str = ""
+    # Whether its failure is that the computer is there, and nobody on it is at that port.
+    nobody_listens: bool = False
 
 
 # Asks an address for a path, with a mark.
@@ -48,15 +50,17 @@ async def ask(
     """One question to a door."""
     url = f"{address.rstrip('/')}{path}" if "://" in address else f"http://{address}{path}"
     at, began = time.time(), time.monotonic()
-    status, failure = None, ""
+    status, failure, nobody_listens = None, "", False
     try:
         fields = {FIELD: mark} if mark else {}
         status = await call("GET", url, timeout_s=timeout_s, fields=fields)
     except TidegateError as error:
         failure = str(error)
+        nobody_listens = isinstance(error.__cause__, ConnectionRefusedError)
     if status is not None and status >= 500:
         failure = f"it answered {status}"
-    return ProbeSample(at, address, time.monotonic() - began, status, failure)
+    took_s = time.monotonic() - began
+    return ProbeSample(at, address, took_s, status, failure, nobody_listens)
 
 
 class Probe:

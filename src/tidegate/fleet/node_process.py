@@ -34,12 +34,15 @@ class NodeProcess:
         machine_id: int | None = None,
         knowledge: str | None = None,
         data: str | None = None,
+        # Nobody asked for that port: if it is taken, any other will do.
+        is_derived: bool = False,
     ) -> None:
         self._store_urls = store_urls
         self._lake = lake
         self._knowledge = knowledge
         self._data = data
         self._port = port
+        self._is_derived = is_derived
         self._metrics_port = metrics_port
         self._config = config
         self._machine_id = machine_id
@@ -55,6 +58,8 @@ class NodeProcess:
     def start(self) -> None:
         """Begin; from the main thread, since the child is to end with whoever started it."""
         command = [sys.executable, "-m", "tidegate", "node", "--port", str(self._port)]
+        if self._is_derived and not self.address:
+            command += ["--or-free"]
         if self._metrics_port is not None:
             command += ["--metrics-port", str(self._metrics_port)]
         if self._config is not None:

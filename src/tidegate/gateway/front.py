@@ -171,12 +171,10 @@ class Front:
             # Moving a session because of a rush would lose it for good.
             self._queue(exchange, session.name, "the session's server is busy")
             return None
-        tried = exchange.tried
-        candidates = [
-            one for one in self.servers.open if one.outstanding < one.most and one.name not in tried
-        ]
+        well = self.servers.elected_from(exchange.tried)
+        candidates = [one for one in well if one.outstanding < one.most]
         if not candidates:
-            if all(one.name in tried for one in self.servers.open):
+            if not well:
                 raise self.shed("no server is well")
             self._queue(exchange, None, "all servers are busy")
             return None
@@ -224,7 +222,7 @@ class Front:
 
     def _seat(self, server: Server) -> None:
         while server.outstanding < server.most:
-            is_open = server.is_open()
+            is_open = server in self.servers.elected_from()
             if not is_open and not server.takes_sessions(monotonic()):
                 return
             exchange = self.waiting.first_for(server.name, only_sessions=not is_open)

@@ -237,7 +237,7 @@ class Gateway:
         self._front.in_flight_max = in_flight_max
 
     def set_weight(self, name: str, weight: float) -> None:
-        """0: nothing new, though sessions that it has go on."""
+        """0: a spare, with nothing new while another is well, though sessions that it has go on."""
         server = self._servers.named(name)
         server.address = replace(server.address, weight=weight)
         self._servers.refresh()

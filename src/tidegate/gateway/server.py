@@ -21,6 +21,7 @@ class ServerAddress:
     name: str
     host: str
     port: int
+    # 0: a spare, which gets nothing new while another can be elected.
     weight: float = 1.0
     # Requests at a time; None: as the gateway's limits say.
     concurrency: int | None = None
@@ -35,7 +36,7 @@ class ServerAddress:
             raise InvalidValue(f"the port of {self.name} is {self.port}; it must lie in 1–65535")
         if not 0.0 <= self.weight < float("inf"):
             raise InvalidValue(
-                f"the weight of {self.name} is {self.weight}; it must be 0 (nothing new) or above"
+                f"the weight of {self.name} is {self.weight}; it must be 0 (a spare) or above"
             )
         if self.concurrency is not None and self.concurrency < 1:
             raise InvalidValue(
@@ -67,7 +68,7 @@ class Server:
         self.name = address.name
         self.address = address
         self.ejection = ejection
-        # What it has of its address's weight just now; see Servers.tick.
+        # What it has of its address's weight just now; see Servers.refresh.
         self.weight = address.weight
         self.index = 1.0
         # Requests that it has and has not answered.
@@ -91,13 +92,13 @@ class Server:
         host = f"[{self.address.host}]" if ":" in self.address.host else self.address.host
         return f"{host}:{self.address.port}".encode()
 
+    @property
+    def is_spare(self) -> bool:
+        return self.address.weight == 0.0
+
     def is_open(self) -> bool:
-        """Whether a policy may elect it."""
-        return (
-            not self.draining
-            and self.address.weight > 0.0
-            and self.ejection.standing is not Standing.EJECTED
-        )
+        """Whether it may get something new: a spare only where nobody else may."""
+        return not self.draining and self.ejection.standing is not Standing.EJECTED
 
     def takes_sessions(self, now: float) -> bool:
         """Whether it goes on with sessions that are its own."""

@@ -1,8 +1,12 @@
-"""All servers behind a gateway: who may be elected, who is ejected, who leaves."""
+"""All servers behind a gateway: who may be elected, who is ejected, who leaves.
+
+A spare is a server of weight 0 that does not drain. It gets what no server of weight is left for,
+from the moment the last of these is out: whoever calls up spares for good takes a second to see it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from time import monotonic
 
 from tidegate.core.errors import InvalidValue
@@ -22,8 +26,10 @@ class Servers:
         self._checked = checked
         self._by_name: dict[str, Server] = {}
         self._counted: dict[str, tuple[int, float]] = {}
-        # Whom a policy may elect; renewed whenever somebody's standing may have changed.
+        # Whom a policy may elect, and whom it may if none of these will do; renewed whenever
+        # somebody's standing may have changed.
         self.open: list[Server] = []
+        self.spares: list[Server] = []
 
     def __iter__(self) -> Iterator[Server]:
         return iter(tuple(self._by_name.values()))
@@ -73,8 +79,17 @@ class Servers:
     def refresh(self, now: float | None = None) -> None:
         at = monotonic() if now is None else now
         for one in self._by_name.values():
-            one.weight = one.address.weight * one.ejection.share(at)
-        self.open = [one for one in self._by_name.values() if one.is_open()]
+            # Spares are elected among themselves only, where all are alike.
+            weight = 1.0 if one.is_spare else one.address.weight
+            one.weight = weight * one.ejection.share(at)
+        well = [one for one in self._by_name.values() if one.is_open()]
+        self.open = [one for one in well if not one.is_spare]
+        self.spares = [one for one in well if one.is_spare]
+
+    def elected_from(self, tried: Container[str] = ()) -> list[Server]:
+        """Who may get a request that has failed on those; spares if nobody else may."""
+        serving = [one for one in self.open if one.name not in tried]
+        return serving or [one for one in self.spares if one.name not in tried]
 
     def failed(self, server: Server, why: str) -> None:
         """A request came to nothing; a few in a row eject, if enough others are left."""

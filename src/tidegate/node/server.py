@@ -9,6 +9,7 @@ it owns in `ownership`, what it tells about itself in `figures`.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import ssl
@@ -65,6 +66,8 @@ class Node:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
+        # Nobody asked for that port: if it is taken, any other will do.
+        or_free: bool = False,
         advertise: str | None = None,
         name: str | None = None,
         limits: Limits | None = None,
@@ -110,6 +113,7 @@ class Node:
         # Under which name others reach us; a node that listens on all addresses has none there.
         self._reached_as = advertise or (socket.gethostname() if host in ALL_ADDRESSES else host)
         self._port = port
+        self._or_free = or_free
         self._writers = Writers(
             store,
             self.limits.writers,
@@ -132,15 +136,9 @@ class Node:
 
     async def start(self) -> None:
         await self.store.open()
-        loop = asyncio.get_running_loop()
         try:
             await self.accounts.open()
-            if self.tls is not None:
-                self._server = await Doorstep.bind(self, self.tls.accepting, self._host, self._port)
-            else:
-                self._server = await loop.create_server(
-                    lambda: Session(self), self._host, self._port, backlog=1024, start_serving=False
-                )
+            self._server = await self._bound()
             self._check_exposure(self._server)
             await self._server.start_serving()
         except OSError as failure:
@@ -171,6 +169,22 @@ class Node:
         if self.recording is not None:
             self.recording.start()
             self._start(self.recording.run())
+
+    async def _bound(self) -> asyncio.Server | Doorstep:
+        try:
+            return await self._bound_to(self._port)
+        except OSError as failure:
+            if not self._or_free or failure.errno != errno.EADDRINUSE:
+                raise
+            log.warning("port %d is taken: on a free one then", self._port)
+            return await self._bound_to(0)
+
+    async def _bound_to(self, port: int) -> asyncio.Server | Doorstep:
+        if self.tls is not None:
+            return await Doorstep.bind(self, self.tls.accepting, self._host, port)
+        return await asyncio.get_running_loop().create_server(
+            lambda: Session(self), self._host, port, backlog=1024, start_serving=False
+        )
 
     def tls_to(self, address: str) -> ssl.SSLContext | None:
         """How to speak to another node, by its address; None: without TLS."""

@@ -4,8 +4,9 @@ Both sockets are ours and inherited: the listener (`fd@`), so that connections w
 while a HAProxy that died is started again, and the pipe of its request log, of which one read gets
 hundreds of lines (a UNIX datagram socket holds ten by default, and drops the rest).
 
-Two process variables are set while it runs: `proc.in_flight_max`, the admission, and `proc.kept`,
-of how many in a thousand requests the log keeps a line. A third is read: `proc.probes`.
+Three process variables are set while it runs: `proc.in_flight_max`, the admission, `proc.kept`,
+of how many in a thousand requests the log keeps a line, and `proc.stand_in`, the spare that serves
+where nobody else can. A fourth is read: `proc.probes`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from math import ceil
 
 from tidegate.adapters.door_settings import ILL_FROM_STATUS, DoorSettings
 from tidegate.adapters.haproxy.balance import balance_of
-from tidegate.adapters.haproxy.server_line import server_line
+from tidegate.adapters.haproxy.server_line import server_line, stand_in
 from tidegate.core.errors import InvalidValue
 from tidegate.core.health import HEALTH_ANSWER_S
 from tidegate.core.hosting import Backend
@@ -28,6 +29,8 @@ from tidegate.gateway.limits import GatewayLimits
 
 FRONTEND = "door"
 BACKEND = "instances"
+# The name of the spare that is asked while no server of weight is up.
+STAND_IN = "proc.stand_in"
 # How many requests of the leader's probe have come.
 PROBES = "proc.probes"
 
@@ -90,6 +93,7 @@ def configuration(
             "    tune.maxrewrite 1024",
             f"    set-var proc.in_flight_max int({in_flight_max})",
             f"    set-var proc.kept int({kept})",
+            f"    set-var {STAND_IN} str({stand_in(backends)})",
             f"    set-var {PROBES} int(0)",
             "",
             "defaults",
@@ -303,6 +307,9 @@ def _balancing(settings: DoorSettings) -> list[str]:
         # it twice is as good as once.
         "    retry-on conn-failure empty-response",
         "    http-request disable-l7-retry unless { method GET HEAD OPTIONS PUT DELETE }",
+        # Not as `backup`: a server is that for good, and spares are promoted. Behind its cookie: a
+        # session stays where it is.
+        f"    use-server %[var({STAND_IN})] if {{ nbsrv({BACKEND}) eq 0 }}",
     ]
     if settings.health_path is not None:
         if _PATH.fullmatch(settings.health_path) is None:

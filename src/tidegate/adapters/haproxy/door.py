@@ -1,6 +1,7 @@
 """HAProxy as a door: started, watched and started again by us, steered through its socket.
 
-    set_backends  ─▶ `add server`, `set server … weight|state|addr`, `set maxconn`, `del server`
+    set_backends  ─▶ `add server`, `set server … weight|state|addr`, `set maxconn`, `del server`,
+                     and a process variable that names the spare to stand in
     sessions end  ─▶ the same, by the clock
     set_admission ─▶ a process variable that a rule compares with the requests in hand
     sample        ◀─ `show stat typed` for counts, the log of requests for response times

@@ -3,7 +3,8 @@
 New servers come in maintenance, get their cookie and then their traffic. Who drains has no weight,
 and gets what belongs to its sessions while it keeps them. Then, or when it is no longer wanted, it
 goes into maintenance: it answers what it has, and its sessions are elected anew. It can be deleted
-when its last connection has gone, which is tried again until it works.
+when its last connection has gone, which is tried again until it works. A spare has no weight
+either, and is told apart by its name in a variable, by which it stands in when nobody else is up.
 
 Only differences are ordered, as long as all that was ordered is seen to be so. An order that was
 given up, or whose answer was lost, may have been carried out in whole, in part or not at all: then
@@ -14,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidegate.adapters.haproxy.configuration import BACKEND
+from tidegate.adapters.haproxy.configuration import BACKEND, STAND_IN
 from tidegate.adapters.haproxy.runtime_socket import Rows, RuntimeSocket
-from tidegate.adapters.haproxy.server_line import new_server, rests, weight_of
+from tidegate.adapters.haproxy.server_line import new_server, rests, stand_in, weight_of
 from tidegate.core.errors import IoFailure
 from tidegate.core.hosting import Backend
 
@@ -37,6 +38,8 @@ class Orders:
         self._sticky = sticky
         # As they were ordered, with the weight that HAProxy was told.
         self._known = {one.name: (one, weight_of(one, configured)) for one in configured}
+        # None: that is not known.
+        self._stand_in: str | None = stand_in(configured)
         # In maintenance until they can be deleted; of some no more is known than their names.
         self.leaving: set[str] = set()
         # Whether it may have been told something else than is known.
@@ -48,6 +51,9 @@ class Orders:
         if self._doubted:
             there = await self._look_anew()
         commands: list[str] = []
+        if (spare := stand_in(wanted)) != self._stand_in:
+            # First: whoever drains from now on is none that stands in.
+            commands += ["experimental-mode on", f"set var {STAND_IN} str({spare})"]
         for one in wanted:
             commands += self._changes(one, weight_of(one, wanted), wanted)
         unwanted = there - {one.name for one in wanted}
@@ -65,6 +71,7 @@ class Orders:
             said = f"{said} {words}".strip()
         self._verify(rows, wanted, unwanted, said)
         self._known |= {one.name: (one, weight_of(one, wanted)) for one in wanted}
+        self._stand_in = spare
         self.leaving = unwanted
         self._doubted = False
 
@@ -72,6 +79,7 @@ class Orders:
         """Forget what was ordered; the names of those that are there."""
         _, rows = await self._runtime.order_and_look((), (BACKEND,))
         self._known.clear()
+        self._stand_in = None
         self.leaving.clear()
         return rows.keys() - {_TOTAL}
 
@@ -83,11 +91,12 @@ class Orders:
         concurrency = f"set maxconn server {server} {one.concurrency}"
         if one.name not in self._known:
             # It may be there all the same, otherwise than it is wanted: then it is not added.
-            commands = [f"add server {BACKEND}/{new_server(one, among)}", place, share, concurrency]
+            commands = [f"add server {BACKEND}/{new_server(one, among)}", place, concurrency]
             if self._sticky:
                 # Gives one to every server that has none yet.
                 commands.append(f"enable dynamic-cookie backend {BACKEND}")
-            return [*commands, f"enable health {server}", state]
+            # The weight last: to have none it must be one that serves (server_line.py).
+            return [*commands, f"enable health {server}", state, share]
         before, weight_before = self._known[one.name]
         commands = []
         if (one.host, one.port) != (before.host, before.port):
