@@ -151,14 +151,26 @@ async def test_a_loop_never_waits_for_an_alert(tmp_path: Path) -> None:
     await alerts.stop()
 
 
-async def test_warnings_are_sent_only_to_whoever_wants_them() -> None:
-    warning = Alert(kind="warning", agreement="a", service="s", at=0.0, summary="soon")
+@pytest.mark.parametrize(
+    ("kind", "of", "always"),
+    [
+        ("warning", "", False),
+        ("over", "warning", False),
+        ("over", "violation", True),
+        ("over", "disagreement", True),
+    ],
+)
+async def test_warnings_and_their_end_are_sent_only_to_whoever_wants_them(
+    kind: str, of: str, always: bool
+) -> None:
+    alert = Alert(kind=kind, of=of, agreement="a", service="s", at=0.0, summary="so")
     async with hook(lambda times: said(204)) as (address, bodies):
         for wants in (False, True):
             alerts = Alerts(AlertSettings(webhook=address, warnings=wants))
-            alerts.send(warning)
+            alerts.send(alert)
             await alerts.drained()
-            assert len(bodies) == int(wants)
+            assert len(bodies) == int(wants or always)
+            bodies.clear()
 
 
 @pytest.mark.parametrize("webhook", ["nowhere", "ftp://host/x", "http://host:x/", "http://a b/"])

@@ -441,7 +441,8 @@ async def test_inside_then_number_then_warning_breach_violation_budget_and_alert
     plant.clients = lambda now: 4
     await plant.run(30.0)
     kinds = plant.alerts.kinds()
-    assert "over" in kinds[kinds.index("violation") :]
+    ended = [one.of for one in plant.alerts.alerts[kinds.index("violation") :]]
+    assert ended.count("violation") == kinds.count("violation")
 
 
 async def test_a_warning_calls_for_one_more_only_when_what_was_done_inside_has_not_helped() -> None:
@@ -1029,7 +1030,8 @@ async def test_doors_that_all_have_died_are_an_alert() -> None:
     assert "no door reports, and the probe fails: connection refused" in alert.summary
     plant.door_is_silent, plant.probe_failure = False, ""
     await plant.run(10.0)
-    assert plant.alerts.alerts[-1].kind == "over"
+    over = plant.alerts.alerts[-1]
+    assert (over.kind, over.of) == ("over", "disagreement")
 
 
 async def test_a_comment_or_another_number_of_replicas_gives_no_budget_back() -> None:

@@ -28,7 +28,7 @@ def heard(tmp_path: Path) -> Path:
 def hosted(heard: Path) -> Iterator[Hosted]:
     script = f"cat >> {shlex.quote(str(heard))}; echo >> {shlex.quote(str(heard))}"
     command = json.dumps(["/bin/sh", "-c", script])
-    running = Hosted(settings=f"[alerts]\ncommand = {command}\nwarnings = true\n")
+    running = Hosted(settings=f"[alerts]\ncommand = {command}\n")
     yield running
     assert running.end() == 0
 

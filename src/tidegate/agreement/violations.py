@@ -47,12 +47,14 @@ class Event:
     agreement: str
     metric: str
     turn: Turn
+    # The verdict that ends here.
+    before: Verdict
     # The window that showed it.
     begins_s: float
     ends_s: float
     # The worst that was measured since the promise was last met.
     worst: float | None
-    # How many windows had been in the verdict that ends here.
+    # How many windows had been in that verdict.
     windows_before: int
     evidence: str
 
@@ -105,6 +107,7 @@ class Violations:
             agreement=self._agreement.name,
             metric=finding.metric.name,
             turn=turn,
+            before=way.verdict,
             begins_s=window.begins_s,
             ends_s=window.ends_s,
             worst=way.worst,

@@ -96,7 +96,7 @@ SAYS = {
     "fleet.provisioning": "`energy`: fewest machines; `performance`: a machine for each replica",
     "alerts.command": "a program and its arguments; gets each alert as JSON on stdin",
     "alerts.webhook": "an `http://` address; gets it as a POST",
-    "alerts.warnings": "also warnings, and when something is over",
+    "alerts.warnings": "also warnings, and when one is over",
     "alerts.timeout": "of one attempt",
     "alerts.attempts": "how often it is tried",
 }

@@ -1,6 +1,7 @@
 """What people should know of an agreement, told once: to log, lake and journal, and as an alert.
 
-a promise is warned of, breached, eased, kept     violation of a breach; the others if wanted
+a promise is breached, and is so no more          when it begins, and when it is over
+a promise is warned of, and is kept again         the same, if wanted
 the budget burns fast, or slowly and long         when the alarm begins
 more is needed than can be had                    when it begins, and when it is over
 doors and probe disagree                          when it begins, and when it is over
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tidegate.agreement.document import Agreement
+from tidegate.agreement.evaluation import Verdict
 from tidegate.agreement.history import Standing
 from tidegate.agreement.kept_standing import KeptStanding
 from tidegate.agreement.ledger import Entry
@@ -139,9 +141,11 @@ class AgreementNews:
                 worst=event.worst,
                 before_s=event.windows_before * agreement.window_s,
             )
+        ended = "violation" if event.before is Verdict.BREACHED else "warning"
         self._alerts.send(
             Alert(
                 kind=_KINDS.get(event.turn, "over"),
+                of="" if event.turn in _KINDS else ended,
                 agreement=event.agreement,
                 service=self._about.name,
                 at=event.ends_s,
@@ -178,6 +182,7 @@ class AgreementNews:
         self._alerts.send(
             Alert(
                 kind=kind if said else "over",
+                of="" if said else kind,
                 agreement=agreement,
                 service=name,
                 at=at_s,

@@ -3,7 +3,7 @@
     [alerts]
     command = ["/usr/local/bin/page", "--team", "shop"]     # gets the alert as JSON on stdin
     webhook = "http://127.0.0.1:9093/hook"                  # gets it as a POST
-    warnings = false                                        # warnings as well, and what is over
+    warnings = false                                        # warnings as well, and their end
 
 An alert is queued and sent by a task of its own, some times at most, each bounded in time; what
 cannot be sent is in the log. Too many at once: the oldest are let go of, and that is logged too.
@@ -49,6 +49,8 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
     # violation, burn-rate, shortage, disagreement, warning, over
     kind: str
+    # Of the kind over: what has ended, by its kind; whoever was told of it is told of that.
+    of: str = ""
     # The agreement, and what it governs.
     agreement: str
     service: str
@@ -74,7 +76,7 @@ class Alerts:
 
     def send(self, alert: Alert) -> None:
         """Queue one; never waits."""
-        if alert.kind in ("warning", "over") and not self.settings.warnings:
+        if "warning" in (alert.kind, alert.of) and not self.settings.warnings:
             return
         log.warning("alert: %s: %s", alert.service, alert.summary)
         if not (self.settings.command or self.settings.webhook):
