@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -96,8 +97,11 @@ def test_what_is_an_asgi_application_and_what_only_looks_like_one() -> None:
 
 @pytest.mark.parametrize("is_shipped", [False, True])
 def test_a_file_that_is_called_like_one_of_pythons_is_no_trouble(
-    tmp_path: Path, is_shipped: bool
+    tmp_path: Path, is_shipped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A place without a name is the folder itself, by whoever has set it.
+    places = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(places))
     (tmp_path / "shop.py").write_text(GOOD)
     (tmp_path / "inspect.py").write_text("raise RuntimeError('not the one that was meant')")
 
