@@ -42,6 +42,8 @@ def told(heard: Path, kind: str) -> list[dict[str, Any]]:
 
 def test_a_door_that_hangs_is_told_of_and_so_is_its_return(hosted: Hosted, heard: Path) -> None:
     (door,) = hosted.door_pids().values()
+    # Who has reported twice is known to the leader, and by then a window of it is judged.
+    eventually(lambda: hosted.run("sla", "shop", "--json").returncode == 0, "the door is known")
     os.kill(door, signal.SIGSTOP)
     try:
         (alert,) = eventually(lambda: told(heard, "disagreement"), "the alert comes")

@@ -60,7 +60,15 @@ def test_a_wheel_is_sent_to_the_machine_and_answers_there(hosted: Hosted) -> Non
     assert list(hosted.code.glob("*.py")) == []
 
 
-def test_code_that_was_changed_in_the_store_is_refused_and_what_runs_keeps_running(
+# A store that damages what it is given.
+SPOIL = """
+create function spoil() returns trigger language plpgsql as
+$$ begin new.content := decode('{}', 'hex'); return new; end $$;
+create trigger spoil before insert or update on package for each row execute function spoil();
+"""
+
+
+def test_code_that_was_changed_in_the_store_is_refused_and_mended_by_deploying_it_again(
     hosted: Hosted, tmp_path: Path
 ) -> None:
     hosted.ship = wheel(tmp_path / "wheel", "another")
@@ -70,19 +78,21 @@ def test_code_that_was_changed_in_the_store_is_refused_and_what_runs_keeps_runni
     assert tampered != content
     url = running_url(hosted.data)
     assert url is not None
-    # Before it comes: what the store has under that name already it does not take again.
-    with psycopg.connect(url) as connection:
-        connection.execute(
-            "insert into package (digest, content) values (%s, %s)", (digest, tampered)
-        )
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(SPOIL.format(tampered.hex()).encode())
 
-    refused = hosted.again()
+        refused = hosted.again()
 
-    said = refused.stderr.decode().splitlines()[-1]
-    assert refused.returncode == 1, said
-    found = hashlib.sha256(tampered).hexdigest()
-    assert f"the code {digest[:12]}… is damaged: its SHA-256 is {found[:12]}…" in said
-    assert {ask(hosted.address).body.split()[0] for _ in range(20)} == {"wheel"}
+        said = refused.stderr.decode().splitlines()[-1]
+        assert refused.returncode == 1, said
+        found = hashlib.sha256(tampered).hexdigest()
+        assert f"the code {digest[:12]}… is damaged: its SHA-256 is {found[:12]}…" in said
+        assert {ask(hosted.address).body.split()[0] for _ in range(20)} == {"wheel"}
+
+        connection.execute("drop trigger spoil on package")
+    # It is the same version, which is tried again in its time.
+    hosted.again()
+    eventually(lambda: ask(hosted.address).body.startswith("another "), "what was put anew serves")
 
 
 def test_a_folder_is_sent_like_a_wheel(hosted: Hosted, tmp_path: Path) -> None:
