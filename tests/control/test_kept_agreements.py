@@ -11,6 +11,7 @@ from hosted_plant import EPOCH_S, Plant, agreed
 
 from tidegate.agreement.evaluation import Verdict
 from tidegate.agreement.kept_standing import KeptStanding
+from tidegate.control.configuration import Configuration
 from tidegate.control.hosted_service_loop import HostedServiceLoop
 from tidegate.control.learned import Learned
 from tidegate.control.performance import START_S, Performance
@@ -987,6 +988,32 @@ async def test_a_warning_that_is_written_elsewhere_gives_no_budget_back() -> Non
     assert after.standing.last_hour.breached > before.standing.last_hour.breached
     assert after.standing.budget_left < before.standing.budget_left
     assert plant.alerts.kinds().count("violation") == 1, "one breach that goes on"
+
+
+async def test_numbers_beyond_all_that_are_measured_keep_nobody_from_serving() -> None:
+    text = agreed(2, "capacity = 1e300").replace('breach = "1s"', 'breach = "99999999999999999s"')
+    plant = await running(Plant(text))
+    plant.clients = lambda now: 2
+    await plant.run(5.0)
+    assert len(await plant.instances(InstanceState.READY)) == 1
+    assert (await plant.service()).detail == ""
+
+
+async def test_a_bug_in_the_loop_of_a_service_is_seen_by_whoever_looks_at_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plant = await running(Plant())
+
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError("of no use")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Configuration, "decide", fails)
+        await plant.run(2.0)
+    detail = (await plant.service()).detail
+    assert "a bug of ours keeps it from being looked after: ZeroDivisionError" in detail
+    await plant.run(2.0)
+    assert (await plant.service()).detail == ""
 
 
 async def test_a_service_that_is_undeployed_is_forgotten() -> None:

@@ -108,6 +108,41 @@ async def test_malformed_requests_are_refused_or_mended_and_hide_nothing() -> No
             await door.stop(timeout_s=0.0)
 
 
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return (
+        len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+    )
+
+
+# `GET http://a/` on stream 1, by HPACK's static table; the table's 12 is `:status: 400`.
+HTTP_2 = (
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    + _frame(4, 0, 0, b"")
+    + _frame(1, 0x5, 1, b"\x82\x86\x84\x41\x01a")
+)
+
+
+async def test_whoever_begins_with_http_2_is_refused_and_no_server_hears_of_it() -> None:
+    door = HaproxyDoor(DoorSettings("shop"))
+    await door.start()
+    async with stalls(1) as (stall,):
+        try:
+            await door.set_backends([stall.backend()])
+            assert (await ask(port_of(door))).status == 200
+            heard = len(stall.requests)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port_of(door))
+            writer.write(HTTP_2)
+            answer = b""
+            while b"\x8c" not in answer:
+                more = await asyncio.wait_for(reader.read(4096), 10)
+                assert more, answer
+                answer += more
+            writer.close()
+            assert len(stall.requests) == heard
+        finally:
+            await door.stop(timeout_s=0.0)
+
+
 @pytest.mark.faults
 async def test_a_killed_haproxy_comes_back_where_it_was_with_its_servers() -> None:
     door = HaproxyDoor(DoorSettings("shop", session_secret=b"a secret of the tests"))

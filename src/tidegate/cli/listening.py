@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 from tidegate.core.errors import InvalidValue, Unavailable
@@ -21,6 +22,14 @@ def check_free(host: str, port: int, option: str = "--port") -> None:
         raise InvalidValue(f"--host {host!r} is no address, nor the name of a computer") from None
     except OSError as failure:
         raise Unavailable(
-            f"cannot listen on {host}:{port}: {failure.strerror or failure}; choose another with "
-            f"{option}, or end what listens there"
+            f"cannot listen on {host}:{port}: {failure.strerror or failure}; "
+            f"{_advice(failure, option)}"
         ) from None
+
+
+def _advice(failure: OSError, option: str) -> str:
+    if isinstance(failure, socket.gaierror) or failure.errno == errno.EADDRNOTAVAIL:
+        return "choose an address of this computer with --host"
+    if failure.errno in (errno.EACCES, errno.EPERM):
+        return f"choose a port from 1024 on with {option}: those below are not for everybody"
+    return f"choose another with {option}, or end what listens there"

@@ -224,7 +224,8 @@ class Configuration:
             return "With all instances of one version only the load would count."
         usual = self.performance.usual_per_s
         target_s = points_of(self.agreement, self.performance).target_s
-        if not usual or not math.isfinite(target_s):
+        bearable = max(len(crew.serving), 1) * (usual or math.inf) * target_s
+        if not math.isfinite(bearable):
             return "Another load would have changed it."
-        more = math.floor(max(len(crew.serving), 1) * usual * target_s) + 1
+        more = math.floor(bearable) + 1
         return f"With {more} requests in hand or more another instance would be needed."

@@ -96,6 +96,10 @@ class HostingLoop:
                 log.warning("service %s is left as it is: %s", service.spec.name, result)
             elif isinstance(result, BaseException):
                 log.error("a bug in the loop of service %s", service.spec.name, exc_info=result)
+                # Nothing is decided about it any more: whoever looks at it must see that.
+                said = f"a bug of ours keeps it from being looked after: {result!r}; see the log"
+                if service.detail != said:
+                    await self._store.set_service_detail(service.spec.name, said, epoch)
 
     def stand_down(self) -> None:
         """Another leads: what was begun is left to it, and what was remembered forgotten."""

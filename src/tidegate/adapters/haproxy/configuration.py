@@ -144,7 +144,7 @@ def _timeouts(limits: GatewayLimits) -> list[str]:
 def _own_answers(limits: GatewayLimits) -> list[str]:
     return [
         "    http-error status 503 content-type text/plain string"
-        " '503 Service Unavailable: no server had room; try again\\n'"
+        " '503 Service Unavailable: no server had room; try again'"
         f" hdr Retry-After {limits.retry_after_s}"
     ]
 
@@ -155,7 +155,7 @@ def _refusal(status: int, why: str, condition: str) -> str:
     # Whoever sent what two servers could read differently may mean anything by what follows.
     return (
         f"    http-request {verb} status {status} content-type text/plain"
-        f" string '{status}: {why}\\n' hdr Connection close if {condition}"
+        f" string '{status}: {why}' hdr Connection close if {condition}"
     )
 
 
@@ -172,8 +172,8 @@ def _requests(settings: DoorSettings, token: str) -> list[str]:
         f"    acl usual_target url -m reg {_USUAL_TARGET}",
         f"    acl unusual_field req.hdrs -m reg {_UNUSUAL}",
         f"    acl good_host req.fhdr(Host) -m reg -i {_HOST}",
-        f"    http-request allow if !beyond {{ method {_USUAL_METHODS} }} usual_target good_host"
-        " !unusual_field",
+        f"    http-request allow if !beyond HTTP_1.1 {{ method {_USUAL_METHODS} }} usual_target"
+        " good_host !unusual_field",
         *_probes(settings),
         *_strictness(),
         *refusals,
@@ -213,7 +213,7 @@ def _bounds(limits: GatewayLimits) -> tuple[list[str], list[str]]:
 def _shed(limits: GatewayLimits, why: str, test: str) -> str:
     return (
         "    http-request return status 503 content-type text/plain"
-        f" string '503 Service Unavailable: {why}; try again\\n'"
+        f" string '503 Service Unavailable: {why}; try again'"
         f" hdr Retry-After {limits.retry_after_s} if {{ {test} }}"
     )
 
@@ -271,6 +271,8 @@ def _strictness() -> list[str]:
         "    acl has_body req.hdr(Transfer-Encoding) -m found",
         "    acl has_body req.hdr_val(Content-Length) gt 0",
         "    acl has_host req.fhdr(Host) -m found",
+        # It would take up HTTP/2 with whoever begins with it, whose bodies have no length.
+        _refusal(400, "this door speaks HTTP/1.1", "!HTTP_1.1 !HTTP_1.0"),
         _refusal(
             400,
             "two servers could read this request differently",
