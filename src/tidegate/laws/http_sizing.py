@@ -35,6 +35,7 @@ ROOM_CLOSED = 0.95
 _ROUNDING = 1e-9
 # More than anybody can have.
 INSTANCES_MAX = 10_000
+IN_HAND_MAX = 1_000_000_000
 
 TAIL = 1.25
 TAIL_MIN, TAIL_MAX = 1.0, 3.0
@@ -94,7 +95,7 @@ def needed_with_room(load: Load, capacity_per_s: float, points: Points) -> int:
 
 def in_hand_max(capacity_per_s: float, breach_s: float, tail: float = 1.0) -> int:
     """As many requests as so much capacity answers before the breaching point; at least one."""
-    return max(int(capacity_per_s * breach_s / tail + _ROUNDING), 1)
+    return max(int(min(capacity_per_s * breach_s / tail, IN_HAND_MAX) + _ROUNDING), 1)
 
 
 class ScaleIn:
