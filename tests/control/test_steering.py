@@ -169,6 +169,8 @@ async def test_one_of_many_replicas_drains_to_its_end(start_node: StartNode) -> 
     async def step_until(count: int) -> None:
         for _ in range(100):
             await leader.step()
+            # A home leaves who goes once all know that it was there.
+            await leader.node.aliases.look()
             places = (await _topology(leader.node, queue_id)).replicas
             if len(places) == count and all(one.state is ReplicaState.SERVING for one in places):
                 return

@@ -126,8 +126,32 @@ def test_a_home_is_opened_when_nobody_else_has_anything_of_it_or_would_take_it()
     assert Upkeep().homes(topology, said.__getitem__) is None, "who says nothing may have anything"
 
 
-def test_a_closed_home_whose_replica_drains_goes_elsewhere_and_stays_closed() -> None:
+def test_a_closed_home_whose_replica_drains_stays_until_all_of_it_is_there() -> None:
     draining = given.place(2, state=ReplicaState.DRAINING)
     topology = given.topology(given.place(1), draining, homes=[-2] * HOMES)
+    # Part of it may be on its way: it would come to the next home from two places.
     said = {ALIAS: SeenHomes([], range(HOMES)), 1: NOTHING, 2: NOTHING}
+    upkeep = Upkeep()
+    found = [upkeep.homes(topology, said.__getitem__) for _ in range(LOOKS_PATIENT)]
+    assert found == [None] * LOOKS_PATIENT
+
+    said[ALIAS] = NOTHING
+    assert upkeep.homes(topology, said.__getitem__) == [-1] * HOMES, "and is not put to before"
+
+
+def test_a_closed_home_whose_replica_is_gone_goes_elsewhere_and_stays_closed() -> None:
+    topology = given.topology(given.place(1), homes=[-2] * HOMES)
+    said = {ALIAS: SeenHomes([], range(HOMES)), 1: NOTHING}
     assert Upkeep().homes(topology, said.__getitem__) == [-1] * HOMES
+
+
+def test_the_alias_is_home_to_all_once_nobody_has_what_is_on_its_way_to_another() -> None:
+    going = [given.place(n, state=ReplicaState.DRAINING, share=0.0) for n in (1, 2)]
+    topology = given.topology(*going, homes=[-2] * HOMES)
+    said = {ALIAS: NOTHING, 1: SeenHomes([3], [3]), 2: NOTHING}
+    upkeep = Upkeep()
+    found = [upkeep.homes(topology, said.__getitem__) for _ in range(LOOKS_MIN)]
+    assert found == [None] * LOOKS_MIN
+
+    said[1] = NOTHING
+    assert upkeep.homes(topology, said.__getitem__) == []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from functools import partial
 
 import pytest
 
@@ -18,7 +19,7 @@ from tidegate.client.client import Client
 from tidegate.client.message import Message
 from tidegate.control.upkeep import SeenHomes, Upkeep
 from tidegate.core.errors import LeaseLost
-from tidegate.core.replication import HOMES, ReplicaState, Role
+from tidegate.core.replication import HOMES, ReplicaState, Role, home_index
 from tidegate.node.alias import Alias
 from tidegate.node.server import Node
 from tidegate.wire.packets.membership import MigrateClients
@@ -31,6 +32,18 @@ BACKLOG = 20
 @pytest.fixture
 def backing() -> Backing:
     return MemoryBacking()
+
+
+def seen(orders: LogicalQueue, number: int) -> SeenHomes | None:
+    """What a replica, or the alias, says about homes at this moment."""
+    for node in orders.nodes:
+        for replica in node.replicas.values():
+            info = replica.info
+            # Dead letters have a queue that is number 0 of nothing.
+            if info.number == number and orders.alias_id in (info.queue_id, info.alias_id):
+                said = replica.numbers()
+                return SeenHomes(said.homes_held, said.homes_ahead)
+    return None
 
 
 class Watch:
@@ -132,20 +145,10 @@ class Storm:
         upkeep = Upkeep()
         while True:
             async with self.leading:
-                homes = upkeep.homes(await self.orders.topology(), self.seen)
+                homes = upkeep.homes(await self.orders.topology(), partial(seen, self.orders))
                 if homes is not None:
                     await self.orders.set_homes(homes)
             await asyncio.sleep(0.01)
-
-    def seen(self, number: int) -> SeenHomes | None:
-        for node in self.nodes:
-            for replica in node.replicas.values():
-                info = replica.info
-                # Dead letters have a queue that is number 0 of nothing.
-                if info.number == number and self.orders.alias_id in (info.queue_id, info.alias_id):
-                    said = replica.numbers()
-                    return SeenHomes(said.homes_held, said.homes_ahead)
-        return None
 
     async def swap(self) -> None:
         """Consumers change places: nobody steers here, and each replica needs one."""
@@ -245,3 +248,71 @@ async def test_what_is_put_while_its_group_comes_over_waits_for_it(
 
     await until(lambda: (queue.lanes.head_count, queue.lanes.held_count) == (1, 1))
     assert [(await mq.get("orders")).payload for _ in range(2)] == [b"first", b"second"]
+
+
+async def test_a_home_that_moves_on_is_opened_behind_what_still_comes_to_where_it_was(
+    start_node: StartNode, connect: Connect
+) -> None:
+    nodes = [await start_node(), await start_node()]
+    mq = await connect(nodes[0])
+    orders = await LogicalQueue.make(mq, nodes, 3)
+    one, two, three = [(await orders.place(number)).queue_id for number in (1, 2, 3)]
+    await mq.put("orders", b"first", group="g")
+    giver, between, last = nodes[0].replicas[one], nodes[1].replicas[two], nodes[0].replicas[three]
+    look = partial(seen, orders)
+
+    async with between.exchanging:
+        await orders.set_homes([-2] * HOMES)
+        await until(lambda: not giver.homes.held())
+        await orders.set_homes([-3] * HOMES)
+        assert Upkeep().homes(await orders.topology(), look) is None, "neither here nor there"
+
+    await until(lambda: last.holding.queue.lanes.head_count == 1)
+    await until(lambda: not between.homes.ahead())
+    assert Upkeep().homes(await orders.topology(), look) == [3] * HOMES
+
+
+async def test_what_was_put_behind_what_comes_over_does_not_go_on_before_it(
+    start_node: StartNode, connect: Connect
+) -> None:
+    nodes = [await start_node(), await start_node()]
+    mq = await connect(nodes[0])
+    orders = await LogicalQueue.make(mq, nodes, 3)
+    one, two, three = [(await orders.place(number)).queue_id for number in (1, 2, 3)]
+    await mq.put("orders", b"first", group="g")
+    giver, between, last = nodes[0].replicas[one], nodes[1].replicas[two], nodes[0].replicas[three]
+
+    async with between.exchanging:
+        await orders.set_homes([-2] * HOMES)
+        await until(lambda: not giver.homes.held())
+        await orders.set_homes([2] * HOMES)
+        await mq.put("orders", b"second", group="g")
+        await orders.set_homes([-3] * HOMES)
+        assert await nodes[0].exchange.pull(last, two, 10, homed=True) == 0
+        assert between.holding.queue.lanes.held_count == 1
+
+    await until(lambda: last.holding.queue.lanes.held_count == 1)
+    await orders.set_homes([3] * HOMES)
+    assert [(await mq.get("orders")).payload for _ in range(2)] == [b"first", b"second"]
+
+
+async def test_who_takes_what_may_be_anywhere_gets_no_groups(
+    start_node: StartNode, connect: Connect
+) -> None:
+    nodes = [await start_node(), await start_node()]
+    mq = await connect(nodes[0])
+    orders = await LogicalQueue.make(mq, nodes, 2)
+    one, two = [(await orders.place(number)).queue_id for number in (1, 2)]
+    for payload, group in ((b"held", "h"), (b"next", "h"), (b"free", "g")):
+        await mq.put("orders", payload, group=group)
+    held = await mq.get("orders", lease=60.0)
+    giver, taker = nodes[0].replicas[one], nodes[1].replicas[two]
+
+    async with taker.exchanging:
+        await orders.set_homes([-2] * HOMES)
+        await until(lambda: giver.homes.held() == {home_index("h")})
+        # Whoever hands over waits for the other group.
+        await held.ack_confirmed()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await nodes[1].exchange.pull(taker, one, 10) == 0
+        assert giver.holding.queue.lanes.held_count == 1

@@ -2,12 +2,13 @@
 
     STARTING → SERVING   its owner answers, and its workers are there if a machine runs them
     home → replica       the one that it has serves no more, or others have far fewer; and nothing
-                         of it was seen there in the last few looks
+                         of it was seen there in the last few looks; and it is open
     closed → open        nobody but the replica has anything of the home, nor takes it
 
 A home that is busy stays where it is, unless its replica is to go. One that moves
 is closed first: who still put something to where it was hands that over before anybody puts to
-where it will be. Pure: what was seen in, what has to change out.
+where it will be. Until then it does not move on, so that what it has comes from one place only,
+in order. Pure: what was seen in, what has to change out.
 """
 
 from __future__ import annotations
@@ -70,15 +71,20 @@ class Upkeep:
         if not serving:
             # The last ones go: from now on the alias is home to all.
             is_over = all(p.state is ReplicaState.DRAINING for p in topology.replicas)
-            return [] if is_over and min(self._empty_looks) >= LOOKS_MIN else None
+            is_empty = min(self._empty_looks) >= LOOKS_MIN and min(homes) > 0
+            return [] if is_over and is_empty else None
         counts = Counter(dict.fromkeys(serving, 0))
         counts.update(abs(number) for number in homes if abs(number) in counts)
         least = min(counts.values())
         for index, home in enumerate(homes):
             number = abs(home)
+            if home < 0 and topology.replica(number) is not None:
+                # Part of it may be there, and part on its way: they would come to the next one
+                # from two places, in any order.
+                continue
             if home > 0 and not self._may_leave(index):
                 continue
-            if number in counts and (home < 0 or counts[number] - least <= 1):
+            if number in counts and counts[number] - least <= 1:
                 continue
             poorest = min(serving, key=lambda one: (counts[one], one))
             least = counts[poorest]

@@ -91,6 +91,7 @@ class Aliases:
             await self._bring_assigned()
 
     async def close(self) -> None:
+        self._parts.clear()
         ending: list[asyncio.Task[None]] = [each.end() for each in self._hand_overs.values()]
         await ended([*ending, *self._bringing])
 
@@ -193,7 +194,7 @@ class Aliases:
             self._aliases[replica] = Alias(topology, self._unacknowledged)
         else:
             alias.show(topology)
-        self._wake_hand_over(replica)
+        self.wake_hand_over(replica)
 
     async def _fit_replica(self, replica: Replica, topology: Topology | None) -> None:
         number, holding = replica.info.number, replica.holding
@@ -217,9 +218,12 @@ class Aliases:
             holding.pace = Pace(rate, holding.clock.monotonic())
         if holding.queue.residents.has_homed or holding.queue.tails.count:
             # Some of it may be at home elsewhere by now.
-            self._wake_hand_over(replica)
+            self.wake_hand_over(replica)
 
-    def _wake_hand_over(self, replica: Replica) -> None:
+    def wake_hand_over(self, replica: Replica) -> None:
+        """Something is here that may belong elsewhere, or may go there now."""
+        if replica not in self._parts:
+            return
         hand_over = self._hand_overs.get(replica)
         if hand_over is None:
             hand_over = self._hand_overs[replica] = HandOver(self._node, replica)

@@ -80,7 +80,10 @@ class Exchange:
     # The taker
 
     async def pull(self, taker: Replica, source_id: int, count: int, *, homed: bool = False) -> int:
-        """Take about so many messages over, or only those that are at home here; how many came."""
+        """Take about so many messages over that may be anywhere, or (`homed`) all at home here.
+
+        How many came. What has a home comes the one way only, so that its order is kept.
+        """
         _check(taker)
         if count < 1:
             raise InvalidValue(f"count must be at least 1, not {count}")
@@ -99,6 +102,9 @@ class Exchange:
         if ids_needed:
             ids = min(ids_needed, BATCH_COUNT_MAX)
             came, _ = await self._pull_under(taker, source_id, count, homed, ids)
+        if homed:
+            # Its home may be elsewhere by now, and so may be that of what waited for it.
+            self._node.aliases.wake_hand_over(taker)
         return came
 
     async def _pull_under(
@@ -366,9 +372,11 @@ class _Wish:
             raise InvalidValue(f"queue {request.target} is no replica of {topology.queue!r}")
         self._number = place.number
         self._homes = topology.homes
+        self._homed = request.homed
         self._takes_any = place.state is ReplicaState.SERVING and not request.homed
         self._is_alias = giver.info.queue_id == topology.queue_id
         self._kept_back = giver.homes.in_hand()
+        self._below_id = giver.homes.waits_from
 
     def __call__(self, segment: Segment, is_whole: bool) -> bool:
         if self._goes_home:
@@ -383,7 +391,8 @@ class _Wish:
             at_home = homes_of(segment)
         # What stays together goes home, and nowhere else.
         numbers = {abs(self._homes[index]) for index in at_home} if self._homes else set()
-        goes = is_whole and numbers == {self._number} and self._kept_back.isdisjoint(at_home)
+        is_next = segment.first_id < self._below_id and self._kept_back.isdisjoint(at_home)
+        goes = self._homed and is_whole and is_next and numbers == {self._number}
         if not goes:
             self._kept_back |= at_home
         return goes

@@ -88,7 +88,8 @@ class HandOver:
         if homes_wanted and not went:
             # What is before it is still with somebody, who does not know that we wait.
             asyncio.get_running_loop().call_later(_AWAY_S, self.wake)
-        return went > 0
+        # Looking for what may be anywhere has perhaps brought something to memory that has a home.
+        return went > 0 or self._homes_wanted(topology) != homes_wanted
 
     async def _share(self, topology: Topology) -> int:
         """One batch by the shares of those that can be reached."""

@@ -36,7 +36,7 @@ class ReplicaHomes:
     def held(self) -> set[int]:
         """The homes of which it has anything, as far as is known; of which it may have, too."""
         queue = self._holding.queue
-        if queue.delayed.in_store or queue.tails.may_hold_homed:
+        if queue.delayed.in_store or queue.tails.may_hold_homed or self._coming_before:
             return set(range(HOMES))
         held = self._intake.homes.held()
         if queue.residents.has_homed:
@@ -79,13 +79,21 @@ class ReplicaHomes:
         Its giver forgets it before we have it, so its home may be opened, and put to, in between.
         """
         self._coming_before.add(from_id)
-        self._holding.queue.turnstile.hold_from(min(self._coming_before))
+        self._holding.queue.turnstile.hold_from(self.waits_from)
+
+    @property
+    def waits_from(self) -> int:
+        """From this id on nothing that has a home is delivered, or goes on: what is before comes.
+
+        Its home may have moved on since it was asked for.
+        """
+        return min(self._coming_before, default=NO_ID)
 
     def groups_go_on(self, from_id: int) -> None:
         """It is here, or does not come."""
         self._coming_before.discard(from_id)
         if not self._holding.fenced:
-            self._holding.queue.turnstile.hold_from(min(self._coming_before, default=NO_ID))
+            self._holding.queue.turnstile.hold_from(self.waits_from)
             self._dispatch.serve_all()
 
     def ahead(self) -> set[int]:
@@ -96,6 +104,9 @@ class ReplicaHomes:
         queue = self._holding.queue
         below_id = NO_ID if self._holding.info.alias_id else self._intake.homes.ordered_below()
         if below_id is None or queue.tails.may_hold_homed or self._departures.has_open_moves:
+            return set(range(HOMES))
+        if self._coming_before:
+            # Nobody but us knows of it any more: its giver has forgotten it.
             return set(range(HOMES))
         ahead = self._intake.homes.taken() | self._intake.homes.accepted()
         if queue.residents.has_homed:

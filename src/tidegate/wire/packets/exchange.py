@@ -26,7 +26,7 @@ class Pull(Request):
     queue_id: int
     source: int
     count: int
-    # Nothing but what has its home at the queue.
+    # What has its home at the queue, and nothing else; else what has none.
     homed: bool = False
 
 
@@ -57,5 +57,5 @@ class GiveAway(Request):
     # About so many messages.
     count: int
     move_id: str
-    # Nothing but what has its home at the queue of mine.
+    # What has its home at the queue of mine, and nothing else; else what has none.
     homed: bool = False
