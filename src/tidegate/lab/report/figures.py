@@ -224,8 +224,11 @@ def _draw_panel(panel: Panel, axes: Axes, *, legend: bool = True) -> None:
         axes.axhline(level, color=_FAINT, linewidth=1.2, linestyle=":")
         highest = max(highest, level)
         room = _NAME_HEIGHT * highest
+        # Of two that are near each other the lower one's is below, or they would change places.
+        near = [one for one in panel.levels.values() if 0.0 < abs(one - level) < 2 * room]
         # Above the level, unless a line is in the way there and the axis is not below.
-        below = level > 2 * room and _is_crowded(panel.lines, level, level + room)
+        in_the_way = level < max(near) if near else _is_crowded(panel.lines, level, level + room)
+        below = level > 2 * room and in_the_way
         axes.annotate(
             name,
             (1.0, level),
