@@ -334,7 +334,9 @@ def test_all_of_hosting_is_measured_beside_plain_haproxy(tmp_path: Path) -> None
     assert (len(pairs["response"]), pairs["ours_failed"], pairs["plain_failed"]) == (1, 0, 0)
     # Both lead to the shop, and neither is ten times the other.
     assert 0.1 < pairs["response"][0] < 10.0
-    assert {bar.bar.split(",")[0] for bar in section.bars} == {"response", "throughput"}
+    bars = {bar.bar.split(",")[0]: bar for bar in section.bars}
+    assert bars.keys() == {"response", "throughput", "requests failed"}
+    assert bars["requests failed"].met
 
 
 def test_a_dead_and_a_silent_instance_are_left_and_a_slow_one_gets_less(tmp_path: Path) -> None:

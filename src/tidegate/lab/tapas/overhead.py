@@ -24,7 +24,16 @@ from tidegate.lab.report.experiments import Progress
 from tidegate.lab.report.figures import Line, Panel, draw_bars, draw_grid
 from tidegate.lab.report.section import Drawing, Section
 from tidegate.lab.tapas.clients import drawn_s
-from tidegate.lab.tapas.paired import Pairs, Side, Sides, pair_bars, pair_table, paired, said_of
+from tidegate.lab.tapas.paired import (
+    Pairs,
+    Side,
+    Sides,
+    failed_bar,
+    pair_bars,
+    pair_table,
+    paired,
+    said_of,
+)
 from tidegate.lab.tapas.passage import Passage, passage, warmed_up
 from tidegate.lab.tapas.plan import OverheadPlan
 from tidegate.lab.tapas.shops import Shop, shops_running
@@ -114,7 +123,7 @@ def _section(plan: OverheadPlan, grid: Grid, pairs: list[Pairs], others: float) 
             Drawing("overhead-cost.png", "Processor time of the door for one request."),
         ],
         tables=[*(_table(clients, row) for clients, row in grid.items()), pair_table(pairs)],
-        bars=[*pair_bars(pairs), _gateway_bar(gateway, proxy), _failed_bar(failed, pairs)],
+        bars=[*pair_bars(pairs), _gateway_bar(gateway, proxy), failed_bar(pairs, failed)],
         notes=[
             "At most, at least: one-sided bounds at 95 %, from pairs in turn, over all numbers of "
             "instances of a case. Those of one number alone are no bars: they are few.",
@@ -167,11 +176,6 @@ def _gateway_bar(gateway_s: float, proxy_s: float) -> Bar:
         "×",
         at_most=True,
     )
-
-
-def _failed_bar(failed: int, pairs: Sequence[Pairs]) -> Bar:
-    total = failed + sum(one.failed for one in pairs)
-    return Bar("requests failed", total, 0, "", at_most=True, beyond_the_issue=True)
 
 
 def _table(clients: int, row: dict[int, dict[str, Passage]]) -> Table:

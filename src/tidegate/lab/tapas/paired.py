@@ -111,9 +111,7 @@ def paired(case: PairCase, length: PairLength, sides: Sides, progress: Progress)
         found.ours_processor_s.append(ours.processor_s_per_request)
         progress(
             f"{found.title}, pair {number + 1} of {length.pairs} ({instances}): response × "
-            f"{found.response[-1]:.3f}, throughput × {found.throughput[-1]:.3f}, processor "
-            f"{plain.processor_s_per_request * _US:.0f} and "
-            f"{ours.processor_s_per_request * _US:.0f} µs"
+            f"{found.response[-1]:.3f}, throughput × {found.throughput[-1]:.3f}"
         )
     return msgspec.structs.replace(found, ours_failed=ours_failed, plain_failed=plain_failed)
 
@@ -152,6 +150,12 @@ def pair_bars(pairs: Sequence[Pairs]) -> list[Bar]:
             )
         )
     return bars
+
+
+def failed_bar(pairs: Sequence[Pairs], others: int = 0) -> Bar:
+    """Those that failed, of either side and elsewhere: whoever fails requests has less to do."""
+    total = others + sum(one.failed for one in pairs)
+    return Bar("requests failed", total, 0, "", at_most=True, beyond_the_issue=True)
 
 
 def pair_table(pairs: Sequence[Pairs]) -> Table:

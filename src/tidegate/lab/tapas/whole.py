@@ -21,7 +21,14 @@ from tidegate.lab.report.experiments import Progress
 from tidegate.lab.report.section import Section
 from tidegate.lab.tapas.bookshop import ShopSetting
 from tidegate.lab.tapas.hosted import HostedPlan, hosted
-from tidegate.lab.tapas.paired import Sides, pair_bars, pair_table, paired, said_of
+from tidegate.lab.tapas.paired import (
+    Sides,
+    failed_bar,
+    pair_bars,
+    pair_table,
+    paired,
+    said_of,
+)
 from tidegate.lab.tapas.passage import warmed_up
 from tidegate.lab.tapas.plan import WholePlan
 from tidegate.lab.tapas.promise import agreement_text
@@ -47,7 +54,7 @@ def whole_section(plan: WholePlan, folder: Path, progress: Progress) -> Section:
         f"{said_of(pairs)}.",
         drawings=[],
         tables=[pair_table(pairs)],
-        bars=pair_bars(pairs),
+        bars=[*pair_bars(pairs), failed_bar(pairs)],
         notes=[
             "Each side is started for each of its turns, instances included, and nothing of ours "
             "runs while plain HAProxy is measured.",
