@@ -9,16 +9,19 @@ PYTEST := $(BIN)/python -m pytest
 SLOWEST := --durations 40 --durations-min 5
 # Each part says what it has to say at its end, in one piece.
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --keep-going --jobs --output-sync=target
-LINT := style types contracts pages
-# More than there are cores: most of a quick test is waiting.
-QUICK := quick-1 quick-2 quick-3 quick-4 quick-5 quick-6
+CHECKS := style types contracts pages timing
+# Integration tests wait for servers more than they compute: three of them keep two cores busy.
+workers-unit := -n 2
+workers-integration := -n 3
+workers-system := -n 3
+workers-experiments :=
 # pip would compile everything on one core, and with it the tests that packages bring along.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	-c constraints.txt
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests/' $(abspath $(VENV))/lib || true
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test peers check lint style types contracts pages bench lab docs clean
+.PHONY: help setup demo test test-all unit peers check style types contracts pages timing bench lab docs clean
 
 help: ## list what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
@@ -28,32 +31,33 @@ setup: $(VENV)/installed-all $(VENV)/spark-classes ## make .venv with everything
 demo: $(VENV)/installed-demo ## the whole story in two minutes: load, harm, agreements, what Spark learns
 	@$(BIN)/tidegate demo --report results/demo.html
 
-test: ## all tests, on real peers where they can be had
-	@# What Debian installs does not wait for what pip installs, which keeps one core busy.
+test: ready ## all tests, on real peers, below ten minutes: unit, integration, system
+	@$(call run-stages,unit integration system,)
+
+test-all: ready ## what `make test` runs, on every store and with long kills, and the experiments
+	@$(call run-stages,unit integration system experiments,--all)
+
+unit: $(VENV)/installed-all ## the tests that start no process: a minute
+	@$(PYTEST) tests/unit $(workers-unit) -q
+
+# Whatever fails, the other stages run: one run shows all there is to mend.
+define run-stages
+failed=; $(foreach stage,$(1),echo "== $(stage)"; \
+$(PYTEST) tests/$(stage) $(workers-$(stage)) $(2) $(SLOWEST) || failed="$$failed $(stage)"; ) \
+test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+endef
+
+# What Debian installs does not wait for what pip installs, which keeps one core busy.
+.PHONY: ready
+ready:
 	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/spark-classes peers
-	@# Whatever fails, the rest runs: one run shows all there is to mend.
-	@# Tests wait more than they compute: three at a time keep two cores busy, and what they leave the
-	@# linters take. Kills under load need room beside them, and so does what measures rates; what
-	@# measures how late something is has the whole machine.
-	@rm -f .pytest_cache/failures.json; failed=; \
-	nice $(SIDE_BY_SIDE) $(LINT) & linting=$$!; \
-	$(PYTEST) --stage crowd -n 3 --dist loadfile $(SLOWEST) || failed="$$failed crowd"; \
-	wait $$linting && linted=yes || linted=; \
-	$(PYTEST) --stage kills -n 2 --dist loadfile $(SLOWEST) || failed="$$failed kills"; \
-	$(PYTEST) --stage paced -n 2 --dist loadfile $(SLOWEST) || failed="$$failed paced"; \
-	$(PYTEST) --stage alone $(SLOWEST) || failed="$$failed alone"; \
-	test -n "$$linted" || { echo "failed: lint$$failed"; exit 1; }; \
-	test -z "$$failed" || { echo "failed at first:$$failed"; $(BIN)/python tests/second_look.py; }
 
 # Making the environment may need Debian's packages, too.
 peers: | $(VENV)/bin/python
 	@scripts/debian-packages
 
-check: $(VENV)/installed-all ## linters, types, import contracts and quick tests: about a minute
-	@$(SIDE_BY_SIDE) $(LINT) $(QUICK)
-
-lint: $(VENV)/installed-all
-	@$(SIDE_BY_SIDE) $(LINT)
+check: $(VENV)/installed-all ## linters, types, import contracts, docs, timed tests: below a minute
+	@$(SIDE_BY_SIDE) $(CHECKS)
 
 style:
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
@@ -67,10 +71,11 @@ contracts:
 pages:
 	@$(BIN)/python scripts/docs --check
 
-quick-%:
-	@$(PYTEST) -q --stage quick --part $*/$(words $(QUICK)) --hypothesis-profile hasty
+timing:
+	@$(BIN)/python scripts/check_tests.py
 
-bench: $(VENV)/installed-all peers ## compare with RabbitMQ, Redis and NATS on this machine
+bench: ready ## measure: our own figures, then a comparison with RabbitMQ, Redis and NATS
+	@$(PYTEST) benchmarks
 	@$(BIN)/tidegate bench compare
 
 lab: $(VENV)/installed-all ## the Telesto experiments, with plots, under results/

@@ -1,0 +1,299 @@
+"""RabbitMQ's own ways, on a real one: what a suite that all engines pass cannot ask."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any
+
+import aio_pika
+import pytest
+from rabbitmq import VirtualHost
+from waiting import eventually_async
+
+import tidegate
+from tidegate.adapters.rabbitmq.client import RabbitmqClient
+from tidegate.client.client import Client
+
+QUEUE_ARGUMENTS: list[tuple[str, dict[str, Any], bool]] = [
+    ("plain", {}, True),
+    ("classic", {"x-queue-type": "classic"}, True),
+    ("quorum", {"x-queue-type": "quorum"}, False),
+    ("ranked", {"x-max-priority": 5}, True),
+    ("limited quorum", {"x-queue-type": "quorum", "x-delivery-limit": 3}, False),
+]
+
+
+async def first_of(subscription: Any) -> Any:
+    async with asyncio.timeout(20):
+        return await anext(aiter(subscription))
+
+
+def engine_of(app: tidegate.App) -> RabbitmqClient:
+    assert isinstance(app.engine, RabbitmqClient)
+    return app.engine
+
+
+@pytest.mark.parametrize(("name", "arguments", "is_classic"), QUEUE_ARGUMENTS, ids=lambda v: str(v))
+async def test_a_queue_that_exists_is_taken_as_it_is_and_its_prefetch_is_live(
+    rabbitmq: VirtualHost, name: str, arguments: dict[str, Any], is_classic: bool
+) -> None:
+    async with await aio_pika.connect(rabbitmq.url) as theirs:
+        channel = await theirs.channel()
+        await channel.declare_queue(name, durable=True, arguments=arguments)
+
+    async with tidegate.connect(rabbitmq.url) as mq:
+        assert await mq.queues.is_classic(name) is is_classic  # type: ignore[attr-defined]
+        await mq.put_many(name, [b"x"] * 20)
+        async with mq.subscribe(name, prefetch=2) as subscription:
+            await eventually_async(lambda: subscription.held == 2)
+            await subscription.set_prefetch(5)
+            await eventually_async(lambda: subscription.held >= 5)
+            for _ in range(20):
+                (await first_of(subscription)).ack()
+        await until_empty(mq, name)
+
+
+async def until_empty(mq: Client, queue: str) -> None:
+    async with asyncio.timeout(20):
+        while await mq.waiting(queue):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_queues_of_every_sort_leave_the_connection_alone(rabbitmq: VirtualHost) -> None:
+    async with await aio_pika.connect(rabbitmq.url) as theirs:
+        channel = await theirs.channel()
+        await channel.declare_queue("aged", durable=True, arguments={"x-message-ttl": 60_000})
+        await channel.declare_queue("short-lived", durable=False, auto_delete=False)
+
+        async with tidegate.connect(rabbitmq.url) as mq:
+            for name in ("aged", "short-lived"):
+                async with mq.subscribe(name) as subscription:
+                    await mq.put(name, b"x")
+                    assert (await first_of(subscription)).payload == b"x"
+            assert len(rabbitmq.connections()) <= 2
+
+
+async def test_what_others_publish_is_understood(rabbitmq: VirtualHost) -> None:
+    async with tidegate.connect(rabbitmq.url) as mq, await aio_pika.connect(rabbitmq.url) as theirs:
+        await mq.create_queue("orders")
+        channel = await theirs.channel()
+        foreign = aio_pika.Message(
+            b"x", headers={"a": "b", "n": 1, "nested": {"c": [1]}}, correlation_id="no number"
+        )
+        await channel.default_exchange.publish(foreign, "orders")
+
+        async with mq.subscribe("orders") as subscription:
+            message = await first_of(subscription)
+            assert (message.headers, message.context) == ({"a": "b", "n": "1"}, None)
+            await message.nack(delay=0.0)
+            again = await first_of(subscription)
+            assert (again.headers, again.message_id) == (message.headers, message.message_id)
+            assert again.properties.headers["nested"] == {"c": [1]}
+            again.ack()
+
+
+async def test_others_may_ask_and_are_answered(rabbitmq: VirtualHost) -> None:
+    app = tidegate.App(rabbitmq.url)
+
+    @app.worker("sums")
+    async def add(numbers: list[int]) -> int:
+        return sum(numbers)
+
+    async with app.running(), await aio_pika.connect(rabbitmq.url) as theirs:
+        channel = await theirs.channel()
+        replies = await channel.declare_queue(exclusive=True)
+        question = aio_pika.Message(b"[1, 2]", correlation_id="mine", reply_to=replies.name)
+        await channel.default_exchange.publish(question, "sums")
+        async with asyncio.timeout(20):
+            while (reply := await replies.get(fail=False)) is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert (reply.body, reply.correlation_id) == (b"3", "mine")
+
+
+async def test_a_reply_that_nobody_waits_for_does_not_fail_the_worker(
+    rabbitmq: VirtualHost,
+) -> None:
+    app = tidegate.App(rabbitmq.url)
+    answered = asyncio.Event()
+
+    @app.worker("sums")
+    async def add(payload: bytes) -> bytes:
+        answered.set()
+        return payload
+
+    async with app.running(), await aio_pika.connect(rabbitmq.url) as theirs:
+        channel = await theirs.channel()
+        question = aio_pika.Message(b"x", correlation_id="1", reply_to="gone")
+        await channel.default_exchange.publish(question, "sums")
+        async with asyncio.timeout(20):
+            await answered.wait()
+    async with tidegate.connect(rabbitmq.url) as mq:
+        # It was acknowledged, neither given back nor given up.
+        assert await mq.waiting("sums") == 0
+        with pytest.raises(tidegate.QueueNotExisting):
+            await mq.queue("sums.dead")
+
+
+async def test_an_ack_after_the_connection_was_cut_is_dropped_and_settles_no_stranger(
+    rabbitmq: VirtualHost,
+) -> None:
+    async with tidegate.connect(rabbitmq.url) as mq:
+        await mq.create_queue("orders")
+        await mq.put_many("orders", [b"first", b"second"])
+        async with mq.subscribe("orders", prefetch=1) as subscription:
+            late = await first_of(subscription)
+            async with asyncio.timeout(20):
+                while not rabbitmq.close_connections():  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            again = await first_of(subscription)
+            assert (again.payload, again.redelivered) == (late.payload, True)
+
+            # On the channel that there is now, its tag is that of `again`.
+            late.ack()
+            with pytest.raises(tidegate.LeaseLost):
+                await late.ack_confirmed()
+            with pytest.raises(tidegate.LeaseLost):
+                await late.nack()
+            with pytest.raises(tidegate.LeaseLost):
+                await late.reject()
+        # Nothing was settled: both are there.
+        assert [(await mq.get("orders", wait=20)).payload for _ in range(2)] == [
+            b"first",
+            b"second",
+        ]
+
+
+async def test_puts_and_requests_survive_a_connection_that_is_cut(rabbitmq: VirtualHost) -> None:
+    app = tidegate.App(rabbitmq.url)
+
+    @app.worker("echo")
+    async def echo(payload: bytes) -> bytes:
+        return payload
+
+    async with app.running():
+        assert (await app.request("echo", b"before")).payload == b"before"
+        async with asyncio.timeout(20):
+            while not rabbitmq.close_connections():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert (await app.request("echo", b"after", timeout=20)).payload == b"after"
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+async def test_who_may_not_declare_loses_no_message_that_fails(
+    rabbitmq: VirtualHost, kind: str
+) -> None:
+    async with tidegate.connect(f"{rabbitmq.url}?queue_type={kind}") as mq:
+        await mq.create_queue("orders")
+        await mq.put("orders", b"x")
+
+    async with (
+        tidegate.connect(rabbitmq.user(write=".*", read=".*")) as mq,
+        mq.subscribe("orders") as subscription,
+    ):
+        message = await first_of(subscription)
+        with pytest.raises(tidegate.Forbidden, match=r"orders\.delay\.100.*set_permissions"):
+            await message.nack(delay=0.1)
+        # It went back to its queue, and is flagged.
+        again = await first_of(subscription)
+        assert (again.payload, again.redelivered) == (b"x", True)
+        again.ack()
+
+
+async def test_delay_queues_go_by_themselves_and_dead_letters_stay(rabbitmq: VirtualHost) -> None:
+    async with tidegate.connect(rabbitmq.url) as mq:
+        await mq.create_queue("orders")
+        await mq.put("orders", b"x", delay=0.05)
+        async with mq.subscribe("orders") as subscription:
+            await (await first_of(subscription)).reject(error="hopeless")
+        async with asyncio.timeout(20):
+            while "orders.dead" not in (queues := rabbitmq.queues()):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+    (delaying,) = (queue for name, queue in queues.items() if name.startswith("orders.delay.50."))
+    arguments = delaying["arguments"]
+    assert arguments["x-expires"] == 2 * 86_400_000 + 50
+    assert arguments["x-dead-letter-strategy"] == "at-least-once"
+    assert "x-expires" not in queues["orders.dead"]["arguments"]
+
+
+async def test_a_full_queue_refuses(rabbitmq: VirtualHost) -> None:
+    policy = tidegate.QueuePolicy(length_max=2, overflow=tidegate.Overflow.REFUSE)
+    async with tidegate.connect(rabbitmq.url) as mq:
+        await mq.create_queue("orders", policy=policy)
+        await mq.put_many("orders", [b"1", b"2"])
+        with pytest.raises(tidegate.LimitReached, match="orders"):
+            await mq.put("orders", b"3")
+        for policy in (tidegate.QueuePolicy(paused=True), tidegate.QueuePolicy(length_max=2)):
+            with pytest.raises(tidegate.InvalidValue, match="tidegate:// only"):
+                await mq.create_queue("others", policy=policy)
+
+
+async def test_what_only_nodes_can_do_says_so(rabbitmq: VirtualHost) -> None:
+    app = tidegate.App(rabbitmq.url)
+    async with app.connected():
+        with pytest.raises(tidegate.InvalidValue, match=r"app\.engine"):
+            _ = app.client
+        mq = engine_of(app)
+        with pytest.raises(tidegate.InvalidValue, match="transaction is for tidegate:// only"):
+            mq.transaction()  # type: ignore[operator]
+        assert not hasattr(mq, "publish")
+        with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+            _ = mq.nonsense
+
+
+def test_without_async_it_is_the_same(rabbitmq: VirtualHost) -> None:
+    with tidegate.connect(rabbitmq.url) as mq:
+        mq.create_queue("orders")
+        mq.put("orders", b"x", headers={"a": "b"})
+        with mq.subscribe("orders", prefetch=3) as subscription:
+            for message in subscription:
+                assert (message.payload, message.headers) == (b"x", {"a": "b"})
+                message.ack_confirmed()
+                break
+            subscription.set_prefetch(1)
+        with pytest.raises(tidegate.NoMessagesInQueue):
+            mq.get("orders")
+
+
+@pytest.mark.parametrize("has_published", [True, False])
+async def test_an_outage_is_told_once_and_costs_nothing(
+    rabbitmq: VirtualHost, caplog: pytest.LogCaptureFixture, has_published: bool
+) -> None:
+    port = int(rabbitmq.url.rpartition(":")[2].partition("/")[0])
+    writers: list[asyncio.StreamWriter] = []
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+        writer.close()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inside, outside = await asyncio.open_connection("127.0.0.1", port)
+        writers.extend((writer, outside))
+        await asyncio.gather(forward(reader, outside), forward(inside, writer))
+
+    door = await asyncio.start_server(accept, "127.0.0.1", 0)
+    own_port = door.sockets[0].getsockname()[1]
+    async with tidegate.connect(rabbitmq.url.replace(str(port), str(own_port))) as mq:
+        await mq.create_queue("orders")
+        if has_published:
+            await mq.put("orders", b"x")
+        # What was known of is forgotten: nobody listens for anything.
+        mq.news.forget("orders")  # type: ignore[attr-defined]
+        door.close()
+        for writer in writers:
+            writer.close()
+        working_s = time.process_time()
+        await asyncio.sleep(2.0)  # for so long nobody answers
+        working_s = time.process_time() - working_s
+        putting = asyncio.create_task(mq.put("orders", b"x"))
+        await asyncio.sleep(0)  # it waits for what is not there
+        door = await asyncio.start_server(accept, "127.0.0.1", own_port)
+        await putting
+    door.close()
+    assert working_s < 0.5
+    told = [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    assert len([one for one in told if one.name.startswith("tidegate")]) == 1
+    assert not [one for one in told if "transport" in one.getMessage()]

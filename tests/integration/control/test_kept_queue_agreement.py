@@ -1,0 +1,228 @@
+"""A real node, a real queue, an agreement: replicas before the breach, and every breach accounted.
+
+Windows are a second long, so that a story is told in some.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from backing import Connect, MemoryBacking, StartNode
+from elastic import Consumer, Load, Watched, running
+from waiting import eventually_async
+
+from tidegate.adapters.native.actuator import NativeActuator
+from tidegate.adapters.native.sensor import NativeSensor
+from tidegate.agreement.evaluation import Counts
+from tidegate.agreement.kept_standing import KeptStanding
+from tidegate.control.alerts import Alert, Alerts, AlertSettings
+from tidegate.control.steering import Steering
+from tidegate.core.errors import InvalidValue
+from tidegate.core.scaling import DEFAULT_SCALING, Scaling
+from tidegate.core.scaling_words import changed
+from tidegate.core.steering import AddReplica, KeepUp
+from tidegate.node.server import Node
+
+pytestmark = pytest.mark.asyncio
+
+PROMISE = """
+name = "orders"
+queue = "orders"
+window = "1s"
+replicas = {{ min = 1, max = {most} }}
+[metrics.wait_p99]
+breach = "{breach}"
+"""
+
+
+@pytest.fixture
+def backing() -> MemoryBacking:
+    return MemoryBacking()
+
+
+def promised(breach: str, most: int, **changes: Any) -> Scaling:
+    """Replicas of 40 messages a second each, and a loop that is quick enough to be watched."""
+    quick = {"polling_interval": "200ms", "inhibition": "1s", "cooldown_period": "1s"}
+    text = PROMISE.format(breach=breach, most=most)
+    said = {"policy": "agreement", "agreement": text, "rate_max_per_s": 40, **quick, **changes}
+    return changed(DEFAULT_SCALING, said)
+
+
+@contextlib.asynccontextmanager
+async def steered(node: Node, alerts: Alerts | None = None) -> AsyncIterator[Steering]:
+    steering = Steering(
+        node.store,
+        lambda: node.member_id,
+        NativeSensor(node.store.members, node.neighbours.asked),
+        NativeActuator(node.store, node.neighbours.ask),
+        clock=node.clock,
+        alerts=alerts,
+    )
+    task = asyncio.create_task(steering.run())
+    try:
+        yield steering
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def kept(node: Node) -> KeptStanding | None:
+    document = (await node.store.standings()).get("orders/orders")
+    return None if document is None else KeptStanding.from_json(document)
+
+
+async def judged(node: Node, windows: int, **at_least: int) -> KeptStanding:
+    """The standing, once so many windows were judged, and so many of them one way or another."""
+
+    async def look() -> KeptStanding | None:
+        found = await kept(node)
+        if found is None:
+            return None
+        counts = counted(found)
+        is_so = all(getattr(counts, name) >= number for name, number in at_least.items())
+        return found if counts.judged >= windows and is_so else None
+
+    return await eventually_async(look, f"{windows} windows are judged, {at_least}", 30.0)
+
+
+def alerts_in(folder: Path) -> dict[str, Alert]:
+    """By their kind."""
+    documents = (file.read_bytes() for file in folder.glob("*.json"))
+    found = [msgspec.json.decode(one, type=Alert) for one in documents]
+    return {one.kind: one for one in found}
+
+
+def counted(standing: KeptStanding) -> Counts:
+    return sum(standing.history.hours.values(), Counts())
+
+
+async def test_load_comes_and_replicas_are_there_before_the_agreement_is_breached(
+    start_node: StartNode, connect: Connect
+) -> None:
+    node = await start_node()
+    many = [await connect(node, mode="admin") for _ in range(5)]
+    await many[0].create_queue("orders")
+    await many[0].set_scaling("orders", promised("8s", most=3))
+    queue = Watched(many[0], "orders")
+    seen: Counter[int] = Counter()
+    load = Load(many[0], "orders", per_s=15.0)
+    async with steered(node):
+        # Of the bounds nobody has said but the agreement.
+        await queue.has_replicas(1)
+        async with running(load, *(Consumer(mq, "orders", 100.0, seen) for mq in many[1:])):
+            await judged(node, windows=1, met=1)
+            load.per_s = 95.0
+            await queue.has_serving(at_least=3)
+            added = await queue.decided(
+                lambda one: one.law == "agreement" and AddReplica in map(type, one.actions),
+                "it is explained what the agreement asked for",
+            )
+            assert "wait_p99 warns at 6.4 s" in added.reason
+            before = counted(await judged(node, windows=1)).judged
+            load.per_s = 60.0
+            standing = await judged(node, windows=before + 2)
+    assert counted(standing).breached == 0
+    assert standing.standing.budget_left == 1.0
+    assert standing.queue == "orders"
+
+
+async def test_a_breach_is_told_charged_and_alerted_and_the_next_leader_goes_on(
+    start_node: StartNode, connect: Connect, tmp_path: Path
+) -> None:
+    node = await start_node()
+    mq, other = await connect(node, mode="admin"), await connect(node, mode="admin")
+    await mq.create_queue("orders")
+    await mq.set_scaling("orders", promised("500ms", most=1))
+    queue = Watched(mq, "orders")
+    # Whole or not at all: a test that looks in between must not see half of one.
+    page = ["sh", "-c", 'cat > "$0/$$.new" && mv "$0/$$.new" "$0/$$.json"', str(tmp_path)]
+    alerts = Alerts(AlertSettings(command=page))
+    seen: Counter[int] = Counter()
+    async with steered(node, alerts):
+        await queue.has_replicas(1)
+        for number in range(400):
+            await mq.put("orders", str(number).encode())
+        async with running(Consumer(other, "orders", 1000.0, seen)):
+            standing = await judged(node, windows=1, breached=1)
+
+            async def short() -> bool:
+                found = await kept(node)
+                return found is not None and "more replicas are needed than 1" in found.doing
+
+            await eventually_async(short, "what is in the way is said in words", 30.0)
+            told = await queue.decided(
+                lambda one: one.rule == "wait_p99 is breached", "the breach is in the journal"
+            )
+            inside = await queue.decided(
+                lambda one: one.rule == "inside first", "what was done inside is said"
+            )
+
+            async def lacking() -> bool:
+                found = await kept(node)
+                return found is not None and "more replicas are needed than 1" in found.lacks
+
+            await eventually_async(lacking, "it is known to the next leader what lacks", 30.0)
+    assert "breaches at 500ms" in told.reason
+    assert "of the error budget is left" in told.outcome
+    await alerts.drained()
+    heard = alerts_in(tmp_path)
+    assert "orders needs more than can be had" in heard["shortage"].summary
+    alert = heard["violation"]
+    assert alert.service == "orders"
+    assert alert.budget_left is not None
+    assert alert.budget_left < 1.0
+    assert standing.standing.budget_left < 1.0
+    charged = counted(standing).breached
+    goal = (await mq.queue("orders")).policy.prefetch
+    assert (goal is not None) == any(isinstance(one, KeepUp) for one in inside.actions)
+    # Another leader, with no memory of its own: what was charged stays charged.
+    async with steered(node):
+        await mq.put("orders", b"1")
+        async with running(Consumer(other, "orders", 1000.0, seen)):
+            before = standing.at
+
+            async def goes_on() -> KeptStanding | None:
+                found = await kept(node)
+                return found if found is not None and found.at > before + 1.0 else None
+
+            after = await eventually_async(goes_on, "the next leader judges windows", 30.0)
+    assert counted(after).breached >= charged
+
+
+async def test_under_another_policy_it_is_judged_and_nothing_is_done_about_it(
+    start_node: StartNode, connect: Connect
+) -> None:
+    node = await start_node()
+    mq, other = await connect(node, mode="admin"), await connect(node, mode="admin")
+    await mq.create_queue("orders")
+    await mq.set_scaling("orders", promised("5s", most=3, policy="fixed"))
+    seen: Counter[int] = Counter()
+    async with steered(node):
+        load = Load(mq, "orders", per_s=20.0)
+        async with running(load, Consumer(other, "orders", 100.0, seen)):
+            standing = await judged(node, windows=2, met=1)
+    assert standing.doing == "monitored only: policy fixed"
+    assert len((await mq.topology("orders")).replicas) == 1
+
+
+async def test_an_agreement_that_cannot_be_obeyed_is_refused_with_line_and_key(
+    start_node: StartNode, connect: Connect
+) -> None:
+    node = await start_node()
+    mq = await connect(node, mode="admin")
+    await mq.create_queue("orders")
+    wrong = promised("5s", most=3, agreement=PROMISE.format(breach="soon", most=3))
+    with pytest.raises(InvalidValue, match=r":7: metrics.wait_p99.breach"):
+        await mq.set_scaling("orders", wrong)
+    others = PROMISE.format(breach="5s", most=3).replace('queue = "orders"', 'queue = "bills"')
+    with pytest.raises(InvalidValue, match="and not queue 'orders'"):
+        await mq.set_scaling("orders", promised("5s", most=3, agreement=others))
+    with pytest.raises(InvalidValue, match="must have an agreement to obey"):
+        promised("5s", most=3, agreement="none")

@@ -1,0 +1,121 @@
+"""The engines that the conformance suite runs on, each with a fresh place for every test."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from engine_under_test import Capability, Engine
+from places import EXAMPLES
+from rabbitmq import VirtualHost
+
+import tidegate
+from tidegate.lab.peers.redis_server import RedisServer, redis_server
+from tidegate.lab.peers.server import ServerMissing
+from tidegate.node.limits import Limits
+from tidegate.node.server import Node
+from tidegate.storage.memory import MemoryStore
+
+ENGINES = [
+    "tidegate",
+    "rabbitmq-classic",
+    "rabbitmq-quorum",
+    # Of a package that is not ours: what docs/how-to/add-an-adapter.md comes to.
+    "redis",
+]
+REDIS_ENGINE = EXAMPLES / "redis_engine"
+EVERYTHING = frozenset(Capability)
+CAPABILITIES = {
+    "classic": {
+        Capability.PRIORITY_OVERTAKES,
+        Capability.PREFETCH_COUNTS_WHAT_IS_HELD,
+    },
+    "quorum": {Capability.COUNTS_DEAD_CONSUMERS},
+    "redis": EVERYTHING - {Capability.ADDRESSES_AND_GROUPS},
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What measures for half a minute measures the loop, which is the same on Redis."""
+    items[:] = [item for item in items if not _measures_redis(item)]
+
+
+def _measures_redis(item: pytest.Item) -> bool:
+    is_redis = hasattr(item, "callspec") and item.callspec.params.get("engine") == "redis"
+    return is_redis and item.get_closest_marker("paced") is not None
+
+
+@pytest.fixture(scope="session")
+def redis_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The package of the example, as pip would install it: importable, and announced."""
+    project = tomllib.loads((REDIS_ENGINE / "pyproject.toml").read_text())["project"]
+    site = tmp_path_factory.mktemp("site-packages")
+    announced = site / f"tidegate_redis-{project['version']}.dist-info"
+    announced.mkdir()
+    (announced / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
+    lines = [
+        line
+        for group, entries in project["entry-points"].items()
+        for line in (f"[{group}]", *(f"{name} = {where}" for name, where in entries.items()))
+    ]
+    (announced / "entry_points.txt").write_text("\n".join(lines))
+    places = [str(site), str(REDIS_ENGINE)]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "path", [*sys.path, *places])
+        # Workers in processes of their own find it, too.
+        patched.setenv("PYTHONPATH", os.pathsep.join([*places, os.environ.get("PYTHONPATH", "")]))
+        yield
+
+
+@pytest.fixture(scope="session")
+def one_redis() -> Iterator[RedisServer]:
+    try:
+        with redis_server() as server:
+            yield server
+    except ServerMissing as missing:
+        if os.environ.get("CI") == "true":
+            pytest.fail(str(missing))
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(params=ENGINES)
+async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
+    """Each engine in turn."""
+    if request.param == "tidegate":
+        node = Node(MemoryStore(), limits=Limits(settle_linger_s=0.001))
+        await node.start()
+        yield Engine("tidegate", node.address, EVERYTHING)
+        await node.stop()
+        return
+    if request.param == "redis":
+        request.getfixturevalue("redis_engine")
+        server: RedisServer = request.getfixturevalue("one_redis")
+        url = f"redis://127.0.0.1:{server.port}/0"
+        yield Engine("redis", url, frozenset(CAPABILITIES["redis"]))
+        from redis.asyncio import Redis
+
+        async with Redis.from_url(url) as emptied:
+            await emptied.flushall()
+        return
+    kind = request.param.removeprefix("rabbitmq-")
+    host: VirtualHost = request.getfixturevalue("rabbitmq")
+    # A plain classic queue has no priorities: others could not declare one that has them.
+    url = f"{host.url}?queue_type={kind}" + ("&max_priority=10" if kind == "classic" else "")
+    yield Engine(request.param, url, frozenset(CAPABILITIES[kind]))
+
+
+@pytest.fixture
+async def mq(engine: Engine) -> AsyncIterator[Any]:
+    async with engine.connect() as mq:
+        yield mq
+
+
+@pytest.fixture
+def app(engine: Engine) -> tidegate.App:
+    return engine.app()

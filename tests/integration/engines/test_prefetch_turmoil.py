@@ -1,0 +1,91 @@
+"""Prefetch changed a hundred times under load: nothing lost, nothing stuck, nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from engine_under_test import Engine, taken_until_last
+from load import Load, assert_nothing_went_wrong, judged
+from waiting import eventually_async
+
+from tidegate.lab.history import HistoryWriter
+
+CHANGES = 100
+PRODUCERS = 8
+
+
+def more_than(load: Load, deliveries: int) -> Callable[[], bool]:
+    return lambda: load.deliveries > deliveries
+
+
+async def test_a_hundred_changes_of_prefetch_lose_hold_up_and_repeat_nothing(
+    engine: Engine, mq: Any, tmp_path: Path
+) -> None:
+    chance = random.Random(engine.name)
+    await mq.create_queue("orders")
+    changed = asyncio.Event()
+    with (
+        HistoryWriter(tmp_path / "all", "steered") as history,
+        HistoryWriter(tmp_path / "beside", "beside") as history_beside,
+    ):
+        load, beside = Load(history, "orders"), Load(history_beside, "orders")
+
+        acknowledged = Counter[Load]()
+
+        def endless() -> Any:
+            seq = 0
+            while not changed.is_set():
+                yield seq
+                seq += 1
+
+        async def consume(subscription: Any, seen_by: Load) -> None:
+            async for message in subscription:
+                seen_by.delivered(message)
+                # A handler that takes a moment: so messages lie in the subscription.
+                if chance.random() < 0.2:
+                    await asyncio.sleep(0.001)
+                seen_by.acknowledges(message)
+                message.ack()
+                acknowledged[seen_by] += 1
+
+        async def change(subscription: Any) -> None:
+            for _ in range(CHANGES):
+                prefetch = round(chance.choice([1, 1, 2, 3, 5, 10, 40, 200]))
+                await subscription.set_prefetch(prefetch)
+                assert subscription.prefetch == prefetch
+                # Not stuck: after each change something comes.
+                await eventually_async(more_than(load, load.deliveries))
+            changed.set()
+
+        async with (
+            mq.subscribe("orders", prefetch=10) as steered,
+            mq.subscribe("orders", prefetch=2) as other,
+        ):
+            consuming = [
+                asyncio.create_task(consume(steered, load)),
+                asyncio.create_task(consume(other, beside)),
+            ]
+            producing = [
+                asyncio.create_task(load.produce(mq, f"p{number}", endless()))
+                for number in range(PRODUCERS)
+            ]
+            await change(steered)
+            await asyncio.gather(*producing)
+            await eventually_async(lambda: load.confirmed <= load.seen.keys() | beside.seen.keys())
+            await eventually_async(
+                lambda: acknowledged.total() == load.deliveries + beside.deliveries
+            )
+            for task in consuming:
+                task.cancel()
+            await asyncio.gather(*consuming, return_exceptions=True)
+
+    verdict = judged([tmp_path / "all", tmp_path / "beside"])
+    assert_nothing_went_wrong(verdict)
+    assert (verdict.duplicates_flagged, load.unknown) == (0, set())
+    assert verdict.confirmed > 5 * CHANGES, "there was load"
+    assert await taken_until_last(mq, "orders") == []

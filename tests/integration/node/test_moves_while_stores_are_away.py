@@ -1,0 +1,134 @@
+"""Messages on their way to a store that is away come back as soon as that one is there."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from backing import PATIENCE_S, Backing, PostgresBacking, StartNode
+from logical import Scene
+
+from tidegate.core.errors import StaleEpoch
+from tidegate.core.replication import ReplicaPlace
+from tidegate.node import ownership
+from tidegate.storage.embedded import EmbeddedPostgres
+from tidegate.storage.several import SeveralStores
+
+
+@pytest.fixture
+def servers() -> Iterator[list[EmbeddedPostgres]]:
+    folder = Path(tempfile.mkdtemp(prefix="tidegate-others-"))
+    settings = {"fsync": "off", "shared_buffers": "16MB"}
+    made = [EmbeddedPostgres(folder / name, settings=settings) for name in ("one", "two")]
+    try:
+        for server in made:
+            server.start()
+        yield made
+    finally:
+        for server in made:
+            server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class StoppableBacking(Backing):
+    """A catalogue, and stores that have a server each."""
+
+    def __init__(self, catalogue: PostgresBacking, servers: list[EmbeddedPostgres]) -> None:
+        self._catalogue = catalogue
+        self._servers = servers
+
+    def store(self) -> SeveralStores:
+        return SeveralStores([self._catalogue.url, *(server.url for server in self._servers)])
+
+
+@pytest.fixture
+def backing(embedded_url: str, servers: list[EmbeddedPostgres]) -> Iterator[Backing]:
+    catalogue = PostgresBacking("catalogue", embedded_url)
+    yield StoppableBacking(catalogue, servers)
+    catalogue.give_back()
+
+
+async def depart(scene: Scene, source: ReplicaPlace, target: ReplicaPlace, payload: bytes) -> None:
+    """As a mover leaves it that dies before it has copied anything."""
+    giver, taker = scene.here.replicas[source.queue_id], scene.there.replicas[target.queue_id]
+    [first_id] = [
+        segment.first_id
+        for segment in giver.holding.queue.segments()
+        if bytes(segment.body(0, segment.count)) == payload
+    ]
+    assert isinstance(scene.here.store, SeveralStores)
+    await scene.here.store.ask(
+        "select depart(%s, %s::int, %s, %s::int, %s::bigint[], %s::bigint[])",
+        f"to {taker.info.name}",
+        source.queue_id,
+        giver.epoch,
+        target.queue_id,
+        [first_id],
+        [1000],
+    )
+
+
+async def next_of(scene: Scene, place: ReplicaPlace) -> tuple[bytes, bool]:
+    async with asyncio.timeout(PATIENCE_S):
+        while (message := await scene.read(place)) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return message
+
+
+async def test_what_comes_back_is_served_while_another_store_stays_away(
+    start_node: StartNode, servers: list[EmbeddedPostgres], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ownership, "_FINISH_MOVES_S", 0.02)
+    scene = await Scene.of(start_node, stores=(0, 1))
+    first, second = scene.places
+    third = await scene.leader.add(scene.there, store_number=2)
+    for payload, place in ((b"for one", second), (b"for two", third)):
+        await scene.put(first.queue_id, payload)
+        await depart(scene, first, place, payload)
+    for server in servers:
+        server.stop()
+
+    # Another owner claims it, and knows of nothing.
+    scene.here.replicas[first.queue_id].fence(StaleEpoch("its owner died"))
+    await scene.put(first.queue_id, b"new")
+    assert await scene.drain(first) == [(b"new", False)]
+    await scene.here.replicas[first.queue_id].settled()
+
+    servers[0].start()
+    assert await next_of(scene, first) == (b"for one", True)
+    assert await scene.drain(first) == []
+    replica = scene.here.replicas[first.queue_id]
+    assert replica.departures.has_open_moves
+    await replica.settled()
+
+    servers[1].start()
+    assert await next_of(scene, first) == (b"for two", True)
+    assert await scene.drain(first) == []
+    scene.talker.close()
+
+
+async def test_who_claims_a_queue_serves_what_is_back_and_waits_for_the_rest(
+    start_node: StartNode, servers: list[EmbeddedPostgres], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ownership, "_FINISH_MOVES_S", 0.02)
+    scene = await Scene.of(start_node, stores=(0, 1))
+    first, second = scene.places
+    third = await scene.leader.add(scene.there, store_number=2)
+    for payload, place in ((b"for one", second), (b"for two", third)):
+        await scene.put(first.queue_id, payload)
+        await depart(scene, first, place, payload)
+    servers[1].stop()
+
+    scene.here.replicas[first.queue_id].fence(StaleEpoch("its owner died"))
+    replica = await scene.here.ownership.bring_here(first.queue_id)
+
+    assert await scene.drain(first) == [(b"for one", True)]
+    assert replica.departures.has_open_moves
+    await replica.settled()
+    servers[1].start()
+    assert await next_of(scene, first) == (b"for two", True)
+    scene.talker.close()

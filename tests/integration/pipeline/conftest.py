@@ -1,0 +1,21 @@
+"""One Spark for all tests of a worker process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pipeline_fixtures import lake_of, refused_command
+from pyspark.sql import SparkSession
+
+from tidegate.pipeline.session import SparkOptions, spark_session
+
+__all__ = ["lake_of", "refused_command", "spark"]
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    # Tasks that fail are tried again, as on a cluster.
+    options = SparkOptions("local[2,3]", {"spark.driver.memory": "1g"}, brief=True)
+    with spark_session(options) as session:
+        yield session

@@ -1,0 +1,161 @@
+"""`tidegate learn` as people run it: real processes, real Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from lake_of import LakeOf
+from pyspark.sql import SparkSession
+from refused_command import RefusedCommand
+from typer.testing import CliRunner
+
+from tidegate.cli.app import app
+from tidegate.console.models_learned import models_learned
+from tidegate.pipeline import learning
+from tidegate.telemetry.knowledge import Knowledge
+from tidegate.telemetry.schemas import QUEUE_SAMPLES, REQUESTS
+
+AGREEMENT = """
+name = "orders"
+queue = "orders"
+window = "60s"
+[metrics.wait_p99]
+breach = "6s"
+"""
+
+
+@pytest.fixture
+def lake(lake_of: LakeOf) -> LakeOf:
+    """Ten minutes of one queue, until a moment ago."""
+    begins = (datetime.now(UTC) - timedelta(minutes=10)).replace(microsecond=0)
+    moments = [begins + timedelta(seconds=second) for second in range(600)]
+    for hour in sorted({at.replace(minute=0, second=0) for at in moments}):
+        these = [at for at in moments if at.replace(minute=0, second=0) == hour]
+        samples = [
+            {
+                "at": at,
+                "queue": "orders",
+                "put": 10,
+                "acked": 10,
+                "wait": [{"bucket": 100, "count": 10}],
+            }
+            for at in these
+        ]
+        lake_of.write(QUEUE_SAMPLES, samples)
+        lake_of.write(REQUESTS, [{"at": at, "weight": 1.0, "total_us": 10.0} for at in these])
+    return lake_of
+
+
+def command(*arguments: str | Path, folder: Path) -> subprocess.Popen[str]:
+    clean = {n: v for n, v in os.environ.items() if not n.startswith("TIDEGATE_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tidegate", "learn", *map(str, arguments)],
+        cwd=folder,
+        env=clean | {"TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_learning_leaves_tables_and_says_what_it_did(lake: LakeOf, tmp_path: Path) -> None:
+    agreement = tmp_path / "orders.toml"
+    agreement.write_text(AGREEMENT)
+    (tmp_path / "tidegate.toml").write_text(
+        f"[telemetry]\nlake = '{lake.folder}'\n"
+        "[pipeline]\nknowledge = 'known'\nagreements = ['orders.toml']\n"
+        '[spark]\nmaster = "local[2]"\nspark.driver.memory = "1g"\n'
+    )
+    cut = lake.write(QUEUE_SAMPLES, [{"at": datetime.now(UTC)}])
+    cut.write_bytes(b"PAR1")
+
+    process = command("--json", folder=tmp_path)
+    said, complaints = process.communicate(timeout=115)
+
+    assert process.returncode == 0, complaints
+    assert complaints == ""
+    run = json.loads(said)
+    assert {job["job"]: job["failure"] for job in run["jobs"]} == dict.fromkeys(
+        (job["job"] for job in run["jobs"]), None
+    )
+    assert run["reading"]["queue_samples"]["rows"] == 600
+    assert run["reading"]["queue_samples"]["files_left_out"] == {"cut or not Parquet": 1}
+    knowledge = Knowledge(tmp_path / "known")
+    levels = knowledge.table_folder("service_levels")
+    assert levels is not None
+    (level,) = pq.read_table(levels).to_pylist()
+    assert level["met"] in (10, 11)
+    assert (level["breached"], level["no_data"], level["budget_left"]) == (0, 0, 1.0)
+    assert not list(tmp_path.glob("tidegate-spark-*"))
+    # And the console shows what is in it, and why it is used or not.
+    shown = models_learned(tmp_path / "known")
+    assert "orders" in {one.subject for one in shown}
+    assert all(one.reason for one in shown if not one.accepted)
+    assert all(one.learned_at > 0.0 for one in shown)
+
+
+def test_one_job_by_name_and_nothing_for_those_who_read_tables(
+    lake: LakeOf, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In this process and its Spark: starting another takes longer than all the rest.
+    monkeypatch.setattr(learning, "spark_session", lambda _: contextlib.nullcontext(spark))
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["learn", "--only", "stability", "--lake", str(lake.folder)])
+
+    assert (done.exit_code, done.stderr) == (0, "")
+    lines = [line.split("\t") for line in done.stdout.splitlines()]
+    assert lines[1][0] == "queue_samples"
+    assert lines[1][2:] == ["600", "-"]
+    assert lines[4][0] == "stability"
+    # Beside the store's data, unless told otherwise.
+    assert (tmp_path / "tidegate-data" / "knowledge" / "latest.json").exists()
+
+
+def test_ctrl_c_ends_it_at_once_and_leaves_nothing(lake: LakeOf, tmp_path: Path) -> None:
+    process = command("--lake", lake.folder, folder=tmp_path)
+    # When Spark is there, its folder is.
+    while not list(tmp_path.glob("tidegate-spark-*/scratch/*")):
+        assert process.poll() is None
+        time.sleep(0.02)
+
+    process.send_signal(signal.SIGINT)
+    said, complaints = process.communicate(timeout=60)
+
+    assert process.returncode == 130, said + complaints
+    assert complaints == ""
+    assert not list(tmp_path.glob("tidegate-spark-*"))
+    assert not list(tmp_path.glob("tidegate-data/knowledge/runs/*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (("--lake", "nowhere"), 1, "there is no lake at"),
+        (("--lake", "."), 3, "has no rows from"),
+        (("--since", "7 weeks"), 2, "is not a duration"),
+        (("--only", "stabilty"), 2, "there is no job stabilty"),
+        (("--agreement", "gone.toml", "--lake", "."), 2, "gone.toml"),
+    ],
+)
+def test_what_cannot_be_learned_from_is_a_sentence_without_a_wait_for_spark(
+    tmp_path: Path,
+    refused_command: RefusedCommand,
+    arguments: tuple[str, ...],
+    code: int,
+    sentence: str,
+) -> None:
+    done = refused_command("learn", *arguments)
+
+    assert (done.code, done.out) == (code, "")
+    assert sentence in " ".join(done.err.split())
+    assert not list(tmp_path.iterdir())

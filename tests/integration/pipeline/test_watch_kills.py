@@ -1,0 +1,117 @@
+"""A watcher is killed again and again; what it finds is what one that was left alone finds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from datetime import timedelta
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lake_of import NOON, LakeOf
+from places import SUPPORT
+
+from tidegate.core.crash import VARIABLE
+from tidegate.pipeline.watching.batches import read_table
+from tidegate.pipeline.watching.watch import reading
+from tidegate.telemetry.schemas import QUEUE_SAMPLES
+
+KILLS = 10
+MINUTES = 12
+AGREEMENT = """
+name = "orders"
+queue = "orders"
+window = "1m"
+objective = 0.5
+period = "1h"
+[metrics.throughput]
+breach = 50
+warning = 60
+"""
+# In turn: before a batch is in its place, when it is and Spark has not heard, and, by the test
+# itself, whatever Spark does after the first line: it commits, or is in the next batch.
+WAYS = ("after-watch-batch:1", "before-watch-batch:1", "")
+
+
+@pytest.mark.timeout(600)
+def test_ten_kills_in_mid_batch_change_nothing(lake_of: LakeOf, tmp_path: Path) -> None:
+    # Given a file for each minute, two of them breaches, and a rate that jumps.
+    for minute in range(MINUTES):
+        rows = [
+            {
+                "at": NOON + timedelta(minutes=minute, seconds=second),
+                "interval_s": 5.0,
+                "queue": queue,
+                "put": 500 if minute < 8 else 2500,
+                "acked": 100 if minute in (3, 4) else 500,
+            }
+            for second in range(5, 60, 5)
+            for queue in ("orders", "mails")
+        ]
+        lake_of.write(QUEUE_SAMPLES, rows)
+    agreement = tmp_path / "orders.toml"
+    agreement.write_text(AGREEMENT)
+    lake = str(lake_of.folder)
+
+    # When a watcher takes a file a batch, and is killed ten times; the last one is left alone, and
+    # takes the rest at once. Another one, in its Spark, takes everything in one pass.
+    for way in islice(cycle(WAYS), KILLS):
+        assert live(lake, agreement, way, tmp_path / "killed") == -signal.SIGKILL
+    folders = (tmp_path / "killed", tmp_path / "once")
+    assert live(lake, agreement, "never", *folders, files_max=MINUTES) == 0
+
+    # Then it has found what one pass finds, each window once, and has read as much.
+    once, again = (found_in(tmp_path / folder) for folder in ("once", "killed"))
+    assert again == once
+    verdicts = [row["verdict"] for row in once["compliance"]]
+    assert verdicts == ["met"] * 3 + ["breached"] * 2 + ["met"] * 5
+    assert [(row["subject"], row["what"], row["change"]) for row in once["anomalies"]] == [
+        ("queue mails", "rate in", "began"),
+        ("queue orders", "rate in", "began"),
+    ]
+    for query in ("compliance-1m", "rates"):
+        assert reading(tmp_path / "killed", query) == reading(tmp_path / "once", query)
+
+
+def found_in(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    found = {}
+    for name, order in (("compliance", ["window"]), ("anomalies", ["at", "subject", "what"])):
+        table = read_table(folder, name)
+        assert table is not None
+        found[name] = table.sort_by([(column, "ascending") for column in order]).to_pylist()
+    return found
+
+
+def live(lake: str, agreement: Path, way: str, *folders: Path, files_max: int = 1) -> int:
+    """One life of a watcher, and how it ended."""
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    # What the killed leave behind goes with the test.
+    environment["TMPDIR"] = str(agreement.parent)
+    if ":" in way:
+        environment[VARIABLE] = way
+    process = subprocess.Popen(
+        [
+            *(sys.executable, SUPPORT / "watch_lives.py"),
+            *(lake, agreement, str(files_max), *folders),
+        ],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            if not way and line.startswith("found"):
+                os.killpg(process.pid, signal.SIGKILL)
+        return process.wait()
+    finally:
+        # The Java of a killed watcher ends by itself, soon; the next must not meet it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()

@@ -1,0 +1,102 @@
+"""Steering an elastic queue of RabbitMQ within a test, period by period and without waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Self
+
+from rabbitmq import VirtualHost
+
+from tidegate.adapters.rabbitmq.address import parse_address
+from tidegate.adapters.rabbitmq.elastic.actuator import RabbitmqActuator
+from tidegate.adapters.rabbitmq.elastic.link import SteererLink
+from tidegate.adapters.rabbitmq.elastic.sensor import RabbitmqSensor
+from tidegate.adapters.rabbitmq.elastic.topology import ElasticTopology
+from tidegate.adapters.rabbitmq.management import ManagementApi
+from tidegate.control.journal import Journal
+from tidegate.control.rabbitmq_loop import RabbitmqLoop
+from tidegate.core.scaling import Range, Scaling, Steering
+from tidegate.core.steering import Decision
+
+QUEUE = "orders"
+PERIODS_MAX = 1000
+PERIOD_S = 0.01
+
+
+def wanted(replicas: int) -> Scaling:
+    """So many, as a person has said."""
+    return Scaling(
+        replicas=Range(0, 8), steering=Steering.MANUAL, replicas_wanted=replicas, step_max=8
+    )
+
+
+class Steerer:
+    """Who has the lock."""
+
+    def __init__(
+        self, url: str, scaling: Scaling, *, management: ManagementApi | None = None
+    ) -> None:
+        self.link = SteererLink(parse_address(url))
+        self.actuator = RabbitmqActuator(self.link, QUEUE)
+        self.decisions: list[Decision] = []
+        self._loop = RabbitmqLoop(
+            RabbitmqSensor(self.link, management),
+            self.actuator,
+            Journal(self, None, time.time),
+            scaling,
+            time.monotonic,
+        )
+        self._arguments = {} if "queue_type=quorum" not in url else {"x-queue-type": "quorum"}
+
+    async def __aenter__(self) -> Self:
+        await self.link.open()
+        try:
+            await self.link.wait_for_lock(QUEUE)
+            await self.actuator.take_over(self._arguments)
+        except BaseException:
+            await self.link.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.link.close()
+
+    @property
+    def topology(self) -> ElasticTopology:
+        return self.actuator.topology
+
+    def scale(self, replicas: int) -> None:
+        """Another number, from the next period on."""
+        self._loop.scaling = wanted(replicas)
+
+    async def note_decision(self, service: str, document: bytes, leader_epoch: int) -> None:
+        pass
+
+    async def period(self) -> Decision:
+        decision = await self._loop.run_once()
+        self.decisions.append(decision)
+        return decision
+
+    async def until(self, is_so: Callable[[ElasticTopology], bool]) -> None:
+        """Period after period."""
+        for _ in range(PERIODS_MAX):
+            await self.period()
+            if is_so(self.topology):
+                return
+            await asyncio.sleep(PERIOD_S)
+        raise AssertionError(f"not so after {PERIODS_MAX} periods: {self.topology}")
+
+    async def settle(self, replicas: int) -> None:
+        """Until there are so many, all serving with a share."""
+        await self.until(lambda topology: is_settled(topology, replicas))
+
+
+def is_settled(topology: ElasticTopology, replicas: int) -> bool:
+    weights = [one.weight for one in topology.replicas]
+    return len(weights) == replicas and (not weights or min(weights) > 0)
+
+
+def management_of(host: VirtualHost) -> ManagementApi:
+    return ManagementApi(host.management_url, "guest", "guest", host.name)

@@ -1,0 +1,175 @@
+"""Crowds at the door: idle sockets, handshakes that drip, garbage; a client inside feels little."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import resource
+import sys
+import time
+
+import msgspec
+import pytest
+from backing import StartNode
+from people import add_user, login
+from places import SUPPORT
+from waiting import eventually_async
+
+from tidegate.client.address import parse_url
+from tidegate.client.client import Client
+from tidegate.node.limits import Limits
+from tidegate.node.server import Node
+from tidegate.wire.frames import HEADER, HEADER_BYTES
+from tidegate.wire.packets.registry import ANSWERS, REQUESTS
+
+SOCKETS = 5000
+# More is asked for by hand: TIDEGATE_FUZZED_FRAMES=1000000 pytest tests/access/test_crowds.py
+FRAMES = int(os.environ.get("TIDEGATE_FUZZED_FRAMES", "50000"))
+FRAMES_PER_CONNECTION = 500
+
+
+async def p99_ms(mq: Client, seconds: float) -> float:
+    """The slowest of a hundred puts and gets of a healthy client."""
+    took = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        begun = time.perf_counter()
+        await mq.put("orders", b"x" * 256)
+        await mq.get("orders")
+        took.append(1e3 * (time.perf_counter() - begun))
+        await asyncio.sleep(0.002)
+    return sorted(took)[int(0.99 * len(took))]
+
+
+@pytest.mark.alone
+async def test_five_thousand_idle_sockets_and_slow_handshakes_hardly_disturb_a_client(
+    start_node: StartNode,
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = SOCKETS + 500
+    if hard < wanted:
+        pytest.skip(f"only {hard} sockets per process here, {wanted} are needed: ulimit -n")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    node = await start_node(
+        limits=Limits(
+            connections_max=2 * SOCKETS + 2,
+            connections_per_address_max=2 * SOCKETS,
+            # They are let stand there for as long as we measure.
+            handshake_s=60.0,
+        )
+    )
+    await add_user(node, "ann", admin="*")
+    ((host, port),) = parse_url(node.address)
+    async with Client(node.address, credentials=login("ann")) as mq:
+        await mq.create_queue("orders")
+        calm = min([await p99_ms(mq, 1.5) for _ in range(3)])
+        # A process of its own: what it costs to be a crowd is not the client's to bear.
+        crowd = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(SUPPORT / "crowd.py")),
+            *(host, str(port), str(SOCKETS)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        try:
+            assert crowd.stdin is not None
+            assert crowd.stdout is not None
+            assert await crowd.stdout.readline() == b"there\n"
+            await eventually_async(lambda: node.admission.strangers == SOCKETS)
+            crowded = min([await p99_ms(mq, 1.5) for _ in range(3)])
+            assert node.admission.strangers == SOCKETS, "the crowd was not there"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                crowd.kill()
+            await crowd.wait()
+        print(f"p99 of a put and a get: {calm:.2f} ms calm, {crowded:.2f} ms in the crowd")
+        assert crowded <= 3 * calm
+
+
+def any_value(chance: random.Random, depth: int = 0) -> object:
+    """Something that MessagePack can say."""
+    kinds = 7 if depth < 3 else 5
+    return (
+        lambda: None,
+        lambda: chance.random() < 0.5,
+        lambda: chance.randrange(-(2**63), 2**64),
+        lambda: chance.random(),
+        lambda: chance.choice(("", "ann", "n,,n=ann,r=abcdef", "c=biws,r=x,p=AAAA", "x" * 300)),
+        lambda: [any_value(chance, depth + 1) for _ in range(chance.randrange(5))],
+        lambda: {str(n): any_value(chance, depth + 1) for n in range(chance.randrange(4))},
+    )[chance.randrange(kinds)]()
+
+
+def fuzzed(chance: random.Random) -> bytes:
+    """A frame as a stranger may send it: one in five hundred is none, and ends the connection."""
+    kind = chance.choice([*REQUESTS, *ANSWERS, chance.randrange(2**16)])
+    meta = msgspec.msgpack.encode([any_value(chance) for _ in range(chance.randrange(5))])
+    body = chance.randbytes(chance.randrange(20))
+    length = HEADER_BYTES + len(meta) + len(body)
+    luck = chance.random()
+    if luck < 0.001:
+        meta = chance.randbytes(len(meta))
+    elif luck < 0.002:
+        length = chance.randrange(2**32)
+    return HEADER.pack(length, kind, chance.randrange(2**32), len(meta)) + meta + body
+
+
+async def attack(node: Node, seed: int, frames: int) -> None:
+    """Send frames until they are all sent or the node hangs up."""
+    chance = random.Random(seed)
+    ((host, port),) = parse_url(node.address)
+    reader, writer = await asyncio.open_connection(host, port)
+    sent = 0
+
+    async def listen() -> None:
+        with contextlib.suppress(OSError):
+            while await reader.read(65536):
+                pass
+
+    listening = asyncio.create_task(listen())
+    try:
+        while sent < frames and not listening.done():
+            some = [fuzzed(chance) for _ in range(min(50, frames - sent))]
+            sent += len(some)
+            writer.writelines(some)
+            await writer.drain()
+    except OSError:
+        pass
+    finally:
+        writer.close()
+        listening.cancel()
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as statm:  # noqa: PTH123
+        return int(statm.read().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.timeout(1800)
+async def test_fuzzed_frames_before_login_crash_nothing_and_fill_nothing(
+    start_node: StartNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    node = await start_node(limits=Limits(handshake_s=5.0))
+    await add_user(node, "ann", admin="*")
+    async with Client(node.address, credentials=login("ann")) as mq:
+        await mq.create_queue("orders")
+        seed = 0
+        warm_bytes = None
+        # Those that the node has looked at, not those that were sent to it.
+        while node.packets_in < FRAMES:
+            await asyncio.gather(*(attack(node, seed + n, FRAMES_PER_CONNECTION) for n in range(4)))
+            seed += 4
+            await mq.put("orders", b"x")
+            await mq.get("orders")
+            if warm_bytes is None and node.packets_in > FRAMES // 10:
+                warm_bytes = resident_bytes()
+        assert warm_bytes is not None
+        grown_bytes = resident_bytes() - warm_bytes
+        print(f"{node.packets_in} frames on {seed} connections, {grown_bytes >> 20} MiB more")
+        assert grown_bytes < 64 * 1024 * 1024
+        assert [queue.name for queue in await mq.queues()] == ["orders"]
+    # What a node calls a bug, it logs as an error.
+    assert caplog.records == []

@@ -1,0 +1,185 @@
+"""Commands and what is wrong with them: one rule says how each ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from command_line import CommandLine, Up
+from places import DOCS
+
+from tidegate.cli import exit_codes
+from tidegate.cli.command_reference import names
+from tidegate.cli.exit_codes import FAILED, NOTHING_THERE, WRONGLY_ASKED, exit_code_of
+from tidegate.core.errors import InvalidValue, QueueNotExisting, Unavailable
+from tidegate.fleet.announced_process import StartRefused
+
+NOBODY = "tidegate://127.0.0.1:1"
+ENGINE = "amqp://127.0.0.1:1/"
+BAD_SETTINGS = {"TIDEGATE_NODE__PORT": "many"}
+# Those that read the settings: what was written wrongly is found before anybody is asked.
+SETTLED = {
+    *("up", "node", "worker", "config", "host", "deploy", "undeploy", "services", "door"),
+    *("sla", "learn", "watch", "report", "hold", "console", "top", "user list"),
+    *("user add", "user passwd", "user grant", "user remove"),
+}
+ASKS_A_NODE = [
+    ["ping"],
+    ["status"],
+    ["members"],
+    ["queues"],
+    ["create", "orders"],
+    ["delete", "orders"],
+    ["purge", "orders"],
+    ["put", "orders", "x"],
+    ["get", "orders"],
+    ["peek", "orders"],
+    ["policy", "orders"],
+    ["pause", "orders"],
+    ["resume", "orders"],
+    ["dead", "orders"],
+    ["redrive", "orders"],
+    ["topics"],
+    ["topic", "create", "news"],
+    ["publish", "news", "x"],
+    ["subscribe", "news", "orders"],
+    ["unsubscribe", "news", "orders"],
+    ["move", "orders", "1"],
+    ["prefetch", "orders", "5"],
+    ["scale", "orders"],
+    ["queue", "set", "orders", "lease=5s"],
+    ["explain", "orders"],
+]
+
+
+@pytest.mark.parametrize("command", ASKS_A_NODE, ids=lambda words: words[0])
+def test_nobody_who_answers_is_a_failure_and_another_engine_was_asked_wrongly(
+    command_line: CommandLine, command: list[str]
+) -> None:
+    nobody = command_line(*command, "--url", NOBODY)
+    engine = command_line(*command, "--url", ENGINE)
+
+    assert (nobody.returncode, nobody.stdout) == (FAILED, b""), nobody.stderr
+    assert (engine.returncode, engine.stdout) == (WRONGLY_ASKED, b""), engine.stderr
+
+
+@pytest.mark.parametrize("name", names())
+def test_an_option_that_there_is_not_was_asked_wrongly(
+    command_line: CommandLine, name: str
+) -> None:
+    assert command_line(*name.split(), "--no-such-option").returncode == WRONGLY_ASKED
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["put", "q", "x", "--delay", "5"],
+        ["create", "q", "--set", "lease=5"],
+        ["create", "q", "--set", "overflow=explode"],
+        ["create", "q", "--prefetch-rate", "fast"],
+        ["policy", "q", "--set", "lease"],
+        ["queue", "set", "q", "no_such_key=1"],
+        ["queue", "set", "q"],
+        ["scale", "q", "--to", "1", "--auto"],
+        ["scale", "q", "--from-settings"],
+        ["explain", "--prefetch"],
+        ["worker", "no_such_module:app"],
+        ["worker", "shop-1"],
+        ["worker", "x", "--prefetch", "3", "--keep-up"],
+        ["tune", "prefetch", "http://x", "-q", "q", "--target", "9/s"],
+        ["steer", NOBODY, "-q", "q"],
+        ["steer", ENGINE, "-q", "q", "--once", "--off"],
+        ["node"],
+        ["machine", "--id", "1", "--join-file", "/no/such/file"],
+        ["queues", "--url", "tidegate://me:password@127.0.0.1:1"],
+        ["services", "--store", "postgresql://x/y", "--data", "folder"],
+        ["simulate", "/no/such/trace.csv"],
+        ["config", "--config", "/no/such.toml"],
+        ["agreement", "plan", "/no/such.toml"],
+        ["agreement", "plan", "/no/such.toml", "--load", "many"],
+        ["host", "shop:app", "--agreement", "/no/such.toml"],
+        ["deploy", "shop:app", "--agreement", "/no/such.toml"],
+        ["bench", "run", "--size", "big"],
+        ["lab", "run", "tapas", "--only", "no-such-part"],
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_what_cannot_be_meant_was_asked_wrongly(
+    command_line: CommandLine, arguments: list[str]
+) -> None:
+    finished = command_line(*arguments)
+
+    assert (finished.returncode, finished.stdout) == (WRONGLY_ASKED, b""), finished.stderr
+    assert b"Traceback" not in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [
+        (["get", "nonesuch"], {}),
+        (["policy", "nonesuch"], {}),
+        (["scale", "nonesuch", "--max", "2"], {}),
+        (["move", "nonesuch", "77"], {}),
+        (["sla", "nonesuch"], {}),
+        (["undeploy", "nonesuch"], {}),
+        (["door", "nonesuch"], {}),
+        (["hold", "nonesuch", "--instances", "2"], {}),
+        (["user", "remove", "nonesuch"], {}),
+        (["learn", "--lake", "/no/such/lake"], {}),
+        (["up", "--port", "0"], {"TIDEGATE_STORE__URL": "postgresql://me@127.0.0.1:1/x"}),
+        (["node", "--port", "0"], {"TIDEGATE_STORE__URL": "postgresql://me@127.0.0.1:1/x"}),
+        (["agreement", "check", "/no/such.toml"], {}),
+        (["agreement", "check", "/no/such.toml", "--json"], {}),
+        (["report", "--out", "/"], {}),
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_what_is_not_there_or_cannot_be_reached_is_a_failure(
+    command_line: CommandLine, up: Up, arguments: list[str], environment: Mapping[str, str]
+) -> None:
+    data = {"TIDEGATE_STORE__DATA": str(up.folder / "data")}
+    finished = command_line(*arguments, environment={"TIDEGATE_URL": up.url, **data, **environment})
+
+    assert finished.returncode == FAILED, finished.stderr
+    assert b"Traceback" not in finished.stderr
+
+
+@pytest.mark.parametrize("name", sorted(SETTLED & set(names())))
+def test_settings_that_cannot_be_used_were_written_wrongly(
+    command_line: CommandLine, name: str
+) -> None:
+    words = {
+        "worker": ["shop:app"],
+        "host": ["shop:app", "--agreement", "shop.toml"],
+        "deploy": ["shop:app", "--agreement", "shop.toml"],
+        "undeploy": ["shop"],
+        "door": ["shop"],
+        "hold": ["shop"],
+        "user add": ["ann"],
+        "user passwd": ["ann"],
+        "user grant": ["ann"],
+        "user remove": ["ann"],
+    }
+    arguments = [*name.split(), *words.get(name, [])]
+    finished = command_line(*arguments, stdin=b"long enough\n", environment=BAD_SETTINGS)
+
+    assert finished.returncode == WRONGLY_ASKED, finished.stderr
+    assert b"TIDEGATE_NODE__PORT" in finished.stderr
+
+
+def test_nothing_there_is_no_failure(command_line: CommandLine, up: Up, queue: str) -> None:
+    assert command_line("create", queue, "--url", up.url).returncode == 0
+    for command in ("get", "peek"):
+        assert command_line(command, queue, "--url", up.url).returncode == NOTHING_THERE
+
+
+def test_an_error_says_by_its_kind_how_a_command_ends() -> None:
+    assert exit_code_of(InvalidValue("x")) == WRONGLY_ASKED
+    assert exit_code_of(StartRefused("x")) == WRONGLY_ASKED
+    assert exit_code_of(Unavailable("x")) == FAILED
+    assert exit_code_of(QueueNotExisting("x")) == FAILED
+
+
+def test_the_reference_has_the_rule() -> None:
+    page = DOCS / "reference" / "commands.md"
+    assert exit_codes.table() in page.read_text()

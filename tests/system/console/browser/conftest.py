@@ -1,0 +1,107 @@
+"""For each file one Chromium and one running house; pictures of what was seen are kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from opened_pages import ADMIN, LOOKER, log_in
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from running_house import PASSWORD, House
+from waiting import eventually
+from what_was_learned import write_models, write_result
+
+import tidegate
+from tidegate.client.blocking import BlockingClient
+
+_QUIET = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Not for the session: while Playwright runs, so does its event loop, and no other can."""
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("there is no Chromium; scripts/debian-packages installs it")
+        pytest.skip("there is no Chromium on this machine")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=list(_QUIET))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def house(request: pytest.FixtureRequest) -> Iterator[House]:
+    """With the SETTINGS of the file, if it has some.
+
+    Not in pytest's folder: as root PostgreSQL has an account of its own, which must get there.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="tidegate-console-"))
+    running = House(folder, getattr(request.module, "SETTINGS", ""))
+    try:
+        yield running
+    finally:
+        running.end()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where pictures of pages go: TIDEGATE_PICTURES, for who wants to look at them."""
+    folder = os.environ.get("TIDEGATE_PICTURES")
+    path = Path(folder) if folder else tmp_path_factory.mktemp("pictures")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def people(house: House) -> House:
+    """One who may do everything, one who may only look; something was learned and reported."""
+    write_models(house.data / "knowledge")
+    write_result(house.folder / "results")
+    house.add_users({ADMIN: ["--admin"], LOOKER: ["--read", "*"]})
+    return house
+
+
+@pytest.fixture(scope="module")
+def mq(people: House) -> Iterator[BlockingClient]:
+    def connected() -> BlockingClient:
+        return tidegate.connect(people.url, user=ADMIN, password=PASSWORD, mode="admin").__enter__()
+
+    # The node notices its first users within a second.
+    client = eventually(connected, "the admin gets in")
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def logged_in(browser: Browser, people: House, mq: BlockingClient) -> Iterator[BrowserContext]:
+    """Ada's browser."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    page = context.new_page()
+    log_in(page, people, ADMIN)
+    page.close()
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(logged_in: BrowserContext, people: House) -> Iterator[Page]:
+    """A page that must have nothing to complain about."""
+    page = logged_in.new_page()
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+    yield page
+    page.close()
+    # What a test refuses or cuts off itself is told by the browser, and is no fault of the page.
+    told = ("net::ERR", "status of 4", "Failed to load resource", "Blocked script execution in")
+    assert [each for each in complaints if not any(mark in each for mark in told)] == []

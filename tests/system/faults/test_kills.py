@@ -1,0 +1,66 @@
+"""Real processes, killed with -9 at random moments under load: nothing confirmed is lost."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tidegate.lab.checker import Verdict
+from tidegate.lab.faults.kills import KillOptions, KillReport, run_kills
+
+
+def assert_nothing_was_lost(report: KillReport) -> None:
+    print(report.as_json())
+    verdict = report.verdict
+    assert report.client_failures == []
+    assert verdict.examples == []
+    assert (verdict.lost, verdict.unflagged, verdict.out_of_order) == (0, 0, 0)
+    assert verdict.outcome == "pass", str(verdict)
+    assert verdict.confirmed > 1000
+    # The store keeps nothing that everybody is done with.
+    assert report.left_in_store == 0
+    assert sum(report.kills.values()) == report.kills_wanted
+    assert report.passed
+
+
+@pytest.mark.timeout(240)
+def test_every_confirmed_message_survives_kills_of_node_and_postgres() -> None:
+    report = run_kills(KillOptions(kills=20, what="both", pause_s_max=1.0), print)
+
+    assert_nothing_was_lost(report)
+    assert sum(report.kills.values()) == 20
+
+
+@pytest.mark.timeout(240)
+def test_every_confirmed_message_survives_kills_of_two_nodes_that_relay() -> None:
+    report = run_kills(KillOptions(kills=6, what="node", nodes=2, pause_s_max=1.0), print)
+
+    assert_nothing_was_lost(report)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kills": {"node": 11, "postgres": 8}},
+        {"left_in_store": 1},
+        {"left_in_store": None},
+        {"client_failures": ["producer-0"]},
+        {"outcome": "inconclusive"},
+    ],
+)
+def test_a_run_that_does_not_do_what_it_says_does_not_pass(change: dict[str, object]) -> None:
+    good = KillReport(
+        seed=1,
+        kills_wanted=20,
+        kills={"node": 12, "postgres": 8},
+        duration_s=60.0,
+        recovery_s_median=0.5,
+        recovery_s_max=2.0,
+        verdict=Verdict(put=1, confirmed=1, delivered=1, deliveries=1),
+        outcome="pass",
+        left_in_store=0,
+        client_failures=[],
+    )
+
+    assert good.passed
+    assert not msgspec.structs.replace(good, **change).passed

@@ -1,0 +1,116 @@
+"""A queue that is scaled up and down while its machines, workers and leader are killed with -9."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from tidegate.lab.checker import Verdict
+from tidegate.lab.faults.deployment import deployed
+from tidegate.lab.faults.injector import Injector
+from tidegate.lab.faults.scale_storm import (
+    LEADER,
+    SETTINGS,
+    StormOptions,
+    StormReport,
+    planned_victims,
+    run_storm,
+)
+
+GOOD = StormReport(
+    seed=1,
+    events=12,
+    ups=6,
+    downs=6,
+    kills_wanted=7,
+    kills={"worker": 5, LEADER: 1},
+    waited_for=9,
+    carried_out=9,
+    slowest_s=6.0,
+    duration_s=60.0,
+    verdict=Verdict(put=1, confirmed=1, delivered=1, deliveries=1),
+    outcome="pass",
+    left_in_store=0,
+    client_failures=[],
+)
+
+
+@pytest.mark.timeout(300)
+def test_no_message_is_lost_in_a_storm_of_scale_events_and_kills() -> None:
+    report = run_storm(StormOptions(events=12), print)
+
+    print(report)
+    assert report.client_failures == []
+    assert report.verdict.examples == []
+    assert report.verdict.outcome == "pass", str(report.verdict)
+    assert report.left_in_store == 0
+    assert report.events == 12
+    assert report.carried_out == report.waited_for > 2
+    assert report.kills[LEADER] > 0
+    assert report.verdict.confirmed > 1000
+    assert report.passed
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"carried_out": 8},
+        {"waited_for": 0, "carried_out": 0},
+        {"kills": {"worker": 6}},
+        {"left_in_store": 1},
+        {"client_failures": ["producer-0"]},
+        {"outcome": "inconclusive"},
+    ],
+)
+def test_a_storm_that_does_not_do_what_it_says_does_not_pass(change: dict[str, object]) -> None:
+    assert GOOD.passed
+    assert not msgspec.structs.replace(GOOD, **change).passed
+
+
+def test_a_storm_in_which_nobody_was_to_be_killed_needs_no_kill_of_the_leader() -> None:
+    assert msgspec.structs.replace(GOOD, kills_wanted=0, kills={}).passed
+    assert planned_victims(StormOptions(kills=0.0), random.Random(1)) == [None] * 100
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_whatever_the_seed_the_leader_is_among_the_victims(seed: int) -> None:
+    planned = planned_victims(StormOptions(events=5, kills=0.2), random.Random(seed))
+
+    assert len(planned) == 5
+    assert LEADER in planned
+
+
+@pytest.mark.timeout(120)
+def test_every_kill_of_the_leader_hits_whoever_leads_then(tmp_path: Path) -> None:
+    settings = tmp_path / "tidegate.toml"
+    settings.write_text(SETTINGS)
+    with deployed(nodes=2, environment={"TIDEGATE_CONFIG": str(settings)}) as deployment:
+        injector = Injector(deployment)
+        struck_at = []
+        for _ in range(3):
+            # Given somebody who leads, and is not one that we have killed
+            deadline = time.monotonic() + 30.0
+            while (leader := deployment.leader()) is None or leader[0] in injector.leaders_killed:
+                assert time.monotonic() < deadline, "nobody leads"
+                time.sleep(0.02)
+            member_id, address = leader
+            pid = deployment.member_pid(address)
+            assert pid is not None
+            process = psutil.Process(pid)
+
+            # When the leader is killed
+            injector.strike("leader")
+
+            # Then it was that one
+            assert injector.leaders_killed[-1] == member_id
+            assert psutil.wait_procs([process], timeout=10.0)[0] == [process]
+            struck_at.append(address)
+
+        # The first was started again, but by then the other one led
+        assert set(struck_at[:2]) == set(deployment.addresses)
+        assert len(set(injector.leaders_killed)) == 3

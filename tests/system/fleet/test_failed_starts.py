@@ -1,0 +1,158 @@
+"""A computer that has no room for another process just now: whoever watches tries again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import eventually
+
+from tidegate.cli.house import House
+from tidegate.cli.settings.settings import Settings
+from tidegate.core.errors import Unavailable
+from tidegate.fleet.announced_process import AnnouncedProcess
+from tidegate.fleet.console_process import ConsoleProcess
+from tidegate.fleet.door_process import DoorProcess
+from tidegate.fleet.node_process import NodeProcess
+
+WORD = "import os; os.write(int(os.environ['TIDEGATE_READY_FD']), b'{} \\n')"
+STORE = "postgresql:///nobody"
+
+
+class Starts:
+    """Children that say their word and die at once; some cannot be started at all."""
+
+    def __init__(self, address: str, start: Callable[..., Any]) -> None:
+        self._command = [sys.executable, "-S", "-c", WORD.format(address)]
+        self._start = start
+        self.is_full = False
+        self.refused = 0
+        self.begun = 0
+        # The commands that it was to begin with.
+        self.asked: list[list[str]] = []
+
+    def __call__(self, command: list[str], *, env: Mapping[str, str], **options: Any) -> Any:
+        if self.is_full:
+            self.refused += 1
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        self.begun += 1
+        self.asked.append(command)
+        return self._start(self._command, env=env, **options)
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Starts]:
+    def have(address: str) -> Starts:
+        made = Starts(address, subprocess.Popen)
+        monkeypatch.setattr(subprocess, "Popen", made)
+        return made
+
+    return have
+
+
+def test_a_start_that_fails_is_told_in_words_and_leaves_nothing_open(
+    starts: Callable[[str], Starts],
+) -> None:
+    starts("tidegate://127.0.0.1:1").is_full = True
+    child = AnnouncedProcess("a node", ("tidegate://",), None)
+    before = sorted(Path("/proc/self/fd").iterdir())
+
+    with pytest.raises(Unavailable, match="a node cannot be started: Resource temporarily"):
+        child.start(["true"], {})
+
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
+    assert not child.is_unheard
+
+
+def test_a_node_that_cannot_be_started_is_started_later_and_the_others_run_on(
+    starts: Callable[[str], Starts], tmp_path: Path
+) -> None:
+    computer = starts("tidegate://127.0.0.1:1")
+    house = House(Settings(), tmp_path)
+    node = NodeProcess([STORE], 0, None)
+    house._nodes = [node]
+    node.start()
+    node.wait_until_ready()
+    eventually(lambda: node.has_died, "it dies at once")
+
+    computer.is_full = True
+    _watch(house.watch, lambda: computer.refused == 1)
+    house.watch()
+    assert computer.refused == 1, "not more than once a second"
+    computer.is_full = False
+
+    _watch(house.watch, lambda: computer.begun == 2)
+    node.wait()
+
+
+def test_a_node_takes_any_port_the_first_time_only_if_nobody_asked_for_one(
+    starts: Callable[[str], Starts],
+) -> None:
+    computer = starts("tidegate://127.0.0.1:2")
+    node = NodeProcess([STORE], 1, None, is_derived=True)
+    node.start()
+    node.wait_until_ready()
+    assert computer.asked[-1][-3:] == ["--port", "1", "--or-free"]
+
+    eventually(lambda: node.has_died, "it dies at once")
+    # Whoever knows it must find it where it was.
+    node.start()
+    node.wait_until_ready()
+    assert computer.asked[-1][-3:] == ["--port", "2", "--no-declare"]
+    node.wait()
+
+
+def test_a_door_that_cannot_be_started_is_started_later(
+    starts: Callable[[str], Starts],
+) -> None:
+    computer = starts("http://127.0.0.1:1")
+    door = DoorProcess([STORE], "shop", host="127.0.0.1", port=0)
+    door.start()
+    door.wait_until_ready()
+    eventually(lambda: door.has_died, "it dies at once")
+
+    computer.is_full = True
+    assert not door.ensure_running()
+    assert computer.refused == 1
+    assert not door.ensure_running()
+    assert computer.refused == 1, "later"
+    computer.is_full = False
+
+    _watch(door.ensure_running, lambda: computer.begun == 2)
+    door.wait()
+
+
+def test_a_console_that_cannot_be_started_is_no_reason_not_to_serve(
+    starts: Callable[[str], Starts],
+) -> None:
+    computer = starts("http://127.0.0.1:1")
+    computer.is_full = True
+    console = ConsoleProcess(["tidegate://127.0.0.1:1"], [STORE], host="127.0.0.1", port=0)
+
+    # The very first start, and one after a death
+    console.start()
+    assert console.watch() is None
+    assert computer.refused == 1, "later"
+    computer.is_full = False
+    _watch(console.watch, lambda: bool(console.address))
+    computer.is_full = True
+    _watch(console.watch, lambda: computer.refused == 2)
+    computer.is_full = False
+
+    _watch(console.watch, lambda: computer.begun == 2)
+    console.wait()
+
+
+def _watch(look: Callable[[], object], is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30.0
+    while not is_so():
+        assert time.monotonic() < deadline
+        look()
+        time.sleep(0.02)

@@ -1,0 +1,319 @@
+"""Servers that die or hang under load: who asked what may be repeated does not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import NoReturn
+
+import pytest
+from bookshop import Process, bookshops
+from http_client import Connection, ask
+from plain_server import Serve, plain_server
+from waiting import eventually_async
+
+from tidegate.gateway import Gateway, GatewayLimits, HealthCheck, ServerAddress
+from tidegate.gateway.front import Front
+from tidegate.laws.ejection import EjectionSettings, Standing
+
+
+@pytest.fixture
+async def processes() -> AsyncIterator[list[Process]]:
+    started = [Process("a"), Process("b")]
+    await asyncio.gather(*(one.start() for one in started))
+    yield started
+    for one in started:
+        await one.kill()
+
+
+async def test_a_server_killed_under_load_fails_no_request_that_may_be_repeated(
+    processes: list[Process],
+) -> None:
+    statuses: Counter[int] = Counter()
+    killed = asyncio.Event()
+
+    async def clients(port: int) -> None:
+        async with await Connection.to(port) as client:
+            left = 80
+            while left:
+                statuses[(await client.ask("/")).status] += 1
+                # Half before, half after.
+                if left > 40 or killed.is_set():
+                    left -= 1
+
+    settings = EjectionSettings(base_s=0.2, return_s=0.3)
+    async with Gateway([one.address for one in processes], ejection=settings) as gateway:
+        load = [asyncio.create_task(clients(gateway.port)) for _ in range(10)]
+
+        async def warmed_up() -> bool:
+            return all(one.meters.answered.total > 50 for one in gateway.servers)
+
+        await eventually_async(warmed_up, "load on both")
+        await processes[0].kill()
+        killed.set()
+        await asyncio.gather(*load)
+        assert statuses.keys() == {200}
+        dead, alive = gateway.servers
+        assert dead.ejection.standing is not Standing.HEALTHY
+        assert alive.ejection.standing is Standing.HEALTHY
+
+        # It comes back where it was, and gets its part again.
+        answered = dead.meters.answered.total
+        await processes[0].start(processes[0].address.port)
+
+        async def served_again() -> bool:
+            assert (await ask(gateway.port)).status == 200
+            return dead.meters.answered.total > answered
+
+        await eventually_async(served_again, "the restarted server is used")
+
+
+class CountingServer:
+    """Counts requests by their path, then breaks off without an answer."""
+
+    def __init__(self) -> None:
+        self.seen: Counter[str] = Counter()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> ServerAddress:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return ServerAddress("breaks", "127.0.0.1", self._server.sockets[0].getsockname()[1])
+
+    def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.seen[head.split(b" ")[1].decode()] += 1
+        writer.transport.abort()
+
+
+async def test_a_post_is_never_sent_twice_and_a_get_is() -> None:
+    breaking = CountingServer()
+    address = await breaking.start()
+    async with bookshops("a") as (shop,):
+        # Nobody is ejected here: each request meets the server that breaks off.
+        settings = EjectionSettings(failures_to_eject=1000)
+        gateway = Gateway([address, shop.address], "round-robin", ejection=settings)
+        async with gateway:
+            posts: Counter[int] = Counter()
+            for number in range(40):
+                answer = await ask(gateway.port, f"/post/{number}", "POST", b"money")
+                posts[answer.status] += 1
+            for number in range(40):
+                assert (await ask(gateway.port, f"/get/{number}")).status == 200
+            # A body that is sent again is sent whole, up to what is kept of it.
+            for _ in range(4):
+                assert (await ask(gateway.port, "/length", "PUT", b"x" * 60_000)).body == b"60000"
+            kept = {
+                (await ask(gateway.port, "/length", "PUT", b"x" * 200_000)).status for _ in range(4)
+            }
+            assert kept == {200, 502}
+    breaking.stop()
+    seen = breaking.seen + Counter(path for _, path, _ in shop.app.requests)
+    assert all(seen[f"/post/{number}"] == 1 for number in range(40))
+    # The others were told that nobody knows what became of it.
+    assert posts == {200: 20, 502: 20}
+    assert sum(count for path, count in seen.items() if path.startswith("/get/")) > 40
+
+
+async def test_posts_under_a_kill_arrive_at_most_once(processes: list[Process]) -> None:
+    """Of each POST the servers' counts, asked of who survived, never exceed what was sent."""
+    outcomes: Counter[int] = Counter()
+    async with (
+        bookshops("kept") as (shop,),
+        Gateway([processes[0].address, shop.address], "round-robin") as gateway,
+    ):
+
+        async def client(number: int) -> None:
+            async with await Connection.to(gateway.port) as connection:
+                for turn in range(60):
+                    path = f"/post/{number}/{turn}"
+                    try:
+                        answer = await connection.ask(path, "POST", b"x" * 100)
+                    except ConnectionError:
+                        return
+                    outcomes[answer.status] += 1
+                    if answer.headers.get("connection") == "close":
+                        return
+                    if number == 0 and turn == 20:
+                        await processes[0].kill()
+
+        await asyncio.gather(*(client(number) for number in range(8)))
+    assert outcomes[200] > 100
+    assert outcomes.keys() <= {200, 502}
+    twice = [
+        path for path, count in Counter(p for _, p, _ in shop.app.requests).items() if count > 1
+    ]
+    assert twice == []
+
+
+async def test_a_post_that_never_reached_a_server_goes_to_another() -> None:
+    async with bookshops("a") as (shop,):
+        nobody = ServerAddress("nobody", "127.0.0.1", 1)
+        async with Gateway([nobody, shop.address], "round-robin") as gateway:
+            answers = [await ask(gateway.port, "/length", "POST", b"x" * 9) for _ in range(4)]
+            assert [one.body for one in answers] == [b"9"] * 4
+            assert gateway.servers[0].ejection.standing is Standing.EJECTED
+        assert len(shop.app.requests) == 4
+
+
+async def test_an_ejected_server_gets_nothing_and_returns_when_its_checks_pass() -> None:
+    async with bookshops("a", "b") as shops:
+        check = HealthCheck("/well", interval_s=0.05)
+        settings = EjectionSettings(base_s=0.05, return_s=0.1)
+        gateway = Gateway(
+            [one.address for one in shops], "round-robin", health=check, ejection=settings
+        )
+        async with gateway:
+            sick = gateway.servers[0]
+            shops[0].app.well = False
+
+            async def ejected() -> bool:
+                return sick.ejection.standing is Standing.EJECTED
+
+            await eventually_async(ejected, "the checks fail")
+            assert "503" in sick.ejection.why
+            assert {(await ask(gateway.port)).body for _ in range(20)} == {b"b"}
+            shops[0].app.well = True
+
+            async def healthy() -> bool:
+                return sick.ejection.standing is Standing.HEALTHY
+
+            await eventually_async(healthy, "the checks pass")
+            assert {(await ask(gateway.port)).body for _ in range(20)} == {b"a", b"b"}
+
+
+async def test_a_server_that_hangs_is_ejected_and_the_others_serve() -> None:
+    async with bookshops("a", "b") as shops:
+        limits = GatewayLimits(answer_timeout_s=1.0)
+        settings = EjectionSettings(failures_to_eject=2)
+        addresses = [one.address for one in shops]
+        async with Gateway(addresses, "round-robin", limits, ejection=settings) as gateway:
+            shops[1].app.go_on.set()
+            answers = await asyncio.gather(*(ask(gateway.port, "/hang") for _ in range(8)))
+            assert Counter(one.status for one in answers) == {200: 4, 504: 4}
+            assert gateway.servers[0].ejection.standing is Standing.EJECTED
+            assert {(await ask(gateway.port)).body for _ in range(10)} == {b"b"}
+
+
+async def test_an_answer_that_breaks_off_is_never_taken_for_whole() -> None:
+    async def broken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n")
+        await writer.drain()
+        writer.transport.abort()
+
+    server = await asyncio.start_server(broken, "127.0.0.1", 0)
+    address = ServerAddress("broken", "127.0.0.1", server.sockets[0].getsockname()[1])
+    async with Gateway([address]) as gateway:
+        with pytest.raises(Exception, match=r"peer|hung up|closed|reset"):
+            await ask(gateway.port)
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"nonsense\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+        b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n",
+    ],
+)
+async def test_an_answer_that_is_none_becomes_a_502(answer: bytes) -> None:
+    async def odd(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+
+    server = await asyncio.start_server(odd, "127.0.0.1", 0)
+    address = ServerAddress("odd", "127.0.0.1", server.sockets[0].getsockname()[1])
+    async with Gateway([address]) as gateway:
+        assert (await ask(gateway.port)).status == 502
+    server.close()
+
+
+async def test_what_the_gateway_lacks_itself_is_no_fault_of_its_servers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checks = 0
+    enough = asyncio.Event()
+
+    async def no_descriptors(*_: object) -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def unchecked(*_: object) -> NoReturn:
+        nonlocal checks
+        checks += 1
+        if checks == 5:
+            enough.set()
+        await no_descriptors()
+
+    async with bookshops("a") as (shop,):
+        check = HealthCheck("/well", interval_s=0.01)
+        async with (
+            Gateway([shop.address], health=check) as gateway,
+            await Connection.to(gateway.port) as first,
+            await Connection.to(gateway.port) as second,
+        ):
+            (server,) = gateway.servers
+            assert (await first.ask()).status == 200
+            monkeypatch.setattr(Front, "connect", no_descriptors)
+            monkeypatch.setattr("tidegate.gateway.health._asked", unchecked)
+            # It has the one connection that there is; another cannot be opened.
+            hanging = asyncio.create_task(first.ask("/hang"))
+            await asyncio.wait_for(shop.app.arrived.wait(), 20)
+            refused = await second.ask()
+            assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+            assert b"Too many open files" in refused.body
+            await asyncio.wait_for(enough.wait(), 20)
+            assert server.ejection.standing is Standing.HEALTHY
+            assert (server.outstanding, server.meters.failed.total) == (1, 0)
+            shop.app.go_on.set()
+            assert (await hanging).status == 200
+            # What it had it goes on with.
+            assert (await second.ask()).status == 200
+
+
+async def test_a_server_that_has_moved_is_not_asked_where_it_was() -> None:
+    arrived, go_on = asyncio.Event(), asyncio.Event()
+
+    def called(name: bytes) -> Serve:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                if b"/slow" in head:
+                    arrived.set()
+                    await go_on.wait()
+                if b"/slow/lost" in head:
+                    writer.transport.abort()
+                    return
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n" + name)
+
+        return serve
+
+    settings = EjectionSettings(failures_to_eject=1)
+    async with (
+        plain_server(called(b"A"), "moves") as before,
+        plain_server(called(b"B"), "moves") as after,
+    ):
+        # Beside another, so that it could be ejected.
+        other = ServerAddress("other", "127.0.0.1", 1, weight=0.0)
+        async with Gateway([before, other], ejection=settings) as gateway:
+            slow = asyncio.create_task(ask(gateway.port, "/slow", "POST", b"x"))
+            await asyncio.wait_for(arrived.wait(), 20)
+            arrived.clear()
+            lost = asyncio.create_task(ask(gateway.port, "/slow/lost", "POST", b"x"))
+            await asyncio.wait_for(arrived.wait(), 20)
+            gateway.set_servers([other])
+            gateway.set_servers([after, other])
+            assert (await ask(gateway.port)).body == b"B"
+            go_on.set()
+            assert (await slow).body == b"A"
+            assert (await lost).status == 502
+            assert [(await ask(gateway.port)).body for _ in range(3)] == [b"B"] * 3
+            # What broke off there says nothing about it here.
+            assert gateway.servers[0].ejection.standing is Standing.HEALTHY

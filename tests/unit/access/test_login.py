@@ -1,0 +1,290 @@
+"""Coming in: who has to log in, who is believed, and who is shown out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from backing import Connect, StartNode
+from people import PASSWORD, add_user, login, user
+from waiting import eventually_async
+
+from tidegate.access.scram import keys_of
+from tidegate.client.address import parse_url
+from tidegate.client.client import Client
+from tidegate.client.connect import connect as tidegate_connect
+from tidegate.client.credentials import Credentials
+from tidegate.client.link import Link
+from tidegate.core.errors import (
+    ClientNotExisting,
+    Forbidden,
+    InvalidValue,
+    LimitReached,
+    ModeForbids,
+    NotAuthenticated,
+    UnexpectedPacket,
+)
+from tidegate.core.users import Grant, Right
+from tidegate.node.accounts import NODE_USER
+from tidegate.node.limits import Limits
+from tidegate.node.server import Node
+from tidegate.storage.memory import MemoryStore
+from tidegate.wire.connection import Connection
+from tidegate.wire.packet import Ping
+from tidegate.wire.packets.clients import IdentifyClient, RegisterClient
+from tidegate.wire.packets.live_numbers import Stats
+from tidegate.wire.packets.login import ActFor, Authenticate, Prove
+from tidegate.wire.packets.queues import CreateQueue, GetQueues
+from tidegate.wire.packets.subscriptions import Subscribe
+
+
+async def open_link(node: Node) -> Link:
+    ((host, port),) = parse_url(node.address)
+    return await Link.open(host, port, lambda *_: None, lambda _: None, 5.0)
+
+
+async def test_without_users_this_machine_needs_no_login_and_with_them_it_does(
+    node: Node, connect: Connect
+) -> None:
+    before = await connect(node, name="me", reconnect_s=0.2)
+    await before.create_queue("orders")
+    await add_user(node, "ann", read="*")
+    # Whoever was in without a login is shown out.
+    await eventually_async(lambda: before.link is None)
+    with pytest.raises(NotAuthenticated):
+        await before.connected()
+    with pytest.raises(NotAuthenticated):
+        await connect(node)
+    ann = await connect(node, credentials=login("ann"))
+    assert [queue.name for queue in await ann.queues()] == ["orders"]
+
+
+async def test_login_can_be_asked_for_even_on_this_machine(
+    start_node: StartNode, connect: Connect
+) -> None:
+    node = await start_node(login_always=True)
+    with pytest.raises(NotAuthenticated, match="wants a login"):
+        await connect(node)
+
+
+@pytest.mark.parametrize("name", ["ann", "nobody", NODE_USER, ""])
+async def test_a_wrong_password_and_a_wrong_user_are_told_the_same(
+    name: str, node: Node, connect: Connect
+) -> None:
+    await add_user(node, "ann", read="*")
+    with pytest.raises(NotAuthenticated, match=r"^user or password is wrong$"):
+        await connect(node, credentials=Credentials(name, "not the password"))
+
+
+async def test_a_user_may_log_in_right_after_it_was_made(node: Node, connect: Connect) -> None:
+    await node.store.add_user(user("ann", read="*"))
+    await connect(node, credentials=login("ann"))
+
+
+async def test_user_and_password_come_in_the_url_or_the_environment(
+    node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
+    await add_user(node, "ann", read="*")
+    there = node.address.removeprefix("tidegate://")
+    password = PASSWORD.replace(" ", "%20")
+    async with tidegate_connect(f"tidegate://ann:{password}@{there}") as mq:
+        await mq.ping()
+    async with Client(f"tidegate://ann:{password}@{there}") as mq:
+        await mq.ping()
+    async with tidegate_connect(node.address, user="ann", password=PASSWORD) as mq:
+        await mq.ping()
+    file = tmp_path / "password"
+    file.write_text(PASSWORD + "\n")
+    async with tidegate_connect(f"tidegate://ann@{there}", password_file=file) as mq:
+        await mq.ping()
+    monkeypatch.setenv("TIDEGATE_USER", "ann")
+    monkeypatch.setenv("TIDEGATE_PASSWORD_FILE", str(file))
+    async with tidegate_connect(node.address) as mq:
+        await mq.ping()
+    monkeypatch.setenv("TIDEGATE_PASSWORD", "another one")
+    with pytest.raises(NotAuthenticated):
+        async with tidegate_connect(node.address):
+            pass
+    monkeypatch.delenv("TIDEGATE_PASSWORD")
+    monkeypatch.delenv("TIDEGATE_PASSWORD_FILE")
+    with pytest.raises(InvalidValue, match="no password for user 'ann'"):
+        tidegate_connect(node.address)
+
+
+async def test_nothing_is_done_for_who_stops_halfway_through_a_login(node: Node) -> None:
+    await add_user(node, "ann", admin="*")
+    link = await open_link(node)
+    for packet in (RegisterClient("me"), IdentifyClient(1), ActFor("ann")):
+        with pytest.raises(NotAuthenticated):
+            await link.ask(packet)
+    await link.ask(Authenticate("n,,n=ann,r=abcdef"))
+    for packet in (RegisterClient("me"), IdentifyClient(1), ActFor("ann")):
+        with pytest.raises(NotAuthenticated):
+            await link.ask(packet)
+    for packet in (GetQueues(), CreateQueue("mine"), Stats()):
+        with pytest.raises(UnexpectedPacket):
+            await link.ask(packet)
+    with pytest.raises(UnexpectedPacket, match="once"):
+        await link.ask(Authenticate("n,,n=ann,r=abcdef"))
+    with pytest.raises(NotAuthenticated):
+        await link.ask(Prove("c=biws,r=abcdef,p=AAAA"))
+    await eventually_async(lambda: not link.alive)
+    assert await node.store.list_queues() == []
+
+
+async def test_a_client_cannot_act_for_others_or_log_in_twice(node: Node, connect: Connect) -> None:
+    await add_user(node, "ann", admin="*")
+    await add_user(node, "bob")
+    bob = await connect(node, credentials=login("bob"))
+    link = await bob.connected()
+    for packet in (ActFor("ann"), ActFor(None), Authenticate("n,,n=ann,r=abc"), Prove("")):
+        with pytest.raises(UnexpectedPacket):
+            await link.ask(packet)
+    with pytest.raises(Forbidden):
+        await bob.create_queue("orders")
+
+
+async def test_a_client_belongs_to_its_user(node: Node, connect: Connect) -> None:
+    for name in ("ann", "bob"):
+        await add_user(node, name, read="*", write="*")
+    await add_user(node, "root", admin="*")
+    ann = await connect(node, credentials=login("ann"), name="worker")
+    with pytest.raises(ClientNotExisting):
+        await connect(node, credentials=login("bob"), name="worker")
+    with pytest.raises(ClientNotExisting):
+        await connect(node, credentials=login("bob"), client_id=ann.client_id)
+    bob = await connect(node, credentials=login("bob"), mode="admin")
+    with pytest.raises(ModeForbids):
+        await bob.delete_client(ann.client_id)
+    again = await connect(node, credentials=login("ann"), client_id=ann.client_id)
+    assert again.client_name == "worker"
+    root = await connect(node, credentials=login("root"), mode="admin")
+    await root.delete_client(ann.client_id)
+
+
+@pytest.mark.parametrize("change", ["removed", "another password", "other rights"])
+async def test_changing_a_user_ends_its_connections_and_only_those(
+    change: str, start_node: StartNode, connect: Connect
+) -> None:
+    nodes = [await start_node(), await start_node()]
+    await add_user(nodes[0], "ann", read="*", write="*", configure="*")
+    await add_user(nodes[0], "bob", read="*")
+    await nodes[1].accounts.refresh()
+    anns = [await connect(node, credentials=login("ann"), reconnect_s=2.0) for node in nodes]
+    bob = await connect(nodes[1], credentials=login("bob"))
+    bobs_link = bob.link
+    await anns[0].create_queue("orders")
+    # Relayed: the owner is the other node.
+    await anns[1].put("orders", b"1")
+    links = [ann.link for ann in anns]
+    store = nodes[0].store
+    if change == "removed":
+        await store.remove_user("ann")
+    elif change == "another password":
+        await store.set_user_keys("ann", keys_of("another password", iterations=4096))
+    else:
+        await store.set_user_grants("ann", [Grant(Right.READ, "orders")])
+    # Nobody tells the nodes: they look, each second.
+    await eventually_async(lambda: not any(link is not None and link.alive for link in links))
+    assert bob.link is bobs_link
+    await bob.ping()
+    for ann in anns:
+        if change == "other rights":
+            # It comes back by itself, and may do what it may now.
+            await ann.ping()
+            with pytest.raises(Forbidden):
+                await ann.put("orders", b"2")
+        else:
+            with pytest.raises(NotAuthenticated):
+                await ann.ping()
+
+
+async def test_a_user_who_was_made_anew_does_not_inherit(node: Node, connect: Connect) -> None:
+    await add_user(node, "ann", read="*")
+    ann = await connect(node, credentials=login("ann"), name="worker")
+    client_id = ann.client_id
+    await ann.close()
+    await node.store.remove_user("ann")
+    await add_user(node, "ann", read="*")
+    with pytest.raises(ClientNotExisting):
+        await connect(node, credentials=login("ann"), client_id=client_id)
+
+
+async def test_a_user_has_only_so_many_connections(start_node: StartNode, connect: Connect) -> None:
+    node = await start_node(limits=Limits(connections_per_user_max=2))
+    for name in ("ann", "bob"):
+        await add_user(node, name, read="*")
+    first, _ = [await connect(node, credentials=login("ann")) for _ in range(2)]
+    with pytest.raises(LimitReached, match="user 'ann' has 2 connections"):
+        await connect(node, credentials=login("ann"))
+    await connect(node, credentials=login("bob"))
+    await first.close()
+    await eventually_async(lambda: node.admission.connections == 2)
+    await connect(node, credentials=login("ann"))
+
+
+async def test_who_takes_messages_and_does_not_read_them_is_hung_up_on(
+    start_node: StartNode, connect: Connect
+) -> None:
+    node = await start_node(limits=Limits(slow_reader_s=1.0))
+    mq = await connect(node)
+    await mq.create_queue("orders")
+    link = await open_link(node)
+    await link.ask(RegisterClient("slow"))
+    await link.ask(Subscribe(1, 1, 1000))
+    assert link._transport is not None
+    link._transport.pause_reading()
+    for _ in range(40):
+        await mq.put("orders", bytes(1024 * 1024))
+    await eventually_async(lambda: all(session.client_name != "slow" for session in node.sessions))
+    # What it held has gone back.
+    await eventually_async(lambda: node.replicas[1].numbers().unacknowledged == 0)
+    await mq.ping()
+    link.abort()
+
+
+async def test_who_reads_slowly_but_reads_is_not_hung_up_on(
+    start_node: StartNode, connect: Connect
+) -> None:
+    node = await start_node(limits=Limits(slow_reader_s=1.0, heartbeat_s=0.3))
+    mq = await connect(node)
+    await mq.create_queue("orders")
+    ((host, port),) = parse_url(node.address)
+    reader, writer = await asyncio.open_connection(host, port, limit=64 * 1024)
+    wire = Connection(server=False)
+    writer.writelines(wire.send(RegisterClient("slow"), 1))
+    await eventually_async(lambda: any(s.client_name == "slow" for s in node.sessions))
+    writer.writelines(wire.send(Subscribe(1, 1, 1000), 2))
+    for _ in range(20):
+        await mq.put("orders", bytes(1024 * 1024))
+    session = next(s for s in node.sessions if s.client_name == "slow")
+    got, stalls = 0, []
+    while got < 20 * 1024 * 1024:
+        got += len(await reader.readexactly(128 * 1024))
+        # Alive, as it says itself; but who does not read is not listened to for a while.
+        writer.writelines(wire.send(Ping(), 3))
+        await asyncio.sleep(0.025)
+        if (stalled_s := session.stalled_s(node.clock.monotonic())) is not None:
+            stalls.append(stalled_s)
+    assert stalls, "it was not slow enough to tell"
+    assert session in node.sessions
+    writer.close()
+
+
+@pytest.fixture
+async def exposed(request: pytest.FixtureRequest) -> AsyncIterator[Node]:
+    node = Node(MemoryStore(), host="0.0.0.0")
+    yield node
+    if node._server is not None and not node.stopping:
+        await node.stop()
+
+
+async def test_a_node_that_others_can_reach_does_not_start_without_tls_and_users(
+    exposed: Node,
+) -> None:
+    with pytest.raises(InvalidValue, match=r"0\.0\.0\.0.*tls\.certificate.*tidegate user add"):
+        await exposed.start()
+    await exposed.store.add_user(user("ann", admin="*"))
+    with pytest.raises(InvalidValue, match=r"needs TLS: set tls\.certificate and tls\.key"):
+        await exposed.start()

@@ -1,0 +1,372 @@
+"""Samples become windows, windows verdicts with evidence, and verdicts what begins and ends."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from written_documents import documents
+
+from tidegate.agreement.document import Agreement, AgreementInvalid, parse_agreement
+from tidegate.agreement.evaluation import Verdict
+from tidegate.agreement.history import History
+from tidegate.agreement.violations import Turn, Violations
+from tidegate.agreement.windows import Sample, finding, judged, windows_of
+
+
+def agreement(metrics: str, head: str = 'window = "10s"') -> Agreement:
+    return parse_agreement(f'name = "a"\nqueue = "q"\n{head}\n{metrics}', "a.toml")
+
+
+WAIT = agreement('[metrics.wait_p90]\nbreach = "6s"')
+THROUGHPUT = agreement("[metrics.throughput]\nbreach = 100")
+RESPONSE = agreement('[metrics.response_p90]\nbreach = "6s"\n[metrics.service_p90]\nbreach = "6s"')
+
+
+def test_samples_fall_into_the_window_in_which_they_end() -> None:
+    samples = [Sample(at_s) for at_s in (20.0, 9.99, 10.0, 19.0, math.nan)]
+
+    assert [(begins_s, len(found)) for begins_s, found in windows_of(WAIT, samples)] == [
+        (0.0, 1),
+        (10.0, 2),
+        (20.0, 1),
+    ]
+
+
+KEPT_UP_TO = agreement(
+    '[metrics.wait_p90]\nbreach = "6s"\n[metrics.throughput]\nbreach = 50\nwarning = 60',
+    'window = "10s"\nload_max = 60',
+)
+
+
+def seconds_of(came: float, served: float, wait_s: float) -> list[Sample]:
+    return [
+        Sample(at_s, accepted=came, served=served, times={"wait": [(wait_s, served)]})
+        for at_s in (1.0, 2.0, 3.0)
+    ]
+
+
+def test_what_more_load_than_was_offered_makes_worse_is_warned_of_and_no_breach() -> None:
+    found = judged(KEPT_UP_TO, 0.0, seconds_of(came=100.0, served=60.0, wait_s=9.0))
+
+    assert found.verdict is Verdict.WARNED
+    assert found.evidence[0].endswith("; 100/s were offered, and it is kept up to 60/s")
+
+    just_so = judged(KEPT_UP_TO, 0.0, seconds_of(came=60.0, served=60.0, wait_s=9.0))
+    assert just_so.verdict is Verdict.BREACHED, "for so much it was promised"
+
+
+def test_a_throughput_is_breached_whatever_more_comes() -> None:
+    found = judged(KEPT_UP_TO, 0.0, seconds_of(came=100.0, served=40.0, wait_s=9.0))
+
+    assert [one.verdict for one in found.findings] == [Verdict.WARNED, Verdict.BREACHED]
+
+
+def test_another_load_to_keep_it_up_to_is_another_budget() -> None:
+    plain, bounded = (
+        agreement('[metrics.wait_p90]\nbreach = "6s"', head) for head in ("", "load_max = 60")
+    )
+
+    assert History.of(plain).terms != History.of(bounded).terms
+
+
+@pytest.mark.parametrize(
+    ("late", "expected"),
+    # Of a hundred, ten may be at six seconds or longer.
+    [(0, Verdict.MET), (10, Verdict.MET), (11, Verdict.BREACHED), (100, Verdict.BREACHED)],
+)
+def test_a_percentile_is_breached_when_too_few_are_shorter(late: int, expected: Verdict) -> None:
+    # In two samples, none of which would tell by itself.
+    first = Sample(1.0, times={"wait": [(1.0, 50.0 - late / 2), (6.0, late / 2)]})
+    second = Sample(2.0, times={"wait": [(0.5, 50.0 - late / 2), (7.0, late / 2)]})
+
+    found = judged(WAIT, 0.0, [first, second])
+
+    assert found.verdict is expected
+    assert found.findings[0].count == 100.0
+    assert found.findings[0].within == pytest.approx(1.0 - late / 100.0)
+
+
+def test_between_warning_and_breach_is_a_warning() -> None:
+    found = judged(WAIT, 0.0, [Sample(1.0, times={"wait": [(1.0, 80.0), (5.0, 20.0)]})])
+
+    assert found.verdict is Verdict.WARNED
+    assert found.findings[0].value == 5.0
+    assert found.evidence == [
+        "wait_p90 was 5s (warns at 4.8s, breaches at 6s); 100.0000% of 100 were shorter than the "
+        "breaching point"
+    ]
+
+
+def test_requests_that_got_no_answer_took_longer_than_was_promised() -> None:
+    # Given a service that answers nobody
+    found = judged(RESPONSE, 0.0, [Sample(1.0, refused=5.0, unanswered=5.0)])
+
+    # Then the promise about responses is broken, and nothing is known of what services take
+    response, service = found.findings
+    assert (found.verdict, service.verdict) == (Verdict.BREACHED, Verdict.NO_DATA)
+    assert (response.value, response.of_answers.verdict) == (None, Verdict.NO_DATA)
+    assert found.evidence == [
+        "response_p90 was without an end (warns at 4.8s, breaches at 6s); 0.0000% of 5 were "
+        "shorter than the breaching point; 5 got no answer"
+    ]
+
+
+@pytest.mark.parametrize(("unanswered", "expected"), [(10, Verdict.MET), (11, Verdict.BREACHED)])
+def test_some_without_an_answer_are_among_the_slowest(unanswered: int, expected: Verdict) -> None:
+    answered = {"response": [(1.0, 100.0 - unanswered)]}
+    found = judged(RESPONSE, 0.0, [Sample(1.0, unanswered=unanswered, times=answered)]).findings[0]
+
+    assert (found.verdict, found.count) == (expected, 100.0)
+    # Those that were answered were quick.
+    assert found.of_answers.verdict is Verdict.MET
+
+
+def test_who_still_waits_at_the_end_for_longer_than_was_promised_counts_once() -> None:
+    # Given two doors whose requests hang: some for longer than the 6 s that are promised
+    samples = [
+        Sample(1.0, in_hand=[(7.0, 3.0)], source="one"),
+        Sample(2.0, in_hand=[(8.0, 3.0), (5.0, 9.0)], source="one"),
+        Sample(2.0, in_hand=[(6.0, 1.0)], source="other"),
+    ]
+    found = judged(RESPONSE, 0.0, samples)
+
+    # Then each of them counts once, though nothing was answered and nobody was refused
+    assert (found.verdict, found.findings[0].unanswered) == (Verdict.BREACHED, 4.0)
+    assert found.findings[0].of_answers.verdict is Verdict.NO_DATA
+
+    # And who has an answer by the end of the window is counted by what it took.
+    answered = Sample(3.0, times={"response": [(5.5, 12.0)]}, source="one")
+    found = judged(RESPONSE, 0.0, [*samples[:2], answered])
+    assert (found.verdict, found.findings[0].unanswered) == (Verdict.WARNED, 0.0)
+
+
+def test_without_any_request_there_is_nothing_to_judge() -> None:
+    found = judged(RESPONSE, 0.0, [Sample(1.0, refused=0.0, unanswered=0.0)])
+
+    assert found.verdict is Verdict.NO_DATA
+
+
+@pytest.mark.parametrize(
+    ("served", "accepted", "waiting", "expected"),
+    [
+        (50, 50, 0, Verdict.MET),  # all that came was done
+        (50, 200, 0, Verdict.BREACHED),
+        (50, 50, 1000, Verdict.BREACHED),  # nothing more came, and a thousand waited
+        (110, 200, 0, Verdict.WARNED),
+        (130, 200, 0, Verdict.MET),
+    ],
+)
+def test_low_throughput_needs_a_load_that_was_there(
+    served: float, accepted: float, waiting: float, expected: Verdict
+) -> None:
+    samples = [
+        Sample(at_s, served=served, accepted=accepted, waiting=waiting)
+        for at_s in (1.0, 2.0, 3.0, 4.0)
+    ]
+
+    found = judged(THROUGHPUT, 0.0, samples)
+
+    assert found.verdict is expected
+    assert found.findings[0].value == served
+
+
+@pytest.mark.parametrize(
+    ("loaded_s", "served", "expected"),
+    [
+        (0.5, 0, Verdict.MET),  # it has just come: nothing can be done yet
+        (4.5, 40, Verdict.MET),  # too short to be told, whatever it was
+        (5.0, 130, Verdict.MET),  # as quick as promised, as soon as there was something to do
+        (5.0, 90, Verdict.BREACHED),
+        (10.0, 90, Verdict.BREACHED),
+    ],
+)
+def test_throughput_is_that_of_the_time_with_something_to_do(
+    loaded_s: float, served: float, expected: Verdict
+) -> None:
+    """A load that begins within a window: before, nothing could have been served."""
+    halves = [0.5 * (half + 1) for half in range(20)]
+    samples = [
+        Sample(at_s, 0.5, accepted=0, served=0, waiting=0)
+        if at_s <= 10.0 - loaded_s
+        else Sample(at_s, 0.5, accepted=100, served=served / 2, waiting=50)
+        for at_s in halves
+    ]
+
+    found = judged(THROUGHPUT, 0.0, samples)
+
+    assert found.verdict is expected
+
+
+def test_who_came_and_got_no_answer_was_a_load_that_was_there() -> None:
+    """Inside servers that hang nothing is served, refused or seen to wait."""
+    hung = [Sample(at_s, served=0, accepted=0, refused=0, waiting=0, came=150) for at_s in (1, 2)]
+    idle = [replace(one, came=0) for one in hung]
+
+    found = judged(THROUGHPUT, 0.0, hung)
+
+    assert found.verdict is Verdict.BREACHED
+    assert found.findings[0].offered_per_s == 150
+    assert judged(THROUGHPUT, 0.0, idle).verdict is Verdict.MET
+
+
+def test_who_was_turned_away_was_a_load_that_was_there() -> None:
+    """To refuse what one promised to serve is no way to keep the promise."""
+    few = [Sample(at_s, served=50, accepted=50, refused=0) for at_s in (1.0, 2.0)]
+    shed = [Sample(at_s, served=50, accepted=50, refused=90) for at_s in (1.0, 2.0)]
+
+    assert judged(THROUGHPUT, 0.0, few).verdict is Verdict.MET
+    assert judged(THROUGHPUT, 0.0, shed).verdict is Verdict.BREACHED
+
+
+def test_the_rates_of_queues_that_are_sampled_together_add_up() -> None:
+    samples = [Sample(at_s, served=60, accepted=60) for at_s in (1.0, 2.0) for _queue in range(2)]
+
+    assert judged(THROUGHPUT, 0.0, samples).findings[0].value == 120.0
+
+
+def test_the_oldest_the_least_free_and_the_refused_count() -> None:
+    promised = agreement(
+        '[metrics.oldest_age]\nbreach = "6s"\n[metrics.free_memory]\nbreach = 100\n'
+        "[metrics.availability]\nbreach = 0.9"
+    )
+    samples = [
+        Sample(1.0, accepted=10, refused=0, oldest_age_s=5.0, free_memory_bytes=500),
+        Sample(2.0, accepted=70, refused=20, oldest_age_s=2.0, free_memory_bytes=90),
+    ]
+
+    found = judged(promised, 0.0, samples)
+
+    assert [(one.value, one.verdict) for one in found.findings] == [
+        (5.0, Verdict.WARNED),
+        (90.0, Verdict.BREACHED),
+        (0.8, Verdict.BREACHED),
+    ]
+
+
+def test_what_was_not_measured_is_neither_met_nor_breached() -> None:
+    everything = agreement(
+        '[metrics.wait_p99]\nbreach = "6s"\n[metrics.throughput]\nbreach = 100\n'
+        '[metrics.oldest_age]\nbreach = "6s"\n[metrics.availability]\nbreach = 0.9\n'
+        "[metrics.free_memory]\nbreach = 100"
+    )
+
+    found = judged(everything, 0.0, [Sample(1.0)])
+
+    assert {one.verdict for one in found.findings} == {Verdict.NO_DATA}
+    assert found.verdict is Verdict.NO_DATA
+
+
+def test_what_begins_and_ends_is_told_once() -> None:
+    violations = Violations(WAIT)
+    waits_s = [1.0, 5.0, 5.5, 7.0, 9.0, None, 5.0, 1.0, 1.0]
+
+    told = []
+    for number, wait_s in enumerate(waits_s):
+        times = {} if wait_s is None else {"wait": [(wait_s, 1.0)]}
+        window = judged(WAIT, 10.0 * number, [Sample(10.0 * number, times=times)])
+        told += [(number, event) for event in violations.take(window)]
+
+    assert [(number, event.turn) for number, event in told] == [
+        (1, Turn.WARNED),
+        (3, Turn.BREACHED),
+        (6, Turn.EASED),
+        (7, Turn.KEPT),
+    ]
+    breached, kept = told[1][1], told[3][1]
+    assert (breached.begins_s, breached.ends_s, breached.windows_before) == (30.0, 40.0, 2)
+    assert "wait_p90 was 7s" in breached.evidence
+    assert kept.worst == 9.0
+    assert violations.stands["wait_p90"] is Verdict.MET
+
+
+def test_a_budget_is_used_up_by_windows_and_an_alarm_rings_on_both_spans() -> None:
+    # A day of windows of a minute at 0.99: fourteen may be breached.
+    promised = agreement(
+        '[metrics.wait_p90]\nbreach = "6s"', 'window = "1m"\nperiod = "1d"\nobjective = 0.99'
+    )
+    history = History.of(promised)
+    for minute in range(60):
+        standing = history.take(promised, 60.0 * (minute + 1), Verdict.MET)
+    assert (standing.budget_left, standing.alarm) == (1.0, None)
+
+    for minute in range(60, 67):
+        standing = history.take(promised, 60.0 * (minute + 1), Verdict.BREACHED)
+
+    assert standing.budget_left == pytest.approx(1.0 - 7.0 / 14.4)
+    # Seven of the last sixty, and all of the last five: 11.7 times too fast, and 100 times.
+    assert standing.burn_rates["fast"] == pytest.approx((7 / 60 / 0.01, 100.0))
+    assert standing.burn_hour == pytest.approx(7 / 60 / 0.01)
+    # Seven of six hours: 1.9 times. Neither is fast enough on its long span.
+    assert standing.burn_rates["slow"] == pytest.approx((7 / 360 / 0.01, 7 / 30 / 0.01))
+    assert standing.alarm is None
+
+    for minute in range(67, 69):
+        standing = history.take(promised, 60.0 * (minute + 1), Verdict.BREACHED)
+    assert standing.alarm == "fast"
+    for minute in range(69, 75):
+        standing = history.take(promised, 60.0 * (minute + 1), Verdict.MET)
+    # Over: the short span says so at once.
+    assert standing.alarm is None
+
+
+numbers = st.none() | st.floats()
+samples = st.lists(
+    st.builds(
+        Sample,
+        at_s=st.floats(),
+        interval_s=st.floats(),
+        accepted=numbers,
+        served=numbers,
+        refused=numbers,
+        waiting=numbers,
+        oldest_age_s=numbers,
+        free_memory_bytes=numbers,
+        times=st.dictionaries(
+            st.sampled_from(["wait", "service", "response"]),
+            st.lists(st.tuples(st.floats(), st.floats()), max_size=4),
+        ),
+    ),
+    max_size=4,
+)
+
+
+@given(documents(), samples)
+def test_what_passes_the_check_is_judged_whatever_is_measured(
+    text: str, measured: list[Sample]
+) -> None:
+    try:
+        promised = parse_agreement(text, "")
+    except AgreementInvalid:
+        assume(False)
+        raise
+    violations, history = Violations(promised), History.of(promised)
+
+    for begins_s, found in windows_of(promised, measured):
+        window = judged(promised, begins_s, found)
+        assert isinstance(window.evidence, list)
+        violations.take(window)
+        if abs(window.ends_s) < 1e15:
+            assert history.take(promised, window.ends_s, window.verdict).budget_left <= 1.0
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 20.0), st.integers(1, 100)), min_size=1))
+def test_the_percentile_that_is_told_agrees_with_the_verdict(
+    durations: list[tuple[float, int]],
+) -> None:
+    metric = WAIT.metrics[0]
+
+    found = finding(metric, [Sample(1.0, times={"wait": durations})])
+
+    assert found.value is not None
+    expected = (
+        Verdict.BREACHED
+        if found.value >= metric.breach
+        else Verdict.WARNED
+        if found.value >= metric.warning
+        else Verdict.MET
+    )
+    assert found.verdict is expected

@@ -1,0 +1,191 @@
+"""Queues that somebody promises something of are judged live, whether or not they scale."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from backing import Connect, MemoryBacking, StartNode
+from waiting import eventually_async
+
+from tidegate.adapters.native.actuator import NativeActuator
+from tidegate.adapters.native.sensor import NativeSensor
+from tidegate.agreement.document import Agreement, parse_agreement
+from tidegate.agreement.evaluation import Verdict
+from tidegate.agreement.kept_standing import KeptStanding
+from tidegate.agreement.windows import Sample
+from tidegate.control.learned import Learned
+from tidegate.control.queue_responses import QueueResponses, added
+from tidegate.control.steering import Steering
+from tidegate.core.ending import ended
+from tidegate.core.scaling import DEFAULT_SCALING
+from tidegate.core.scaling_words import changed
+from tidegate.node.server import Node
+from tidegate.telemetry.knowledge import Knowledge, Model
+
+PROMISED = """
+name = "{name}"
+queue = "orders*"
+window = "1s"
+[metrics.response_p90]
+breach = "{breach}"
+"""
+
+
+@pytest.fixture
+def backing() -> MemoryBacking:
+    return MemoryBacking()
+
+
+def promise(breach: str, name: str = "orders") -> Agreement:
+    return parse_agreement(PROMISED.format(breach=breach, name=name), f"{name}.toml")
+
+
+@contextlib.asynccontextmanager
+async def steered(
+    node: Node, *agreements: Agreement, learned: Learned | None = None
+) -> AsyncIterator[None]:
+    steering = Steering(
+        node.store,
+        lambda: node.member_id,
+        NativeSensor(node.store.members, node.neighbours.asked),
+        NativeActuator(node.store, node.neighbours.ask),
+        clock=node.clock,
+        agreements=agreements,
+        learned=learned,
+    )
+    running = asyncio.create_task(steering.run())
+    try:
+        yield
+    finally:
+        await ended([running])
+
+
+async def standing(node: Node, key: str, *verdicts: Verdict) -> KeptStanding:
+    """Where it stands, once a window was judged so."""
+
+    async def look() -> KeptStanding | None:
+        document = (await node.store.standings()).get(key)
+        kept = None if document is None else KeptStanding.from_json(document)
+        return kept if kept is not None and kept.verdict in verdicts else None
+
+    return await eventually_async(look, f"{key} is {verdicts}", 30.0)
+
+
+@pytest.mark.asyncio
+async def test_a_plain_queue_is_judged_by_its_responses_and_breaches_are_told(
+    start_node: StartNode, connect: Connect
+) -> None:
+    node = await start_node()
+    mq = await connect(node, mode="admin")
+    for queue in ("orders.eu", "orders.us", "bills"):
+        await mq.create_queue(queue)
+    handler_s = 0.0
+
+    async def work(queue: str) -> None:
+        async with mq.subscribe(queue, prefetch=1) as messages:
+            async for message in messages:
+                await asyncio.sleep(handler_s if queue == "orders.eu" else 0.0)
+                message.ack()
+
+    async def put() -> None:
+        while True:
+            for queue in ("orders.eu", "orders.us"):
+                await mq.put(queue, b"one")
+            await asyncio.sleep(0.1)
+
+    async with steered(node, promise("300ms")):
+        running = [
+            asyncio.create_task(one) for one in (work("orders.eu"), work("orders.us"), put())
+        ]
+        try:
+            met = await standing(node, "orders/orders.eu", Verdict.MET)
+            # It waits for nothing, and each takes longer than is promised.
+            handler_s = 0.4
+            breached = await standing(node, "orders/orders.eu", Verdict.BREACHED)
+            other = await standing(node, "orders/orders.us", Verdict.MET, Verdict.WARNED)
+        finally:
+            await ended(running)
+    assert (met.queue, met.doing) == ("orders.eu", "monitored only: it does not scale")
+    (response,) = breached.promises
+    assert response.value is not None
+    assert response.value >= 0.3
+    assert other.queue == "orders.us"
+    assert sorted(await node.store.standings()) == ["orders/orders.eu", "orders/orders.us"]
+    decisions = await node.store.decisions("orders.eu", 10)
+    assert any(b"response_p90 is breached" in one for one in decisions)
+
+
+@pytest.mark.asyncio
+async def test_one_that_scales_is_judged_once_by_each_agreement(
+    start_node: StartNode, connect: Connect
+) -> None:
+    node = await start_node()
+    mq = await connect(node, mode="admin")
+    await mq.create_queue("orders")
+    text = PROMISED.format(breach="5s", name="orders")
+    await mq.set_scaling("orders", changed(DEFAULT_SCALING, {"agreement": text}))
+    async with steered(node, promise("1s"), promise("10s", "lenient")):
+        async with mq.subscribe("orders") as messages:
+            await mq.put("orders", b"one")
+            (await anext(aiter(messages))).ack()
+        own = await standing(node, "orders/orders", *Verdict)
+        lenient = await standing(node, "lenient/orders", *Verdict)
+    assert "breaches at 5s" in own.promises[0].evidence or own.verdict is Verdict.NO_DATA
+    assert lenient.agreement == "lenient"
+
+
+@pytest.mark.asyncio
+async def test_a_warning_that_is_to_be_learned_moves_for_a_queue_that_does_not_scale_too(
+    start_node: StartNode, connect: Connect, tmp_path: Path
+) -> None:
+    # Given an agreement of which the lake has seen enough
+    node = await start_node()
+    mq = await connect(node, mode="admin")
+    await mq.create_queue("orders")
+    knowledge = Knowledge(tmp_path, pytest.fail)
+    figures = {"slope_response_p90": 0.8, "reconfiguration_s": 2.0}
+    seen = Model("orders", True, "", figures, {}, 1, 0.0, 1.0)
+    knowledge.add_models("warnings", "run", datetime.now(UTC), [seen])
+    text = PROMISED.format(breach="5s", name="orders") + 'warning = "learned"\n'
+
+    async def work() -> None:
+        async with mq.subscribe("orders") as messages:
+            while True:
+                await mq.put("orders", b"one")
+                (await anext(aiter(messages))).ack()
+                await asyncio.sleep(0.1)
+
+    # When it is judged
+    async with steered(node, parse_agreement(text, "orders.toml"), learned=Learned(knowledge)):
+        running = asyncio.create_task(work())
+        try:
+            kept = await standing(node, "orders/orders", Verdict.MET)
+        finally:
+            await ended([running])
+    # Then it warns 1.25 · 0.8 · 2 s before the breach, and not the fifth of it that nobody knew
+    # better.
+    assert "warns at 3s" in kept.promises[0].evidence
+
+
+def test_responses_are_waits_and_services_put_together() -> None:
+    half = [(1.0, 5.0), (4.0, 5.0)]
+    found = added(half, [(1.0, 2.0), (2.0, 2.0)])
+    assert sum(count for _, count in found) == pytest.approx(4.0)
+    mean_s = sum(duration_s * count for duration_s, count in found) / 4.0
+    # 2.5 s and 1.5 s, each in a bucket.
+    assert mean_s == pytest.approx(4.0, rel=0.1)
+    assert added([], half) == ()
+    assert added(half, []) == []
+
+
+def test_who_is_acknowledged_later_has_waited_as_those_before() -> None:
+    responses = QueueResponses()
+    responses.complete(Sample(1.0, times={"wait": [(2.0, 1.0)], "service": []}))
+    found = responses.complete(Sample(2.0, times={"wait": [], "service": [(1.0, 1.0)]}))
+    ((duration_s, count),) = found.times["response"]
+    assert (duration_s, count) == (pytest.approx(3.0, rel=0.1), 1.0)

@@ -1,0 +1,48 @@
+"""Readiness follows the store: a node that cannot reach it says so, and again when it can."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+
+from http_get import Got, get
+
+from tidegate.node.http_door import HttpDoor
+from tidegate.node.limits import Limits
+from tidegate.node.server import Node
+from tidegate.storage.embedded import EmbeddedPostgres
+from tidegate.storage.postgres import PostgresStore
+
+
+async def readiness(node: Node, status: int) -> Got:
+    async with asyncio.timeout(30):
+        while (page := await get(node.metrics_address, "/readyz")).status != status:
+            pass
+    return page
+
+
+async def test_a_node_without_its_store_is_not_ready_until_it_is_back() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="tidegate-ready-"))
+    server = EmbeddedPostgres(folder, settings={"fsync": "off", "shared_buffers": "64MB"})
+    node = Node(PostgresStore(server.start()), limits=Limits(lease_s=1.0))
+    await node.start()
+    door = HttpDoor(node)
+    await door.start()
+    try:
+        await readiness(node, 200)
+
+        await asyncio.to_thread(server.stop)
+        page = await readiness(node, 503)
+        assert b"store" in page.body
+        assert (await get(node.metrics_address, "/healthz")).status == 200
+        assert (await get(node.metrics_address, "/metrics")).status == 200
+
+        await asyncio.to_thread(server.start)
+        await readiness(node, 200)
+    finally:
+        await node.stop()
+        await door.stop()
+        await asyncio.to_thread(server.stop)
+        shutil.rmtree(folder, ignore_errors=True)
