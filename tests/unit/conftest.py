@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import subprocess
 from typing import Any
 
@@ -16,6 +17,8 @@ def _refuse(*_: Any, **__: Any) -> Any:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_process() -> Any:
+    # Python asks `uname` for this once, in a process, and keeps the answer.
+    platform.platform()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(subprocess.Popen, "__init__", _refuse)
         for name in ("create_subprocess_exec", "create_subprocess_shell"):
