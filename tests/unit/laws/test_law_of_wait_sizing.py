@@ -195,9 +195,21 @@ def test_more_that_waits_never_asks_for_fewer(
 
 
 @given(rates, waits, capacities, promised, st.floats(1.0, 10.0), st.integers(1, 20))
-def test_a_stricter_promise_never_asks_for_fewer(
+def test_of_two_promises_that_can_be_kept_the_stricter_one_never_asks_for_fewer(
     rate: float, waiting: int, capacity: float, wait_s: float, looser: float, serving: int
 ) -> None:
-    situation = now(serving, rate, waiting=waiting, capacity_per_s=capacity)
+    # A replica serves in time for both.
+    situation = now(
+        serving, rate, waiting=waiting, capacity_per_s=capacity, start_s=wait_s, boot_s=wait_s
+    )
     strict = wished(situation, Pledge(wait_s=wait_s)).replicas
     assert strict >= wished(situation, Pledge(wait_s=wait_s * looser)).replicas
+
+
+def test_a_promise_that_no_replica_can_keep_any_more_only_works_off_what_waits() -> None:
+    # 81 messages wait. In 5 s, when a new replica would serve, 31 of them are still there.
+    situation = now(1, 0.0, waiting=81, capacity_per_s=10.0, start_s=5.0, boot_s=5.0)
+    # One replica works 31 off in the next 5 s: 2 s are over before a second one could help.
+    assert wished(situation, Pledge(wait_s=2.0)).replicas == 1
+    # 6 s can be kept, and 31 messages are 3.1 s of one replica: more than half of the promise.
+    assert wished(situation, Pledge(wait_s=6.0)).replicas == 2
