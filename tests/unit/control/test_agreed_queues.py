@@ -1,4 +1,7 @@
-"""Queues that somebody promises something of are judged live, whether or not they scale."""
+"""Queues that somebody promises something of are judged live, whether or not they scale.
+
+A real node runs in virtual time: windows of a second take none.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from backing import Connect, MemoryBacking, StartNode
+from virtual_node import in_virtual_time, virtual_node
 from waiting import eventually_async
 
 from tidegate.adapters.native.actuator import NativeActuator
@@ -18,6 +21,7 @@ from tidegate.agreement.document import Agreement, parse_agreement
 from tidegate.agreement.evaluation import Verdict
 from tidegate.agreement.kept_standing import KeptStanding
 from tidegate.agreement.windows import Sample
+from tidegate.client.client import Client
 from tidegate.control.learned import Learned
 from tidegate.control.queue_responses import QueueResponses, added
 from tidegate.control.steering import Steering
@@ -34,11 +38,6 @@ window = "1s"
 [metrics.response_p90]
 breach = "{breach}"
 """
-
-
-@pytest.fixture
-def backing() -> MemoryBacking:
-    return MemoryBacking()
 
 
 def promise(breach: str, name: str = "orders") -> Agreement:
@@ -73,100 +72,98 @@ async def standing(node: Node, key: str, *verdicts: Verdict) -> KeptStanding:
         kept = None if document is None else KeptStanding.from_json(document)
         return kept if kept is not None and kept.verdict in verdicts else None
 
-    return await eventually_async(look, f"{key} is {verdicts}", 30.0)
+    return await eventually_async(look, f"{key} is {verdicts}")
 
 
-@pytest.mark.asyncio
-async def test_a_plain_queue_is_judged_by_its_responses_and_breaches_are_told(
-    start_node: StartNode, connect: Connect
-) -> None:
-    node = await start_node()
-    mq = await connect(node, mode="admin")
-    for queue in ("orders.eu", "orders.us", "bills"):
-        await mq.create_queue(queue)
+@in_virtual_time
+async def test_a_plain_queue_is_judged_by_its_responses_and_breaches_are_told() -> None:
     handler_s = 0.0
 
-    async def work(queue: str) -> None:
+    async def work(mq: Client, queue: str) -> None:
         async with mq.subscribe(queue, prefetch=1) as messages:
             async for message in messages:
-                await asyncio.sleep(handler_s if queue == "orders.eu" else 0.0)
+                await asyncio.sleep(handler_s if queue == "orders.eu" else 0.0)  # the work
                 message.ack()
 
-    async def put() -> None:
+    async def put(mq: Client) -> None:
         while True:
             for queue in ("orders.eu", "orders.us"):
                 await mq.put(queue, b"one")
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # ten a second
 
-    async with steered(node, promise("300ms")):
-        running = [
-            asyncio.create_task(one) for one in (work("orders.eu"), work("orders.us"), put())
-        ]
-        try:
-            met = await standing(node, "orders/orders.eu", Verdict.MET)
-            # It waits for nothing, and each takes longer than is promised.
-            handler_s = 0.4
-            breached = await standing(node, "orders/orders.eu", Verdict.BREACHED)
-            other = await standing(node, "orders/orders.us", Verdict.MET, Verdict.WARNED)
-        finally:
-            await ended(running)
+    async with virtual_node() as house:
+        node, mq = house.node, await house.connect()
+        for queue in ("orders.eu", "orders.us", "bills"):
+            await mq.create_queue(queue)
+        async with steered(node, promise("300ms")):
+            running = [
+                asyncio.create_task(one)
+                for one in (work(mq, "orders.eu"), work(mq, "orders.us"), put(mq))
+            ]
+            try:
+                met = await standing(node, "orders/orders.eu", Verdict.MET)
+                # It waits for nothing, and each takes longer than is promised.
+                handler_s = 0.4
+                breached = await standing(node, "orders/orders.eu", Verdict.BREACHED)
+                other = await standing(node, "orders/orders.us", Verdict.MET)
+            finally:
+                await ended(running)
+        keys = sorted(await node.store.standings())
+        decisions = await node.store.decisions("orders.eu", 10)
     assert (met.queue, met.doing) == ("orders.eu", "monitored only: it does not scale")
     (response,) = breached.promises
     assert response.value is not None
     assert response.value >= 0.3
     assert other.queue == "orders.us"
-    assert sorted(await node.store.standings()) == ["orders/orders.eu", "orders/orders.us"]
-    decisions = await node.store.decisions("orders.eu", 10)
+    assert keys == ["orders/orders.eu", "orders/orders.us"]
     assert any(b"response_p90 is breached" in one for one in decisions)
 
 
-@pytest.mark.asyncio
-async def test_one_that_scales_is_judged_once_by_each_agreement(
-    start_node: StartNode, connect: Connect
-) -> None:
-    node = await start_node()
-    mq = await connect(node, mode="admin")
-    await mq.create_queue("orders")
+@in_virtual_time
+async def test_one_that_scales_is_judged_once_by_each_agreement() -> None:
     text = PROMISED.format(breach="5s", name="orders")
-    await mq.set_scaling("orders", changed(DEFAULT_SCALING, {"agreement": text}))
-    async with steered(node, promise("1s"), promise("10s", "lenient")):
-        async with mq.subscribe("orders") as messages:
-            await mq.put("orders", b"one")
-            (await anext(aiter(messages))).ack()
-        own = await standing(node, "orders/orders", *Verdict)
-        lenient = await standing(node, "lenient/orders", *Verdict)
+    async with virtual_node() as house:
+        node, mq = house.node, await house.connect()
+        await mq.create_queue("orders")
+        await mq.set_scaling("orders", changed(DEFAULT_SCALING, {"agreement": text}))
+        async with steered(node, promise("1s"), promise("10s", "lenient")):
+            async with mq.subscribe("orders") as messages:
+                await mq.put("orders", b"one")
+                (await anext(aiter(messages))).ack()
+            own = await standing(node, "orders/orders", *Verdict)
+            lenient = await standing(node, "lenient/orders", *Verdict)
     assert "breaches at 5s" in own.promises[0].evidence or own.verdict is Verdict.NO_DATA
     assert lenient.agreement == "lenient"
 
 
-@pytest.mark.asyncio
+@in_virtual_time
 async def test_a_warning_that_is_to_be_learned_moves_for_a_queue_that_does_not_scale_too(
-    start_node: StartNode, connect: Connect, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     # Given an agreement of which the lake has seen enough
-    node = await start_node()
-    mq = await connect(node, mode="admin")
-    await mq.create_queue("orders")
     knowledge = Knowledge(tmp_path, pytest.fail)
     figures = {"slope_response_p90": 0.8, "reconfiguration_s": 2.0}
     seen = Model("orders", True, "", figures, {}, 1, 0.0, 1.0)
     knowledge.add_models("warnings", "run", datetime.now(UTC), [seen])
     text = PROMISED.format(breach="5s", name="orders") + 'warning = "learned"\n'
 
-    async def work() -> None:
+    async def work(mq: Client) -> None:
         async with mq.subscribe("orders") as messages:
             while True:
                 await mq.put("orders", b"one")
                 (await anext(aiter(messages))).ack()
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.1)  # ten a second
 
     # When it is judged
-    async with steered(node, parse_agreement(text, "orders.toml"), learned=Learned(knowledge)):
-        running = asyncio.create_task(work())
-        try:
-            kept = await standing(node, "orders/orders", Verdict.MET)
-        finally:
-            await ended([running])
+    async with virtual_node() as house:
+        node, mq = house.node, await house.connect()
+        await mq.create_queue("orders")
+        async with steered(node, parse_agreement(text, "orders.toml"), learned=Learned(knowledge)):
+            running = asyncio.create_task(work(mq))
+            try:
+                kept = await standing(node, "orders/orders", Verdict.MET)
+            finally:
+                await ended([running])
     # Then it warns 1.25 · 0.8 · 2 s before the breach, and not the fifth of it that nobody knew
     # better.
     assert "warns at 3s" in kept.promises[0].evidence
