@@ -15,6 +15,8 @@ from __future__ import annotations
 BURST_S = 0.02
 # What is made up for at most when messages had to wait for us.
 MADE_UP_S = 1.0
+# The shortest wait: what rounding leaves of a token can be shorter than any clock's step.
+WAIT_S_MIN = 0.0001
 
 
 class Pace:
@@ -45,4 +47,5 @@ class Pace:
     @property
     def wait_s(self) -> float:
         """How long until the next may go."""
-        return max(1.0 - self._tokens, 0.0) / self.per_s
+        lacking = 1.0 - self._tokens
+        return max(lacking / self.per_s, WAIT_S_MIN) if lacking > 0.0 else 0.0

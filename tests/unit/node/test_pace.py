@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tidegate.node.pace import BURST_S, MADE_UP_S, Pace
 
@@ -49,3 +51,15 @@ def test_a_slow_pace_lets_one_go_at_a_time() -> None:
     assert pace.wait_s == pytest.approx(2.0)
     assert pace.allowed(1.9) == 0
     assert pace.allowed(100.0) == 1
+
+
+@given(st.floats(0.1, 100_000.0), st.floats(0.0, 1e7))
+def test_a_wait_moves_the_clock_however_little_of_a_token_is_lacking(
+    per_s: float, now: float
+) -> None:
+    """Otherwise the node would ask again and again in the same moment."""
+    pace = Pace(per_s, now)
+    for _ in range(100):
+        if not sent(pace, now):
+            assert now + pace.wait_s > now
+        now += pace.wait_s
