@@ -12,6 +12,7 @@ from fluid_plant import Plant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from operations import operations_of
+from thoroughness import examples
 
 from tidegate.control.autoscaler import Autoscaler
 from tidegate.control.guards import guarded
@@ -441,7 +442,7 @@ def test_feed_forward_orders_before_messages_pile_up_where_load_waits_for_them()
     assert peaks[ScalingPolicy.FEED_FORWARD] < 0.25 * peaks[ScalingPolicy.LOAD]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(12))
 @given(
     rate=st.floats(0.0, 700.0),
     count=st.integers(1, 8),

