@@ -46,7 +46,7 @@ def new_server(backend: Backend, among: Iterable[Backend]) -> str:
     """For `add server`, which leaves it in maintenance; who is to have no weight has 1 till then.
 
     One that is added without, and is asked by its name, is taken by `leastconn` for one that may be
-    elected (2.6.12, seen in `tests/doors`); one that has lost its weight is not.
+    elected (2.6.12, seen in `tests/integration/doors`); one that has lost its weight is not.
     """
     return _server(backend, max(weight_of(backend, among), 1))
 
