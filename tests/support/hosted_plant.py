@@ -43,7 +43,7 @@ http = "shop"
 window = "5s"
 objective = 0.9
 period = "10m"
-replicas = {{ min = 1, max = {most} }}
+replicas = {{ min = {least}, max = {most} }}
 {more}
 [metrics.response_p95]
 breach = "1s"
@@ -51,8 +51,8 @@ warning = "20%"
 """
 
 
-def agreed(most: int = 8, more: str = "") -> str:
-    return AGREEMENT.format(most=most, more=more)
+def agreed(most: int = 8, more: str = "", least: int = 1) -> str:
+    return AGREEMENT.format(least=least, most=most, more=more)
 
 
 @dataclass

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -44,6 +46,24 @@ async def running(plant: Plant, seconds: float = 5.0) -> Plant:
     return plant
 
 
+async def busy(clients: int, seconds: float, text: str | None = None, **rest: Any) -> Plant:
+    """The plant, after so many clients have been there for so long."""
+    plant = await running(Plant(text or agreed(), **rest))
+    plant.clients = lambda now: clients
+    await plant.run(seconds)
+    return plant
+
+
+async def breached(**rest: Any) -> Plant:
+    """The plant, after windows in which one instance took twice as long as is promised."""
+    plant = await running(Plant(agreed(1), **{"slots": 1, "start_s": 1.0, **rest}))
+    plant.service_s = 2.0
+    plant.clients = lambda now: 4
+    await plant.run(25.0)
+    assert (await standing(plant)).standing.last_hour.breached >= 2
+    return plant
+
+
 async def actions_of(plant: Plant, kind: type) -> list[object]:
     return [
         action
@@ -68,7 +88,7 @@ async def standing(plant: Plant) -> KeptStanding:
 async def test_clients_who_come_one_by_one_are_all_answered_in_time_at_little_cost(
     least: int, clients: int, start_s: float, seed: int
 ) -> None:
-    text = agreed(4).replace("min = 1", f"min = {least}").replace("20%", "10%")
+    text = agreed(4, least=least).replace("20%", "10%")
     plant = Plant(text, service_s=SERVICE_S, spread=SPREAD, start_s=start_s, seed=seed)
     # Windows and loops begin at other moments with each.
     await running(plant, start_s + 3.0 + 0.2 * seed)
@@ -135,9 +155,7 @@ async def test_when_clients_go_instances_drain_one_by_one_and_fail_nobody() -> N
 
 
 async def test_a_slow_instance_gets_less_and_is_replaced_if_it_stays_slow() -> None:
-    plant = await running(Plant(agreed().replace("min = 1", "min = 3"), spares=1))
-    plant.clients = lambda now: 24
-    await plant.run(20.0)
+    plant = await busy(24, 20.0, agreed(least=3), spares=1)
     plant.servers[2].slowness = 3.0
     slow_at = plant.now
     await plant.run(15.0)
@@ -158,7 +176,7 @@ MEMORY = '\n[metrics.free_memory]\nbreach = "200MB"\nwarning = "20%"\n'
 
 
 async def test_one_that_stays_short_of_memory_is_replaced_and_no_other() -> None:
-    plant = await running(Plant(agreed().replace("min = 1", "min = 3") + MEMORY))
+    plant = await running(Plant(agreed(least=3) + MEMORY))
     plant.clients = lambda now: 6
     until = plant.now + 10.0
     plant.free_bytes = lambda one: 1e8 if one == 2 and plant.now < until else 1e9
@@ -172,7 +190,7 @@ async def test_one_that_stays_short_of_memory_is_replaced_and_no_other() -> None
 
 
 async def test_where_the_computer_is_short_of_memory_nobody_is_replaced_and_no_more_come() -> None:
-    plant = await running(Plant(agreed().replace("min = 1", "min = 3") + MEMORY))
+    plant = await running(Plant(agreed(least=3) + MEMORY))
     # Each has more than half of what it can do at a time in its hands.
     plant.clients = lambda now: 8
     await plant.run(10.0)
@@ -188,60 +206,41 @@ async def test_where_the_computer_is_short_of_memory_nobody_is_replaced_and_no_m
     assert (await plant.service()).detail == ""
 
 
-async def test_a_lone_instance_that_runs_out_of_memory_is_replaced_by_the_spare() -> None:
-    plant = await running(Plant(agreed() + MEMORY, spares=1))
-    plant.clients = lambda now: 1
-    await plant.run(10.0)
-    plant.free_bytes = lambda one: LITTLE_MEMORY if one == 1 else 1e9
+@pytest.mark.parametrize(
+    ("settings", "is_short", "first_action", "ready", "shortage"),
+    [
+        ({"spares": 1}, {1}, Promote(2), [(2, 1.0), (3, 0.0)], ""),
+        ({}, {1}, AddInstance(1), [(2, 1.0)], ""),
+        ({"slots": 1}, {1}, AddInstance(1), [(1, 1.0)], "no place: no slot is free"),
+        ({"spares": 1}, {1, 2}, None, [(1, 1.0), (2, 0.0)], ""),
+    ],
+    ids=["a spare", "no spare", "no spare and no slot", "a spare that is short as well"],
+)
+async def test_a_lone_instance_short_of_memory_goes_when_another_one_serves(
+    settings: dict[str, Any],
+    is_short: set[int],
+    first_action: AnyAction | None,
+    ready: list[tuple[int, float]],
+    shortage: str,
+) -> None:
+    plant = await busy(1, 10.0, agreed() + MEMORY, **settings)
+    plant.free_bytes = lambda one: LITTLE_MEMORY if one in is_short else 1e9
     await plant.run(40.0)
-    first, *_ = [one for one in await plant.decisions() if one.rule == "overloaded"]
-    assert first.actions[0] == Promote(2)
-    assert DrainInstance(1) not in first.actions, "who takes its place serves before it goes"
-    ready = await plant.instances()
-    assert sorted((one.instance_id, one.weight) for one in ready) == [(2, 1.0), (3, 0.0)]
-    assert not plant.failures
+    overloaded = [one for one in await plant.decisions() if one.rule == "overloaded"]
+    assert [one.actions[0] for one in overloaded[:1]] == ([first_action] if first_action else [])
+    assert not any(DrainInstance(1) in one.actions for one in overloaded[:1])
+    found = await plant.instances(InstanceState.READY)
+    assert sorted((one.instance_id, one.weight) for one in found) == ready
+    assert all(count for at, count in plant.ready_history if at > 5.0), "one serves all the time"
+    told = [one.summary for one in plant.alerts.alerts if one.kind == "shortage"]
+    assert len(told) == bool(shortage)
+    assert all(shortage in one for one in told)
     assert "violation" not in plant.alerts.kinds()
-
-
-async def test_without_a_spare_one_more_comes_before_a_lone_instance_goes() -> None:
-    plant = await running(Plant(agreed() + MEMORY))
-    plant.clients = lambda now: 1
-    await plant.run(10.0)
-    plant.free_bytes = lambda one: LITTLE_MEMORY if one == 1 else 1e9
-    await plant.run(40.0)
-    [only] = await plant.instances()
-    assert (only.instance_id, only.state) == (2, InstanceState.READY)
-    assert min(ready for at, ready in plant.ready_history if at > 5.0) == 1
     assert not plant.failures
-
-
-async def test_without_a_spare_or_a_slot_a_lone_instance_stays_and_that_is_told() -> None:
-    plant = await running(Plant(agreed() + MEMORY, slots=1))
-    plant.clients = lambda now: 1
-    await plant.run(10.0)
-    plant.free_bytes = lambda one: LITTLE_MEMORY if one == 1 else 1e9
-    await plant.run(40.0)
-    assert [one.instance_id for one in await plant.instances(InstanceState.READY)] == [1]
-    assert not plant.failures
-    [alert] = [one for one in plant.alerts.alerts if one.kind == "shortage"]
-    assert "no place: no slot is free" in alert.summary
-
-
-async def test_where_the_spare_is_as_short_of_memory_nobody_takes_anybodys_place() -> None:
-    plant = await running(Plant(agreed() + MEMORY, spares=1))
-    plant.clients = lambda now: 1
-    await plant.run(10.0)
-    plant.free_bytes = lambda one: LITTLE_MEMORY
-    await plant.run(40.0)
-    assert "overloaded" not in [one.rule for one in await plant.decisions()]
-    ready = await plant.instances(InstanceState.READY)
-    assert sorted((one.instance_id, one.weight) for one in ready) == [(1, 1.0), (2, 0.0)]
 
 
 async def test_one_that_was_slow_for_a_moment_comes_back_to_its_share() -> None:
-    plant = await running(Plant(agreed().replace("min = 1", "min = 3")))
-    plant.clients = lambda now: 20
-    await plant.run(20.0)
+    plant = await busy(20, 20.0, agreed(least=3))
     plant.servers[2].slowness = 3.0
     await plant.run(5.0)
     [slow] = [one for one in await plant.instances() if one.instance_id == 2]
@@ -253,49 +252,47 @@ async def test_one_that_was_slow_for_a_moment_comes_back_to_its_share() -> None:
     assert well.concurrency == plant.spec.concurrency
 
 
-async def test_a_dead_instance_is_replaced_by_a_spare_at_once_and_the_pool_refilled() -> None:
-    plant = await running(Plant(agreed().replace("min = 1", "min = 3"), spares=1))
-    plant.clients = lambda now: 24
-    await plant.run(20.0)
+def dies(plant: Plant) -> None:
     plant.kill(2)
-    await plant.run(1.0)
-    assert len([one for one in await plant.instances(InstanceState.READY) if one.weight]) == 3
-
-    await plant.run(20.0)
-    ready = await plant.instances(InstanceState.READY)
-    assert sorted(one.weight for one in ready) == [0.0, 1.0, 1.0, 1.0]
-    assert 2 not in {one.instance_id for one in ready}
-    # What was in its hands is lost, and nothing else.
-    assert len(plant.failures) <= plant.spec.concurrency
-    assert max(p95_s for _, p95_s in plant.windows()) < 1.0
 
 
-async def test_a_hanging_instance_is_covered_at_once_and_let_go_of_after_a_while() -> None:
-    plant = await running(Plant(agreed().replace("min = 1", "min = 3"), spares=1))
-    plant.clients = lambda now: 24
-    await plant.run(20.0)
+def hangs(plant: Plant) -> None:
     plant.servers[2].hangs = True
     plant.servers[2].ejected = "3 requests came to nothing"
-    await plant.run(2.0)
+
+
+def is_ejected(plant: Plant) -> None:
+    plant.servers[2].ejected = "a moment"
+
+
+@pytest.mark.parametrize(
+    ("happens", "comes_back"), [(dies, False), (hangs, False), (is_ejected, True)]
+)
+async def test_a_spare_stands_in_for_one_that_fails_and_the_pool_is_filled_again(
+    happens: Callable[[Plant], None], comes_back: bool
+) -> None:
+    plant = await busy(24, 20.0, agreed(least=3), spares=1)
+    happens(plant)
+    await plant.run(1.0 if happens is dies else 2.0)
     assert len(await actions_of(plant, Promote)) == 1
+    able = [
+        one
+        for one in await plant.instances(InstanceState.READY)
+        if one.weight and not plant.servers[one.instance_id].ejected
+    ]
+    assert len(able) == 3
+
+    if comes_back:
+        plant.servers[2].ejected = None
     await plant.run(30.0)
     ready = await plant.instances(InstanceState.READY)
     assert sorted(one.weight for one in ready) == [0.0, 1.0, 1.0, 1.0]
-    assert 2 not in {one.instance_id for one in await plant.instances()}
-
-
-async def test_one_that_returns_from_its_ejection_stays_and_the_spare_is_a_spare_again() -> None:
-    plant = await running(Plant(agreed().replace("min = 1", "min = 3"), spares=1))
-    plant.clients = lambda now: 24
-    await plant.run(20.0)
-    plant.servers[2].ejected = "a moment"
-    await plant.run(3.0)
-    plant.servers[2].ejected = None
-    await plant.run(10.0)
-    ready = await plant.instances(InstanceState.READY)
-    assert 2 in {one.instance_id for one in ready if one.weight}
-    assert sum(one.is_spare for one in ready) == 1
-    assert len(ready) == 4
+    assert (2 in {one.instance_id for one in await plant.instances()}) == comes_back
+    assert (2 in {one.instance_id for one in ready if one.weight}) == comes_back
+    # What was in its hands is lost, and nothing else.
+    assert len(plant.failures) <= (0 if comes_back else plant.spec.concurrency)
+    if happens is dies:
+        assert max(p95_s for _, p95_s in plant.windows()) < 1.0
 
 
 async def test_without_a_slot_or_a_spare_the_load_is_shed_and_the_others_are_not_toppled() -> None:
@@ -326,7 +323,7 @@ async def test_without_a_slot_or_a_spare_the_load_is_shed_and_the_others_are_not
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_who_is_answered_just_in_time_is_not_refused(seed: int) -> None:
     """A sum says that one or two are too many; to refuse them would break what is kept."""
-    text = agreed(4).replace("min = 1", "min = 2").replace("20%", "10%")
+    text = agreed(4, least=2).replace("20%", "10%")
     plant = await running(Plant(text, service_s=SERVICE_S, spread=SPREAD, seed=seed))
     began_at = plant.now
     # Answered in a mean of 0.91 s at the most of instances that there may be.
@@ -360,15 +357,13 @@ async def test_when_nothing_is_left_to_take_that_is_told_once_and_when_it_is_ove
 
 
 async def test_when_more_are_needed_than_are_agreed_that_is_an_alert() -> None:
-    plant = await running(Plant(agreed(2)))
-    plant.clients = lambda now: 30
-    await plant.run(30.0)
+    plant = await busy(30, 30.0, agreed(2))
     [alert] = [one for one in plant.alerts.alerts if one.kind == "shortage"]
     assert "more than 2 instance(s) would be needed, the most that is agreed" in alert.summary
 
 
 async def test_a_rollout_that_waits_for_slots_of_those_that_drain_is_no_shortage() -> None:
-    plant = Plant(agreed().replace("min = 1", "min = 2"), slots=3)
+    plant = Plant(agreed(least=2), slots=3)
     plant.spec = msgspec.structs.replace(plant.spec, sticky=True, session_grace_s=30.0)
     await running(plant)
     await plant.deploy(revision="2")
@@ -395,7 +390,7 @@ async def test_who_is_refused_is_no_reason_to_refuse_more() -> None:
 
 async def test_when_a_stall_of_all_instances_is_over_nearly_nobody_is_refused_any_more() -> None:
     """What answers nothing has shown no capacity: a bound of none would outlive its cause."""
-    text = agreed(4).replace("min = 1", "min = 4")
+    text = agreed(4, least=4)
     plant = await running(Plant(text, concurrency=100, service_s=0.2))
     plant.rate = lambda now: 300.0
     await plant.run(20.0)
@@ -447,9 +442,7 @@ async def test_inside_then_number_then_warning_breach_violation_budget_and_alert
 
 
 async def test_a_warning_calls_for_one_more_only_when_what_was_done_inside_has_not_helped() -> None:
-    plant = await running(Plant(agreed(4), concurrency=100, parallel=4, spread=0.9, start_s=1.0))
-    plant.clients = lambda now: 10
-    await plant.run(30.0)
+    plant = await busy(10, 30.0, agreed(4), concurrency=100, parallel=4, spread=0.9, start_s=1.0)
     decisions = await plant.decisions()
     inside = next(one for one in decisions if SetConcurrency(1, 8) in one.actions)
     more = next(one for one in decisions if one.rule == "warned")
@@ -519,9 +512,7 @@ async def test_a_service_that_answers_nobody_breaks_its_promise_of_responses() -
 
 
 async def test_a_service_that_hangs_breaks_its_promise_while_its_clients_still_wait() -> None:
-    plant = await running(Plant(agreed(1)))
-    plant.clients = lambda now: 4
-    await plant.run(10.0)
+    plant = await busy(4, 10.0, agreed(1))
     assert "violation" not in plant.alerts.kinds()
 
     # It takes what comes and answers nothing; no door has noticed, and nobody is refused.
@@ -534,7 +525,7 @@ async def test_a_service_that_hangs_breaks_its_promise_while_its_clients_still_w
 
 
 async def test_throughput_that_is_promised_is_breached_by_servers_that_hang() -> None:
-    text = agreed(2).replace("min = 1", "min = 2")
+    text = agreed(2, least=2)
     text = text[: text.index("[metrics")] + "[metrics.throughput]\nbreach = 5\n"
     plant = await running(Plant(text, concurrency=100))
     plant.rate = lambda now: 10.0
@@ -564,9 +555,7 @@ async def test_a_budget_that_is_used_too_fast_rings_once() -> None:
 
 
 async def test_a_new_version_rolls_over_under_load_and_fails_no_request() -> None:
-    plant = await running(Plant(agreed().replace("min = 1", "min = 3"), spares=1))
-    plant.clients = lambda now: 20
-    await plant.run(10.0)
+    plant = await busy(20, 10.0, agreed(least=3), spares=1)
     await plant.deploy(revision="2")
     most, least = 0, 99
     for _ in range(60):
@@ -587,7 +576,7 @@ async def test_a_new_version_rolls_over_under_load_and_fails_no_request() -> Non
 
 
 async def test_a_rollout_leaves_sessions_with_their_instances_until_a_grace_is_over() -> None:
-    plant = Plant(agreed().replace("min = 1", "min = 2"), start_s=0.5)
+    plant = Plant(agreed(least=2), start_s=0.5)
     plant.spec = msgspec.structs.replace(plant.spec, sticky=True, session_grace_s=30.0)
     await running(plant)
     plant.clients = lambda now: 6
@@ -616,7 +605,7 @@ async def test_a_rollout_leaves_sessions_with_their_instances_until_a_grace_is_o
 
 
 async def test_a_version_that_does_not_start_harms_nobody_and_is_tried_ever_less_often() -> None:
-    plant = await running(Plant(agreed().replace("min = 1", "min = 2"), starts=lambda v: v != 2))
+    plant = await running(Plant(agreed(least=2), starts=lambda v: v != 2))
     plant.clients = lambda now: 10
     await plant.deploy(revision="2")
     await plant.run(60.0)
@@ -636,7 +625,7 @@ async def test_one_that_cannot_start_is_tried_ever_less_often_though_its_sibling
     None
 ):
     is_able = True
-    three, four = (agreed().replace("min = 1", f"min = {least}") for least in (3, 4))
+    three, four = (agreed(least=least) for least in (3, 4))
     plant = await running(Plant(three, start_s=0.5, starts=lambda version: is_able), 20.0)
     is_able = False
     await plant.deploy(agreement=four)
@@ -680,7 +669,7 @@ async def test_a_version_that_has_failed_for_days_is_still_tried_each_minute() -
 
 
 async def test_a_version_that_does_not_start_erodes_nothing_of_the_old_one() -> None:
-    plant = await running(Plant(agreed().replace("min = 1", "min = 2"), starts=lambda v: v != 2))
+    plant = await running(Plant(agreed(least=2), starts=lambda v: v != 2))
     plant.clients = lambda now: 10
     await plant.deploy(revision="2")
     await plant.run(20.0)
@@ -730,7 +719,7 @@ async def test_a_version_that_keeps_failing_stops_no_scale_in() -> None:
 
 
 async def test_a_version_that_mends_one_that_never_started_gets_its_slots() -> None:
-    text = agreed().replace("min = 1", "min = 2")
+    text = agreed(least=2)
     plant = await running(Plant(text, slots=2, starts=lambda version: version != 1), 10.0)
     assert not await plant.instances(InstanceState.READY)
     await plant.deploy(revision="2")
@@ -740,7 +729,7 @@ async def test_a_version_that_mends_one_that_never_started_gets_its_slots() -> N
 
 
 async def test_an_old_instance_that_crashes_under_a_broken_deploy_is_not_given_up() -> None:
-    plant = await running(Plant(agreed().replace("min = 1", "min = 2"), starts=lambda v: v != 2))
+    plant = await running(Plant(agreed(least=2), starts=lambda v: v != 2))
     plant.clients = lambda now: 6
     await plant.deploy(revision="2")
     await plant.run(10.0)
@@ -754,7 +743,7 @@ async def test_an_old_instance_that_crashes_under_a_broken_deploy_is_not_given_u
 
 
 async def test_without_a_slot_for_one_more_a_new_version_takes_the_place_of_an_old_one() -> None:
-    plant = await running(Plant(agreed().replace("min = 1", "min = 2"), slots=2))
+    plant = await running(Plant(agreed(least=2), slots=2))
     plant.clients = lambda now: 6
     await plant.deploy(revision="2")
     await plant.run(40.0)
@@ -764,7 +753,7 @@ async def test_without_a_slot_for_one_more_a_new_version_takes_the_place_of_an_o
 
 
 async def test_while_those_that_drain_have_the_slots_a_new_version_takes_nobodys_place() -> None:
-    plant = Plant(agreed().replace("min = 1", "min = 2"), slots=4, starts=lambda v: v != 3)
+    plant = Plant(agreed(least=2), slots=4, starts=lambda v: v != 3)
     plant.spec = msgspec.structs.replace(plant.spec, sticky=True, session_grace_s=40.0)
     await running(plant)
     plant.clients = lambda now: 6
@@ -784,9 +773,7 @@ async def test_while_those_that_drain_have_the_slots_a_new_version_takes_nobodys
 
 
 async def test_the_next_leader_finishes_what_the_last_one_began() -> None:
-    plant = await running(Plant(agreed().replace("min = 1", "min = 3"), spares=1))
-    plant.clients = lambda now: 20
-    await plant.run(10.0)
+    plant = await busy(20, 10.0, agreed(least=3), spares=1)
     await plant.deploy(revision="2")
     while not any(one.version == 2 for one in await plant.instances()):
         await plant.run(0.1)
@@ -817,9 +804,7 @@ async def test_a_leader_that_dies_at_any_order_leaves_nothing_half_done(
         if not len(orders) % 2:
             raise Unavailable("this leader is no more")
 
-    plant = await running(Plant(agreed().replace("min = 1", "min = 3"), spares=1))
-    plant.clients = lambda now: 20
-    await plant.run(10.0)
+    plant = await busy(20, 10.0, agreed(least=3), spares=1)
     monkeypatch.setattr(HostedServiceLoop, "_carry_out", dies)
     await plant.deploy(revision="2")
     for _ in range(80):
@@ -918,7 +903,7 @@ async def test_an_agreement_that_cannot_be_read_changes_nothing_about_what_runs(
     assert "its agreement cannot be read" in (await plant.service()).detail
     assert "respons_p95" in (await plant.service()).detail
     assert len(await plant.instances(InstanceState.READY)) == 1
-    await plant.deploy(agreement=agreed().replace("min = 1", "min = 2"))
+    await plant.deploy(agreement=agreed(least=2))
     await plant.run(5.0)
     assert (await plant.service()).detail == ""
     assert len(await plant.instances(InstanceState.READY)) == 2
@@ -973,28 +958,35 @@ async def test_a_warning_that_was_learned_moves_and_begins_no_new_budget() -> No
     assert after.standing.last_hour.breached > before.standing.last_hour.breached
 
 
-async def test_a_warning_that_is_written_elsewhere_gives_no_budget_back() -> None:
-    plant = await running(Plant(agreed(1), slots=1, start_s=1.0))
-    plant.service_s = 2.0
-    plant.clients = lambda now: 4
-    await plant.run(25.0)
+@pytest.mark.parametrize(
+    ("text", "warns", "most"),
+    [
+        (agreed(1).replace('warning = "20%"', 'warning = "10%"'), "warns at 900ms", 1),
+        (agreed(2) + "# in writing", "warns at 800ms", 2),
+    ],
+    ids=["another warning", "a comment and another number of instances"],
+)
+async def test_the_same_promises_in_another_agreement_give_no_budget_back(
+    text: str, warns: str, most: int
+) -> None:
+    plant = await breached()
     before = await standing(plant)
-    assert before.standing.last_hour.breached >= 2
 
-    await plant.deploy(agreement=agreed(1).replace('warning = "20%"', 'warning = "10%"'))
+    await plant.deploy(agreement=text)
     await plant.run(12.0)
     after = await standing(plant)
-    assert "warns at 900ms" in after.promises[0].evidence
+    assert warns in after.promises[0].evidence
     assert after.standing.last_hour.breached > before.standing.last_hour.breached
     assert after.standing.budget_left < before.standing.budget_left
     assert plant.alerts.kinds().count("violation") == 1, "one breach that goes on"
+    configuration = plant.loop.services["shop"].configuration
+    assert configuration is not None
+    assert configuration.agreement.resources.replicas_max == most
 
 
 async def test_numbers_beyond_all_that_are_measured_keep_nobody_from_serving() -> None:
     text = agreed(2, "capacity = 1e300").replace('breach = "1s"', 'breach = "99999999999999999s"')
-    plant = await running(Plant(text))
-    plant.clients = lambda now: 2
-    await plant.run(5.0)
+    plant = await busy(2, 5.0, text)
     assert len(await plant.instances(InstanceState.READY)) == 1
     assert (await plant.service()).detail == ""
 
@@ -1035,9 +1027,7 @@ async def test_who_leads_no_more_orders_nothing() -> None:
 
 
 async def test_a_probe_that_fails_while_doors_report_no_trouble_is_an_alert() -> None:
-    plant = await running(Plant())
-    plant.clients = lambda now: 5
-    await plant.run(10.0)
+    plant = await busy(5, 10.0)
     plant.probe_failure = "connection refused"
     await plant.run(10.0)
     [alert] = [one for one in plant.alerts.alerts if one.kind == "disagreement"]
@@ -1048,9 +1038,7 @@ async def test_a_probe_that_fails_while_doors_report_no_trouble_is_an_alert() ->
 
 
 async def test_doors_that_all_have_died_are_an_alert() -> None:
-    plant = await running(Plant())
-    plant.clients = lambda now: 5
-    await plant.run(10.0)
+    plant = await busy(5, 10.0)
     plant.door_is_silent, plant.probe_failure = True, "connection refused"
     await plant.run(15.0)
     [alert] = [one for one in plant.alerts.alerts if one.kind == "disagreement"]
@@ -1061,30 +1049,9 @@ async def test_doors_that_all_have_died_are_an_alert() -> None:
     assert (over.kind, over.of) == ("over", "disagreement")
 
 
-async def test_a_comment_or_another_number_of_replicas_gives_no_budget_back() -> None:
-    plant = await running(Plant(agreed(1), slots=1, start_s=1.0))
-    plant.service_s = 2.0
-    plant.clients = lambda now: 4
-    await plant.run(25.0)
-    before = await standing(plant)
-    assert before.standing.last_hour.breached >= 2
-    await plant.deploy(agreement=agreed(2) + "# in writing")
-    await plant.run(10.0)
-    after = await standing(plant)
-    assert after.standing.last_hour.breached > before.standing.last_hour.breached
-    assert plant.alerts.kinds().count("violation") == 1
-    configuration = plant.loop.services["shop"].configuration
-    assert configuration is not None
-    assert configuration.agreement.resources.replicas_max == 2
-
-
 async def test_a_comment_before_the_next_leaders_first_window_gives_no_budget_back() -> None:
-    plant = await running(Plant(agreed(1), slots=1, start_s=1.0))
-    plant.service_s = 2.0
-    plant.clients = lambda now: 4
-    await plant.run(25.0)
+    plant = await breached()
     before = await standing(plant)
-    assert before.standing.last_hour.breached >= 2
 
     await plant.change_leader()
     await plant.run(0.5)
@@ -1139,7 +1106,7 @@ async def test_one_that_is_started_again_did_not_take_all_its_life_to_start() ->
 
 
 async def test_one_that_was_placed_again_took_no_longer_for_the_next_leader() -> None:
-    plant = await running(Plant(agreed().replace("min = 1", "min = 2"), start_s=1.5), 60.0)
+    plant = await running(Plant(agreed(least=2), start_s=1.5), 60.0)
     for one in await plant.instances():
         # Its machine is lost.
         del plant.servers[one.instance_id]
@@ -1171,7 +1138,7 @@ async def test_who_is_not_needed_becomes_the_spare_that_is_missing() -> None:
 @pytest.mark.parametrize("seed", range(4))
 async def test_whatever_happens_it_settles_as_agreed_when_it_is_calm_again(seed: int) -> None:
     chance = random.Random(seed)
-    plant = await running(Plant(agreed().replace("min = 1", "min = 2"), spares=1, seed=seed))
+    plant = await running(Plant(agreed(least=2), spares=1, seed=seed))
     clients = 12
     plant.clients = lambda now: clients
     revision = 1
