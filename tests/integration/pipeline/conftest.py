@@ -21,7 +21,7 @@ def spark() -> Iterator[SparkSession]:
         # What tests hand to tasks may use the helpers of the tests.
         "spark.executorEnv.PYTHONPATH": str(SUPPORT),
     }
-    # Tasks that fail are tried again, as on a cluster.
-    options = SparkOptions("local[2,3]", properties, brief=True)
+    # A task that fails is tried once more: on a cluster it is tried more often.
+    options = SparkOptions("local[2,2]", properties, brief=True)
     with spark_session(options) as session:
         yield session

