@@ -18,13 +18,15 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from free_ports import free_ports
+from waiting import eventually
 
 PART = re.compile(
     r"<!-- (?P<word>stays|shows|until|Ctrl-C|not run): *(?P<said>.*?) *-->"
@@ -36,9 +38,8 @@ SHOWN = {"text", "json", "yaml", "ini", "nginx"}
 FILE_NAME = re.compile(r"# (/?[\w-]+(?:/[\w-]+)*\.\w+)(?: |\n)")
 # Of two cores that others use as well; on idle ones no block takes a tenth of it.
 BLOCK_S_MAX = 240.0
-READY_S_MAX = 60.0
-END_S_MAX = 60.0
-_LOOK_S = 0.1
+READY_S_MAX = 240.0
+END_S_MAX = 120.0
 # Of whoever runs the tests; without bytecode each command takes seconds to start.
 NOT_A_READERS = ("COLUMNS", "FORCE_COLOR", "PYTHONDONTWRITEBYTECODE")
 # Ports that pages name; here others may have them.
@@ -79,12 +80,6 @@ def parts_of(page: Path) -> list[Block | Interrupt]:
     return found
 
 
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 def environment_of_a_reader() -> dict[str, str]:
     """Ours, without what a reader would not have."""
     return {
@@ -110,7 +105,7 @@ class Reader:
         self._folder = folder
         self._where = folder
         self._names = names or {}
-        self._ports = {port: free_port() for port in (NODE_PORT, METRICS_PORT, CONSOLE_PORT)}
+        self._ports = {port: str(free_ports()) for port in (NODE_PORT, METRICS_PORT, CONSOLE_PORT)}
         wanted = self._usual_environment() | dict(environment or {})
         self._environment = {key: value for key, value in wanted.items() if value is not None}
         self._staying: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
@@ -167,13 +162,17 @@ class Reader:
             self.stay(text, block.words["stays"][0])
             return ""
         wanted = block.words.get("until", [])
-        deadline = time.monotonic() + BLOCK_S_MAX
-        while True:
+        code, said = 0, ""
+
+        def is_said() -> bool:
+            nonlocal code, said
             code, said = self._run(text)
-            if not wanted or (code == 0 and all(one in said for one in wanted)):
-                break
-            assert time.monotonic() < deadline, f"never said {wanted}, in the end:\n{said}"
-            time.sleep(_LOOK_S)
+            return not wanted or (code == 0 and all(one in said for one in wanted))
+
+        try:
+            eventually(is_said, f"says {wanted}", BLOCK_S_MAX)
+        except AssertionError as late:
+            raise AssertionError(f"{late}, in the end:\n{said}") from None
         assert code == 0, f"exit code {code}:\n{said}"
         for one in block.words.get("shows", []):
             assert one in said, f"does not say {one!r}:\n{said}"
@@ -218,12 +217,19 @@ class Reader:
                 preexec_fn=_end_with_us,
             )
         self._staying[_first_line(commands)] = process, said
-        deadline = time.monotonic() + READY_S_MAX
-        while ready not in said.read_text(errors="replace"):
-            told = said.read_text(errors="replace")
-            assert process.poll() is None, f"ended before it was there:\n{told}"
-            assert time.monotonic() < deadline, f"never said {ready!r}:\n{told}"
-            time.sleep(_LOOK_S)
+
+        def told() -> str:
+            return said.read_text(errors="replace")
+
+        try:
+            eventually(
+                lambda: ready in told() or process.poll() is not None,
+                f"says {ready!r}",
+                READY_S_MAX,
+            )
+        except AssertionError as late:
+            raise AssertionError(f"{late}:\n{told()}") from None
+        assert ready in told(), f"ended before it was there:\n{told()}"
 
     def kill(self, command: str) -> None:
         """The power of its computer has failed."""

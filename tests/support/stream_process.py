@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tidegate.pipeline import connector
 from tidegate.pipeline.session import SparkOptions, spark_session
 
-PER_BATCH = 15_000
+PER_BATCH = 6_000
 
 
 def stream_to_folders(

@@ -4,7 +4,8 @@
 
 On one machine the defaults suit two cores and little memory; a master of yours and every `spark.…`
 property win over them. Spark talks to a log in a temporary folder, of which people see the end only
-when it does not start. Nothing is left behind: not on errors, not on Ctrl-C. Where Spark's classes
+when it does not start. Nothing is left behind: not on errors, not on Ctrl-C. A Spark that runs in
+this process already, such as a notebook's, is used as it is, and goes on. Where Spark's classes
 have been written down (`class_archive`), Java maps them and starts sooner.
 """
 
@@ -84,7 +85,13 @@ class SparkOptions:
 
 @contextlib.contextmanager
 def spark_session(options: SparkOptions) -> Iterator[SparkSession]:
-    """A session for as long as the block runs."""
+    """A session for as long as the block runs.
+
+    A process has one Spark. If it runs already, the block gets it as it is, and leaves it running.
+    """
+    if SparkContext._active_spark_context is not None:
+        yield SparkSession.builder.getOrCreate()
+        return
     folder = Path(tempfile.mkdtemp(prefix="tidegate-spark-"))
     with contextlib.ExitStack() as ending:
         ending.callback(shutil.rmtree, folder, ignore_errors=True)

@@ -1,14 +1,10 @@
-"""`tidegate learn` as people run it: real processes, real Spark."""
+"""`tidegate learn` on a Spark that runs already; `test_session_ends` has it end with its own."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,13 +13,14 @@ import pytest
 from lake_of import LakeOf
 from pyspark.sql import SparkSession
 from refused_command import RefusedCommand
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from tidegate.cli.app import app
 from tidegate.console.models_learned import models_learned
-from tidegate.pipeline import learning
 from tidegate.telemetry.knowledge import Knowledge
 from tidegate.telemetry.schemas import QUEUE_SAMPLES, REQUESTS
+
+Learn = Callable[..., Result]
 
 AGREEMENT = """
 name = "orders"
@@ -56,19 +53,18 @@ def lake(lake_of: LakeOf) -> LakeOf:
     return lake_of
 
 
-def command(*arguments: str | Path, folder: Path) -> subprocess.Popen[str]:
-    clean = {n: v for n, v in os.environ.items() if not n.startswith("TIDEGATE_")}
-    return subprocess.Popen(
-        [sys.executable, "-m", "tidegate", "learn", *map(str, arguments)],
-        cwd=folder,
-        env=clean | {"TMPDIR": str(folder)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture
+def learn(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Learn:
+    """`tidegate learn` in `tmp_path`, in this process: it takes the Spark that runs here."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("TIDEGATE_")]:
+        monkeypatch.delenv(name)
+    return lambda *words: CliRunner().invoke(app, ["learn", *words])
 
 
-def test_learning_leaves_tables_and_says_what_it_did(lake: LakeOf, tmp_path: Path) -> None:
+def test_learning_leaves_tables_and_says_what_it_did(
+    lake: LakeOf, tmp_path: Path, learn: Learn
+) -> None:
     agreement = tmp_path / "orders.toml"
     agreement.write_text(AGREEMENT)
     (tmp_path / "tidegate.toml").write_text(
@@ -79,12 +75,10 @@ def test_learning_leaves_tables_and_says_what_it_did(lake: LakeOf, tmp_path: Pat
     cut = lake.write(QUEUE_SAMPLES, [{"at": datetime.now(UTC)}])
     cut.write_bytes(b"PAR1")
 
-    process = command("--json", folder=tmp_path)
-    said, complaints = process.communicate(timeout=115)
+    done = learn("--json")
 
-    assert process.returncode == 0, complaints
-    assert complaints == ""
-    run = json.loads(said)
+    assert (done.exit_code, done.stderr) == (0, "")
+    run = json.loads(done.stdout)
     assert {job["job"]: job["failure"] for job in run["jobs"]} == dict.fromkeys(
         (job["job"] for job in run["jobs"]), None
     )
@@ -96,7 +90,6 @@ def test_learning_leaves_tables_and_says_what_it_did(lake: LakeOf, tmp_path: Pat
     (level,) = pq.read_table(levels).to_pylist()
     assert level["met"] in (10, 11)
     assert (level["breached"], level["no_data"], level["budget_left"]) == (0, 0, 1.0)
-    assert not list(tmp_path.glob("tidegate-spark-*"))
     # And the console shows what is in it, and why it is used or not.
     shown = models_learned(tmp_path / "known")
     assert "orders" in {one.subject for one in shown}
@@ -105,12 +98,9 @@ def test_learning_leaves_tables_and_says_what_it_did(lake: LakeOf, tmp_path: Pat
 
 
 def test_one_job_by_name_and_nothing_for_those_who_read_tables(
-    lake: LakeOf, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    lake: LakeOf, tmp_path: Path, learn: Learn
 ) -> None:
-    # In this process and its Spark: starting another takes longer than all the rest.
-    monkeypatch.setattr(learning, "spark_session", lambda _: contextlib.nullcontext(spark))
-    monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["learn", "--only", "stability", "--lake", str(lake.folder)])
+    done = learn("--only", "stability", "--lake", str(lake.folder))
 
     assert (done.exit_code, done.stderr) == (0, "")
     lines = [line.split("\t") for line in done.stdout.splitlines()]
@@ -119,22 +109,6 @@ def test_one_job_by_name_and_nothing_for_those_who_read_tables(
     assert lines[4][0] == "stability"
     # Beside the store's data, unless told otherwise.
     assert (tmp_path / "tidegate-data" / "knowledge" / "latest.json").exists()
-
-
-def test_ctrl_c_ends_it_at_once_and_leaves_nothing(lake: LakeOf, tmp_path: Path) -> None:
-    process = command("--lake", lake.folder, folder=tmp_path)
-    # When Spark is there, its folder is.
-    while not list(tmp_path.glob("tidegate-spark-*/scratch/*")):
-        assert process.poll() is None
-        time.sleep(0.02)
-
-    process.send_signal(signal.SIGINT)
-    said, complaints = process.communicate(timeout=60)
-
-    assert process.returncode == 130, said + complaints
-    assert complaints == ""
-    assert not list(tmp_path.glob("tidegate-spark-*"))
-    assert not list(tmp_path.glob("tidegate-data/knowledge/runs/*"))
 
 
 @pytest.mark.parametrize(

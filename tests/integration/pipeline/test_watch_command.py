@@ -6,8 +6,9 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,12 +16,18 @@ import pytest
 from lake_of import NOON, LakeOf
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
+from waiting import eventually
 
 from tidegate.cli.app import app
-from tidegate.pipeline import session
+from tidegate.pipeline.watching.batches import read_table
+from tidegate.pipeline.watching.watch import reading
 from tidegate.telemetry.schemas import QUEUE_SAMPLES
 
-pytestmark = pytest.mark.timeout(300)
+Until = Callable[[Callable[[], bool]], None]
+
+LIMIT_S = 240.0
+
+pytestmark = pytest.mark.timeout(600)
 
 
 def record(lake_of: LakeOf, first: int, last: int, put: int) -> None:
@@ -32,48 +39,65 @@ def record(lake_of: LakeOf, first: int, last: int, put: int) -> None:
     lake_of.write(QUEUE_SAMPLES, rows)
 
 
+@pytest.fixture
+def ctrl_c_harms_no_test() -> Iterator[None]:
+    """A command that does not take Ctrl-C fails its test, and does not end the test run."""
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def ctrl_c_after(story: Callable[[Until], None]) -> Iterator[None]:
+    """Tell the story beside the block, and then send Ctrl-C to this process."""
+    ended = threading.Event()
+
+    def until(is_so: Callable[[], bool]) -> None:
+        eventually(lambda: ended.is_set() or is_so(), limit_s=LIMIT_S)
+        assert not ended.is_set(), "the command ended by itself"
+
+    def tell() -> None:
+        try:
+            story(until)
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with ThreadPoolExecutor() as beside:
+        told = beside.submit(tell)
+        try:
+            yield
+        finally:
+            ended.set()
+    told.result()
+
+
 def test_it_tells_what_happens_until_ctrl_c_and_goes_on_later(
-    lake_of: LakeOf, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    lake_of: LakeOf, tmp_path: Path, spark: SparkSession, ctrl_c_harms_no_test: None
 ) -> None:
     words = [
         *("watch", "--since", "36500d", "--every", "200ms"),
         *("--lake", str(lake_of.folder), "--knowledge", str(tmp_path / "knowledge")),
     ]
-    # So short a life is over before Java's better code would pay for its making.
-    environment = os.environ | {
-        "TMPDIR": str(tmp_path),
-        "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1",
-    }
+    folder = tmp_path / "knowledge" / "watch"
 
-    # Given a watcher that has seen a rate jump.
-    record(lake_of, 0, 10, put=100)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tidegate", *words],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
+    def jump(until: Until) -> None:
+        until(lambda: reading(folder, "rates").files == 1)
         record(lake_of, 10, 14, put=300)
-        line = process.stdout.readline()
-        told = "queue orders: rate in 300/s instead of 100/s (since 12:40)" in line
-        assert told, line or process.communicate()[1]
+        until(lambda: read_table(folder, "anomalies") is not None)
 
-        # When it is told to end, it does, and leaves nothing but what it found.
-        process.send_signal(signal.SIGINT)
-        rest, complaints = process.communicate()
-        assert process.returncode == 0, complaints
-        assert "Traceback" not in rest + complaints
-        assert "anomalies only" in complaints
-        assert not list(tmp_path.glob("tidegate-spark-*"))
-    finally:
-        process.kill()
+    # Given a watcher that sees a rate jump, and is told to end.
+    record(lake_of, 0, 10, put=100)
+    with ctrl_c_after(jump):
+        watched = CliRunner().invoke(app, words)
 
-    # Then the next one, in a Spark that runs already, goes on: the end of the anomaly, and not its
-    # beginning again.
-    monkeypatch.setattr(session, "spark_session", lambda _: contextlib.nullcontext(spark))
+    # Then it has told of the jump, and ends without complaint.
+    assert watched.exit_code == 0, watched.output
+    told, *_ = watched.stdout.splitlines()
+    assert "queue orders: rate in 300/s instead of 100/s (since 12:40)" in told
+    assert "anomalies only" in watched.stderr
+    assert "Traceback" not in watched.output
+
+    # And the next one goes on: the end of the anomaly, and not its beginning again.
     record(lake_of, 14, 20, put=100)
     done = CliRunner().invoke(app, [*words, "--once", "--json"])
     assert done.exit_code == 0, done.output

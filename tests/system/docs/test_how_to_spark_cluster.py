@@ -10,8 +10,9 @@ import os
 from pathlib import Path
 
 import pytest
+from free_ports import free_ports
 from places import DOCS
-from reader import Block, Reader, free_port, parts_of
+from reader import Block, Reader, parts_of
 from waiting import eventually
 
 from tidegate.pipeline.class_archive import archive_of
@@ -43,7 +44,7 @@ def test_a_reader_learns_on_a_cluster(folder: Path) -> None:
         "here.example": "127.0.0.1",
         # What others of this computer have to themselves.
         "--host 127.0.0.1": "--host 127.0.0.1 --webui-port 0",
-        "7077": free_port(),
+        "7077": str(free_ports()),
         # One job is as much on a cluster as eleven.
         "tidegate learn": "tidegate learn --only compliance",
     }

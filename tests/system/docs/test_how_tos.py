@@ -11,8 +11,9 @@ from pathlib import Path
 from queue import Queue
 
 import pytest
+from free_ports import free_ports
 from places import DOCS
-from reader import Reader, free_port
+from reader import Reader
 from waiting import LIMIT_S, eventually
 
 HOW_TO = DOCS / "how-to"
@@ -37,7 +38,7 @@ cat > "$0.new" && mv "$0.new" "$0.told"
 def test_a_reader_puts_it_before_a_web_app(folder: Path) -> None:
     (folder / "shop").mkdir()
     (folder / "shop" / "asgi.py").write_text(APPLICATION)
-    port = free_port()
+    port = str(free_ports())
     options = "--agreement shop.toml --health-path /healthz"
     names = {"8080": port, options: f"{options} --port {port}"}
     reader = Reader(folder, names=names)

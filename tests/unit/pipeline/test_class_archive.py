@@ -1,16 +1,14 @@
-"""The file of Spark's classes: for whom it is, when it is there, and that Java uses it."""
+"""The file of Spark's classes: for whom it is, and when it is there."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from tidegate.pipeline import class_archive
 from tidegate.pipeline.class_archive import archive_of
-from tidegate.pipeline.java import Java, find_java
+from tidegate.pipeline.java import Java
 
 
 def java(home: Path, version: int) -> Java:
@@ -73,13 +71,3 @@ def test_whoever_fails_to_write_it_leaves_nothing(folder: Path) -> None:
         fail()
 
     assert list(archive.path.parent.iterdir()) == []
-
-
-def test_a_spark_of_ours_has_mapped_it(spark: SparkSession) -> None:
-    archive = archive_of(find_java(os.environ))
-    if not archive.path.exists():
-        pytest.skip("python -m tidegate.pipeline.write_class_archive has not been run here")
-    gateway = spark.sparkContext._gateway
-    assert gateway is not None
-    mapped = Path(f"/proc/{gateway.proc.pid}/maps").read_text()
-    assert str(archive.path) in mapped

@@ -51,11 +51,11 @@ class Share(InputPartition):
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans batches on the driver, reads them in tasks."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: Options, schema: StructType, pace: Pace | None = None) -> None:
         check_schema(schema)
         self._options = options
         self._schema = schema
-        self._pace = Pace(options.messages_per_second)
+        self._pace = pace or Pace(options.messages_per_second)
         # On the driver, while the query runs.
         self._mq: BlockingClient | None = None
         self._queue_id = 0

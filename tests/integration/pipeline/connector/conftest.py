@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from backing import PostgresBacking
+from backing import PostgresBacking, TurnedClock
 from pyspark.sql import DataFrame, SparkSession
 
 import tidegate
@@ -16,10 +16,16 @@ from tidegate.pipeline import connector
 
 
 @pytest.fixture(scope="session")
-def spark_node(embedded_url: str) -> Iterator[Node]:
+def node_clock() -> TurnedClock:
+    """The clock of the node, which tests may turn forward."""
+    return TurnedClock()
+
+
+@pytest.fixture(scope="session")
+def spark_node(embedded_url: str, node_clock: TurnedClock) -> Iterator[Node]:
     backing = PostgresBacking("spark", embedded_url)
     thread = LoopThread()
-    node = Node(backing.store(), name="spark-node")
+    node = Node(backing.store(), name="spark-node", clock=node_clock)
     thread.wait(node.start())
     yield node
     thread.wait(node.stop())

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 import stream_process
+from backing import TurnedClock
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from stream_process import stream_to_folders
+from waiting import eventually
 
 import tidegate
 from tidegate.client.blocking import BlockingClient
@@ -24,6 +25,7 @@ from tidegate.node.server import Node
 from tidegate.pipeline.connector import pages
 from tidegate.pipeline.connector.columns import MESSAGE
 from tidegate.pipeline.connector.options import Options
+from tidegate.pipeline.connector.pace import Pace
 from tidegate.pipeline.connector.pages import MessagesMissing
 from tidegate.pipeline.connector.stream_reader import QueueStreamReader
 
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
     from conftest import Queues
 
 
-COUNT = 100_000
-PATIENCE_S = 90.0
+# Each batch is more than one page.
+COUNT = 40_000
 ALL = ReadAllAvailable()
 
 
@@ -42,8 +44,8 @@ ALL = ReadAllAvailable()
 class Stream:
     """A reader as the driver uses it, and what its batches hold."""
 
-    def __init__(self, url: str, **options: Any) -> None:
-        self.reader = QueueStreamReader(Options("orders", url, **options), MESSAGE)
+    def __init__(self, url: str, pace: Pace | None = None, **options: Any) -> None:
+        self.reader = QueueStreamReader(Options("orders", url, **options), MESSAGE, pace)
 
     def payloads(self, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
         found: list[int] = []
@@ -110,19 +112,20 @@ def test_a_commit_that_was_swallowed_is_made_up_for(
     last.reader.stop()
 
 
-def test_what_is_ready_late_is_in_a_later_batch(mq: BlockingClient, stream: Stream) -> None:
-    # Not ready yet when the first batch is made, however busy the machine is.
-    (late,) = put(mq, 1, delay=3.0)
+def test_what_is_ready_late_is_in_a_later_batch(
+    mq: BlockingClient, stream: Stream, node_clock: TurnedClock
+) -> None:
+    # Not ready when the first batch is made, however busy the machine is.
+    (late,) = put(mq, 1, delay=3600.0)
     (taken,) = put(mq, 2)
-    held = mq.get("orders", lease=60)
+    held = mq.get("orders", lease=7200)
     put(mq, 3)
     start = stream.reader.initialOffset()
     end = stream.reader.latestOffset(start, ALL)
     first = stream.payloads(start, end)
     held.nack(delay=0.0)  # its lower id was somebody else's until now
-    deadline = time.monotonic() + PATIENCE_S
-    while len(mq.browse("orders")) < 3:
-        assert time.monotonic() < deadline
+    node_clock.turn(3600.0)
+    eventually(lambda: len(mq.browse("orders")) == 3, "all three are ready")
     stream.reader.commit(end)
     after = stream.reader.latestOffset(end, ALL)
 
@@ -206,16 +209,26 @@ def test_available_now_ends_with_what_was_there(mq: BlockingClient, stream: Stre
 
 
 def test_a_rate_bounds_a_batch(mq: BlockingClient, spark_node: Node) -> None:
+    """100 a second, on a clock that only the pace itself and this test move."""
     mq.put_many("orders", [b"1"] * 1000)
-    stream = Stream(spark_node.address, messages_per_second=100.0)
+    now_s = 0.0
+
+    def pass_by(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    pace = Pace(100.0, lambda: now_s, pass_by)
+    stream = Stream(spark_node.address, pace, messages_per_second=100.0)
     start = stream.reader.initialOffset()
-    began = time.monotonic()
-    taken = 0
-    while taken < 150:
+    sizes = []
+    # The first batch waits for a tenth of a second's messages; the others follow 2 s and 1 s later.
+    for pause_s in (0.0, 2.0, 1.0):
+        pass_by(pause_s)
         end = stream.reader.latestOffset(start, ALL)
-        taken += len(stream.payloads(start, end))
+        sizes.append(len(stream.payloads(start, end)))
         start = end
-    assert taken <= 100 * (time.monotonic() - began) + 20
+    assert sizes == [10, 200, 100]
+    assert now_s == pytest.approx(3.1)
     stream.reader.stop()
 
 

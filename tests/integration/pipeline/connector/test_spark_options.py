@@ -1,13 +1,18 @@
-"""Wrong options get a sentence, and a password is never shown."""
+"""What is wrong comes through Spark in a sentence, and a password is never shown."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql.types import StringType, StructField, StructType
 
-from tidegate.core.errors import InvalidValue
-from tidegate.pipeline.connector import options as o
+from tidegate.core.errors import QueueNotExisting
+from tidegate.node.server import Node
+from tidegate.pipeline.connector.batch_reader import QueueReader
+from tidegate.pipeline.connector.batch_writer import QueueWriter
+from tidegate.pipeline.connector.columns import MESSAGE
+from tidegate.pipeline.connector.options import Options
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,77 +22,25 @@ if TYPE_CHECKING:
 CANARY = "canary-6c1f"
 
 
-@pytest.mark.parametrize(
-    ("wrong", "sentence"),
-    [
-        ({"queue": ""}, "name a queue"),
-        ({"colour": "red"}, "no option 'colour'; a stream has url, queue"),
-        ({"limit": "5"}, "'limit' is not for a stream"),
-        ({"path": "/tmp"}, "take no path"),
-        ({"messagesPerBatch": "0"}, "'messagesPerBatch' is a whole number from 1, not '0'"),
-        ({"messagesPerBatch": "1.5"}, "a whole number from 1, not '1.5'"),
-        ({"messagesPerSecond": "fast"}, "'messagesPerSecond' is a number above 0, not 'fast'"),
-        ({"messagesPerSecond": "nan"}, "a number above 0, not 'nan'"),
-        ({"failOnDataLoss": "maybe"}, "'failOnDataLoss' is true or false, not 'maybe'"),
-        ({"url": "http://here"}, "tidegate://"),
-        ({"password": "x"}, "a password without a user"),
-        ({"caFile": "/nowhere"}, "ca_file= is for TLS"),
-    ],
-)
-def test_a_wrong_option_is_named(wrong: dict[str, str], sentence: str) -> None:
-    with pytest.raises(InvalidValue, match=sentence):
-        o.parse({"queue": "orders", **wrong}, o.READ_STREAM, "a stream")
-
-
-def test_options_become_what_they_say() -> None:
-    read = o.parse({"queue": "orders", "limit": "5", "user": "ann", "password": CANARY}, o.READ, "")
-    assert (read.queue, read.limit, read.patience_s, read.fail_on_data_loss) == (
-        *("orders", 5, o.PATIENCE_S),
-        True,
-    )
-    assert CANARY not in repr(read)
-
-
 def test_what_is_wrong_comes_through_spark(queues: Queues) -> None:
     queues.mq.create_queue("orders")
     with pytest.raises(Exception, match="no option 'colour'"):
         queues.read("orders", colour="red").collect()
-    with pytest.raises(Exception, match="'limit' is a whole number from 1, not 'all'"):
-        queues.read("orders", limit="all").collect()
-    with pytest.raises(Exception, match="no queue named 'nowhere': create it first"):
-        queues.read("nowhere").collect()
-    frame = queues.spark.createDataFrame([(b"1",)], "payload binary").coalesce(1)
-    with pytest.raises(Exception, match=r"queue 'nowhere' at .*: no queue named 'nowhere'"):
-        queues.write(frame, "nowhere")
+    frame = queues.spark.sql("select 'x' as payload, 99 as priority")
     with pytest.raises(Exception, match="a queue is not overwritten"):
         frame.write.format("tidegate").mode("overwrite").option("queue", "orders").save()
-
-
-@pytest.mark.parametrize(
-    ("frame", "sentence"),
-    [
-        ("select 1 as n", "needs a column 'payload'"),
-        ("select 'x' as payload, 1 as n", "column 'n' is no part of a message"),
-        ("select 1 as payload", "column 'payload' is int, not binary or string: cast it"),
-        ("select 'x' as payload, map(1, 2) as headers", "headers are map<string,string>"),
-        ("select 'x' as payload, 99 as priority", "priority runs from 1"),
-        ("select cast(null as string) as payload", "a payload is null"),
-    ],
-)
-def test_rows_that_are_no_messages_are_refused(queues: Queues, frame: str, sentence: str) -> None:
-    queues.mq.create_queue("orders")
-    with pytest.raises(Exception, match=sentence):
-        queues.write(queues.spark.sql(frame), "orders")
+    with pytest.raises(Exception, match=r"queue 'orders' at .*priority runs from 1"):
+        queues.write(frame, "orders")
     assert queues.waiting("orders") == 0
 
 
-def test_keys_that_are_none_are_refused(queues: Queues) -> None:
-    queues.mq.create_queue("orders")
-    frame = queues.spark.sql("select 'x' as payload, cast(null as string) as order_id")
-    with pytest.raises(Exception, match="column 'order_id' is null"):
-        queues.write(frame, "orders", key="order_id")
-    with pytest.raises(Exception, match="'key' names no column: 'number' is none of payload"):
-        queues.write(frame, "orders", key="number")
+def test_a_queue_that_is_not_there_is_named(spark_node: Node) -> None:
+    nowhere = Options("nowhere", spark_node.address)
+    with pytest.raises(QueueNotExisting, match="no queue named 'nowhere': create it first"):
+        QueueReader(nowhere, MESSAGE).partitions()
+    writer = QueueWriter(nowhere, StructType([StructField("payload", StringType())]))
+    with pytest.raises(QueueNotExisting, match=r"queue 'nowhere' at .*: no queue named 'nowhere'"):
+        writer.write(iter([]))
 
 
 def test_a_password_is_shown_in_no_plan_and_no_error(
