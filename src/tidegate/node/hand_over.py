@@ -40,7 +40,7 @@ class HandOver:
         self._woken = asyncio.Event()
         # Number of a replica → messages that it got more than its share, below 0: less.
         self._ahead: dict[int, float] = {}
-        # The numbers of replicas that could not be reached: for a while the others have their share.
+        # Numbers of replicas that could not be reached: the others have their share for a while.
         self._away: set[int] = set()
         self._task = asyncio.create_task(self._run(), name="hand-over")
 

@@ -306,15 +306,14 @@ async def test_a_selection_of_dead_letters_is_sent_back(mq: Client) -> None:
 
 
 async def until_waiting(mq: Client, queue: str, count: int) -> None:
-    async with asyncio.timeout(10):
-        while True:
-            try:
-                found = (await mq.stats(queue)).queue(queue)
-            except e.QueueNotExisting:
-                found = None
-            if found is not None and found.waiting == count:
-                return
-            await asyncio.sleep(0.01)
+    async def are_there() -> bool:
+        try:
+            found = (await mq.stats(queue)).queue(queue)
+        except e.QueueNotExisting:
+            return False
+        return found is not None and found.waiting == count
+
+    await eventually_async(are_there, f"{count} messages wait in {queue}")
 
 
 async def test_what_cannot_be_sent_back_stays(mq: Client) -> None:

@@ -21,12 +21,13 @@ KIB = 1024
 
 async def all_dead(mq: Client, count: int) -> list[Message]:
     """They move in the background; once all are there, they are left as they lie."""
-    async with asyncio.timeout(10):
-        while True:
-            numbers = (await mq.stats()).queue("orders.dead")
-            if numbers is not None and numbers.waiting == count:
-                return await mq.browse("orders.dead")
-            await asyncio.sleep(0.01)
+
+    async def are_there() -> bool:
+        numbers = (await mq.stats()).queue("orders.dead")
+        return numbers is not None and numbers.waiting == count
+
+    await eventually_async(are_there, f"{count} dead letters")
+    return await mq.browse("orders.dead")
 
 
 async def test_one_of_a_group_is_in_flight_and_other_groups_are_unhindered(mq: Client) -> None:
