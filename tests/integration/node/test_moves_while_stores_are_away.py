@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from backing import Backing, PostgresBacking, StartNode
 from logical import Scene
+from made_database import UNSYNCED, copy_of_database, quick_folder
 from waiting import eventually_async
 
 from tidegate.core.errors import StaleEpoch
@@ -21,9 +20,11 @@ from tidegate.storage.several import SeveralStores
 
 @pytest.fixture
 def servers() -> Iterator[list[EmbeddedPostgres]]:
-    folder = Path(tempfile.mkdtemp(prefix="tidegate-others-"))
-    settings = {"fsync": "off", "shared_buffers": "16MB"}
-    made = [EmbeddedPostgres(folder / name, settings=settings) for name in ("one", "two")]
+    folder = quick_folder("others")
+    made = [
+        EmbeddedPostgres(copy_of_database(folder / name), settings=UNSYNCED)
+        for name in ("one", "two")
+    ]
     try:
         for server in made:
             server.start()

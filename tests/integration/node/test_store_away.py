@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from backing import PostgresBacking
 from logical_queue import LogicalQueue
+from made_database import UNSYNCED, copy_of_database, quick_folder
 from waiting import eventually_async
 
 from tidegate.client.client import Client
@@ -22,8 +21,8 @@ from tidegate.storage.several import SeveralStores
 
 @pytest.fixture
 def other_server() -> Iterator[EmbeddedPostgres]:
-    folder = Path(tempfile.mkdtemp(prefix="tidegate-other-"))
-    server = EmbeddedPostgres(folder, settings={"fsync": "off", "shared_buffers": "16MB"})
+    folder = quick_folder("other")
+    server = EmbeddedPostgres(copy_of_database(folder / "data"), settings=UNSYNCED)
     try:
         server.start()
         yield server
