@@ -14,7 +14,7 @@ def _refuse(*_: Any, **__: Any) -> Any:
     pytest.fail("a unit test starts no process: move it to tests/integration or tests/system")
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def no_process() -> Any:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(subprocess.Popen, "__init__", _refuse)
