@@ -77,6 +77,17 @@ class TurnedClock(Clock):
         self.jumped_s += seconds
 
 
+class StoppedClock(Clock):
+    """Time stands still until the test turns it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        super().__init__(lambda: self.now, lambda: self.now)
+
+    def turn(self, seconds: float) -> None:
+        self.now += seconds
+
+
 class Backing:
     """A store's contents; every node gets a store object onto them."""
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 import uvloop
-from backing import Backing, MemoryBacking, crash
+from backing import Backing, MemoryBacking, StoppedClock, crash
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -29,7 +29,6 @@ from tidegate.client.client import Client
 from tidegate.client.message import Message
 from tidegate.core import errors as e
 from tidegate.core.model import DEFAULT_POLICY
-from tidegate.core.ports import Clock
 from tidegate.node.limits import Limits
 from tidegate.node.server import Node
 
@@ -43,14 +42,6 @@ SCARCE_BYTES = 20_000
 # No sum of turns comes near a lease: what has run out is never a matter of rounding.
 LEASES_S = [100.0, 1000.0]
 TURNS_S = [31.0, 207.0, 1013.0]
-
-
-class StoppedClock(Clock):
-    """Time stands still until it is turned."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        super().__init__(lambda: self.now, lambda: self.now)
 
 
 class Put:
@@ -508,7 +499,7 @@ class NodeMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from(TURNS_S))
     def turn_the_clock(self, seconds: float) -> None:
-        self.clock.now += seconds
+        self.clock.turn(seconds)
 
         async def tick() -> None:
             for replica in self.node.replicas.values():

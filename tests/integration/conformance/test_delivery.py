@@ -109,7 +109,7 @@ async def test_failures_and_waits_survive_the_node(
     await mq.put_many("orders", [b"poison", b"later", b"fine"])
     await (await take(mq, "orders")).nack(delay=0, error="boom")
     await (await take(mq, "orders")).nack(delay=0, error="boom again")
-    later = await mq.get("orders", lease=600, wait=5, order="oldest")
+    later = await mq.get("orders", lease=600, wait=LIMIT_S, order="oldest")
     assert later.payload == b"poison"
     await later.release()
     held = [await take(mq, "orders"), await take(mq, "orders")]
@@ -152,7 +152,7 @@ async def test_a_wall_clock_that_is_set_ends_no_lease_and_prolongs_none(
 ) -> None:
     await mq.create_queue("orders")
     await mq.put_many("orders", [b"held", b"forgotten"])
-    held, forgotten = [await mq.get("orders", lease=600, wait=10) for _ in range(2)]
+    held, forgotten = [await mq.get("orders", lease=600, wait=LIMIT_S) for _ in range(2)]
 
     clock.jump(jump_s)
     clock.turn(599)
@@ -218,8 +218,8 @@ async def test_a_worker_that_dies_again_and_again_does_not_block_the_others(
     deliveries = 0
     for _ in range(3):
         victim = await connect(node)
-        async with asyncio.timeout(10):
-            message = await victim.get("orders", lease=600, wait=5)
+        async with asyncio.timeout(LIMIT_S):
+            message = await victim.get("orders", lease=600, wait=LIMIT_S)
         assert message.payload == b"poison"
         deliveries += 1
         assert victim.link is not None
@@ -444,7 +444,7 @@ async def test_messages_for_later_beyond_memory_come_in_the_order_of_their_time(
     clock.turn(2000)
     async with mq.subscribe("orders", prefetch=4) as subscription:
         seen = []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LIMIT_S):
             async for message in subscription:
                 seen.append(int(message.payload[:3]))
                 message.ack()
@@ -553,7 +553,7 @@ async def test_a_full_queue_slows_its_producers_down(node: Node, mq: Client) -> 
         message = await take(mq, "orders")
         assert message.payload == b"%d" % n
         message.ack()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         await asyncio.gather(*more)
     assert numbers(node, "orders").waiting == 10
 
@@ -567,7 +567,7 @@ async def test_a_slow_queue_that_moves_lets_its_producers_go_on_elsewhere(
     await mq.put("orders", b"1")
     put = asyncio.ensure_future(mq.put("orders", b"2"))
     await mq.ping()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         await mq.set_owner("orders", second.member_id)
         assert queue.queue_id not in first.replicas
         assert (await take(mq, "orders")).payload == b"1"
@@ -613,7 +613,7 @@ async def test_a_paused_queue_takes_and_does_not_give(node: Node, mq: Client) ->
         await mq.put("orders", b"2")
         with pytest.raises(e.NoMessagesRetrieved, match="paused"):
             await mq.get("orders")
-        waiting = asyncio.ensure_future(mq.get("orders", wait=10))
+        waiting = asyncio.ensure_future(mq.get("orders", wait=LIMIT_S))
         await mq.ping()
         assert numbers(node, "orders").waiting == 2
         assert numbers(node, "orders").paused

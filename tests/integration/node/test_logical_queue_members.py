@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 import pytest
-from backing import Backing, Connect, StartNode, crash
+from backing import Backing, Connect, StartNode, StoppedClock, crash
 from logical import Leader, Talker
 from waiting import eventually_async
 
@@ -20,7 +19,6 @@ from tidegate.core.errors import (
     Unavailable,
 )
 from tidegate.core.model import QueuePolicy
-from tidegate.core.ports import Clock
 from tidegate.core.replication import ReplicaState, Role
 from tidegate.core.scaling import Range, Scaling, ScalingPolicy, Steering
 from tidegate.node.meeting import insist
@@ -387,8 +385,8 @@ async def test_a_machine_brings_what_is_assigned_to_it_and_nothing_else(
 
 
 async def test_a_stated_rate_is_kept(start_node: StartNode, connect: Connect, talk: Talk) -> None:
-    now = 1000.0
-    node = await start_node(clock=Clock(time.time, lambda: now))
+    clock = StoppedClock()
+    node = await start_node(clock=clock)
     mq = await connect(node)
     queue = await mq.create_queue("orders")
     leader = await Leader.of(node, queue.queue_id, Scaling(rate_max_per_s=200.0))
@@ -403,7 +401,7 @@ async def test_a_stated_rate_is_kept(start_node: StartNode, connect: Connect, ta
         while count < expected:
             count += sum(len(run.lengths) for run in (await talker.heard(Deliver)).runs)
         assert (count, replica.numbers().waiting) == (expected, 60 - expected)
-        now += passes_s
+        clock.turn(passes_s)
     while count < 60:
         count += sum(len(run.lengths) for run in (await talker.heard(Deliver)).runs)
 

@@ -14,6 +14,7 @@ from typing import Any, TypedDict
 import msgspec
 import pydantic
 import pytest
+from backing import StoppedClock
 from waiting import LIMIT_S, eventually_async
 
 import tidegate
@@ -587,9 +588,9 @@ async def test_stopping_under_load_repeats_nothing(
 
 
 async def test_a_job_longer_than_its_lease_is_held_while_its_worker_lives() -> None:
-    # Long enough for a renewal, at a third of it, to come in time on a busy machine.
-    lease_s = 1.0
-    node = Node(MemoryStore(), limits=Limits(delivery_lease_s=lease_s))
+    # The node's clock is the test's: no lease ends while this machine does something else.
+    clock, lease_s = StoppedClock(), 0.3
+    node = Node(MemoryStore(), clock=clock, limits=Limits(delivery_lease_s=lease_s))
     await node.start()
     app = tidegate.App(node.address)
     begun, go_on = asyncio.Event(), asyncio.Event()
@@ -609,8 +610,10 @@ async def test_a_job_longer_than_its_lease_is_held_while_its_worker_lives() -> N
             (replica,) = node.replicas.values()
             (consumer,) = replica.dispatch.holders.consumers
             (lease,) = consumer.book
-            ends_at = lease.deadline
-            await eventually_async(lambda: lease.deadline > ends_at + lease_s)
+            for _ in range(4):
+                clock.turn(0.9 * lease_s)
+                await eventually_async(lambda: lease.deadline == clock.now + lease_s)
+                replica.tick()
             assert [one.tag for one in consumer.book] == [lease.tag], "it was never taken away"
             go_on.set()
             await until_empty(node, "orders")

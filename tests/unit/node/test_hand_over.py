@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from backing import Backing, MemoryBacking, StartNode
+from backing import Backing, MemoryBacking, StartNode, StoppedClock
 from logical import Scene
 from waiting import eventually_async
 
 from tidegate.core.errors import Unavailable
-from tidegate.core.ports import Clock
 from tidegate.node import hand_over
 
 
@@ -23,8 +21,7 @@ def backing() -> Backing:
 
 @pytest.fixture
 async def scene(start_node: StartNode) -> AsyncIterator[Scene]:
-    stopped_at = time.monotonic()
-    scene = await Scene.of(start_node, clock=Clock(time.time, lambda: stopped_at))
+    scene = await Scene.of(start_node, clock=StoppedClock())
     yield scene
     scene.talker.close()
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import pytest
-from waiting import eventually_async
+from waiting import LIMIT_S, eventually_async
 
 from tidegate.core.errors import LimitReached, TidegateError, Unavailable
 from tidegate.core.ports import Write
@@ -171,7 +171,7 @@ async def test_a_lost_commit_that_is_then_refused_leaves_the_others_alone(
     await turns()
     store.answer([True])
     assert source.fates == [(1, "LIMIT_REACHED"), (2, True)]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(LIMIT_S):
         await writer.stop()
 
 
