@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from tidegate.telemetry.housekeeping import Plan
 from tidegate.telemetry.lake import Lake
 from tidegate.telemetry.recorder import table_of
 from tidegate.telemetry.schemas import EVENTS
@@ -12,6 +15,8 @@ from tidegate.telemetry.schemas import EVENTS
 # 2026-09-21 14:13:20 UTC
 AT_S = 1_790_000_000
 HOUR = AT_S // 3600
+LONG_AFTER_S = (HOUR + 5) * 3600.0
+EVERYTHING = ["a", "a", "b", "b", "c", "c"]
 
 
 def event(at_s: float = AT_S, name: str = "join", node: str = "node-1") -> tuple[Any, ...]:
@@ -36,3 +41,24 @@ def events_of(lake: Lake) -> list[str]:
 def visible(folder: Path) -> list[str]:
     """The files that are there for readers, by their names."""
     return sorted(path.name for path in folder.rglob("*.parquet") if path.name[0] not in "_.")
+
+
+def lake_with_everything(folder: Path) -> Lake:
+    """Three files of one hour."""
+    lake = Lake(str(folder))
+    for name in ("a", "b", "c"):
+        write_events(lake, [name, name])
+    return lake
+
+
+def plan(folder: Path, **changes: object) -> Plan:
+    """A round for node-1 long after the hour, to which replaced files are old enough to go."""
+    values: dict[str, object] = {
+        "lake": str(folder),
+        "writer": "node-1",
+        "run": "now",
+        "now_s": LONG_AFTER_S,
+        "orphaned_s": 1e12,
+        "linger_s": -1e12,
+    }
+    return msgspec.convert(values | changes, Plan)

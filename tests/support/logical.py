@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from backing import PATIENCE_S, StartNode
+from backing import StartNode
+from waiting import LIMIT_S
 
 from tidegate.client.address import parse_url
 from tidegate.client.link import Link
@@ -110,7 +111,7 @@ class Talker:
     async def to(cls, node: Node, name: str) -> Talker:
         talker = cls()
         host, port = parse_url(node.address)[0]
-        talker.link = await Link.open(host, port, talker._push, lambda _: None, PATIENCE_S)
+        talker.link = await Link.open(host, port, talker._push, lambda _: None, LIMIT_S)
         await talker.link.ask(RegisterClient(name, Mode.ADMIN))
         return talker
 
@@ -130,7 +131,7 @@ class Talker:
         self, kind: type[Found], is_it: Callable[[Found], bool] = lambda _: True
     ) -> Found:
         """The first push of a kind that is meant, which is thereby forgotten."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(LIMIT_S):
             while True:
                 for packet in self.pushed:
                     if isinstance(packet, kind) and is_it(packet):
@@ -155,9 +156,11 @@ class Scene:
         self._batches = 0
 
     @classmethod
-    async def of(cls, start_node: StartNode, *, stores: tuple[int, int] = (0, 0)) -> Scene:
-        limits = Limits(memory_bytes=2 * 1024 * 1024)
-        here, there = await start_node(limits=limits), await start_node(limits=limits)
+    async def of(
+        cls, start_node: StartNode, *, stores: tuple[int, int] = (0, 0), **settings: Any
+    ) -> Scene:
+        settings = {"limits": Limits(memory_bytes=2 * 1024 * 1024)} | settings
+        here, there = await start_node(**settings), await start_node(**settings)
         talker = await Talker.to(here, "talker")
         made = await talker.ask(CreateQueue("orders"))
         assert isinstance(made, CreateQueueResponse)

@@ -15,7 +15,7 @@ def _refuse(*_: Any, **__: Any) -> Any:
     pytest.fail("a unit test starts no process: move it to tests/integration or tests/system")
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def no_process() -> Any:
     # Python asks `uname` for this once, in a process, and keeps the answer.
     platform.platform()

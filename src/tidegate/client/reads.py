@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import Callable
 from functools import partial
@@ -115,7 +116,7 @@ class ReadCalls(PutCalls):
         loop = asyncio.get_running_loop()
         while True:
             link = await self.connected()
-            wait_ms = max(int((deadline - loop.time()) * 1e3), 0)
+            wait_ms = max(math.ceil((deadline - loop.time()) * 1e3), 0)
             try:
                 return await _read(link, queue_id, packet(queue_id, wait_ms))
             except (*NOT_YET, IoFailure) as refusal:
@@ -231,7 +232,7 @@ async def _read_first(
     link: Link, places: list[int], packet: MakePacket, wait_s: float
 ) -> Found | None:
     """Wait at several queues; what more than one of them has goes back."""
-    wait_ms = max(int(wait_s * 1e3), 1)
+    wait_ms = max(math.ceil(wait_s * 1e3), 1)
     reads = {asyncio.ensure_future(_read(link, where, packet(where, wait_ms))) for where in places}
     waiting = set(reads)
     found: Found | None = None

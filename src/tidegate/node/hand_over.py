@@ -40,8 +40,8 @@ class HandOver:
         self._woken = asyncio.Event()
         # Number of a replica → messages that it got more than its share, below 0: less.
         self._ahead: dict[int, float] = {}
-        # Number of a replica that could not be reached → until when the others have its share.
-        self._away: dict[int, float] = {}
+        # Numbers of replicas that could not be reached: the others have their share for a while.
+        self._away: set[int] = set()
         self._task = asyncio.create_task(self._run(), name="hand-over")
 
     def wake(self) -> None:
@@ -77,8 +77,6 @@ class HandOver:
         if not queue.lanes.head_count and not queue.lanes.held_count and not queue.tails.count:
             return False
         await part(self._replica, topology)
-        now = self._node.clock.monotonic()
-        self._away = {number: until for number, until in self._away.items() if until > now}
         went = 0
         homes_wanted = self._homes_wanted(topology)
         for place in homes_wanted:
@@ -116,9 +114,14 @@ class HandOver:
             return await self._give(place, count, homed)
         except RetryLater as failure:
             log.info("%s: replica %s takes nothing: %s", self._name, place.number, failure)
-            self._away[place.number] = self._node.clock.monotonic() + _AWAY_S
-            asyncio.get_running_loop().call_later(_AWAY_S, self.wake)
+            self._away.add(place.number)
+            asyncio.get_running_loop().call_later(_AWAY_S, self._try_again, place.number)
             return 0
+
+    def _try_again(self, number: int) -> None:
+        # No clock is compared: a timer may be a millisecond early, and it rings once.
+        self._away.discard(number)
+        self.wake()
 
     @property
     def _name(self) -> str:

@@ -6,7 +6,7 @@ import asyncio
 
 from backing import Connect, StartNode
 from logical_queue import LogicalQueue
-from waiting import eventually_async
+from waiting import LIMIT_S, eventually_async
 
 from tidegate.client.client import Client
 from tidegate.client.subscription import Subscription
@@ -206,7 +206,7 @@ async def test_two_clients_talk_over_a_logical_queue_by_subscriptions(
     tasks = [asyncio.create_task(answer()), asyncio.create_task(overhear())]
     for number in range(20):
         reply = await asker.request(
-            "orders", b"question %d" % number, receiver=answerer.client_id, timeout=15.0
+            "orders", b"question %d" % number, receiver=answerer.client_id, timeout=LIMIT_S
         )
         assert reply.payload == b"QUESTION %d" % number
     # One way, and back to a subscription instead of a read.

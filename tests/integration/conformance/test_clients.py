@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from backing import Connect
+from waiting import LIMIT_S
 
 from tidegate.client.client import Client
 from tidegate.core import errors as e
@@ -79,7 +80,7 @@ async def test_a_client_without_a_name_is_forgotten_soon_after_its_connection_en
 
     await passing.close()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         while await node.store.find_client(passing.client_id, None) is not None:
             pass
 

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 from backing import Connect, StartNode
-from waiting import eventually_async
+from waiting import LIMIT_S, eventually_async
 
 from tidegate.client.client import Client
 from tidegate.core.model import Overflow, QueuePolicy
 from tidegate.node.server import Node
 from tidegate.telemetry.numbers import QueueNumbers
-
-SOON_S = 30.0
 
 
 def numbers(node: Node, name: str) -> QueueNumbers:
@@ -35,7 +33,7 @@ async def test_a_duplicate_beside_a_new_message_leaves_its_id_free(node: Node, m
     await mq.create_queue("orders")
     await mq.put("orders", b"first", dedup_id="a")
     await put_together(mq, (b"again", "a"), (b"new", "b"))
-    async with asyncio.timeout(SOON_S):
+    async with asyncio.timeout(LIMIT_S):
         await mq.put("orders", b"again", dedup_id="a")
         await mq.put("orders", b"plain")
     assert numbers(node, "orders").waiting == 3
@@ -77,7 +75,7 @@ async def test_redrive_leaves_addressed_messages_where_they_are(node: Node, mq: 
     await mq.create_queue("orders.dead")
     await mq.put("orders.dead", b"for one", receiver=12345)
     await mq.put("orders.dead", b"for anyone")
-    async with asyncio.timeout(SOON_S):
+    async with asyncio.timeout(LIMIT_S):
         assert await mq.redrive("orders.dead", to="orders") == 1
     assert numbers(node, "orders.dead").waiting == 1
 
@@ -90,9 +88,9 @@ async def test_what_was_rejected_never_goes_to_a_transient_queue(node: Node, mq:
     await mq.create_queue("fleeting", durable=False)
     await mq.create_queue("orders", policy=QueuePolicy(dead_letter="fleeting"))
     await mq.put("orders", b"x")
-    await (await mq.get("orders", lease=60, wait=SOON_S)).reject()
+    await (await mq.get("orders", lease=60, wait=LIMIT_S)).reject()
     await eventually_async(lambda: numbers(node, "orders").dead_lettered == 1)
-    assert (await mq.get("orders.dead", lease=60, wait=SOON_S)).payload == b"x"
+    assert (await mq.get("orders.dead", lease=60, wait=LIMIT_S)).payload == b"x"
     assert numbers(node, "orders").waiting == 0
 
 
@@ -115,7 +113,7 @@ async def test_queues_that_drop_into_each_other_come_to_rest(node: Node, mq: Cli
 async def test_what_expires_makes_room_while_a_queue_is_paused(node: Node, mq: Client) -> None:
     await mq.create_queue("orders", policy=QueuePolicy(length_max=1, paused=True))
     await mq.put("orders", b"x", ttl=0.05)
-    async with asyncio.timeout(SOON_S):
+    async with asyncio.timeout(LIMIT_S):
         await mq.put("orders", b"y")
 
 
@@ -144,7 +142,7 @@ async def test_a_queue_at_its_limit_moves_though_puts_are_in_line(
     monkeypatch.setattr(one.store, "submit", submit)
     for release in held:
         release()
-    async with asyncio.timeout(SOON_S):
+    async with asyncio.timeout(LIMIT_S):
         await moving
         await asyncio.gather(*under_way)
         assert await mq.purge("orders") >= 19

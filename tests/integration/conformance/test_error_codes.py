@@ -10,7 +10,7 @@ import pytest
 from backing import Backing, Connect, StartNode
 from logical_queue import LogicalQueue
 from people import add_user, login
-from waiting import eventually_async
+from waiting import LIMIT_S, eventually_async
 
 from tidegate.client.address import parse_url
 from tidegate.client.client import Client
@@ -293,7 +293,7 @@ async def test_39_malformed(node: Node) -> None:
     reader, writer = await asyncio.open_connection(host, port)
     writer.writelines(frame_pieces(Ping.method, 5, b"\xc1 is nothing in MessagePack"))
 
-    answer = await asyncio.wait_for(reader.read(), 10)
+    answer = await asyncio.wait_for(reader.read(), LIMIT_S)
 
     (event,) = Connection(server=False).receive(answer)
     assert isinstance(event, Received)

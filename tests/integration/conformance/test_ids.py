@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from backing import Backing, Connect, StartNode, crash
-from waiting import eventually_async
+from waiting import LIMIT_S, eventually_async
 
 from tidegate.client.client import Client
 from tidegate.core import errors as e
@@ -98,8 +98,8 @@ async def test_groups_go_on_behind_acknowledged_messages(mq: Client) -> None:
 
     assert (await mq.waiting_ids("orders", limit=99)).ranges == [(ids[0], ids[-1])]
     assert await mq.ack_ids("orders", [(ids[0], ids[3])]) == 4
-    assert (await mq.get("orders", wait=5)).message_id == ids[4]
-    assert (await mq.get("orders", wait=5)).message_id == ids[5]
+    assert (await mq.get("orders", wait=LIMIT_S)).message_id == ids[4]
+    assert (await mq.get("orders", wait=LIMIT_S)).message_id == ids[5]
 
 
 async def test_tenants_are_acknowledged_like_all_others(mq: Client) -> None:

@@ -12,8 +12,9 @@ import random
 import time
 
 import pytest
-from backing import PATIENCE_S, Connect, StartNode
+from backing import Connect, StartNode
 from logical_queue import LogicalQueue
+from waiting import eventually_async
 
 from tidegate.client.client import Client
 from tidegate.client.message import Message
@@ -72,7 +73,7 @@ class Turmoil:
                 await asyncio.gather(*(client.put("orders", payload) for payload in payloads))
             for key in keys:
                 self.note(name, "put", "ok", key)
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)  # other tasks get a turn, and the backlog stays small
 
     async def consume(self, client: Client, name: str) -> None:
         async with client.subscribe("orders", prefetch=8) as subscription:
@@ -85,7 +86,7 @@ class Turmoil:
 
     async def settle(self, message: Message, key: tuple[str, int], name: str) -> None:
         if self.dice.random() < 0.3:
-            await asyncio.sleep(self.dice.random() / 100)
+            await asyncio.sleep(self.dice.random() / 100)  # the work, which events interrupt
         try:
             if self.dice.random() < 0.05:
                 self.note(name, "ack", "fail", key)
@@ -104,7 +105,7 @@ class Turmoil:
             [self.shares, self.migrate, self.cut, self.cut, self.move, self.add, self.drain]
         )
         await happens()
-        await asyncio.sleep(self.dice.random() / 50)
+        await asyncio.sleep(self.dice.random() / 50)  # a drawn pause: another interleaving
 
     async def serving(self) -> list[int]:
         replicas = (await self.orders.topology()).replicas
@@ -170,18 +171,20 @@ class Turmoil:
         await self.orders.drain(number)
         await self.orders.set_homes([heir] * 64)
         leaving, target = await self.orders.place(number), await self.orders.place(heir)
-        async with asyncio.timeout(PATIENCE_S):
-            while not await self.orders.retire(number):
-                await self.orders.look()
-                for client in self.clients:
-                    for membership in client._memberships:
-                        membership.join_again()  # as they do by themselves, in a few seconds
-                taker = await self.orders.bring(self.orders.nodes[0], target.queue_id)
-                try:
-                    await self.orders.nodes[0].exchange.pull(taker, leaving.queue_id, 1000)
-                except TidegateError:
-                    await asyncio.sleep(0.01)
-                await asyncio.sleep(0.01)
+
+        async def is_retired() -> bool:
+            if await self.orders.retire(number):
+                return True
+            await self.orders.look()
+            for client in self.clients:
+                for membership in client._memberships:
+                    membership.join_again()  # as they do by themselves, in a few seconds
+            taker = await self.orders.bring(self.orders.nodes[0], target.queue_id)
+            with contextlib.suppress(TidegateError):
+                await self.orders.nodes[0].exchange.pull(taker, leaving.queue_id, 1000)
+            return False
+
+        await eventually_async(is_retired, f"replica {number} is empty and retired")
         await self.orders.look()
 
 
@@ -202,12 +205,16 @@ async def test_what_is_confirmed_is_delivered_whatever_happens(
         await turmoil.step()
     turmoil.over = True
     await asyncio.gather(*producing)
-    async with asyncio.timeout(PATIENCE_S):
-        while turmoil.outstanding or await turmoil.is_anything_stored():
-            for task in consuming:
-                assert not task.done(), task.exception()
-            await turmoil.exchange()
-            await asyncio.sleep(0.01)
+
+    async def is_all_delivered() -> bool:
+        for task in consuming:
+            assert not task.done(), task.exception()
+        if not turmoil.outstanding and not await turmoil.is_anything_stored():
+            return True
+        await turmoil.exchange()
+        return False
+
+    await eventually_async(is_all_delivered, "all that was confirmed is delivered")
     for task in consuming:
         task.cancel()
     await asyncio.gather(*consuming, return_exceptions=True)

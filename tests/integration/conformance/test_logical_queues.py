@@ -6,9 +6,9 @@ import asyncio
 
 import msgspec
 import pytest
-from backing import PATIENCE_S, Backing, Connect, StartNode, crash
+from backing import Backing, Connect, StartNode, crash
 from logical_queue import SCALING, LogicalQueue, until_told
-from waiting import eventually_async
+from waiting import LIMIT_S, eventually_async
 
 from tidegate.client.client import Client
 from tidegate.core import errors as e
@@ -147,7 +147,7 @@ async def test_a_request_is_answered_through_a_logical_queue(
             await asyncio.gather(first.run(answer), second.run(answer))
 
     serving = asyncio.create_task(serve())
-    replies = [await mq.request("orders", b"ping", timeout=10) for _ in range(4)]
+    replies = [await mq.request("orders", b"ping", timeout=LIMIT_S) for _ in range(4)]
     serving.cancel()
 
     assert [reply.payload for reply in replies] == [b"pong"] * 4
@@ -170,7 +170,7 @@ async def test_get_waits_at_all_replicas(mq: Client, node: Node, connect: Connec
     await orders.share({1: 0.0, 2: 1.0})
     other = await connect(node)
 
-    waiting = asyncio.create_task(mq.get("orders", wait=10))
+    waiting = asyncio.create_task(mq.get("orders", wait=LIMIT_S))
     await eventually_async(
         lambda: sum(replica.dispatch.readers.count for replica in node.replicas.values()) == 2
     )
@@ -532,7 +532,7 @@ async def test_what_was_under_way_when_a_queue_became_a_logical_one_outlives_its
     silent._writer = writer
     writer.wants(silent)
 
-    await asyncio.wait_for(put, PATIENCE_S)
+    await asyncio.wait_for(put, LIMIT_S)
     assert await orders.waiting() == {0: 2}
 
 
@@ -555,7 +555,7 @@ async def test_what_was_under_way_when_a_queue_became_plain_outlives_its_connect
     silent._writer = writer
     writer.wants(silent)
 
-    await asyncio.wait_for(put, PATIENCE_S)
+    await asyncio.wait_for(put, LIMIT_S)
     assert node.replicas[orders.alias_id].numbers().waiting == 2
 
 
@@ -585,7 +585,7 @@ async def test_nothing_of_a_group_overtakes_what_a_plain_queue_had_of_it(
     assert not any(put.done() for put in puts)
 
     await orders.set_homes([1] * HOMES)
-    await asyncio.wait_for(asyncio.gather(*puts), PATIENCE_S)
+    await asyncio.wait_for(asyncio.gather(*puts), LIMIT_S)
     came = [(await mq.get(place.queue_id)).payload for _ in range(8)]
     assert came[:6] == [b"%d" % n for n in range(6)]
     assert sorted(came[6:]) == [b"6", b"7"]
@@ -604,6 +604,6 @@ async def test_what_is_published_comes_to_subscriptions_that_are_elastic(
 
     # One transaction stores it for all; the alias then hands over to its replicas.
     wanted = {b"%d" % n for n in range(20)}
-    assert {(await mq.get("audit", wait=PATIENCE_S)).payload for _ in range(20)} == wanted
-    assert {(await mq.get("orders", wait=PATIENCE_S)).payload for _ in range(20)} == wanted
+    assert {(await mq.get("audit", wait=LIMIT_S)).payload for _ in range(20)} == wanted
+    assert {(await mq.get("orders", wait=LIMIT_S)).payload for _ in range(20)} == wanted
     assert sum((await orders.waiting()).values()) == 0

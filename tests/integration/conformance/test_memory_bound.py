@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from backing import Backing, Connect, StartNode, crash
-from waiting import eventually_async
+from waiting import LIMIT_S, eventually_async
 
 from tidegate.client.client import Client
 from tidegate.core import errors as e
@@ -150,7 +150,7 @@ async def test_addressed_messages_beyond_memory_reach_their_receiver_in_order(
 
     async with bob.subscribe("orders", prefetch=7) as subscription:
         received = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT_S):
             async for message in subscription:
                 received.append(number(message.payload))
                 message.ack()
@@ -198,7 +198,7 @@ async def test_a_waiting_read_gets_its_message_though_memory_is_full(
     fields: dict[str, Any] = {} if what == "sender" else {"receiver": reader.client_id}
     if what == "context":
         selection["context"] = fields["context"] = 5
-    waiting = reader.spawn(reader.get("orders", wait=20, **selection))
+    waiting = reader.spawn(reader.get("orders", wait=LIMIT_S, **selection))
     await eventually_async(lambda: node.replicas[queue.queue_id].dispatch.readers.count == 1)
 
     await other.put("orders", b"it", **fields)
@@ -206,7 +206,7 @@ async def test_a_waiting_read_gets_its_message_though_memory_is_full(
     assert numbers is not None
     assert numbers.waiting_in_store > 100
 
-    assert (await asyncio.wait_for(waiting, 30)).payload == b"it"
+    assert (await asyncio.wait_for(waiting, LIMIT_S)).payload == b"it"
 
 
 async def test_who_waited_before_memory_was_full_is_served_after(
@@ -215,7 +215,7 @@ async def test_who_waited_before_memory_was_full_is_served_after(
     reader, other = await connect(node), await connect(node)
     absent = await reader.client_id_of("absent")
     queue = await reader.create_queue("orders")
-    waiting = reader.spawn(reader.get("orders", wait=20))
+    waiting = reader.spawn(reader.get("orders", wait=LIMIT_S))
     await eventually_async(lambda: node.replicas[queue.queue_id].dispatch.readers.count == 1)
     for n in range(300):
         other.put_soon("orders", payload(n), receiver=absent)
@@ -225,7 +225,7 @@ async def test_who_waited_before_memory_was_full_is_served_after(
 
     await other.put("orders", b"for anyone")
 
-    assert (await asyncio.wait_for(waiting, 30)).payload == b"for anyone"
+    assert (await asyncio.wait_for(waiting, LIMIT_S)).payload == b"for anyone"
 
 
 @pytest.mark.parametrize(("order", "expected"), [("oldest", [0, 1, 2]), ("priority", [1, 2, 0])])
@@ -263,7 +263,7 @@ async def test_a_subscriber_gets_its_messages_though_memory_is_full_of_others(
             await mq.flush()
     await mq.flush()
 
-    async with mq.subscribe("orders") as subscription, asyncio.timeout(10):
+    async with mq.subscribe("orders") as subscription, asyncio.timeout(LIMIT_S):
         stream = aiter(subscription)
         for n in range(5):
             await mq.put("orders", b"%d" % n, receiver=mq.client_id)
@@ -392,7 +392,7 @@ async def test_what_was_due_comes_once_though_memory_is_full(node: Node, mq: Cli
     somebody held."""
     await mq.create_queue("orders")
     await mq.put("orders", payload(0), delay=0.01)
-    held = await mq.get("orders", lease=60, wait=10)
+    held = await mq.get("orders", lease=60, wait=LIMIT_S)
     await fill(mq, 500, start=1)
     await asyncio.gather(
         *(mq.put("orders", payload(n), delay=0.5) for n in range(501, 601)),

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 from backing import Backing, Connect, StartNode, crash
-from waiting import eventually_async
+from waiting import LIMIT_S, eventually_async
 
 from tidegate.client.client import Client
 from tidegate.client.message import Message
@@ -21,12 +21,13 @@ KIB = 1024
 
 async def all_dead(mq: Client, count: int) -> list[Message]:
     """They move in the background; once all are there, they are left as they lie."""
-    async with asyncio.timeout(10):
-        while True:
-            numbers = (await mq.stats()).queue("orders.dead")
-            if numbers is not None and numbers.waiting == count:
-                return await mq.browse("orders.dead")
-            await asyncio.sleep(0.01)
+
+    async def are_there() -> bool:
+        numbers = (await mq.stats()).queue("orders.dead")
+        return numbers is not None and numbers.waiting == count
+
+    await eventually_async(are_there, f"{count} dead letters")
+    return await mq.browse("orders.dead")
 
 
 async def test_one_of_a_group_is_in_flight_and_other_groups_are_unhindered(mq: Client) -> None:
@@ -34,7 +35,7 @@ async def test_one_of_a_group_is_in_flight_and_other_groups_are_unhindered(mq: C
     for payload, group in ((b"a1", "a"), (b"a2", "a"), (b"b1", "b"), (b"x", None), (b"b2", "b")):
         await mq.put("orders", payload, group=group)
 
-    async with mq.subscribe("orders", prefetch=100) as subscription, asyncio.timeout(10):
+    async with mq.subscribe("orders", prefetch=100) as subscription, asyncio.timeout(LIMIT_S):
         messages = aiter(subscription)
         first = [await anext(messages) for _ in range(3)]
         assert [m.payload for m in first] == [b"a1", b"b1", b"x"]
@@ -56,7 +57,7 @@ async def test_a_group_waits_while_its_first_is_tried_again(mq: Client) -> None:
         await mq.put("orders", payload, group=group)
     seen: list[tuple[bytes, int]] = []
 
-    async with mq.subscribe("orders", prefetch=100) as subscription, asyncio.timeout(10):
+    async with mq.subscribe("orders", prefetch=100) as subscription, asyncio.timeout(LIMIT_S):
         messages = aiter(subscription)
         while len(seen) < 5:
             message = await anext(messages)
@@ -82,7 +83,7 @@ async def test_a_group_goes_on_when_its_first_is_given_up(
     for payload in (b"1", b"2"):
         await mq.put("orders", payload, group="a")
 
-    async with mq.subscribe("orders") as subscription, asyncio.timeout(10):
+    async with mq.subscribe("orders") as subscription, asyncio.timeout(LIMIT_S):
         messages = aiter(subscription)
         await (await anext(messages)).reject(error="hopeless")
 
@@ -93,7 +94,7 @@ async def test_dead_letters_of_one_group_are_sent_back_by_choice_and_in_order(mq
     await mq.create_queue("orders")
     for n in range(6):
         await mq.put("orders", b"%d" % n, group="a")
-    async with mq.subscribe("orders") as subscription, asyncio.timeout(10):
+    async with mq.subscribe("orders") as subscription, asyncio.timeout(LIMIT_S):
         messages = aiter(subscription)
         for _ in range(6):
             await (await anext(messages)).reject(error="hopeless")
@@ -119,9 +120,9 @@ async def test_readers_are_served_by_what_an_acknowledgement_lets_out(
         await mq.get("orders", sender=mq.client_id)
 
     # The one who selects asked first; what it wants is let out by the read of the other.
-    selective = asyncio.create_task(mq.get("orders", sender=other.client_id, wait=10))
+    selective = asyncio.create_task(mq.get("orders", sender=other.client_id, wait=LIMIT_S))
     await eventually_async(lambda: _readers(node) == 1)
-    plain = asyncio.create_task(mq.get("orders", wait=10))
+    plain = asyncio.create_task(mq.get("orders", wait=LIMIT_S))
     await eventually_async(lambda: _readers(node) == 2)
     held.ack()
 
@@ -137,15 +138,15 @@ async def test_reading_which_removes_lets_out_the_next_for_a_consumer(
     node: Node, mq: Client, connect: Connect
 ) -> None:
     await mq.create_queue("orders")
-    async with mq.subscribe("orders") as subscription, asyncio.timeout(10):
+    async with mq.subscribe("orders") as subscription, asyncio.timeout(LIMIT_S):
         messages = aiter(subscription)
         await mq.put("orders", b"1", group="a")
         (await anext(messages)).ack()
     for n in range(4):
         await mq.put("orders", b"%d" % n, group="a")
 
-    assert [(await mq.get("orders", wait=5)).payload for _ in range(2)] == [b"0", b"1"]
-    async with mq.subscribe("orders", ack="automatic") as subscription, asyncio.timeout(10):
+    assert [(await mq.get("orders", wait=LIMIT_S)).payload for _ in range(2)] == [b"0", b"1"]
+    async with mq.subscribe("orders", ack="automatic") as subscription, asyncio.timeout(LIMIT_S):
         messages = aiter(subscription)
         assert [(await anext(messages)).payload for _ in range(2)] == [b"2", b"3"]
 
@@ -158,7 +159,7 @@ async def test_a_takeover_in_mid_group_keeps_the_order(
     await mq.create_queue("orders")
     for n in range(30):
         await mq.put("orders", b"%d" % n, group="abc"[n % 3], priority=1 + n % 5)
-    async with mq.subscribe("orders", prefetch=100) as subscription, asyncio.timeout(10):
+    async with mq.subscribe("orders", prefetch=100) as subscription, asyncio.timeout(LIMIT_S):
         messages = aiter(subscription)
         begun = [await anext(messages) for _ in range(3)]
         # One group is further than the others, and all have a message in flight.
@@ -172,7 +173,7 @@ async def test_a_takeover_in_mid_group_keeps_the_order(
 
     done = int(begun[0].payload)
     left = {group: [n for n in range(30) if "abc"[n % 3] == group and n != done] for group in "abc"}
-    async with heir.subscribe("orders", prefetch=100) as subscription, asyncio.timeout(20):
+    async with heir.subscribe("orders", prefetch=100) as subscription, asyncio.timeout(LIMIT_S):
         messages = aiter(subscription)
         while any(left.values()):
             in_flight = [await anext(messages) for numbers in left.values() if numbers]
@@ -200,7 +201,7 @@ async def test_a_group_that_memory_cannot_hold_comes_in_order_beside_others(
         )
     peak = 0
     seen: dict[str, list[int]] = defaultdict(list)
-    async with mq.subscribe("orders", prefetch=20) as subscription, asyncio.timeout(50):
+    async with mq.subscribe("orders", prefetch=20) as subscription, asyncio.timeout(LIMIT_S):
         messages = aiter(subscription)
         for _ in range(600):
             message = await anext(messages)
@@ -228,7 +229,7 @@ async def test_a_group_of_several_priorities_that_memory_cannot_hold_comes_in_or
     await mq.put("orders", b"another", group="b", priority=5)
     received: list[bytes] = []
 
-    async with mq.subscribe("orders", prefetch=20) as subscription, asyncio.timeout(50):
+    async with mq.subscribe("orders", prefetch=20) as subscription, asyncio.timeout(LIMIT_S):
         messages = aiter(subscription)
         for _ in range(301):
             message = await anext(messages)

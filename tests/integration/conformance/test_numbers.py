@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from backing import Connect
+from waiting import LIMIT_S
 
 from tidegate.client.client import Client
 from tidegate.core import errors as e
@@ -43,7 +44,7 @@ async def test_consumers_are_listed_with_what_they_hold(node: Node, connect: Con
     mq = await connect(node, name="worker")
     await mq.create_queue("orders")
     await mq.put_many("orders", [b"x"] * 10)
-    async with mq.subscribe("orders", prefetch=4) as subscription, asyncio.timeout(10):
+    async with mq.subscribe("orders", prefetch=4) as subscription, asyncio.timeout(LIMIT_S):
         stream = aiter(subscription)
         messages = [await anext(stream) for _ in range(4)]
         await messages[1].ack_through()
@@ -61,8 +62,8 @@ async def test_consumers_are_listed_with_what_they_hold(node: Node, connect: Con
 
 async def test_waiting_readers_are_counted(mq: Client) -> None:
     await mq.create_queue("orders")
-    reading = asyncio.create_task(mq.get("orders", wait=20))
-    async with asyncio.timeout(10):
+    reading = asyncio.create_task(mq.get("orders", wait=LIMIT_S))
+    async with asyncio.timeout(LIMIT_S):
         while (await numbers_of(mq, "orders")).readers_waiting != 1:
             pass
     await mq.put("orders", b"")

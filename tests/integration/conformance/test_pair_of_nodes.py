@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 from backing import Backing, Connect, StartNode, crash
-from waiting import eventually_async
+from waiting import LIMIT_S, eventually_async
 
 from tidegate.client.client import Client
 from tidegate.core import errors as e
@@ -15,7 +14,9 @@ from tidegate.core.ports import Location
 from tidegate.node.limits import Limits
 from tidegate.node.server import Node
 
-# Soon over for who waits for it, and not at once for who is held up by neighbours.
+# Nobody's lease ends while this machine does something else.
+PATIENT = Limits(lease_s=600.0)
+# Soon over for who waits for it.
 QUICK = Limits(lease_s=1.5)
 
 
@@ -31,7 +32,18 @@ class Pair:
 
 @pytest.fixture
 async def pair(start_node: StartNode, connect: Connect) -> Pair:
-    a, b = await start_node(limits=QUICK), await start_node(limits=QUICK)
+    return await pair_of(
+        await start_node(limits=PATIENT), await start_node(limits=PATIENT), connect
+    )
+
+
+@pytest.fixture
+async def pair_with_a_quick_lease(start_node: StartNode, connect: Connect) -> Pair:
+    """That of B."""
+    return await pair_of(await start_node(limits=PATIENT), await start_node(limits=QUICK), connect)
+
+
+async def pair_of(a: Node, b: Node, connect: Connect) -> Pair:
     at_a = await connect(a, name="at-a", mode="admin")
     at_b = await connect(b, name="at-b")
     queue = await at_b.create_queue("orders")
@@ -110,7 +122,7 @@ async def test_a_client_of_one_reads_and_writes_the_queues_of_the_other(pair: Pa
 
 
 async def test_a_client_of_one_subscribes_to_a_queue_of_the_other(pair: Pair) -> None:
-    async with pair.at_a.subscribe("orders", prefetch=2) as subscription, asyncio.timeout(10):
+    async with pair.at_a.subscribe("orders", prefetch=2) as subscription, asyncio.timeout(LIMIT_S):
         await pair.at_b.put_many("orders", [b"%d" % n for n in range(10)])
         received = []
         async for message in subscription:
@@ -124,14 +136,14 @@ async def test_a_client_of_one_subscribes_to_a_queue_of_the_other(pair: Pair) ->
 
 
 async def test_waiting_reads_and_requests_work_across_nodes(pair: Pair) -> None:
-    waiting = asyncio.create_task(pair.at_a.get("orders", wait=20))
+    waiting = asyncio.create_task(pair.at_a.get("orders", wait=LIMIT_S))
     queue_id = (await pair.at_a.queue("orders")).queue_id
     await eventually_async(lambda: pair.b.replicas[queue_id].dispatch.readers.count == 1)
     await pair.at_b.put("orders", b"now")
     assert (await waiting).payload == b"now"
 
-    asking = asyncio.create_task(pair.at_a.request("orders", b"?", timeout=20))
-    await pair.at_b.reply(await pair.at_b.get("orders", wait=20), b"!")
+    asking = asyncio.create_task(pair.at_a.request("orders", b"?", timeout=LIMIT_S))
+    await pair.at_b.reply(await pair.at_b.get("orders", wait=LIMIT_S), b"!")
     assert (await asking).payload == b"!"
 
 
@@ -158,7 +170,7 @@ async def test_stats_show_all_nodes(pair: Pair) -> None:
 async def test_an_admin_moves_a_queue_and_nothing_is_lost(pair: Pair) -> None:
     await pair.at_b.put_many("orders", [b"%d" % n for n in range(100)])
     held = await pair.at_b.get("orders", lease=60)
-    async with pair.at_b.subscribe("orders", prefetch=5) as subscription, asyncio.timeout(20):
+    async with pair.at_b.subscribe("orders", prefetch=5) as subscription, asyncio.timeout(LIMIT_S):
         received: list[int] = []
 
         async def consume() -> None:
@@ -171,12 +183,15 @@ async def test_an_admin_moves_a_queue_and_nothing_is_lost(pair: Pair) -> None:
         await pair.at_a.set_owner("orders", pair.a.member_id)
         await pair.at_b.put_many("orders", [b"%d" % n for n in range(100, 120)])
         assert await owner_of(pair, "orders") is pair.a
+
+        def is_all_received() -> bool:
+            nonlocal consuming
+            if consuming.done():
+                consuming = asyncio.create_task(consume())
+            return len(set(received)) == 120
+
         try:
-            async with asyncio.timeout(10):
-                while len(set(received)) < 120:
-                    if consuming.done():
-                        consuming = asyncio.create_task(consume())
-                    await asyncio.sleep(0.01)
+            await eventually_async(is_all_received)
         finally:
             consuming.cancel()
     with pytest.raises(e.LeaseLost):
@@ -230,7 +245,7 @@ async def test_one_message_into_queues_of_both_is_all_or_none(pair: Pair) -> Non
 
 async def test_puts_to_several_queues_from_both_sides_do_not_deadlock(pair: Pair) -> None:
     await pair.at_a.create_queue("here")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LIMIT_S):
         await asyncio.gather(
             *(pair.at_a.put_to(["here", "orders"], b"a") for _ in range(5)),
             *(pair.at_b.put_to(["orders", "here"], b"b") for _ in range(5)),
@@ -244,21 +259,21 @@ async def test_the_other_takes_over_when_the_owner_stops(pair: Pair) -> None:
 
     await pair.b.stop()
 
-    assert (await pair.at_a.get("orders", wait=10)).payload == b"1"
+    assert (await pair.at_a.get("orders", wait=LIMIT_S)).payload == b"1"
     assert await owner_of(pair, "orders") is pair.a
 
 
-async def test_the_other_takes_over_within_seconds_when_the_owner_dies(pair: Pair) -> None:
+async def test_the_other_takes_over_when_the_owner_dies(pair: Pair, backing: Backing) -> None:
     await pair.at_a.put_many("orders", [b"%d" % n for n in range(50)])
-    async with pair.at_a.subscribe("orders", prefetch=5) as subscription, asyncio.timeout(20):
+    async with pair.at_a.subscribe("orders", prefetch=5) as subscription, asyncio.timeout(LIMIT_S):
         stream = aiter(subscription)
         first = await anext(stream)
         await first.ack_confirmed()
-        waiting = asyncio.create_task(pair.at_a.get("orders", wait=15, context=77))
+        waiting = asyncio.create_task(pair.at_a.get("orders", wait=LIMIT_S, context=77))
         await pair.at_a.ping()
 
-        died_at = time.monotonic()
         await crash(pair.b)
+        await backing.declare_dead(pair.b.member_id)
 
         put = pair.at_a.put("orders", b"50")
         received: list[int] = []
@@ -266,7 +281,6 @@ async def test_the_other_takes_over_within_seconds_when_the_owner_dies(pair: Pai
             message = await anext(stream)
             await message.ack_confirmed()
             received.append(int(message.payload))
-        assert time.monotonic() - died_at < 10
         await put
         await pair.at_a.put("orders", b"reply", context=77, receiver=pair.at_a.client_id)
         assert (await waiting).payload == b"reply"
@@ -276,14 +290,16 @@ async def test_the_other_takes_over_within_seconds_when_the_owner_dies(pair: Pai
 
 
 async def test_a_client_of_the_dead_node_goes_to_the_next_one_in_its_url(
-    pair: Pair, connect: Connect
+    pair_with_a_quick_lease: Pair,
 ) -> None:
+    """When the lease of the dead one is over."""
+    pair = pair_with_a_quick_lease
     url = f"{pair.b.address},{pair.a.address.removeprefix('tidegate://')}"
     async with Client(url) as mq:
         await mq.put("orders", b"before")
         await crash(pair.b)
         await mq.put("orders", b"after")
-        received = [(await mq.get("orders", wait=10)).payload for _ in range(2)]
+        received = [(await mq.get("orders", wait=LIMIT_S)).payload for _ in range(2)]
     assert received == [b"before", b"after"]
 
 
@@ -309,7 +325,10 @@ async def test_a_deposed_owner_confirms_nothing_and_hands_nothing_out(
     assert seen == [b"1", b"2", b"3", b"4"]
 
 
-async def test_a_node_that_was_declared_dead_starts_over(pair: Pair, backing: Backing) -> None:
+async def test_a_node_that_was_declared_dead_starts_over(
+    pair_with_a_quick_lease: Pair, backing: Backing
+) -> None:
+    pair = pair_with_a_quick_lease
     old = pair.b.member_id
     await backing.declare_dead(old)
     queue_id = (await pair.at_a.queue("orders")).queue_id
@@ -329,7 +348,7 @@ async def test_deleting_a_queue_of_the_other_ends_what_hangs_on_it(pair: Pair) -
     async with pair.at_a.subscribe("orders") as subscription:
         await pair.at_a.delete_queue("orders")
         with pytest.raises(e.QueueNotExisting):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(LIMIT_S):
                 await anext(aiter(subscription))
     with pytest.raises(e.QueueNotExisting):
         await pair.at_b.queue("orders")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from backing import Connect
+from waiting import LIMIT_S
 
 from tidegate.client.client import Client
 from tidegate.core import errors as e
@@ -62,7 +63,7 @@ async def test_deleting_a_queue_ends_its_subscriptions_and_waiting_reads(
     mine, other = await connect(node), await connect(node)
     await mine.create_queue("orders")
     async with mine.subscribe("orders") as subscription:
-        waiting = mine.spawn(mine.get("orders", wait=30))
+        waiting = mine.spawn(mine.get("orders", wait=LIMIT_S))
         await mine.ping()
         await other.delete_queue("orders")
 

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from backing import Backing, Connect, StartNode, crash
+from waiting import LIMIT_S
 
 from tidegate.client.client import Client
 from tidegate.core import errors as e
@@ -207,7 +208,7 @@ async def test_a_client_waits_for_the_node_and_resends_what_was_not_confirmed(
     await mq.put("orders", b"0")
     await crash(node)
     puts = asyncio.gather(*(mq.put("orders", b"%d" % n) for n in range(1, 20)))
-    reading = asyncio.create_task(mq.get("orders", wait=30))
+    reading = asyncio.create_task(mq.get("orders", wait=LIMIT_S))
 
     node = await start_node(port=port)
 

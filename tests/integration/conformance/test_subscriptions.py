@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from backing import Connect, StartNode
-from waiting import eventually_async
+from backing import Connect, StartNode, StoppedClock, TurnedClock
+from waiting import LIMIT_S, eventually_async
 
 from tidegate.client.client import Client
 from tidegate.client.message import Message
@@ -20,7 +20,7 @@ from tidegate.node.server import Node
 async def take(subscription: Subscription, count: int) -> list[Message]:
     """The next messages; fails when they do not come."""
     stream: AsyncIterator[Message] = aiter(subscription)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         return [await anext(stream) for _ in range(count)]
 
 
@@ -139,7 +139,7 @@ async def test_what_was_acknowledged_is_gone(mq: Client) -> None:
             message.ack()
         await messages[8].ack_confirmed()
 
-    again = await mq.get("orders", wait=10)
+    again = await mq.get("orders", wait=LIMIT_S)
     assert (again.payload, again.redelivered, again.delivery_count) == (b"9", True, 2)
     with pytest.raises(e.NoMessagesInQueue):
         await mq.get("orders")
@@ -229,7 +229,7 @@ async def test_a_handler_that_raises_gives_its_message_back(mq: Client) -> None:
             enough.set()
 
     consuming = mq.spawn(mq.consume("orders", handle))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         await enough.wait()
     await eventually_async(lambda: True)
     consuming.cancel()
@@ -243,15 +243,24 @@ async def test_a_handler_that_raises_gives_its_message_back(mq: Client) -> None:
 async def test_while_a_consumer_lives_its_leases_do(
     start_node: StartNode, connect: Connect
 ) -> None:
-    node = await start_node(limits=Limits(delivery_lease_s=1.5))
+    # The node's clock is the test's: no lease ends while this machine does something else.
+    clock, lease_s = StoppedClock(), 0.3
+    node = await start_node(clock=clock, limits=Limits(delivery_lease_s=lease_s))
     mq, other = await connect(node), await connect(node)
-    await mq.create_queue("orders")
+    queue = await mq.create_queue("orders")
     await mq.put("orders", b"slow work")
     async with mq.subscribe("orders") as subscription:
         (message,) = await take(subscription, 1)
+        replica = node.replicas[queue.queue_id]
+        (consumer,) = replica.dispatch.holders.consumers
+        (lease,) = consumer.book
 
-        with pytest.raises(e.NoMessagesInQueue):
-            await other.get("orders", wait=3.0)
+        for _ in range(4):
+            clock.turn(0.9 * lease_s)
+            await eventually_async(lambda: lease.deadline == clock.now + lease_s)
+            replica.tick()
+            with pytest.raises(e.NoMessagesInQueue):
+                await other.get("orders")
 
         await message.ack_confirmed()
 
@@ -259,8 +268,8 @@ async def test_while_a_consumer_lives_its_leases_do(
 async def test_the_lease_of_a_silent_consumer_runs_out(
     start_node: StartNode, connect: Connect
 ) -> None:
-    # Long enough for the first to be extended before it has run out.
-    node = await start_node(limits=Limits(delivery_lease_s=1.0))
+    clock = TurnedClock()
+    node = await start_node(clock=clock, limits=Limits(lease_s=36_000.0))
     silent, other = await connect(node), await connect(node)
     await silent.create_queue("orders")
     await silent.put_many("orders", [b"1", b"2"])
@@ -268,9 +277,10 @@ async def test_the_lease_of_a_silent_consumer_runs_out(
         assert subscription._renewal is not None
         subscription._renewal.cancel()
         first, second = await take(subscription, 2)
-        await first.extend(60)
+        await first.extend(6000)
+        clock.turn(1000)
 
-        again = await other.get("orders", wait=10, lease=60)
+        again = await other.get("orders", wait=LIMIT_S, lease=60)
 
         assert (again.payload, again.redelivered, again.delivery_count) == (b"2", True, 2)
         with pytest.raises(e.LeaseLost):
@@ -287,7 +297,7 @@ async def test_the_end_of_a_subscription_gives_back_what_was_not_acknowledged(
         messages = await take(subscription, 3)
         messages[1].ack()
 
-    left = [await mq.get("orders", wait=10) for _ in range(2)]
+    left = [await mq.get("orders", wait=LIMIT_S) for _ in range(2)]
     assert [(m.payload, m.delivery_count) for m in left] == [(b"1", 2), (b"3", 2)]
 
 
@@ -303,7 +313,7 @@ async def test_a_dead_connection_gives_back_what_was_not_acknowledged(
         dying._lifeline.closed = True
         dying.link.abort()
 
-        received = [await other.get("orders", wait=10) for _ in range(2)]
+        received = [await other.get("orders", wait=LIMIT_S) for _ in range(2)]
 
     assert [(m.payload, m.redelivered) for m in received] == [(b"1", True), (b"2", True)]
 
@@ -343,7 +353,7 @@ async def test_a_slow_socket_does_not_hold_up_the_others(node: Node, connect: Co
             quick.put_soon("orders", b"%d " % n + payload)
         await quick.flush()
         received = 0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT_S):
             async for message in subscription:
                 message.ack()
                 received += 1

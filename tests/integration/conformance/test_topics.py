@@ -9,7 +9,7 @@ import pytest
 from backing import SQL_STORES, Backing, Connect, MemoryBacking, PostgresBacking, StartNode, crash
 from hypothesis import given
 from hypothesis import strategies as st
-from waiting import eventually_async
+from waiting import LIMIT_S, eventually_async
 
 from tidegate.client.client import Client
 from tidegate.core import errors as e
@@ -76,7 +76,7 @@ async def test_a_batch_is_shared_and_each_gets_its_own(orders: Client) -> None:
     assert counts == [3 if n % 3 else 1 for n in range(40)]
     eu = [b"%d" % n for n in range(40) if n % 3]
     assert sorted(await payloads(orders, "eu")) == sorted(eu)
-    async with orders.subscribe("eu", prefetch=7) as subscription, asyncio.timeout(10):
+    async with orders.subscribe("eu", prefetch=7) as subscription, asyncio.timeout(LIMIT_S):
         received = []
         async for message in subscription:
             received.append(message.payload)
@@ -240,7 +240,7 @@ async def test_a_client_that_comes_back_is_subscribed_again(node: Node, connect:
     mq, guest = await connect(node), await connect(node)
     await mq.create_topic("orders")
     before = await guest.subscribe_to("orders", "guest", durable=False, filter={"a": "b"})
-    async with guest.subscribe("guest") as subscription, asyncio.timeout(20):
+    async with guest.subscribe("guest") as subscription, asyncio.timeout(LIMIT_S):
         stream = aiter(subscription)
         await mq.publish("orders", b"1", headers={"a": "b"})
         message = await anext(stream)
@@ -329,7 +329,7 @@ async def test_publications_survive_their_node(
     await (await mq.connected()).ask(packet, [b"x"])
     assert await payloads(mq, "odd") == [b"3", b"5", b"7", b"9"]
     assert await payloads(mq, "all") == [b"%d" % n for n in range(1, 10)] + [b"x"]
-    assert (await mq.get("odd", wait=5)).payload == b"3"
+    assert (await mq.get("odd", wait=LIMIT_S)).payload == b"3"
 
 
 # Stored once
@@ -418,7 +418,7 @@ async def test_subscriptions_beyond_memory_get_what_is_theirs(
     wanted_of = {"all": range(600), "even": range(0, 600, 2), "odd": range(1, 600, 2)}
     for name, expected in wanted_of.items():
         received = []
-        async with mq.subscribe(name, prefetch=50) as subscription, asyncio.timeout(20):
+        async with mq.subscribe(name, prefetch=50) as subscription, asyncio.timeout(LIMIT_S):
             async for message in subscription:
                 received.append(int(message.payload[:5]))
                 message.ack()
@@ -453,7 +453,7 @@ async def test_the_node_that_owns_most_brings_the_others_once(pair: Pair) -> Non
     assert await pair.at_a.publish("orders", b"a") == 5
     assert len(pair.b.replicas) == 5
     epochs = {queue_id: replica.epoch for queue_id, replica in pair.b.replicas.items()}
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(LIMIT_S):
         await asyncio.gather(
             pair.at_a.publish_many("orders", [b"a"] * 20),
             pair.at_b.publish_many("orders", [b"b"] * 20),
@@ -465,7 +465,7 @@ async def test_the_node_that_owns_most_brings_the_others_once(pair: Pair) -> Non
 
 
 async def test_publishers_at_both_nodes_do_not_pull(pair: Pair) -> None:
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(LIMIT_S):
         await asyncio.gather(
             *(pair.at_a.publish("orders", b"a") for _ in range(5)),
             *(pair.at_b.publish("orders", b"b") for _ in range(5)),
@@ -480,7 +480,7 @@ async def test_a_guest_of_one_node_is_served_by_the_other(pair: Pair, connect: C
     await pair.at_b.subscribe_to("orders", "6")
     assert await pair.at_b.publish("orders", b"x") == 7
     assert len(pair.b.replicas) == 7
-    assert (await guest.get("guest", wait=10)).payload == b"x"
+    assert (await guest.get("guest", wait=LIMIT_S)).payload == b"x"
     await guest.close()
     await eventually_async(lambda: len(pair.b.replicas) == 6)
 

@@ -7,16 +7,17 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from backing import Backing, Connect, MemoryBacking, StartNode, crash
+from backing import Backing, Connect, MemoryBacking, StartNode, TurnedClock, crash
 from hypothesis import given
 from hypothesis import strategies as st
-from waiting import eventually_async
+from waiting import LIMIT_S, eventually_async
 
 from tidegate.client.client import Client
 from tidegate.client.message import Message
 from tidegate.core import errors as e
 from tidegate.core.model import Overflow, QueuePolicy
 from tidegate.core.ports import Publication, Settlement, Write
+from tidegate.node.limits import Limits
 from tidegate.node.server import Node
 from tidegate.wire.packets.puts import PutMessages
 from tidegate.wire.packets.transactions import Acknowledged, Transact, TransactResponse
@@ -115,7 +116,7 @@ async def test_a_transaction_may_put_only_or_ack_only(mq: Client) -> None:
 async def test_messages_of_a_subscription_are_acked_in_a_transaction(mq: Client) -> None:
     await make(mq, "orders", "shipped")
     await mq.put_many("orders", [b"%d" % n for n in range(30)])
-    async with mq.subscribe("orders", prefetch=4) as subscription, asyncio.timeout(20):
+    async with mq.subscribe("orders", prefetch=4) as subscription, asyncio.timeout(LIMIT_S):
         done = 0
         async for message in subscription:
             if done % 3 == 0:
@@ -344,12 +345,15 @@ async def test_a_commit_without_an_answer_is_looked_up(
 
 
 async def test_nobody_sees_anything_while_the_outcome_is_unknown(
-    node: Node, mq: Client, connect: Connect
+    start_node: StartNode, connect: Connect
 ) -> None:
+    clock = TurnedClock()
+    node = await start_node(clock=clock, limits=Limits(lease_s=36_000.0))
+    mq = await connect(node)
     await make(mq, "orders", "shipped")
     await mq.put("orders", b"1")
     other = await connect(node)
-    held = await mq.get("orders", lease=1.0)
+    held = await mq.get("orders", lease=600)
     asked = asyncio.Event()
     go_on = asyncio.Event()
     transact = node.store.transact
@@ -369,8 +373,11 @@ async def test_nobody_sees_anything_while_the_outcome_is_unknown(
     committing = asyncio.create_task(commit())
     await asked.wait()
     # Its lease ends meanwhile, and somebody purges: the message is the transaction's.
+    clock.turn(1000)
+    for replica in node.replicas.values():
+        replica.tick()
     with pytest.raises(e.NoMessagesInQueue):
-        await other.get("orders", wait=1.5)
+        await other.get("orders")
     assert await other.purge("orders") == 0
     assert await payloads(other, "shipped") == []
     go_on.set()
@@ -405,7 +412,7 @@ async def test_a_refused_commit_gives_back_what_its_client_no_longer_holds(
     await asked.wait()
     assert worker.link is not None
     worker.link.abort()
-    waiting = asyncio.create_task(mq.get("orders", wait=10))
+    waiting = asyncio.create_task(mq.get("orders", wait=LIMIT_S))
     go_on.set()
     again = await waiting
     assert (again.payload, again.redelivered) == (b"1", True)
@@ -474,7 +481,7 @@ async def test_what_was_held_by_an_earlier_connection_is_lost(mq: Client) -> Non
             mq.link.abort()
             await eventually_async(lambda: mq.link is not None and mq.link.alive)
             # Another message now goes by the number that ours had.
-            other = await mq.get("orders", lease=60, wait=10)
+            other = await mq.get("orders", lease=60, wait=LIMIT_S)
     assert await payloads(mq, "shipped") == []
     await other.ack_confirmed()
 
@@ -500,7 +507,7 @@ async def test_a_transaction_survives_its_node(
 
     mq = await connect(await start_node())
     assert await payloads(mq, "shipped") == [b"a", b"b"]
-    assert [(await mq.get("orders", wait=5)).payload] == [b"3"]
+    assert [(await mq.get("orders", wait=LIMIT_S)).payload] == [b"3"]
     with pytest.raises(e.NoMessagesInQueue):
         await mq.get("orders")
 
@@ -580,12 +587,12 @@ async def test_transactions_that_pull_at_the_same_queues_all_end(pair: Pair) -> 
     async def work(mq: Client, own: str, other: str, mark: bytes) -> None:
         for n in range(4):
             await mq.put(own, b"job")
-            held = await mq.get(own, lease=60, wait=10)
+            held = await mq.get(own, lease=60, wait=LIMIT_S)
             async with mq.transaction() as tx:
                 tx.ack(held)
                 tx.put(other, b"%s%d" % (mark, n))
 
-    async with asyncio.timeout(50):
+    async with asyncio.timeout(LIMIT_S):
         await asyncio.gather(
             work(pair.at_a, "here", "there-too", b"a"),
             work(pair.at_b, "there", "there-too", b"b"),

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
-from backing import PATIENCE_S, SEVERAL_STORES, STORES, StartNode
+from backing import SEVERAL_STORES, STORES, StartNode
 from logical import Scene, Talker
 from waiting import eventually_async
 
@@ -322,11 +322,9 @@ async def test_dead_letters_of_a_replica_are_those_of_the_logical_queue(scene: S
     await scene.put(first.queue_id, b"bad")
     await scene.talker.ask(ReadMessage(first.queue_id, lease_ms=60_000))
     await scene.talker.ask(Return(first.queue_id, 0, [(1, 1)], reject=True, error="no"))
-    dead = None
-    async with asyncio.timeout(PATIENCE_S):
-        while dead is None:
-            dead = await scene.here.store.find_queue(None, "orders.dead")
-    answered = await scene.talker.link.ask(ReadMessage(dead.queue_id, wait_ms=5000))
+    dead = await eventually_async(lambda: scene.here.store.find_queue(None, "orders.dead"))
+    assert dead is not None
+    answered = await scene.talker.link.ask(ReadMessage(dead.queue_id, wait_ms=60_000))
     assert isinstance(answered.packet, ReadMessageResponse)
     attributes = (answered.packet.run.attributes or [None])[0]
     assert attributes is not None

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from backing import PATIENCE_S, SeveralBacking, StartNode
+from backing import SeveralBacking, StartNode
 from full_disk import FULL_FOR_EVER, without_room
 from logical import Scene
 from waiting import eventually_async
@@ -184,9 +184,7 @@ async def test_what_a_full_store_cannot_tell_about_comes_back_when_it_has_room(
         assert not pulling.done()
 
     assert await pulling == 0
-    async with asyncio.timeout(PATIENCE_S):
-        while not (came_back := await scene.drain(first)):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    came_back = await eventually_async(lambda: scene.drain(first))
     assert came_back == [(b"0", True), (b"1", True)]
     assert await scene.drain(second) == []
     assert await departures(scene, first) == 0
@@ -208,9 +206,11 @@ async def test_what_came_over_from_a_full_store_is_there_once(
         assert await scene.drain(first) == []
         assert [payload for payload, _ in await scene.drain(second)] == [b"0", b"1", b"2"]
 
-    async with asyncio.timeout(PATIENCE_S):
-        while await departures(scene, first):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+
+    async def is_finished() -> bool:
+        return await departures(scene, first) == 0
+
+    await eventually_async(is_finished)
     assert await scene.drain(first) == await scene.drain(second) == []
     assert await is_retired(scene, first)
 

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 
 from backing import Connect, StartNode, TurnedClock
+from waiting import LIMIT_S
 
 from tidegate.client.client import Client
 from tidegate.core.model import QueuePolicy
@@ -23,7 +24,7 @@ async def test_the_few_of_one_tenant_do_not_wait_for_the_flood_of_another(mq: Cl
     await mq.create_queue("orders")
     await put_all(mq, [b"%d" % n for n in range(200)], tenant="flood")
 
-    async with mq.subscribe("orders", prefetch=10) as subscription, asyncio.timeout(10):
+    async with mq.subscribe("orders", prefetch=10) as subscription, asyncio.timeout(LIMIT_S):
         messages = aiter(subscription)
         (await anext(messages)).ack()
         await put_all(mq, [b"%d" % n for n in range(10)], tenant="few")
@@ -60,7 +61,7 @@ async def test_order_within_a_tenant_holds_though_memory_is_short(
         await put_all(mq, payloads, tenant="red" if at % 100 else "blue")
 
     received: dict[str | None, list[int]] = {"red": [], "blue": []}
-    async with mq.subscribe("orders", prefetch=20) as subscription, asyncio.timeout(20):
+    async with mq.subscribe("orders", prefetch=20) as subscription, asyncio.timeout(LIMIT_S):
         messages = aiter(subscription)
         for _ in range(300):
             message = await anext(messages)
@@ -83,7 +84,10 @@ class Shift:
         self.clock.turn(then_s)
 
     async def received(self, count: int) -> list[bytes]:
-        async with self.mq.subscribe("orders", prefetch=1) as subscription, asyncio.timeout(10):
+        async with (
+            self.mq.subscribe("orders", prefetch=1) as subscription,
+            asyncio.timeout(LIMIT_S),
+        ):
             messages = aiter(subscription)
             payloads = []
             for _ in range(count):

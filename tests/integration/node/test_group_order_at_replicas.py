@@ -12,7 +12,7 @@ from collections import Counter
 from functools import partial
 
 import pytest
-from backing import PATIENCE_S, Backing, Connect, MemoryBacking, StartNode
+from backing import Backing, Connect, MemoryBacking, StartNode
 from logical_queue import SCALING, LogicalQueue
 from waiting import eventually_async
 
@@ -102,14 +102,14 @@ class Storm:
     async def produce(self) -> None:
         while not self.over:
             await self.put_some(self.dice.randint(1, 6))
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.002)  # other tasks get a turn, and the backlog stays small
 
     async def consume(self, client: Client) -> None:
         async with client.subscribe("orders", prefetch=4) as subscription:
             async for message in subscription:
                 group, _, number = bytes(message.payload).decode().partition(":")
                 self.watch.taken(group, int(number), message, client.client_name)
-                await asyncio.sleep(self.dice.random() / 200)
+                await asyncio.sleep(self.dice.random() / 200)  # the work, which events interrupt
                 self.watch.left(group, client.client_name)
                 try:
                     if self.dice.random() < 0.1:
@@ -127,7 +127,7 @@ class Storm:
 
     async def step(self) -> None:
         await self.dice.choice([self.move_homes, self.move_homes, self.swap, self.drain])()
-        await asyncio.sleep(self.dice.random() / 30)
+        await asyncio.sleep(self.dice.random() / 30)  # a drawn pause: another interleaving
 
     async def move_homes(self) -> None:
         """Some of them, in the middle of everything."""
@@ -149,7 +149,7 @@ class Storm:
                 homes = upkeep.homes(await self.orders.topology(), partial(seen, self.orders))
                 if homes is not None:
                     await self.orders.set_homes(homes)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # the period of this leader
 
     async def swap(self) -> None:
         """Consumers change places: nobody steers here, and each replica needs one."""
@@ -183,11 +183,12 @@ class Storm:
         number = self.dice.choice(await self.serving())
         await self.orders.add(self.dice.choice(self.nodes))
         await self.orders.drain(number)
-        async with asyncio.timeout(PATIENCE_S):
-            while (await self.orders.topology()).is_home(number):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            while not await self.orders.retire(number):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+
+        async def is_empty_of_homes() -> bool:
+            return not (await self.orders.topology()).is_home(number)
+
+        await eventually_async(is_empty_of_homes)
+        await eventually_async(lambda: self.orders.retire(number), f"{number} is retired")
         await self.orders.look()
 
 
@@ -218,10 +219,8 @@ async def test_a_group_stays_in_order_whatever_happens_to_its_queue(
         assert not storm.watch.wrong
     storm.over = True
     try:
-        async with asyncio.timeout(PATIENCE_S):
-            await producer
-            while not storm.watch.is_over:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await producer
+        await eventually_async(lambda: storm.watch.is_over, "all that was put is delivered")
     finally:
         for task in (*consumers, leader):
             task.cancel()
@@ -315,6 +314,5 @@ async def test_who_takes_what_may_be_anywhere_gets_no_groups(
         await eventually_async(lambda: giver.homes.held() == {home_index("h")})
         # Whoever hands over waits for the other group.
         await held.ack_confirmed()
-        async with asyncio.timeout(PATIENCE_S):
-            assert await nodes[1].exchange.pull(taker, one, 10) == 0
+        assert await nodes[1].exchange.pull(taker, one, 10) == 0
         assert giver.holding.queue.lanes.held_count == 1

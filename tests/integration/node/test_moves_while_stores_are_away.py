@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from backing import PATIENCE_S, Backing, PostgresBacking, StartNode
+from backing import Backing, PostgresBacking, StartNode
 from logical import Scene
+from made_database import UNSYNCED, copy_of_database, quick_folder
+from waiting import eventually_async
 
 from tidegate.core.errors import StaleEpoch
 from tidegate.core.replication import ReplicaPlace
@@ -21,9 +20,11 @@ from tidegate.storage.several import SeveralStores
 
 @pytest.fixture
 def servers() -> Iterator[list[EmbeddedPostgres]]:
-    folder = Path(tempfile.mkdtemp(prefix="tidegate-others-"))
-    settings = {"fsync": "off", "shared_buffers": "16MB"}
-    made = [EmbeddedPostgres(folder / name, settings=settings) for name in ("one", "two")]
+    folder = quick_folder("others")
+    made = [
+        EmbeddedPostgres(copy_of_database(folder / name), settings=UNSYNCED)
+        for name in ("one", "two")
+    ]
     try:
         for server in made:
             server.start()
@@ -73,9 +74,8 @@ async def depart(scene: Scene, source: ReplicaPlace, target: ReplicaPlace, paylo
 
 
 async def next_of(scene: Scene, place: ReplicaPlace) -> tuple[bytes, bool]:
-    async with asyncio.timeout(PATIENCE_S):
-        while (message := await scene.read(place)) is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    message = await eventually_async(lambda: scene.read(place))
+    assert message is not None
     return message
 
 

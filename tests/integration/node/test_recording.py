@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from backing import Connect, StartNode, TurnedClock
-from waiting import eventually_async
+from waiting import LIMIT_S, eventually_async
 
 from tidegate.client.client import Client
 from tidegate.core.model import QueuePolicy
@@ -189,7 +189,7 @@ async def test_a_node_says_what_it_did_and_who_was_there(
 ) -> None:
     reader = await connect(node)
     await taken.create_queue("empty")
-    waiting = asyncio.create_task(reader.get("empty", wait=10))
+    waiting = asyncio.create_task(reader.get("empty", wait=LIMIT_S))
     async with taken.subscribe("orders", prefetch=1) as subscription:
         await anext(aiter(subscription))
         await eventually_async(
@@ -273,7 +273,7 @@ async def test_lifecycles_end_in_many_ways(node: Node, mq: Client, clock: Turned
     clock.turn(2.0)
     for replica in list(node.replicas.values()):
         replica.tick()
-    await mq.get("given-up.dead", wait=5)
+    await mq.get("given-up.dead", wait=LIMIT_S)
     await mq.ping()
 
     rows = await records(node, "lifecycles")
@@ -349,7 +349,7 @@ async def test_a_queue_that_moves_is_recorded_by_both_and_nothing_counts_twice(
         await mq.put("orders", b"%d" % number)
     await mq.set_owner("orders", second.member_id)
     for _ in range(4):
-        await mq.get("orders", wait=5)
+        await mq.get("orders", wait=LIMIT_S)
     await mq.ping()
     await eventually_async(lambda: second.replicas[queue_id].is_empty)
 

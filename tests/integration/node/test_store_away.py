@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from backing import PATIENCE_S, PostgresBacking
+from backing import PostgresBacking
 from logical_queue import LogicalQueue
+from made_database import UNSYNCED, copy_of_database, quick_folder
 from waiting import eventually_async
 
 from tidegate.client.client import Client
@@ -22,8 +21,8 @@ from tidegate.storage.several import SeveralStores
 
 @pytest.fixture
 def other_server() -> Iterator[EmbeddedPostgres]:
-    folder = Path(tempfile.mkdtemp(prefix="tidegate-other-"))
-    server = EmbeddedPostgres(folder, settings={"fsync": "off", "shared_buffers": "16MB"})
+    folder = quick_folder("other")
+    server = EmbeddedPostgres(copy_of_database(folder / "data"), settings=UNSYNCED)
     try:
         server.start()
         yield server
@@ -59,29 +58,35 @@ async def test_puts_go_on_while_a_store_is_away_and_nothing_of_it_is_lost(
     other_server.stop()
     # Some go to the replica that cannot store them: nobody knows yet.
     hanging = [asyncio.ensure_future(mq.put("orders", b"during %d" % n)) for n in range(20)]
-    async with asyncio.timeout(PATIENCE_S):
-        await mq.put("plain", b"another queue")
-        while (await orders.place(2)).address is not None:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-        await orders.look()
-        for number in range(50):
-            await mq.put("orders", b"after %d" % number)
-        assert bytes((await consumer.get("plain")).payload) == b"another queue"
+    await mq.put("plain", b"another queue")
+
+    async def is_known_to_be_away() -> bool:
+        return (await orders.place(2)).address is None
+
+    await eventually_async(is_known_to_be_away)
+    await orders.look()
+    for number in range(50):
+        await mq.put("orders", b"after %d" % number)
+    assert bytes((await consumer.get("plain")).payload) == b"another queue"
     await eventually_async(lambda: not node.replicas[there.queue_id].holding.may_deliver())
 
     other_server.start()
-    async with asyncio.timeout(PATIENCE_S):
-        await asyncio.gather(*hanging)
-        consuming = asyncio.create_task(consume())
-        wanted = {b"%s %d" % (when, n) for when, n in _all()}
-        while got < wanted and not consuming.done():
-            # The consumer is at one of the two; what waits at the other goes there.
-            places = [await orders.place(number) for number in (1, 2)]
-            owned = [await orders.bring(node, place.queue_id) for place in places]
-            taker = next((each for each in owned if each.numbers().consumers), owned[0])
-            giver = next(each for each in owned if each is not taker)
-            await node.exchange.pull(taker, giver.info.queue_id, 1000)
-            await asyncio.sleep(0.02)
+    await asyncio.gather(*hanging)
+    consuming = asyncio.create_task(consume())
+    wanted = {b"%s %d" % (when, n) for when, n in _all()}
+
+    async def is_all_here() -> bool:
+        if not got < wanted or consuming.done():
+            return True
+        # The consumer is at one of the two; what waits at the other goes there.
+        places = [await orders.place(number) for number in (1, 2)]
+        owned = [await orders.bring(node, place.queue_id) for place in places]
+        taker = next((each for each in owned if each.numbers().consumers), owned[0])
+        giver = next(each for each in owned if each is not taker)
+        await node.exchange.pull(taker, giver.info.queue_id, 1000)
+        return False
+
+    await eventually_async(is_all_here)
     assert got == wanted
     consuming.cancel()
     await asyncio.gather(consuming, return_exceptions=True)

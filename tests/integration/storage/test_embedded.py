@@ -6,14 +6,14 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
+from made_database import UNSYNCED, copy_of_database, quick_folder
+from waiting import eventually
 
 from tidegate.storage import postgres_process
 from tidegate.storage.data_folder import DataFolderHeld, DataFolderUnusable
@@ -34,11 +34,26 @@ server.stop()
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def empty_folder() -> Iterator[Path]:
     # Not tmp_path: as root PostgreSQL has an account of its own, which must be let through to it,
     # and another pytest that starts meanwhile closes pytest's common folder again.
-    path = Path(tempfile.mkdtemp(prefix="tidegate-test-"))
+    path = quick_folder("test")
     yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def folder(empty_folder: Path) -> Path:
+    """A data folder with a database in it."""
+    return copy_of_database(empty_folder / "data")
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[tuple[EmbeddedPostgres, Path]]:
+    """One server, with a port, for the tests that only look at it; and its folder."""
+    path = quick_folder("test")
+    with EmbeddedPostgres(copy_of_database(path / "data"), port=0, settings=UNSYNCED) as server:
+        yield server, path / "data"
     shutil.rmtree(path)
 
 
@@ -58,7 +73,7 @@ def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
         text=True,
     )
     yield process
-    process.communicate(timeout=30)
+    process.communicate()
 
 
 def postgres_pid(holder: subprocess.Popen[str]) -> int:
@@ -71,13 +86,6 @@ def is_alive(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
         return False
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "waited in vain"
-        time.sleep(0.01)
 
 
 def write_a_row(url: str) -> None:
@@ -93,7 +101,8 @@ def read_the_row(url: str) -> int:
     return int(row[0])
 
 
-def test_it_answers_when_started_and_nothing_is_left_when_stopped(folder: Path) -> None:
+def test_it_answers_when_started_and_nothing_is_left_when_stopped(empty_folder: Path) -> None:
+    folder = empty_folder
     with EmbeddedPostgres(folder) as server:
         write_a_row(server.url)
         pid = server.pid
@@ -144,11 +153,13 @@ def test_a_second_holder_is_told_who_holds_the_folder(
     assert "hunter2" not in str(refused.value)
 
 
-def test_a_second_holder_in_the_same_process_is_refused_too(folder: Path) -> None:
-    with EmbeddedPostgres(folder) as server:
-        with pytest.raises(DataFolderHeld, match=str(os.getpid())):
-            EmbeddedPostgres(folder).start()
-        assert server.is_running()
+def test_a_second_holder_in_the_same_process_is_refused_too(
+    running: tuple[EmbeddedPostgres, Path],
+) -> None:
+    server, folder = running
+    with pytest.raises(DataFolderHeld, match=str(os.getpid())):
+        EmbeddedPostgres(folder).start()
+    assert server.is_running()
 
 
 def test_a_killed_server_comes_back_with_everything_committed(folder: Path) -> None:
@@ -158,7 +169,7 @@ def test_a_killed_server_comes_back_with_everything_committed(folder: Path) -> N
         assert server.ensure_running() is False
 
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not server.is_running())
+        eventually(lambda: not server.is_running())
 
         assert server.ensure_running() is True
         assert server.pid != pid
@@ -173,7 +184,7 @@ def test_a_killed_server_comes_back_though_a_backend_is_still_busy(folder: Path)
             # A stopped backend cannot notice that its postmaster is gone.
             os.kill(backend, signal.SIGSTOP)
             os.kill(server.pid, signal.SIGKILL)
-            wait_until(lambda: not server.is_running())
+            eventually(lambda: not server.is_running())
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(postgres_process, "STOP_FAST_S_MAX", 0.1)
                 patch.setattr(postgres_process, "STOP_IMMEDIATE_S_MAX", 0.1)
@@ -191,7 +202,7 @@ def test_when_the_holder_is_killed_its_server_ends_too(
 
     holder.kill()
 
-    wait_until(lambda: not is_alive(pid))
+    eventually(lambda: not is_alive(pid))
     with EmbeddedPostgres(folder) as server:
         write_a_row(server.url)
 
@@ -213,9 +224,7 @@ def test_a_server_that_outlived_its_holder_is_stopped_first(
 
 
 def test_a_stale_pid_file_that_names_a_living_stranger_is_no_obstacle(folder: Path) -> None:
-    with EmbeddedPostgres(folder):
-        pass
-    stranger = subprocess.Popen(["sleep", "60"])
+    stranger = subprocess.Popen(["sleep", "600"])
     (folder / "database" / "postmaster.pid").write_text(f"{stranger.pid}\n{folder}/database\n")
 
     with EmbeddedPostgres(folder) as server:
@@ -226,7 +235,10 @@ def test_a_stale_pid_file_that_names_a_living_stranger_is_no_obstacle(folder: Pa
     stranger.wait()
 
 
-def test_a_start_that_was_killed_while_making_the_database_is_made_good(folder: Path) -> None:
+def test_a_start_that_was_killed_while_making_the_database_is_made_good(
+    empty_folder: Path,
+) -> None:
+    folder = empty_folder
     (folder / "database.unfinished").mkdir()
     (folder / "database.unfinished" / "PG_VERSION").write_text("18\n")
 
@@ -234,8 +246,10 @@ def test_a_start_that_was_killed_while_making_the_database_is_made_good(folder: 
         write_a_row(server.url)
 
 
-def test_a_path_too_long_for_a_socket_works(folder: Path) -> None:
-    deep = folder / ("d" * 100) / ("e" * 100)
+def test_a_path_too_long_for_a_socket_works(empty_folder: Path) -> None:
+    deep = empty_folder / ("d" * 100) / ("e" * 100)
+    deep.parent.mkdir()
+    copy_of_database(deep)
 
     with EmbeddedPostgres(deep) as server:
         write_a_row(server.url)
@@ -246,37 +260,39 @@ def test_a_path_too_long_for_a_socket_works(folder: Path) -> None:
 
 
 def test_a_socket_folder_that_anybody_may_enter_is_refused(folder: Path) -> None:
-    (folder / "socket").mkdir()
+    (folder / "socket").mkdir(exist_ok=True)
     (folder / "socket").chmod(0o777)
 
     with pytest.raises(EmbeddedPostgresFailed, match="private"):
         EmbeddedPostgres(folder).start()
 
 
-def test_the_socket_is_for_its_owner_only(folder: Path) -> None:
-    with EmbeddedPostgres(folder):
-        assert stat.S_IMODE((folder / "socket").stat().st_mode) == 0o700
-        assert stat.S_IMODE((folder / "database").stat().st_mode) == 0o700
+def test_the_socket_is_for_its_owner_only(running: tuple[EmbeddedPostgres, Path]) -> None:
+    _, folder = running
+    assert stat.S_IMODE((folder / "socket").stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "database").stat().st_mode) == 0o700
 
 
-def test_over_tcp_only_the_role_with_its_password_gets_in(folder: Path) -> None:
-    with EmbeddedPostgres(folder, port=0) as server:
-        assert server.join_url is not None
-        with psycopg.connect(server.join_url) as connection:
-            row = connection.execute(
-                "select current_user, rolsuper from pg_roles where rolname = current_user"
-            )
-            assert row.fetchone() == ("tidegate", False)
-        password = (folder / "password").read_text()
-        for url in (
-            server.join_url.replace(password, "wrong"),
-            server.join_url.replace(f":{password}", ""),
-            server.join_url.replace("//tidegate", "//postgres"),
-        ):
-            with pytest.raises(psycopg.OperationalError):
-                psycopg.connect(url)
+def test_over_tcp_only_the_role_with_its_password_gets_in(
+    running: tuple[EmbeddedPostgres, Path],
+) -> None:
+    server, folder = running
+    assert server.join_url is not None
+    with psycopg.connect(server.join_url) as connection:
+        row = connection.execute(
+            "select current_user, rolsuper from pg_roles where rolname = current_user"
+        )
+        assert row.fetchone() == ("tidegate", False)
+    password = (folder / "password").read_text()
+    for url in (
+        server.join_url.replace(password, "wrong"),
+        server.join_url.replace(f":{password}", ""),
+        server.join_url.replace("//tidegate", "//postgres"),
+    ):
+        with pytest.raises(psycopg.OperationalError):
+            psycopg.connect(url)
 
-        command = Path(f"/proc/{server.pid}/cmdline").read_text()
+    command = Path(f"/proc/{server.pid}/cmdline").read_text()
 
     assert stat.S_IMODE((folder / "password").stat().st_mode) == 0o600
     assert password not in command
@@ -284,8 +300,6 @@ def test_over_tcp_only_the_role_with_its_password_gets_in(folder: Path) -> None:
 
 
 def test_a_lost_password_is_replaced(folder: Path) -> None:
-    with EmbeddedPostgres(folder):
-        pass
     (folder / "password").unlink()
 
     with EmbeddedPostgres(folder, port=0) as server:
@@ -317,19 +331,17 @@ def test_a_bad_setting_is_reported_with_what_postgres_said(folder: Path) -> None
 
 
 def test_a_database_of_another_version_is_refused(folder: Path) -> None:
-    with EmbeddedPostgres(folder):
-        pass
     (folder / "database" / "PG_VERSION").write_text("16\n")
 
     with pytest.raises(EmbeddedPostgresFailed, match="PostgreSQL 16"):
         EmbeddedPostgres(folder).start()
 
 
-def test_a_folder_that_cannot_be_one_is_refused(folder: Path) -> None:
-    (folder / "file").write_text("")
+def test_a_folder_that_cannot_be_one_is_refused(empty_folder: Path) -> None:
+    (empty_folder / "file").write_text("")
 
     with pytest.raises(DataFolderUnusable, match="file"):
-        EmbeddedPostgres(folder / "file").start()
+        EmbeddedPostgres(empty_folder / "file").start()
 
 
 def test_the_callers_own_postgres_environment_does_not_matter(

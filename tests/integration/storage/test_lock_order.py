@@ -9,7 +9,8 @@ import asyncio
 
 import psycopg
 import pytest
-from backing import PATIENCE_S, SQL_STORES, PostgresBacking
+from backing import SQL_STORES, PostgresBacking
+from waiting import eventually_async
 
 from tidegate.core.model import QueuePolicy
 from tidegate.core.ports import Store
@@ -79,13 +80,15 @@ async def test_nobody_waits_for_who_waits_for_him(
         await first.execute(holds, names)
         waiting = asyncio.create_task(second.execute(wants, names))
         pid = second.info.backend_pid
-        async with asyncio.timeout(PATIENCE_S):
-            while not (await (await watch.execute(_WAITS, (pid,))).fetchone() or [False])[0]:
-                assert not waiting.done(), "it never met the other"
-                await asyncio.sleep(0.01)
-            await first.execute("select touch_topologies(array[%(alias)s])", names)
-            await first.commit()
-            await waiting
+
+        async def does_it_wait() -> bool:
+            assert not waiting.done(), "it never met the other"
+            return bool((await (await watch.execute(_WAITS, (pid,))).fetchone() or [False])[0])
+
+        await eventually_async(does_it_wait)
+        await first.execute("select touch_topologies(array[%(alias)s])", names)
+        await first.commit()
+        await waiting
 
 
 _WAITS = "select cardinality(pg_blocking_pids(%s)) > 0"

@@ -10,15 +10,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
 from backing import PostgresBacking, SeveralBacking, TurnedClock
 from full_disk import without_room
+from made_database import UNSYNCED, copy_of_database, quick_folder
 from places import SUPPORT
 from test_replicas import SCALING, Fleet
 from waiting import eventually_async
@@ -525,8 +524,8 @@ async def test_of_two_who_think_they_lead_one_is_obeyed(
 
 @pytest.fixture
 def other_server() -> Iterator[EmbeddedPostgres]:
-    folder = Path(tempfile.mkdtemp(prefix="tidegate-other-"))
-    server = EmbeddedPostgres(folder, settings={"fsync": "off", "shared_buffers": "16MB"})
+    folder = quick_folder("other")
+    server = EmbeddedPostgres(copy_of_database(folder / "data"), settings=UNSYNCED)
     try:
         server.start()
         yield server

@@ -7,6 +7,7 @@ import asyncio
 import psycopg
 import pytest
 from backing import SQL_STORES, Backing, PostgresBacking
+from waiting import eventually_async
 
 from tidegate.core.errors import InvalidValue, Unavailable
 from tidegate.core.model import Attributes, Mode, QueueInfo
@@ -533,8 +534,18 @@ async def test_a_taker_waits_for_a_writer_and_a_writer_for_a_taker(
     async with await psycopg.AsyncConnection.connect(backing.url) as taking:
         await taking.execute("select * from claim_queue(%s, %s)", (scene.queue.queue_id, taker))
         writing = asyncio.create_task(scene.put(scene.segment(10)))
-        done, _ = await asyncio.wait([writing], timeout=0.2)
-        assert not done, "the write waits for the takeover under way"
+        async with await psycopg.AsyncConnection.connect(backing.url, autocommit=True) as watch:
+
+            async def does_it_wait() -> bool:
+                assert not writing.done(), "the write waits for the takeover under way"
+                waits = await watch.execute(
+                    "select from pg_stat_activity where application_name = %s"
+                    " and %s = any(pg_blocking_pids(pid))",
+                    (backing.schema, taking.info.backend_pid),
+                )
+                return await waits.fetchone() is not None
+
+            await eventually_async(does_it_wait)
         await taking.commit()
     assert not await writing
     assert await scene.stored() == []

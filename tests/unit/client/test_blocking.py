@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from waiting import LIMIT_S
 
 import tidegate
 from tidegate.client.blocking import BlockingClient, LoopThread
@@ -130,7 +131,7 @@ def test_put_soon_and_flush(address: str) -> None:
         mq.create_queue("orders")
         futures = [mq.put_soon("orders", b"%d" % n) for n in range(100)]
         mq.flush()
-        assert all(future.result(timeout=5) for future in futures)
+        assert all(future.result(timeout=LIMIT_S) for future in futures)
         assert len(mq.browse("orders")) == 100
 
 
@@ -158,15 +159,15 @@ def test_subscriptions_and_batches(address: str) -> None:
 def test_a_request_is_answered_by_another_thread(address: str) -> None:
     def serve() -> None:
         with tidegate.connect(address) as worker:
-            request = worker.get("sums", wait=10)
+            request = worker.get("sums", wait=LIMIT_S)
             worker.reply(request, b"%d" % sum(map(int, request.payload.split())))
 
     with tidegate.connect(address) as mq:
         mq.create_queue("sums")
         thread = threading.Thread(target=serve)
         thread.start()
-        assert mq.request("sums", b"1 2 3", timeout=10).payload == b"6"
-        thread.join(timeout=10)
+        assert mq.request("sums", b"1 2 3", timeout=LIMIT_S).payload == b"6"
+        thread.join(timeout=LIMIT_S)
 
 
 def test_a_closed_client_says_so_and_leaves_no_thread(address: str) -> None:
@@ -197,5 +198,5 @@ def test_several_threads_share_a_client(address: str) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(timeout=20)
+            thread.join(timeout=LIMIT_S)
         assert len(mq.browse("orders", limit=1000)) == 200

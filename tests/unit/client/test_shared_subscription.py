@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from waiting import LIMIT_S
 
 from tidegate.client.client import Client
 from tidegate.core.ending import ended
@@ -32,7 +33,7 @@ async def test_tasks_that_finish_a_batch_together_lose_none_of_the_next(mq: Clie
         for number in range(COUNT):
             await mq.put("jobs", b"%d" % number)
         tasks = [asyncio.create_task(work()) for _ in range(4)]
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(LIMIT_S):
             await everything.wait()
         await ended(tasks)
     assert sorted(map(int, taken)) == list(range(COUNT))

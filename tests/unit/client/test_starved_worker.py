@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from waiting import LIMIT_S
 
 import tidegate
 from tidegate.client.client import Client
@@ -46,7 +47,7 @@ async def test_nothing_came_and_nobody_can_say_what_waits_so_the_prefetch_is_hel
         loop = asyncio.create_task(
             SteeredPrefetch("orders", GOAL, start=10, on_step=hear).run(subscription)
         )
-        await asyncio.wait_for(enough.wait(), 20.0)
+        await asyncio.wait_for(enough.wait(), LIMIT_S)
         loop.cancel()
         await asyncio.wait({loop})
     assert all(step.sample is not None and step.sample.starved for step in steps)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from waiting import eventually_async
+
 import tidegate
 from tidegate.core.ports import Write
 from tidegate.node.limits import Limits
@@ -44,15 +46,13 @@ async def test_what_waits_for_the_store_is_bounded_and_all_of_it_arrives() -> No
         async with tidegate.connect(node.address) as mq:
             await mq.create_queue("full")
             puts = [mq.put("full", bytes(MIB)) for _ in range(64)]
-            while not node.budget.is_flooded:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await eventually_async(lambda: node.budget.is_flooded)
             # It reads no more: one frame may have been under way.
-            held_bytes = node.budget.waiting_bytes
-            await mq_settles(node, held_bytes)
+            await until_no_more_comes(node)
             assert node.budget.waiting_bytes <= 16 * MIB // 8 + 4 * MIB
 
             store.answers.set()
-            ids = await asyncio.wait_for(asyncio.gather(*puts), 30)
+            ids = await asyncio.gather(*puts)
 
             assert sorted(ids) == list(range(ids[0], ids[0] + 64))
             assert node.budget.waiting_bytes == 0
@@ -60,10 +60,11 @@ async def test_what_waits_for_the_store_is_bounded_and_all_of_it_arrives() -> No
         await node.stop()
 
 
-async def mq_settles(node: Node, held_bytes: int) -> None:
-    """Turns of the loop until no more comes in."""
-    for _ in range(200):
-        await asyncio.sleep(0.001)
-        if node.budget.waiting_bytes == held_bytes:
-            return
-        held_bytes = node.budget.waiting_bytes
+async def until_no_more_comes(node: Node) -> None:
+    seen_bytes = [node.budget.waiting_bytes]
+
+    def stands_still() -> bool:
+        seen_bytes.append(node.budget.waiting_bytes)
+        return len(seen_bytes) > 2 and seen_bytes[-1] == seen_bytes[-2]
+
+    await eventually_async(stands_still)

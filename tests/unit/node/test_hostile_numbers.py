@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from backing import Backing, Connect, MemoryBacking, StartNode
+from waiting import LIMIT_S
 
 from tidegate.core.errors import InvalidValue, TooLarge
 from tidegate.wire.packet import Request
@@ -44,7 +45,7 @@ async def test_ranges_of_tags_that_cannot_be_cost_nobody_else_their_confirmation
     # waited for the same commit went with it.
     confirm = {"confirm": True} if kind is Settle else {}
     packet = kind(queue.queue_id, 0, [(1, 1), *[hostile] * 3], **confirm)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         refusal, _ = await asyncio.gather(
             link.ask(packet), message.ack_confirmed(), return_exceptions=True
         )
@@ -100,7 +101,7 @@ async def test_ids_in_many_ranges_are_acknowledged_at_nobody_elses_cost(
     counting = asyncio.create_task(count_turns())
     # Twice the same, and not in order: each counts once. Range by range this took minutes.
     ranges = [(each, each) for each in ids[::2]]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         assert await mq.ack_ids("orders", [*ranges, *reversed(ranges)]) == 10_000
     counting.cancel()
 

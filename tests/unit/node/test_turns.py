@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from waiting import LIMIT_S
 
 from tidegate.client.address import parse_url
 from tidegate.core.errors import NotAuthenticated
@@ -50,7 +51,7 @@ async def test_what_comes_while_the_rest_waits_for_its_turn_comes_after_it(node:
     session.data_received(pings(many + 11, many))
     wire = Connection(server=False)
     answered: list[int] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         while len(answered) < 2 * many + 10:
             for event in wire.receive(await reader.read(65536)):
                 assert isinstance(event, Received)
@@ -64,7 +65,7 @@ async def test_who_is_hung_up_on_has_no_further_turn(node: Node) -> None:
     before = node.packets_in
     session.data_received(pings(1, 3 * PACKETS_PER_TURN))
     session.end(NotAuthenticated("this user has been removed"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         while await reader.read(65536):
             pass
     assert node.packets_in - before == PACKETS_PER_TURN

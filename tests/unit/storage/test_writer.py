@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import pytest
+from waiting import LIMIT_S, eventually_async
 
 from tidegate.core.errors import LimitReached, TidegateError, Unavailable
 from tidegate.core.ports import Write
@@ -85,12 +86,6 @@ async def turns(count: int = 3) -> None:
         await asyncio.sleep(0)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-
-
 async def test_one_small_commit_may_follow_another_and_the_third_waits(
     store: ScriptedStore,
 ) -> None:
@@ -150,7 +145,7 @@ async def test_two_lost_commits_find_their_fate_in_their_order(
     store.on_disk = set(on_disk)
     store.answer(Unavailable("gone"))
     while len(source.fates) < 3:
-        await until(lambda: bool(store.asked) or len(source.fates) == 3)
+        await eventually_async(lambda: bool(store.asked) or len(source.fates) == 3)
         if store.asked:
             firsts = store.under_way[0]
             assert not set(firsts) & store.on_disk, "what is stored is not written again"
@@ -169,14 +164,14 @@ async def test_a_lost_commit_that_is_then_refused_leaves_the_others_alone(
     source.add(a_write(1))
     await turns()
     store.answer(Unavailable("gone"))
-    await until(lambda: bool(store.asked))
+    await eventually_async(lambda: bool(store.asked))
     store.answer(LimitReached("the disk is full"))
     await turns()
     source.add(a_write(2))
     await turns()
     store.answer([True])
     assert source.fates == [(1, "LIMIT_REACHED"), (2, True)]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(LIMIT_S):
         await writer.stop()
 
 
@@ -200,7 +195,7 @@ async def test_a_lost_commit_that_a_new_owner_fences_off_is_not_called_unstored(
     await turns()
     # Stored, perhaps: a new owner may have delivered it, and it is gone by the time we ask.
     store.answer(Unavailable("gone"))
-    await until(lambda: bool(store.asked))
+    await eventually_async(lambda: bool(store.asked))
     store.answer([False])
     await turns()
     assert source.fates == [(1, None)]

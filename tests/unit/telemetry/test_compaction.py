@@ -2,46 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
-import msgspec
 import pytest
-from lakes import HOUR, events_of, visible, write_events
+from lakes import (
+    EVERYTHING,
+    HOUR,
+    events_of,
+    lake_with_everything,
+    plan,
+    visible,
+    write_events,
+)
 
-from tidegate.core.crash import LAKE_POINTS, VARIABLE
 from tidegate.telemetry.compaction import run_round
-from tidegate.telemetry.housekeeping import Plan, Round, started
+from tidegate.telemetry.housekeeping import Round
 from tidegate.telemetry.lake import Lake
-
-LONG_AFTER_S = (HOUR + 5) * 3600.0
-
-
-def plan(folder: Path, **changes: object) -> Plan:
-    """A round for node-1 long after the hour, to which replaced files are old enough to go."""
-    values: dict[str, object] = {
-        "lake": str(folder),
-        "writer": "node-1",
-        "run": "now",
-        "now_s": LONG_AFTER_S,
-        "orphaned_s": 1e12,
-        "linger_s": -1e12,
-    }
-    return msgspec.convert(values | changes, Plan)
 
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
-    lake = Lake(str(tmp_path))
-    for name in ("a", "b", "c"):
-        write_events(lake, [name, name])
-    return lake
-
-
-EVERYTHING = ["a", "a", "b", "b", "c", "c"]
+    return lake_with_everything(tmp_path)
 
 
 def test_the_files_of_a_past_hour_become_one(tmp_path: Path, lake: Lake) -> None:
@@ -173,36 +154,3 @@ def test_a_broken_file_is_left_alone_and_holds_nobody_up(tmp_path: Path, lake: L
     assert [file.name for file in lake.files("events") if file.is_whole_hour] == [
         file.name for file in lake.files("events") if file.name != broken.name
     ]
-
-
-@pytest.mark.parametrize(
-    "point", [*LAKE_POINTS, "before-replaced-deleted:2", "before-replaced-deleted:3"]
-)
-def test_a_round_killed_anywhere_is_finished_by_the_next(
-    tmp_path: Path, lake: Lake, point: str
-) -> None:
-    # Given rounds, each a process, the first of which to come to this point is killed there
-    environment = os.environ | {VARIABLE: point}
-    command = [sys.executable, "-m", "tidegate.telemetry.compaction"]
-    codes = []
-    for _ in range(2):
-        outcome = subprocess.run(
-            command,
-            input=msgspec.json.encode(plan(tmp_path)),
-            env=environment,
-            capture_output=True,
-            check=False,
-        )
-        codes.append(outcome.returncode)
-        # Then whoever reads counts every row once
-        assert events_of(lake) == EVERYTHING
-    assert -signal.SIGKILL in codes
-
-    # And rounds that live come to the same end
-    for run in ("later", "later still"):
-        with started(plan(tmp_path, run=run)) as process:
-            outcome_text, _ = process.communicate()
-        assert msgspec.json.decode(outcome_text, type=Round).failure == ""
-    assert len(visible(tmp_path)) == 1
-    assert lake.files("events", hidden=True) == []
-    assert events_of(lake) == EVERYTHING

@@ -42,7 +42,7 @@ class Shop:
         self.app.on_prefetch_step(self.steps.append)
 
     async def ship(self, order: bytes) -> None:
-        await asyncio.sleep(self.handler_s)
+        await asyncio.sleep(self.handler_s)  # the work, in virtual time
 
     def rate(self, samples: int) -> float:
         """The mean of the last so many samples."""
@@ -59,9 +59,9 @@ async def test_a_worker_gets_the_rate_that_it_asked_for(broker: Broker) -> None:
     shop = Shop(GOAL)
     async with broker.running(shop.app):
         await fill(broker, 8_000)
-        await asyncio.sleep(20)
+        await broker.advance(20)
         settled_by = len(shop.steps)
-        await asyncio.sleep(20)
+        await broker.advance(20)
 
     # 12.5, which no whole number is.
     assert settled_by == pytest.approx(20, abs=2)
@@ -79,7 +79,7 @@ async def test_without_a_model_it_guesses_first_and_gets_there_too(broker: Broke
     shop = Shop(tidegate.PrefetchGoal(rate_per_s=125.0, settle_s=20.0, high=100))
     async with broker.running(shop.app):
         await fill(broker, 20_000)
-        await asyncio.sleep(60)
+        await broker.advance(60)
 
     assert shop.rate(15) == pytest.approx(125.0, rel=0.05)
 
@@ -89,7 +89,7 @@ async def test_keeping_up_hoards_nothing(broker: Broker) -> None:
     shop = Shop(MODEL, concurrency=5)
     async with broker.running(shop.app):
         await fill(broker, 8_000)
-        await asyncio.sleep(60)
+        await broker.advance(60)
 
     assert shop.rate(20) == pytest.approx(50.0, rel=0.03)
     last = shop.steps[-1]
@@ -104,9 +104,9 @@ async def test_an_empty_queue_is_no_reason_to_ask_for_more(broker: Broker) -> No
     shop = Shop(GOAL)
     async with broker.running(shop.app):
         await fill(broker, 3_000)
-        await asyncio.sleep(20)
+        await broker.advance(20)
         before = shop.steps[-1].step.level
-        await asyncio.sleep(40)
+        await broker.advance(40)
         assert shop.steps[-1].sample is not None
         assert shop.steps[-1].sample.starved
         assert shop.steps[-1].step.mode is Mode.HELD
@@ -119,17 +119,17 @@ async def test_the_loop_holds_while_the_broker_is_away_and_goes_on_without_a_bum
     shop = Shop(GOAL)
     async with broker.running(shop.app):
         await fill(broker, 8_000)
-        await asyncio.sleep(20)
+        await broker.advance(20)
         before = shop.steps[-1].step.level
         node = broker._started()
         await node.stop()
-        await asyncio.sleep(5)
+        await broker.advance(5)
         away = [one for one in shop.steps if one.sample is None]
         assert away
         assert {one.step.mode for one in away} == {Mode.HELD}
         assert away[-1].step.level == before
         await broker._start_node(port=broker._address[1])
-        await asyncio.sleep(25)
+        await broker.advance(25)
 
     assert shop.rate(5) == pytest.approx(125.0, rel=0.05)
     after = [one.step.level for one in shop.steps if one.step.at > away[-1].step.at]
@@ -141,7 +141,7 @@ async def test_a_target_above_what_the_handler_can_do_names_the_ceiling(broker: 
     shop = Shop(goal, concurrency=10)
     async with broker.running(shop.app):
         await fill(broker, 6_000)
-        await asyncio.sleep(30)
+        await broker.advance(30)
 
     last = shop.steps[-1]
     assert "the ceiling is about 100/s" in last.explained().reason
@@ -160,7 +160,7 @@ async def test_who_listens_badly_stops_nothing(broker: Broker) -> None:
 
     async with broker.running(shop.app):
         await fill(broker, 1_000)
-        await asyncio.sleep(5)
+        await broker.advance(5)
 
     assert len(shop.steps) >= 4
 
@@ -169,7 +169,7 @@ async def test_a_number_given_for_a_run_goes_before_the_goal(broker: Broker) -> 
     shop = Shop(GOAL)
     async with shop.app.running(url=broker.url, prefetch=70):
         await fill(broker, 500)
-        await asyncio.sleep(3)
+        await broker.advance(3)
 
     assert not shop.steps
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import tempfile
-from pathlib import Path
 
 from http_get import Got, get
+from made_database import UNSYNCED, copy_of_database, quick_folder
+from waiting import eventually_async
 
 from tidegate.node.http_door import HttpDoor
 from tidegate.node.limits import Limits
@@ -17,15 +17,18 @@ from tidegate.storage.postgres import PostgresStore
 
 
 async def readiness(node: Node, status: int) -> Got:
-    async with asyncio.timeout(30):
-        while (page := await get(node.metrics_address, "/readyz")).status != status:
-            pass
+    async def look() -> Got | None:
+        page = await get(node.metrics_address, "/readyz")
+        return page if page.status == status else None
+
+    page = await eventually_async(look, f"readiness {status}")
+    assert page is not None
     return page
 
 
 async def test_a_node_without_its_store_is_not_ready_until_it_is_back() -> None:
-    folder = Path(tempfile.mkdtemp(prefix="tidegate-ready-"))
-    server = EmbeddedPostgres(folder, settings={"fsync": "off", "shared_buffers": "64MB"})
+    folder = quick_folder("ready")
+    server = EmbeddedPostgres(copy_of_database(folder / "data"), settings=UNSYNCED)
     node = Node(PostgresStore(server.start()), limits=Limits(lease_s=1.0))
     await node.start()
     door = HttpDoor(node)
