@@ -146,6 +146,8 @@ class DoorLoop:
             self._backends = None
             await self._door.set_backends(backends)
             self._backends = backends
+            # A deploy waits for this word: it is said with the next turn.
+            self._report_at = self._clock()
         if isinstance(self._door, MemoryWeighing):
             known = {one.instance_id for one in backends}
             for one in self._instances:
@@ -157,7 +159,9 @@ class DoorLoop:
         if now < self._report_at:
             return None
         self._report_at = now + _REPORT_S
-        sample = msgspec.structs.replace(await self._door.sample(), began_at=self._began_at)
+        sample = msgspec.structs.replace(
+            await self._door.sample(), began_at=self._began_at, gives_to=self._gives_to
+        )
         if self._address is not None:
             sample = msgspec.structs.replace(sample, address=self._address)
         if self.trouble and not sample.trouble:
@@ -166,6 +170,12 @@ class DoorLoop:
         if self._told is not None:
             self._told(sample, self._instances, self._concurrency)
         return sample
+
+    @property
+    def _gives_to(self) -> list[int] | None:
+        if self._backends is None:
+            return None
+        return [one.instance_id for one in self._backends if not one.draining]
 
     async def _report(self, sample: DoorSample) -> None:
         await self._store.report_door(sample)
