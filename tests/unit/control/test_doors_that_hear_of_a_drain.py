@@ -1,4 +1,4 @@
-"""A door says which instances new clients may come to: a deploy waits until every door has heard."""
+"""A door says which instances new clients may come to: a deploy waits for each door to say it."""
 
 from __future__ import annotations
 
