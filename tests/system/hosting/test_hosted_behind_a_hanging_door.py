@@ -38,21 +38,34 @@ def told(heard: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def test_a_door_that_hangs_is_told_of_and_so_is_its_return(hosted: Hosted, heard: Path) -> None:
+    """On a busy computer the probe may be refused before, while instances begin to answer.
+
+    That is another disagreement, "doors report no trouble", and it ends by itself.
+    """
     (door,) = hosted.door_pids().values()
     # Who has reported twice is known to the leader, and by then a window of it is judged.
     eventually(lambda: hosted.run("sla", "shop", "--json").returncode == 0, "the door is known")
+    eventually(
+        lambda: len(agreed_again(heard)) == len(told(heard, "disagreement")), "all is agreed"
+    )
+    before = len(agreed_again(heard))
     os.kill(door, signal.SIGSTOP)
     try:
-        (alert,) = eventually(lambda: told(heard, "disagreement"), "the alert comes")
+        (alert,) = eventually(lambda: silent_doors(heard), "the alert comes")
     finally:
         os.kill(door, signal.SIGCONT)
 
     assert alert["service"] == "shop"
-    assert "no door reports, and the probe fails" in alert["summary"]
     assert f"(asked at {hosted.address})" in alert["summary"]
-    (over,) = eventually(
-        lambda: [one for one in told(heard, "over") if "the same again" in one["summary"]],
-        "it is over",
-    )
+    over = eventually(lambda: agreed_again(heard)[before:], "it is over")[0]
     assert over["at"] > alert["at"]
-    assert len(told(heard, "disagreement")) == 1
+    assert len(silent_doors(heard)) == 1
+
+
+def silent_doors(heard: Path) -> list[dict[str, Any]]:
+    words = "no door reports, and the probe fails"
+    return [one for one in told(heard, "disagreement") if words in one["summary"]]
+
+
+def agreed_again(heard: Path) -> list[dict[str, Any]]:
+    return [one for one in told(heard, "over") if "the same again" in one["summary"]]
