@@ -1,16 +1,20 @@
-"""An application that is hosted, when an instance is gone, and when more come than it can answer.
+"""A hosted application when an instance dies, its door hangs, or more come than it can answer.
 
-One service for both: two instances or three, and a spare; its node's usual port is somebody else's.
+One service for all: two instances or three, and a spare. Another program has its node's usual port.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import signal
 import socket
 from collections.abc import Iterable, Iterator
 from http.client import OK, SERVICE_UNAVAILABLE
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hosted import AGREED_SECOND, NARROW, TOO_MANY, TOO_MANY_PAUSE_S, Answer, Hosted, Load, ask
@@ -20,12 +24,20 @@ ENOUGH = 40
 
 
 @pytest.fixture(scope="module")
-def hosted() -> Iterator[Hosted]:
+def heard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Alerts, one in a line."""
+    return tmp_path_factory.mktemp("alerts") / "heard"
+
+
+@pytest.fixture(scope="module")
+def hosted(heard: Path) -> Iterator[Hosted]:
+    script = f"cat >> {shlex.quote(str(heard))}; echo >> {shlex.quote(str(heard))}"
+    command = json.dumps(["/bin/sh", "-c", script])
     with socket.create_server(("127.0.0.1", 0)) as taken:
         running = Hosted(
             *NARROW,
             agreement=AGREED_SECOND,
-            settings=f"[node]\nport = {taken.getsockname()[1]}\n",
+            settings=f"[node]\nport = {taken.getsockname()[1]}\n[alerts]\ncommand = {command}\n",
             node_port=None,
         )
         yield running
@@ -58,6 +70,47 @@ def test_a_spare_stands_in_for_a_killed_instance_and_is_itself_replaced(
     assert load.failed == []
     eventually(lambda: spare in hosted.ready(spare=False), "the spare serves")
     eventually(lambda: hosted.ready(spare=True) - {spare}, "there is another spare")
+
+
+def told(heard: Path, kind: str, words: str = "") -> list[dict[str, Any]]:
+    # What is being written is not there yet.
+    lines = heard.read_text().split("\n")[:-1] if heard.exists() else []
+    alerts = [json.loads(line) for line in lines if line]
+    return [one for one in alerts if one["kind"] == kind and words in one["summary"]]
+
+
+def test_a_door_that_hangs_is_told_of_and_so_is_its_return(hosted: Hosted, heard: Path) -> None:
+    """The leader asks the door from outside, hears nothing, and tells people once.
+
+    On a busy computer the probe may be refused before that, while instances begin to answer: this
+    is another disagreement, which ends by itself. Whether the last word of the door is still fresh
+    when the probe has failed often enough depends on the computer, so one of two summaries comes:
+    "no door reports, and the probe fails" or "doors report no trouble, and the probe fails".
+    """
+
+    def disagreements() -> list[dict[str, Any]]:
+        return told(heard, "disagreement")
+
+    def ends() -> list[dict[str, Any]]:
+        return told(heard, "over", "the same again")
+
+    (door,) = hosted.door_pids().values()
+    # Who has reported twice is known to the leader, and by then a window of it is judged.
+    eventually(lambda: hosted.run("sla", "shop", "--json").returncode == 0, "the door is known")
+    eventually(lambda: len(disagreements()) == len(ends()), "nothing is in dispute")
+    before = len(ends())
+    os.kill(door, signal.SIGSTOP)
+    try:
+        alert = eventually(lambda: disagreements()[before:], "the alert comes")[0]
+    finally:
+        os.kill(door, signal.SIGCONT)
+
+    assert alert["service"] == "shop"
+    assert "and the probe fails" in alert["summary"]
+    assert f"(asked at {hosted.address})" in alert["summary"]
+    over = eventually(lambda: ends()[before:], "it is over")[0]
+    assert over["at"] > alert["at"]
+    assert [one for one in disagreements()[before:] if one["at"] < over["at"]] == [alert]
 
 
 def test_what_is_too_much_is_refused_and_all_serve_that_may(hosted: Hosted) -> None:
