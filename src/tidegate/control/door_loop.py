@@ -146,8 +146,6 @@ class DoorLoop:
             self._backends = None
             await self._door.set_backends(backends)
             self._backends = backends
-            # A deploy waits for this word: it is said with the next turn.
-            self._report_at = self._clock()
         if isinstance(self._door, MemoryWeighing):
             known = {one.instance_id for one in backends}
             for one in self._instances:
