@@ -111,7 +111,7 @@ class Load:
                     task.add_done_callback(waiting.discard)
                 else:
                     due = loop.time() + 0.05
-                await asyncio.sleep(max(due - loop.time(), 0))
+                await asyncio.sleep(max(due - loop.time(), 0))  # the rate of the load
         finally:
             await asyncio.gather(*waiting)
 
@@ -133,7 +133,7 @@ class Consumer:
     async def run(self) -> None:
         async with self._mq.subscribe(self._queue, prefetch=5) as subscription:
             async for message in subscription:
-                await asyncio.sleep(1 / self._per_s)
+                await asyncio.sleep(1 / self._per_s)  # the handler's work
                 number = int(message.payload)
                 if self._seen[number] and not message.redelivered:
                     self.unflagged.append(number)

@@ -12,6 +12,6 @@ _NOTES = Path(os.environ.get("JOBS_FOLDER", ".")) / f"handled-{os.getpid()}"
 
 @app.worker("work", concurrency=1)
 def work(payload: bytes) -> None:
-    time.sleep(0.025)
+    time.sleep(0.025)  # the handler's work
     with _NOTES.open("ab", buffering=0) as notes:
         notes.write(payload + b"\n")

@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-import time
+import threading
 from pathlib import Path
 
 if os.environ.get("JOBS_DEAF"):
@@ -13,4 +13,4 @@ helper = subprocess.Popen(["sleep", "600"])
 partial = Path(os.environ["JOBS_FOLDER"]) / "partial"
 partial.write_text(str(helper.pid))
 partial.rename(partial.with_name("helper"))
-time.sleep(600)
+threading.Event().wait()

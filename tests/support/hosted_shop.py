@@ -32,7 +32,7 @@ async def app(
     if scope["method"] == "POST":
         # Before the answer, as somebody would book an order.
         _book(scope["path"])
-    await asyncio.sleep(SERVICE_S)
+    await asyncio.sleep(SERVICE_S)  # the application's work
     body = f"{VERSION} {os.getpid()}".encode()
     headers = [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from places import SUPPORT
+from waiting import eventually_async
 
 import tidegate
 from tidegate.core.fleet import MachineInfo, MachineState
@@ -23,10 +22,11 @@ from tidegate.node.limits import Limits
 from tidegate.node.server import Node
 from tidegate.storage.postgres import PostgresStore
 
-# Machines are noticed soon when they die, and only then; who leads stays so on a busy computer too.
-LEASE_S = 2.0
-LEADER_LEASE_S = 20.0
-PATIENCE_S = 40.0
+# Of machines and of who leads: nobody is taken for dead because the computer is busy. A test that
+# kills a node ends its lease by itself. Nodes take over queues at each third of it.
+LEASE_S = 20.0
+# Between looks that ask the database or read all of /proc.
+LOOK_S = 0.05
 
 
 class FleetUnderTest:
@@ -36,12 +36,12 @@ class FleetUnderTest:
         self.url = url
         self.folder = folder
         self.store = PostgresStore(url)
-        self.node = Node(PostgresStore(url), limits=Limits(lease_s=LEADER_LEASE_S))
+        self.node = Node(PostgresStore(url), limits=Limits(lease_s=LEASE_S))
         self.machines_folder = folder / "fleet"
         self.boot_s = boot_s
         self._providers: list[ProcessProvider] = []
         self.provider = self.new_provider()
-        chosen = {"list_s": 0.1, "lost_s": 8.0, "backoff_s": 0.05, **options}
+        chosen = {"list_s": 0.1, "lost_s": 60.0, "backoff_s": 0.05, **options}
         self.fleet = Fleet(self.store, self.provider, FleetOptions(**chosen))
         self.epoch = 0
 
@@ -104,6 +104,26 @@ class FleetUnderTest:
                 found.append(member.pid)
         return found
 
+    async def until_pids(
+        self, machine_id: int, *words: str, are_so: Callable[[list[int]], bool] = bool
+    ) -> list[int]:
+        """Wait for processes of a machine; `are_so`: there is one at least."""
+        found: list[int] = []
+
+        def look() -> bool:
+            nonlocal found
+            found = self.pids(machine_id, *words)
+            return are_so(found)
+
+        await eventually_async(look, f"processes {words} of machine {machine_id}", pause_s=LOOK_S)
+        return found
+
+    async def until_gone(self, machine_id: int) -> None:
+        """Wait until a machine has no process left."""
+        tree = self.tree(machine_id)
+        what = f"machine {machine_id} has no process"
+        await eventually_async(lambda: not tree.members(), what, pause_s=LOOK_S)
+
     async def row(self, machine_id: int) -> MachineInfo | None:
         rows = await self.store.machines()
         return next((row for row in rows if row.machine_id == machine_id), None)
@@ -112,14 +132,26 @@ class FleetUnderTest:
         self, machine_id: int, *states: MachineState | None
     ) -> MachineInfo | None:
         """Reconcile until it is so; None: the row is gone."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
+        row: MachineInfo | None = None
+
+        async def is_so() -> bool:
+            nonlocal row
             await self.fleet.reconcile(self.epoch)
             row = await self.row(machine_id)
-            if (None if row is None else row.state) in states:
-                return row
-            assert time.monotonic() < deadline, f"still {row}"
-            await asyncio.sleep(0.05)
+            return (None if row is None else row.state) in states
+
+        await eventually_async(is_so, f"machine {machine_id} is one of {states}", pause_s=LOOK_S)
+        return row
+
+    async def until_detail(self, machine_id: int, words: str = "") -> MachineInfo:
+        """Until the machine reports trouble, with these words."""
+
+        async def told() -> MachineInfo | None:
+            row = await self.row(machine_id)
+            return row if row is not None and row.detail and words in row.detail else None
+
+        what = f"machine {machine_id} reports {words or 'trouble'}"
+        return await eventually_async(told, what, pause_s=LOOK_S)
 
     async def elastic(self, name: str, machine_id: int, **scaling: Any) -> int:
         """A queue that scales, with a replica on a machine."""
@@ -135,7 +167,10 @@ class FleetUnderTest:
         async with tidegate.connect(self.node.address) as mq:
             for name in names:
                 await mq.put(queue, name.encode())
-            await until(lambda: all((self.folder / f"done-{name}").exists() for name in names))
+            await eventually_async(
+                lambda: all((self.folder / f"done-{name}").exists() for name in names),
+                f"{names} are worked on",
+            )
 
     async def depose(self) -> None:
         """Have another one lead."""
@@ -149,14 +184,6 @@ class FleetUnderTest:
         found = await self.until_state(row.machine_id, MachineState.WARM)
         assert found is not None
         return found
-
-
-async def until(condition: Callable[[], object], what: str = "") -> None:
-    """Wait for a sign, and not for a time."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, what or "it did not come"
-        await asyncio.sleep(0.02)
 
 
 def kill(pid: int) -> None:

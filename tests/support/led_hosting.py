@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hosted_modules import write_shop
-from led_fleet import PATIENCE_S, FleetUnderTest
+from led_fleet import LOOK_S, FleetUnderTest
+from waiting import eventually_async
 
 from tidegate.adapters.native.actuator import NativeActuator
 from tidegate.control.fleet_loop import FleetLoop
@@ -52,14 +53,16 @@ class LedHosting(FleetUnderTest):
         self, are_so: Callable[[Instances], bool], what: str = ""
     ) -> Instances:
         """Lead until it is so."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
+        found: Instances = {}
+
+        async def led() -> bool:
+            nonlocal found
             await self.loop.run_once({}, time.monotonic(), self.epoch)
             found = {one.instance_id: one for one in await self.store.instances()}
-            if are_so(found):
-                return found
-            assert time.monotonic() < deadline, f"{what}: still {found}"
-            await asyncio.sleep(0.05)
+            return are_so(found)
+
+        await eventually_async(led, what or "the instances are as they should be", pause_s=LOOK_S)
+        return found
 
     async def until_ready(self, *numbers: int) -> list[Instance]:
         found = await self.until_instances(

@@ -20,7 +20,8 @@ from tidegate.core.errors import TidegateError
 Found = TypeVar("Found")
 LIMIT_S = 60.0
 _PAUSE_S = 0.02
-# A look inside the process costs microseconds.
+# A look inside the process costs microseconds. Who looks through /proc or asks a database pauses
+# for longer, as `eventually` does: else the test takes the processor from what it waits for.
 _PAUSE_IN_LOOP_S = 0.005
 
 
@@ -46,7 +47,10 @@ def eventually(look: Callable[[], Found], what: str = "", limit_s: float = LIMIT
 
 
 async def eventually_async(
-    look: Callable[[], Found | Awaitable[Found]], what: str = "", limit_s: float = LIMIT_S
+    look: Callable[[], Found | Awaitable[Found]],
+    what: str = "",
+    limit_s: float = LIMIT_S,
+    pause_s: float = _PAUSE_IN_LOOP_S,
 ) -> Found:
     """Do the same inside an event loop; `look` may be a coroutine function.
 
@@ -60,7 +64,7 @@ async def eventually_async(
             return found  # type: ignore[no-any-return]
         if time.monotonic() > deadline:
             raise AssertionError(_complaint(look, what, limit_s, found))
-        await asyncio.sleep(_PAUSE_IN_LOOP_S)
+        await asyncio.sleep(pause_s)
 
 
 def _complaint(look: Callable[..., Any], what: str, limit_s: float, seen: Any) -> str:

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Sequence
 
 from tidegate.core.harmless import harmless
-from tidegate.core.hosting import Instance, InstanceState, Service
+from tidegate.core.hosting import DoorSample, Instance, InstanceState, Service
 
 # New instances that fail one after the other before a deploy is called failed.
 FAILURES_MAX = 2
@@ -57,8 +57,17 @@ class Rollout:
                 news.append(harmless(detail))
         return news
 
-    def progress(self, service: Service | None, instances: Sequence[Instance]) -> Progress:
-        """Done when only the new version serves; failed when it does not come up at all."""
+    def progress(
+        self,
+        service: Service | None,
+        instances: Sequence[Instance],
+        doors: Sequence[DoorSample] = (),
+    ) -> Progress:
+        """Done when only the new version serves; failed when it does not come up at all.
+
+        Doors hear of an old instance that drains some time after the store has. Until each door
+        has said that it has heard, clients without a session may still come to the old instance.
+        """
         if service is None:
             return Progress.FAILED
         ours = [one for one in instances if one.version >= self._version]
@@ -68,7 +77,9 @@ class Rollout:
         older = [
             one for one in instances if one.version < self._version and one.sessions_until is None
         ]
-        if serving and not older and len(ready) >= self._wanted:
+        given = {number for door in doors for number in door.gives_to or ()}
+        is_heard = given <= {one.instance_id for one in ours}
+        if serving and not older and is_heard and len(ready) >= self._wanted:
             return Progress.DONE
         is_given_up = service.detail.startswith(f"version {self._version} does not start")
         if not ready and (is_given_up or len(self._failed) >= FAILURES_MAX):

@@ -110,7 +110,7 @@ async def deploy_and_wait(urls: Sequence[str], asked: Asked, patience_s: float) 
             now, instances = await seen(store, name)
             for line in rollout.look(now, instances):
                 print(f"{name}: {line}", file=sys.stderr)
-            progress = rollout.progress(now, instances)
+            progress = rollout.progress(now, instances, await store.door_samples(name))
             if progress is Progress.DONE:
                 print(f"{name}: version {service.version} serves", file=sys.stderr)
                 return

@@ -157,7 +157,9 @@ class DoorLoop:
         if now < self._report_at:
             return None
         self._report_at = now + _REPORT_S
-        sample = msgspec.structs.replace(await self._door.sample(), began_at=self._began_at)
+        sample = msgspec.structs.replace(
+            await self._door.sample(), began_at=self._began_at, gives_to=self._gives_to
+        )
         if self._address is not None:
             sample = msgspec.structs.replace(sample, address=self._address)
         if self.trouble and not sample.trouble:
@@ -166,6 +168,12 @@ class DoorLoop:
         if self._told is not None:
             self._told(sample, self._instances, self._concurrency)
         return sample
+
+    @property
+    def _gives_to(self) -> list[int] | None:
+        if self._backends is None:
+            return None
+        return [one.instance_id for one in self._backends if not one.draining]
 
     async def _report(self, sample: DoorSample) -> None:
         await self._store.report_door(sample)

@@ -58,6 +58,7 @@ class ServiceReading:
     # Of clients, in the last interval of each door.
     response: Durations = field(default_factory=list)
     instances: Mapping[int, InstanceReading] = field(default_factory=dict)
+    # Of doors that have had an instance: only these owe anybody an answer.
     addresses: tuple[str, ...] = ()
     trouble: str = ""
 
@@ -156,7 +157,7 @@ def added(intervals: Iterable[Interval], at: float) -> ServiceReading:
         refused_per_s=sum(one.between.refused / one.interval_s for one in found),
         response=[pair for door in doors for pair in door.response],
         instances={instance_id: _instance(instance_id, found) for instance_id in sorted(ids)},
-        addresses=tuple(door.address for door in doors),
+        addresses=tuple(door.address for door in doors if door.has_begun),
         trouble="; ".join(dict.fromkeys(door.trouble for door in doors if door.trouble)),
     )
 

@@ -189,6 +189,9 @@ class DoorSample(msgspec.Struct, frozen=True, kw_only=True):
     has_begun: bool = True
     # When its totals were 0, in seconds since 1970; None: just before it was first seen.
     began_at: float | None = None
+    # Instances that clients without a session may come to, spares included; None: it does not say,
+    # or is not sure.
+    gives_to: list[int] | None = None
 
 
 class Backend(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,9 +17,10 @@ from elastic import Load, Watched, clients, running
 from places import SUPPORT
 from waiting import eventually_async
 
-from tidegate.core.fleet import MachineState
+from tidegate.core.fleet import MachineInfo, MachineState
 from tidegate.core.steering import Boot, Halt, Place
 from tidegate.lab.faults.deployment import Deployment, deployed
+from tidegate.storage.postgres import PostgresStore
 
 # A machine is some processes, which take their time to start beside everything else.
 pytestmark = pytest.mark.timeout(240)
@@ -56,7 +57,8 @@ def deployment(notes: Path) -> Iterator[Deployment]:
     settings.write_text(SETTINGS)
     environment = {
         "TIDEGATE_CONFIG": str(settings),
-        "TIDEGATE_NODE__LEASE": "2s",
+        # Nobody is taken for dead because the computer is busy; see `kill_machine`.
+        "TIDEGATE_NODE__LEASE": "10s",
         "TIDEGATE_TELEMETRY__ENABLED": "false",
         "TIDEGATE_METRICS__ENABLED": "false",
         "JOBS_FOLDER": str(notes),
@@ -90,7 +92,9 @@ async def _come_and_go(deployment: Deployment, notes: Path) -> None:
             assert len({place.machine_id for place in topology.replicas} - {None}) == 2
             victim = topology.replicas[-1]
             assert victim.machine_id is not None
-            kill_machine(deployment, victim.machine_id)
+            fleet = await looking.fleet()
+            (row,) = (one for one in fleet.machines if one.machine_id == victim.machine_id)
+            await kill_machine(deployment, row)
 
             async def moved() -> bool:
                 place = (await queue.topology()).replica(victim.number)
@@ -121,11 +125,17 @@ async def _come_and_go(deployment: Deployment, notes: Path) -> None:
         assert all(one.reason and one.otherwise for one in decisions)
 
 
-def kill_machine(deployment: Deployment, machine_id: int) -> None:
-    """Every process of it, at once."""
-    for pid in pids_of(deployment, machine_id):
+async def kill_machine(deployment: Deployment, machine: MachineInfo) -> None:
+    """Every process of it, at once; and its lease is over."""
+    for pid in pids_of(deployment, machine.machine_id):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    assert machine.member_id is not None
+    store = PostgresStore(deployment.store_url)
+    try:
+        await store.renew(machine.member_id, 0.0)
+    finally:
+        await store.close()
 
 
 def pids_of(deployment: Deployment, machine_id: int) -> list[int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from hosted_modules import BAD_START, body_of, write_shop
-from led_fleet import until
+from waiting import eventually_async
 
 from tidegate.core.errors import Unavailable
 from tidegate.fleet.app_process import AppProcess
@@ -57,9 +57,9 @@ async def test_it_is_ready_when_it_answers_and_answers_what_it_has_before_it_end
     assert await body_of(address) == f"welcome pid {shop.pid} instance 7"
 
     slow = asyncio.create_task(body_of(address, "/slow"))
-    await until((tmp_path / "begun").exists)
+    await eventually_async((tmp_path / "begun").exists)
     shop.ask_to_end()
-    await until(lambda: _is_refused(address), "it still takes connections")
+    await eventually_async(lambda: _is_refused(address), "it still takes connections")
     (tmp_path / "go").touch()
 
     assert (await slow).startswith("welcome")
@@ -113,7 +113,7 @@ async def test_one_that_hangs_in_its_import_is_reported_and_can_be_ended(
     (tmp_path / "shop.py").write_text("open('begun', 'w'); import time; time.sleep(3600)")
     shop = app_of()
     await shop.start()
-    await until((tmp_path / "begun").exists)
+    await eventually_async((tmp_path / "begun").exists)
     with pytest.raises(Unavailable, match=r"shop:app still imports or starts up after .*may hang"):
         await shop.until_ready(patience_s=0.05)
     await shop.end()
@@ -134,4 +134,4 @@ async def test_it_ends_with_whoever_started_it(tmp_path: Path) -> None:
     pid = int(await keeper.stdout.readline())
     keeper.kill()
     await keeper.wait()
-    await until(lambda: identity_of(pid) is None)
+    await eventually_async(lambda: identity_of(pid) is None)

@@ -6,7 +6,6 @@ import errno
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -151,8 +150,11 @@ def test_a_console_that_cannot_be_started_is_no_reason_not_to_serve(
 
 
 def _watch(look: Callable[[], object], is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30.0
-    while not is_so():
-        assert time.monotonic() < deadline
-        look()
-        time.sleep(0.02)
+    """Have it looked after until it is so."""
+
+    def looked() -> bool:
+        if not is_so():
+            look()
+        return is_so()
+
+    eventually(looked)

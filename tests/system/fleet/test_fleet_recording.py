@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
-from led_fleet import FleetUnderTest, until
+from led_fleet import FleetUnderTest
+from waiting import eventually_async
 
 from tidegate.core.errors import RetryLater
 from tidegate.core.fleet import Machine, MachineInfo, MachineState
@@ -42,11 +42,13 @@ async def test_a_boot_and_a_halt_are_events_with_the_time_that_they_took(
     machine = await fleet.booted(slots=3)
     await fleet.fleet.halt(machine.machine_id, fleet.epoch)
     await fleet.until_state(machine.machine_id, None)
-    await until(lambda: "halt" in recorder.events)
+    await eventually_async(lambda: "halt" in recorder.events)
     recorder.stop()
 
     reader = Lake(str(fleet.folder / "lake"))
     rows = [row for file in reader.files("events") for row in reader.read(file).to_pylist()]
+    # Each may be in a file of its own, and those have no order.
+    rows.sort(key=lambda row: row["at"])
     assert [(row["event"], row["subject"]) for row in rows] == [
         ("boot", f"machine {machine.machine_id}"),
         ("halt", f"machine {machine.machine_id}"),
@@ -56,7 +58,7 @@ async def test_a_boot_and_a_halt_are_events_with_the_time_that_they_took(
     assert boot_s == pytest.approx(machine.joined_at - machine.ordered_at)
     assert boot_s > 0.1, "a process does not start in no time"
     assert rows[0]["value"] == 3.0
-    assert 0.0 < rows[1]["duration_s"] < 20.0
+    assert rows[1]["duration_s"] > 0.0
 
 
 async def test_a_look_that_began_before_a_machine_was_gone_records_no_second_halt(
@@ -68,7 +70,7 @@ async def test_a_look_that_began_before_a_machine_was_gone_records_no_second_hal
     stale = await fleet.row(machine.machine_id)
     assert stale is not None
     await fleet.until_state(machine.machine_id, None)
-    await until(lambda: recorder.events == ["boot", "halt"])
+    await eventually_async(lambda: recorder.events == ["boot", "halt"])
 
     halted: list[int] = []
     halt = fleet.provider.halt
@@ -86,10 +88,13 @@ async def test_a_look_that_began_before_a_machine_was_gone_records_no_second_hal
     monkeypatch.setattr(fleet.provider, "halt", halt_again)
     monkeypatch.setattr(fleet.provider, "list", unknown)
     monkeypatch.setattr(fleet.store, "machines", as_before)
-    while not halted:
+
+    async def is_halted_again() -> bool:
         # The provider is not asked each time.
         await fleet.fleet.reconcile(fleet.epoch)
-        await asyncio.sleep(0.02)
+        return bool(halted)
+
+    await eventually_async(is_halted_again, "the machine is halted once more")
     monkeypatch.undo()
     await fleet.until_state(machine.machine_id, None)
     recorder.stop()

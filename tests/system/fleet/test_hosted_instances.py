@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 from hosted_modules import body_of, write_shop
-from led_fleet import PATIENCE_S, kill, until
+from led_fleet import kill
+from waiting import eventually_async
 
 from tidegate.core.hosting import Instance, InstanceState, ServiceSpec
 from tidegate.fleet import app_instance, app_process
@@ -44,14 +44,12 @@ class OneMachine:
         return made.instance_id
 
     async def until(self, instance_id: int, is_so: Callable[[Instance], bool]) -> Instance:
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
+        async def adjusted() -> Instance | None:
             await self.hosted.adjust(await self.store.instances(), "tidegate://here:1")
             (found,) = (o for o in await self.store.instances() if o.instance_id == instance_id)
-            if is_so(found):
-                return found
-            assert time.monotonic() < deadline, f"still {found}"
-            await asyncio.sleep(0.01)
+            return found if is_so(found) else None
+
+        return await eventually_async(adjusted, pause_s=0.01)
 
     async def failed(self, instance_id: int) -> str:
         return (await self.until(instance_id, lambda o: o.state is InstanceState.FAILED)).detail
@@ -114,12 +112,15 @@ async def test_a_machine_that_ends_says_so_before_it_closes_and_lets_them_answer
     number = await machine.order()
     address = await machine.ready_at(number)
     slow = asyncio.create_task(body_of(address, "/slow"))
-    await until((code / "begun").exists)
+    await eventually_async((code / "begun").exists)
 
     ending = asyncio.create_task(machine.hosted.end())
-    deadline = time.monotonic() + PATIENCE_S
-    while (known := (await machine.store.instances())[0]).state is InstanceState.READY:
-        assert time.monotonic() < deadline
+
+    async def told() -> Instance | None:
+        (one,) = await machine.store.instances()
+        return None if one.state is InstanceState.READY else one
+
+    known = await eventually_async(told, "the machine says that it ends")
     assert (known.state, known.address) == (InstanceState.DRAINING, address)
     assert (await body_of(address)).startswith("welcome"), "doors need a while to hear of it"
     (code / "go").touch()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable
 
 import msgspec
 import pytest
 from hosted_modules import body_of, write_shop
-from led_fleet import PATIENCE_S, FleetUnderTest, kill, until
+from led_fleet import FleetUnderTest, kill
+from waiting import eventually_async
 
 from tidegate.core.hosting import Instance, InstanceState, ServiceSpec
 from tidegate.fleet.parent import identity_of
@@ -30,13 +29,12 @@ class Hosting:
         return made.instance_id
 
     async def until(self, instance_id: int, is_so: Callable[[Instance], bool]) -> Instance:
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            found = {one.instance_id: one for one in await self.store.instances()}
-            if instance_id in found and is_so(found[instance_id]):
-                return found[instance_id]
-            assert time.monotonic() < deadline, f"still {found.get(instance_id)}"
-            await asyncio.sleep(0.02)
+        async def found() -> Instance | None:
+            there = {one.instance_id: one for one in await self.store.instances()}
+            known = there.get(instance_id)
+            return known if known is not None and is_so(known) else None
+
+        return await eventually_async(found, pause_s=0.02)
 
     async def until_ready(self, instance_id: int) -> Instance:
         return await self.until(instance_id, lambda one: one.state is InstanceState.READY)
@@ -71,13 +69,8 @@ async def test_an_instance_lives_in_a_slot_is_kept_alive_and_ends_when_nobody_wa
 
     # A second one finds no slot: the first one stays, and people are told.
     second = await hosting.order(machine.machine_id)
-    deadline = time.monotonic() + PATIENCE_S
-    while "2 instances are assigned to 1 slots" not in (
-        ((row := await fleet.row(machine.machine_id)) and row.detail) or ""
-    ):
-        assert time.monotonic() < deadline, row
-        await asyncio.sleep(0.05)
+    await fleet.until_detail(machine.machine_id, "2 instances are assigned to 1 slots")
     pid = int((await body_of(again.address)).split()[2])
     assert await fleet.store.remove_instance(number, fleet.epoch)
-    await until(lambda: identity_of(pid) is None)
+    await eventually_async(lambda: identity_of(pid) is None)
     await hosting.until_ready(second)

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from backing import PostgresBacking
 from hosted_modules import body_of
-from led_fleet import kill, until
+from led_fleet import kill
 from led_hosting import LedHosting
 from places import SUPPORT
+from waiting import eventually_async
 
 import tidegate
 from tidegate.core.crash import VARIABLE
@@ -63,7 +64,9 @@ async def test_instances_get_slots_and_get_others_when_their_machine_is_killed(
     assert row is None or row.state is MachineState.FAILED
     for number in (one, two):
         assert (await body_of(after[number].address or "")).endswith(f"instance {number}")
-    await until(lambda: all(identity_of(pid) is None for pid in pids), "they end with it")
+    await eventually_async(
+        lambda: all(identity_of(pid) is None for pid in pids), "they end with it"
+    )
 
 
 @pytest.mark.parametrize("dies_at", ["after-boot-row", "after-instance-placed"])

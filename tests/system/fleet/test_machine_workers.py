@@ -2,95 +2,73 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from pathlib import Path
 
-from led_fleet import PATIENCE_S, FleetUnderTest, kill, until
+from led_fleet import FleetUnderTest, kill
+from waiting import eventually_async
 
 import tidegate
 from tidegate.core.replication import ReplicaState
+
+WORKER = ("worker", "jobs:app")
+
+
+def two(pids: list[int]) -> bool:
+    return len(pids) == 2
 
 
 def files(folder: Path, prefix: str) -> set[str]:
     return {path.name.removeprefix(prefix) for path in folder.glob(f"{prefix}*")}
 
 
-async def test_a_replica_gets_its_workers_and_a_killed_one_is_replaced(
+async def test_a_replica_gets_its_workers_which_serve_it_and_a_killed_one_is_replaced(
     fleet: FleetUnderTest,
 ) -> None:
     machine = await fleet.booted()
     await fleet.elastic("orders", machine.machine_id, worker="jobs:app", workers_per_replica=2)
-    await until(lambda: len(fleet.pids(machine.machine_id, "worker", "jobs:app")) == 2)
-    before = fleet.pids(machine.machine_id, "worker", "jobs:app")
+    before = await fleet.until_pids(machine.machine_id, *WORKER, are_so=two)
 
-    kill(before[0])
-
-    await until(
-        lambda: len(set(fleet.pids(machine.machine_id, "worker", "jobs:app")) - {before[0]}) == 2
-    )
-    assert before[1] in fleet.pids(machine.machine_id, "worker", "jobs:app")
-
-
-async def test_workers_serve_their_replica(fleet: FleetUnderTest) -> None:
-    machine = await fleet.booted()
-    await fleet.elastic("orders", machine.machine_id, worker="jobs:app")
-
-    async with tidegate.connect(fleet.node.address) as mq:
-        await mq.put("orders#1", b"a")
-        await until(lambda: files(fleet.folder, "done-") == {"a"})
-
+    await fleet.put_and_see_done("orders#1", "a")
     assert (fleet.folder / "done-a").read_text() == "orders#1"
 
+    kill(before[0])
+    after = await fleet.until_pids(
+        machine.machine_id, *WORKER, are_so=lambda now: two(now) and before[0] not in now
+    )
+    assert before[1] in after
 
-async def test_a_module_that_does_not_import_is_reported_and_the_others_work_on(
+
+async def test_workers_that_do_not_start_are_reported_and_the_others_work_on(
     fleet: FleetUnderTest,
 ) -> None:
-    machine = await fleet.booted(slots=2)
+    """One module does not import; another says what no database keeps. Nobody else dies of it."""
+    machine = await fleet.booted(slots=3)
     await fleet.elastic("broken", machine.machine_id, worker="broken_jobs:app")
+    await fleet.elastic("loud", machine.machine_id, worker="loud_jobs:app")
     await fleet.elastic("orders", machine.machine_id, worker="jobs:app")
 
-    deadline = time.monotonic() + PATIENCE_S
-    while not (row := await fleet.row(machine.machine_id)) or not row.detail:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
-
-    assert row.alive
-    assert "broken#1: worker broken_jobs:app ended with code 2" in row.detail
-    assert "RuntimeError: the price list is missing" in row.detail
-    await until(lambda: fleet.pids(machine.machine_id, "worker", "jobs:app"))
-
-
-async def test_a_worker_that_says_what_no_database_keeps_is_reported_by_a_machine_that_lives(
-    fleet: FleetUnderTest,
-) -> None:
-    machine = await fleet.booted()
-    await fleet.elastic("orders", machine.machine_id, worker="loud_jobs:app")
-
-    deadline = time.monotonic() + PATIENCE_S
-    while not (row := await fleet.row(machine.machine_id)) or not row.detail:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
-
-    assert row.detail == "orders#1: worker loud_jobs:app ended with code 4: oh no \\x00 \ufffd"
-    # And the next one is told of, too: nobody died of the first.
-    await until(lambda: fleet.pids(machine.machine_id, "worker", "loud_jobs:app"))
+    for words in (
+        "broken#1: worker broken_jobs:app ended with code 2",
+        "RuntimeError: the price list is missing",
+        "loud#1: worker loud_jobs:app ended with code 4: oh no \\x00 \ufffd",
+    ):
+        row = await fleet.until_detail(machine.machine_id, words)
+        assert row.alive
+    # The next one is started, too: the machine did not die of the first.
+    await fleet.until_pids(machine.machine_id, "worker", "loud_jobs:app")
+    await fleet.until_pids(machine.machine_id, *WORKER)
 
 
 async def test_there_are_never_more_replicas_than_slots(fleet: FleetUnderTest) -> None:
     machine = await fleet.booted(slots=1)
     queue = await fleet.elastic("orders", machine.machine_id, worker="jobs:app")
-    await until(lambda: fleet.pids(machine.machine_id, "worker", "jobs:app"))
-    first = fleet.pids(machine.machine_id, "worker", "jobs:app")
+    first = await fleet.until_pids(machine.machine_id, *WORKER)
 
     await fleet.store.add_replica(queue, fleet.epoch, machine_id=machine.machine_id)
-    deadline = time.monotonic() + PATIENCE_S
-    while not (row := await fleet.row(machine.machine_id)) or not row.detail:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
+    row = await fleet.until_detail(machine.machine_id)
 
     assert row.detail == "2 replicas are assigned to 1 slots"
-    assert fleet.pids(machine.machine_id, "worker", "jobs:app") == first
+    assert fleet.pids(machine.machine_id, *WORKER) == first
 
 
 async def test_a_draining_replica_lets_the_idlest_go_first_and_finishes_what_runs(
@@ -100,18 +78,18 @@ async def test_a_draining_replica_lets_the_idlest_go_first_and_finishes_what_run
     queue = await fleet.elastic(
         "orders", machine.machine_id, worker="jobs:app", workers_per_replica=2
     )
-    await until(lambda: len(fleet.pids(machine.machine_id, "worker", "jobs:app")) == 2)
+    await fleet.until_pids(machine.machine_id, *WORKER, are_so=two)
     async with tidegate.connect(fleet.node.address) as mq:
         await mq.put("orders#1", b"long")
-        await until(lambda: files(fleet.folder, "begun-") == {"long"})
+        await eventually_async(lambda: files(fleet.folder, "begun-") == {"long"})
         busy = int((fleet.folder / "begun-long").read_text())
 
         await fleet.store.set_replica_state(queue, 1, ReplicaState.DRAINING, fleet.epoch)
-        await until(lambda: len(fleet.pids(machine.machine_id, "worker", "jobs:app")) == 1)
-        assert fleet.pids(machine.machine_id, "worker", "jobs:app") == [busy]
+        left = await fleet.until_pids(machine.machine_id, *WORKER, are_so=lambda now: not two(now))
+        assert left == [busy]
 
         (fleet.folder / "go").touch()
-        await until(lambda: not fleet.pids(machine.machine_id, "worker", "jobs:app"))
+        await fleet.until_pids(machine.machine_id, *WORKER, are_so=lambda now: not now)
 
     assert files(fleet.folder, "done-") == {"long"}
     assert len(fleet.pids(machine.machine_id, "node")) == 1

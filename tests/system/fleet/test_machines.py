@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from backing import PostgresBacking
-from led_fleet import FleetUnderTest, kill, until
+from led_fleet import LOOK_S, FleetUnderTest, kill
 from waiting import eventually_async
 
 import tidegate
@@ -65,18 +65,18 @@ async def test_a_machine_whose_node_is_killed_starts_it_again_and_stays(
     (node,) = fleet.pids(machine.machine_id, "node")
 
     kill(node)
-    await until(lambda: set(fleet.pids(machine.machine_id, "node")) - {node})
+    # Its lease ends; the machine has its time to bring another node.
+    assert machine.member_id is not None
+    await fleet.store.renew(machine.member_id, 0.0)
 
-    for _ in range(200):
+    async def has_joined() -> bool:
         await fleet.fleet.reconcile(fleet.epoch)
         row = await fleet.row(machine.machine_id)
         assert row is not None
         assert row.state is MachineState.WARM, row
-        if row.alive and row.member_id != machine.member_id:
-            break
-        await asyncio.sleep(0.05)
-    else:
-        pytest.fail("the new node did not join")
+        return row.alive and row.member_id != machine.member_id
+
+    await eventually_async(has_joined, "the new node joins", pause_s=LOOK_S)
 
 
 async def test_a_killed_supervisor_takes_its_children_along_and_the_machine_is_failed(
@@ -90,7 +90,7 @@ async def test_a_killed_supervisor_takes_its_children_along_and_the_machine_is_f
 
     assert row is not None
     assert "it died" in row.detail
-    await until(lambda: not fleet.tree(machine.machine_id).members())
+    await fleet.until_gone(machine.machine_id)
     topology = await fleet.store.topology(queue)
     assert topology is not None
     assert [place.machine_id for place in topology.replicas] == [None], "free to move"
@@ -108,7 +108,7 @@ async def test_halting_ends_what_neither_answers_nor_has_a_parent(fleet: FleetUn
 
     assert fleet.tree(machine.machine_id).members() == []
     # The kernel takes its environment from it before its pid.
-    await until(lambda: identity_of(node) is None)
+    await eventually_async(lambda: identity_of(node) is None)
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ async def test_a_machine_takes_its_time_to_boot_and_can_be_halted_meanwhile(
     await slow.start()
     try:
         row = await slow.fleet.boot(1, None, slow.epoch)
-        await until(lambda: slow.pids(row.machine_id, "machine"))
+        await slow.until_pids(row.machine_id, "machine")
         (listed,) = await slow.provider.list()
         assert listed.state == "booting"
         assert slow.pids(row.machine_id, "node") == []
@@ -179,7 +179,7 @@ async def test_a_machine_ends_with_whoever_keeps_it(
     bystander.kill()
     bystander.wait()
 
-    await until(lambda: not fleet.tree(machine.machine_id).members())
+    await fleet.until_gone(machine.machine_id)
 
 
 async def test_a_machine_whose_store_is_not_there_says_so(fleet: FleetUnderTest) -> None:
@@ -250,7 +250,7 @@ async def test_a_node_that_is_started_again_does_not_bring_back_a_queue_that_was
             await mq.delete_queue("orders")
             assert node.pid is not None
             kill(node.pid)
-            await until(lambda: node.has_died)
+            await eventually_async(lambda: node.has_died)
             node.start()
             node.wait_until_ready()
 

@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from led_fleet import FleetUnderTest, kill
+from led_fleet import LEASE_S, FleetUnderTest, kill
 from places import DOCS
 
 from tidegate.cli.settings.document import as_document
@@ -35,7 +35,7 @@ async def test_a_machine_of_the_users_own_commands_boots_serves_dies_and_is_halt
     fleet: FleetUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TIDEGATE_NODE__LEASE", "2s")
+    monkeypatch.setenv("TIDEGATE_NODE__LEASE", f"{LEASE_S:g}s")
     monkeypatch.setenv("TIDEGATE_STORE__DATA", str(tmp_path))
     monkeypatch.setenv("TIDEGATE_TELEMETRY__ENABLED", "false")
     templates = [CommandTemplate(text) for text in (BOOT, HALT, LIST)]

@@ -7,18 +7,26 @@ import os
 import subprocess
 import sys
 
-from led_fleet import until
+from waiting import eventually_async
 
 from tidegate.fleet.parent import identity_of
 
 DEAF = """
-import os, signal, time
+import os, signal, threading
 from tidegate.fleet import parent
+look, looked = os.getppid, threading.Semaphore(0)
+def getppid():
+    looked.release()
+    return look()
+os.getppid = getppid
 parent._LOOK_S = 0.05
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 parent.end_with_parent(patience_s=0.1)
+# Whoever looks again has not begun to lose its patience.
+for _ in range(8):
+    looked.acquire()
 print(os.getpid(), flush=True)
-time.sleep(3600)
+threading.Event().wait()
 """
 PARENT = f"""
 import os, subprocess, sys, time
@@ -39,11 +47,9 @@ async def test_one_that_does_not_listen_outlives_its_parent_by_its_patience_only
     assert parent.stdout is not None
     try:
         pid = int(await parent.stdout.readline())
-        # Some times its patience.
-        await asyncio.sleep(0.5)
         assert identity_of(pid) is not None, "its parent lives, and so does it"
     finally:
         parent.kill()
         await parent.wait()
 
-    await until(lambda: identity_of(pid) is None)
+    await eventually_async(lambda: identity_of(pid) is None)

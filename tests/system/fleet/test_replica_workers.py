@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from led_fleet import PATIENCE_S, kill
+from led_fleet import kill
 from places import SUPPORT
+from waiting import eventually_async
 
 from tidegate.fleet import replica_workers
 from tidegate.fleet.replica_workers import ReplicaWorkers
@@ -33,11 +32,12 @@ async def started(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Started]:
 
 
 async def trouble_of(workers: ReplicaWorkers) -> str:
-    deadline = time.monotonic() + PATIENCE_S
-    while not workers.trouble:
-        assert time.monotonic() < deadline, "nothing is reported"
+    return await eventually_async(lambda: adjusted(workers), "trouble is reported")
+
+
+async def adjusted(workers: ReplicaWorkers) -> str:
+    if not workers.trouble:
         await workers.adjust(1, NODE, {})
-        await asyncio.sleep(0.02)
     return workers.trouble
 
 
@@ -63,11 +63,12 @@ async def test_a_module_that_was_imported_is_not_late(
     assert "still imports" in await trouble_of(workers)
 
     monkeypatch.setattr(replica_workers, "_GOT_SOMEWHERE_S", 0.0)
-    deadline = time.monotonic() + PATIENCE_S
-    while workers.trouble:
-        assert time.monotonic() < deadline, workers.trouble
+
+    async def is_well() -> bool:
         await workers.adjust(1, NODE, {})
-        await asyncio.sleep(0.02)
+        return not workers.trouble
+
+    await eventually_async(is_well, "nothing is reported any more")
 
 
 async def test_a_killed_worker_is_said_to_be_killed_and_not_what_it_logged_before(
@@ -76,11 +77,13 @@ async def test_a_killed_worker_is_said_to_be_killed_and_not_what_it_logged_befor
     workers = started("hanging_jobs:app")
     await workers.adjust(1, NODE, {})
     heard = ""
-    deadline = time.monotonic() + PATIENCE_S
-    while "all is well" not in heard:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
+
+    def is_imported() -> bool:
+        nonlocal heard
         heard += capfd.readouterr().err
+        return "all is well" in heard
+
+    await eventually_async(is_imported, "the module says that all is well")
 
     kill(workers.pids[0])
 

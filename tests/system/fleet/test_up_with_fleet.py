@@ -26,8 +26,8 @@ def deployment(folder: Path) -> Iterator[Deployment]:
     environment = {
         "TIDEGATE_FLEET__PROVIDER": "process",
         "TIDEGATE_FLEET__WARM": "1",
-        # Of who leads, too: a busy machine must not take it for dead.
-        "TIDEGATE_NODE__LEASE": "3s",
+        # Of who leads, too: nobody is taken for dead because the computer is busy.
+        "TIDEGATE_NODE__LEASE": "10s",
         "TIDEGATE_TELEMETRY__ENABLED": "false",
         "TIDEGATE_QUEUES__ORDERS__WORKER": "jobs:app",
         "JOBS_FOLDER": str(folder),
@@ -56,7 +56,7 @@ def running(fleet: FleetInfo) -> list[int]:
     return [one.machine_id for one in fleet.machines if one.state in states and one.alive]
 
 
-def test_up_boots_what_its_queues_need_and_replaces_a_machine_that_is_killed(
+def test_up_boots_what_its_queues_need_replaces_a_killed_machine_and_leaves_none_behind(
     deployment: Deployment, folder: Path
 ) -> None:
     with tidegate.connect(deployment.url) as mq:
@@ -102,11 +102,17 @@ def test_up_boots_what_its_queues_need_and_replaces_a_machine_that_is_killed(
     # The pool is filled again in the background.
     eventually(is_all_shown, "one is up, one warm, and the one that died is told of")
 
+    end_up(deployment, signal.SIGTERM)
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_however_up_ends_no_machine_is_left_behind(deployment: Deployment, number: int) -> None:
+
+def test_a_killed_up_leaves_no_machine_behind(deployment: Deployment) -> None:
     with tidegate.connect(deployment.url) as mq:
         eventually(lambda: len(running(mq.fleet())) == 2, "machines run")
+    end_up(deployment, signal.SIGKILL)
+
+
+def end_up(deployment: Deployment, number: int) -> None:
+    """Send the signal to `up`, and see two machines end with it."""
     machines = processes_of(deployment)
     assert len(machines) == 2
     below = [child for machine in machines for child in machine.children(recursive=True)]

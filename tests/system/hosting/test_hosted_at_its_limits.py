@@ -1,63 +1,48 @@
-"""An application that is hosted, when an instance is gone, and when more come than it can answer.
+"""A hosted application when an instance dies, its door hangs, or more come than it can answer.
 
-One service for both: two instances or three, and a spare; its node's usual port is somebody else's.
+One service for all: two instances or three, and a spare. Another program has its node's usual port.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import signal
 import socket
-import time
 from collections.abc import Iterable, Iterator
 from http.client import OK, SERVICE_UNAVAILABLE
-from statistics import quantiles
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hosted import Answer, Hosted, Load, ask
+from hosted import AGREED_SECOND, NARROW, TOO_MANY, TOO_MANY_PAUSE_S, Answer, Hosted, Load, ask
 from waiting import eventually
 
 ENOUGH = 40
-BREACH_S = 1.0
-AGREEMENT = f"""\
-name = "shop"
-http = "shop"
-window = "2s"
-replicas = {{ min = 2, max = 3 }}
-[metrics.response_p95]
-breach = "{BREACH_S:g}s"
-"""
-# Two at a time, 0.2 s each: three instances answer 30/s. So many clients, who pause between two
-# requests, would have to wait for more than a second and a half.
-CLIENTS, PAUSE_S = 60, 0.3
-# From an instance that is killed to the spare that answers in its place.
-STANDS_IN_S_MAX = 2.0
 
 
 @pytest.fixture(scope="module")
-def hosted() -> Iterator[Hosted]:
+def heard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Alerts, one in a line."""
+    return tmp_path_factory.mktemp("alerts") / "heard"
+
+
+@pytest.fixture(scope="module")
+def hosted(heard: Path) -> Iterator[Hosted]:
+    script = f"cat >> {shlex.quote(str(heard))}; echo >> {shlex.quote(str(heard))}"
+    command = json.dumps(["/bin/sh", "-c", script])
     with socket.create_server(("127.0.0.1", 0)) as taken:
         running = Hosted(
-            *("--spares", "1", "--concurrency", "2", "--env", "SHOP_SERVICE_S=0.2"),
-            agreement=AGREEMENT,
-            settings=f"[node]\nport = {taken.getsockname()[1]}\n",
+            *NARROW,
+            agreement=AGREED_SECOND,
+            settings=f"[node]\nport = {taken.getsockname()[1]}\n[alerts]\ncommand = {command}\n",
             node_port=None,
         )
         yield running
         assert running.end() == 0
         eventually(lambda: not running.left_behind(), "everything ends with it")
-
-
-def ready(hosted: Hosted, *, spare: bool) -> set[int]:
-    """Instances that answer, those in reserve or the others."""
-    found: list[dict[str, Any]] = hosted.service()["instances"]
-    return {
-        one["instance_id"]
-        for one in found
-        if one["state"] == "ready" and (one["weight"] == 0.0) == spare
-    }
 
 
 def pids(answers: Iterable[Answer]) -> set[int]:
@@ -70,49 +55,84 @@ def test_a_node_whose_usual_port_is_taken_takes_another_and_says_so(hosted: Host
     assert re.findall(r"node at tidegate://127\.0\.0\.1:(\d+)", told) != [usual]
 
 
-def test_a_spare_stands_in_for_a_killed_instance_at_once_and_is_itself_replaced(
+def test_a_spare_stands_in_for_a_killed_instance_and_is_itself_replaced(
     hosted: Hosted,
 ) -> None:
-    (spare,) = eventually(lambda: ready(hosted, spare=True), "there is a spare")
+    (spare,) = eventually(lambda: hosted.ready(spare=True), "there is a spare")
     with Load(hosted.address) as load:
         eventually(lambda: len(pids(load.answers)) == 2, "two answer")
         served = pids(load.answers)
         os.kill(min(served), signal.SIGKILL)
-        killed_at = time.monotonic()
         eventually(lambda: pids(load.answers) - served, "the spare answers")
-        stood_in_s = time.monotonic() - killed_at
         there = len(load.answers)
         eventually(lambda: len(load.answers) > there + ENOUGH, "load goes on")
 
     assert load.failed == []
-    assert stood_in_s <= STANDS_IN_S_MAX
-    assert spare in ready(hosted, spare=False)
-    eventually(lambda: ready(hosted, spare=True) - {spare}, "there is another spare")
+    eventually(lambda: spare in hosted.ready(spare=False), "the spare serves")
+    eventually(lambda: hosted.ready(spare=True) - {spare}, "there is another spare")
 
 
-def test_what_is_too_much_is_refused_so_that_what_is_let_in_is_kept(hosted: Hosted) -> None:
+def told(heard: Path, kind: str, words: str = "") -> list[dict[str, Any]]:
+    # What is being written is not there yet.
+    lines = heard.read_text().split("\n")[:-1] if heard.exists() else []
+    alerts = [json.loads(line) for line in lines if line]
+    return [one for one in alerts if one["kind"] == kind and words in one["summary"]]
+
+
+def test_a_door_that_hangs_is_told_of_and_so_is_its_return(hosted: Hosted, heard: Path) -> None:
+    """The leader asks the door from outside, hears nothing, and tells people once.
+
+    On a busy computer the probe may be refused before that, while instances begin to answer: this
+    is another disagreement, which ends by itself. Whether the last word of the door is still fresh
+    when the probe has failed often enough depends on the computer, so one of two summaries comes:
+    "no door reports, and the probe fails" or "doors report no trouble, and the probe fails".
+    """
+
+    def disagreements() -> list[dict[str, Any]]:
+        return told(heard, "disagreement")
+
+    def ends() -> list[dict[str, Any]]:
+        return told(heard, "over", "the same again")
+
+    (door,) = hosted.door_pids().values()
+    # Who has reported twice is known to the leader, and by then a window of it is judged.
+    eventually(lambda: hosted.run("sla", "shop", "--json").returncode == 0, "the door is known")
+    eventually(lambda: len(disagreements()) == len(ends()), "nothing is in dispute")
+    before = len(ends())
+    os.kill(door, signal.SIGSTOP)
+    try:
+        alert = eventually(lambda: disagreements()[before:], "the alert comes")[0]
+    finally:
+        os.kill(door, signal.SIGCONT)
+
+    assert alert["service"] == "shop"
+    assert "and the probe fails" in alert["summary"]
+    assert f"(asked at {hosted.address})" in alert["summary"]
+    over = eventually(lambda: ends()[before:], "it is over")[0]
+    assert over["at"] > alert["at"]
+    assert [one for one in disagreements()[before:] if one["at"] < over["at"]] == [alert]
+
+
+def test_what_is_too_much_is_refused_and_all_serve_that_may(hosted: Hosted) -> None:
+    """How fast the others are answered meanwhile is for benchmarks/test_hosting_figures.py."""
+
     def answered(status: int) -> list[Answer]:
         return [one for one in load.answers if one.status == status]
 
-    with Load(hosted.address, CLIENTS, pause_s=PAUSE_S) as load:
+    with Load(hosted.address, TOO_MANY, pause_s=TOO_MANY_PAUSE_S) as load:
         refused_at = eventually(
             lambda: found[0].asked_at if (found := answered(SERVICE_UNAVAILABLE)) else None,
             "some are refused",
         )
-        kept = eventually(
-            lambda: (
-                found
-                if len(found := [one for one in answered(OK) if one.asked_at > refused_at])
-                > 2 * ENOUGH
-                else None
-            ),
+        eventually(
+            lambda: sum(one.asked_at > refused_at for one in answered(OK)) > ENOUGH,
             "others are answered",
         )
-        eventually(lambda: len(ready(hosted, spare=False)) == 3, "all serve that may")
-        detail = hosted.service()["detail"]
+        eventually(lambda: len(hosted.ready(spare=False)) == 3, "all serve that may")
+        eventually(
+            lambda: "others are refused" in str(hosted.service()["detail"]), "people are told"
+        )
 
     assert {one.status for one in load.answers} == {OK, SERVICE_UNAVAILABLE}
-    assert quantiles((one.took_s for one in kept), n=20)[-1] <= BREACH_S
-    assert "others are refused" in str(detail)
     eventually(lambda: hosted.service()["detail"] is None, "nobody is refused any more")
     assert ask(hosted.address).status == OK

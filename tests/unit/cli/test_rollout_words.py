@@ -6,7 +6,7 @@ import msgspec
 
 from tidegate.cli.rollout import FAILURES_MAX, Progress, Rollout
 from tidegate.cli.services import kept_by_doors
-from tidegate.core.hosting import Instance, InstanceState, Service, ServiceSpec
+from tidegate.core.hosting import DoorSample, Instance, InstanceState, Service, ServiceSpec
 
 SERVICE = Service(spec=ServiceSpec(name="shop", target="shop:app", agreement=""), version=2)
 
@@ -42,6 +42,29 @@ def test_a_version_is_there_when_the_old_one_is_gone() -> None:
 
     assert rollout.progress(SERVICE, [old, new]) is Progress.UNDER_WAY
     assert rollout.progress(SERVICE, [new]) is Progress.DONE
+
+
+def test_a_version_serves_when_every_door_has_heard_that_the_old_one_drains() -> None:
+    rollout = Rollout(SERVICE)
+    # It keeps its sessions for a while.
+    old = msgspec.structs.replace(
+        instance(1, InstanceState.DRAINING, version=1), sessions_until=2000.0
+    )
+    both = [old, instance(2, InstanceState.READY)]
+
+    def progress(*gives_to: list[int] | None) -> Progress:
+        doors = [
+            DoorSample(service="shop", door=str(number), at=0.0, address="", gives_to=given)
+            for number, given in enumerate(gives_to)
+        ]
+        return rollout.progress(SERVICE, both, doors)
+
+    assert progress([1, 2], [1, 2]) is Progress.UNDER_WAY
+    assert progress([2], [1, 2]) is Progress.UNDER_WAY
+    assert progress([2], [2]) is Progress.DONE
+    # A door that does not say, or none at all, is not waited for.
+    assert progress([2], None) is Progress.DONE
+    assert progress() is Progress.DONE
 
 
 def test_a_version_that_does_not_come_up_has_failed_while_the_old_one_serves() -> None:
