@@ -49,7 +49,7 @@ async def test_what_one_producer_puts_comes_in_its_order(mq: Any) -> None:
 async def test_a_put_passes_none_that_still_learns_where_the_queue_is(engine: Engine) -> None:
     async with engine.connect() as mq:
         await mq.create_queue("orders")
-    payloads = numbered(1_000)
+    payloads = numbered(300)
 
     async with engine.connect() as newcomer:
         puts = []

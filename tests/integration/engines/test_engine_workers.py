@@ -194,6 +194,7 @@ async def test_no_more_run_at_a_time_than_the_concurrency(
 ) -> None:
     now, most, done = 0, 0, 0
     lock = threading.Lock()
+    go_on, go_on_blocking = asyncio.Event(), threading.Event()
 
     def count(step: int) -> None:
         nonlocal now, most, done
@@ -204,12 +205,14 @@ async def test_no_more_run_at_a_time_than_the_concurrency(
 
     async def slowly(payload: bytes) -> None:
         count(1)
-        await asyncio.sleep(0.005)
+        await go_on.wait()
+        await asyncio.sleep(0.005)  # the handler's work: another one could begin meanwhile
         count(-1)
 
     def blocking(payload: bytes) -> None:
         count(1)
-        threading.Event().wait(0.005)
+        go_on_blocking.wait(PATIENCE_S)
+        time.sleep(0.005)  # the handler's work: another one could begin meanwhile
         count(-1)
 
     app.worker("orders", concurrency=3)(slowly if kind == "async" else blocking)
@@ -217,6 +220,9 @@ async def test_no_more_run_at_a_time_than_the_concurrency(
     await put_all(mq, "orders", numbered(30))
 
     async with app.running():
+        await eventually_async(lambda: now == 3)
+        go_on.set()
+        go_on_blocking.set()
         await eventually_async(lambda: done == 30)
 
     assert most == 3
