@@ -22,7 +22,7 @@ from tidegate.laws.control_step import Mode
 
 # A handler of 100 ms makes a unit of prefetch worth 10 messages a second, as a network would.
 HANDLER_S = 0.1
-HIGH = 40
+HIGH = 20
 GOAL = tidegate.PrefetchGoal(
     rate_per_s=20.0,
     settle_s=4.0,
@@ -67,7 +67,7 @@ async def test_a_prefetch_that_gives_more_than_the_goal_is_lowered(engine: Engin
     app = engine.app()
     watched = worked(app)
     await mq.create_queue("orders")
-    await mq.put_many("orders", [b"order"] * 1_000)
+    await mq.put_many("orders", [b"order"] * 600)
 
     async with app.running():
         await watched.until(is_lowered)
@@ -99,7 +99,7 @@ async def test_while_rabbitmq_is_away_the_loop_holds_and_then_goes_on(
         app = tidegate.App(cable.url)
         watched = worked(app)
         await mq.create_queue("orders")
-        await mq.put_many("orders", [b"order"] * 3_000)
+        await mq.put_many("orders", [b"order"] * 2_000)
         async with app.running():
             await watched.until(is_lowered)
 

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from rabbitmq import VirtualHost
 from rabbitmq_steerer import QUEUE, Steerer, is_settled, management_of, wanted
 from rabbitmq_traffic import Traffic, consuming
+from waiting import eventually_async
 
 import tidegate
 from tidegate.adapters.rabbitmq.address import parse_address
@@ -601,9 +602,11 @@ async def test_what_a_full_replica_refuses_goes_back_to_where_it_was(
         channel = await steerer.link.channel()
         with pytest.raises(tidegate.LimitReached, match="full"):
             await move(channel, QUEUE, f"{QUEUE}#full", 30, 5.0)
-        async with asyncio.timeout(20):
-            while await length(steerer, QUEUE) < 20:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+
+        async def are_back() -> bool:
+            return await length(steerer, QUEUE) == 20
+
+        await eventually_async(are_back)
         assert await length(steerer, f"{QUEUE}#full") == 10
 
 
