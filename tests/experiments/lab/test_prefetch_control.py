@@ -21,6 +21,7 @@ from tidegate.lab.prefetch.stage import Engine
 from tidegate.lab.prefetch.track import back_after_s
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", Engine)
 def test_in_virtual_time_every_bar_is_met_and_the_page_shows_it(
     engine: Engine, tmp_path: Path

@@ -21,6 +21,9 @@ from engine_under_test import (
 import tidegate
 from tidegate.core.model import QueuePolicy
 
+# One RabbitMQ serves all tests of the engines.
+pytestmark = pytest.mark.xdist_group("engines")
+
 EVERY_BYTE = bytes(range(256))
 
 

@@ -23,6 +23,9 @@ from waiting import eventually_async
 
 import tidegate
 
+# One RabbitMQ serves all tests of the engines.
+pytestmark = pytest.mark.xdist_group("engines")
+
 
 async def test_a_subscriber_gets_what_waits_and_what_comes(mq: Any) -> None:
     await mq.create_queue("orders")

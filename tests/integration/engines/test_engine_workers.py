@@ -26,6 +26,9 @@ from waiting import eventually_async
 import tidegate
 from tidegate.core.model import QueuePolicy
 
+# One RabbitMQ serves all tests of the engines.
+pytestmark = pytest.mark.xdist_group("engines")
+
 AT_ONCE = QueuePolicy(retry_first_s=0.0, retry_jitter=0.0)
 
 

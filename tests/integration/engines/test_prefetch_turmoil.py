@@ -16,6 +16,9 @@ from waiting import eventually_async
 
 from tidegate.lab.history import HistoryWriter
 
+# One RabbitMQ serves all tests of the engines.
+pytestmark = pytest.mark.xdist_group("engines")
+
 # More deliveries than this come between two changes.
 EACH = 4
 PRODUCERS = 8

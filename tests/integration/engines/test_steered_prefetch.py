@@ -20,6 +20,9 @@ from tidegate.client.steered_prefetch import PrefetchStep
 from tidegate.lab.faults.proxy import TcpProxy
 from tidegate.laws.control_step import Mode
 
+# One RabbitMQ serves all tests of the engines.
+pytestmark = pytest.mark.xdist_group("engines")
+
 # A handler of 100 ms makes a unit of prefetch worth 10 messages a second, as a network would.
 HANDLER_S = 0.1
 HIGH = 20

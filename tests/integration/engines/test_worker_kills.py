@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from engine_under_test import PATIENCE_S, Engine, taken_until_last
 from load import Load, assert_nothing_went_wrong, judged
 from places import SUPPORT
@@ -17,6 +18,9 @@ from waiting import eventually_async
 
 from tidegate.lab.checker import Outstanding
 from tidegate.lab.history import HistoryWriter, read_history
+
+# One RabbitMQ serves all tests of the engines.
+pytestmark = pytest.mark.xdist_group("engines")
 
 PRODUCERS = 5
 EACH = 40
