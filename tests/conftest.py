@@ -67,7 +67,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Servers that take seconds to start: one for each worker that has tests for them.
-_SHARED_SERVERS = ("spark", "rabbitmq_broker")
+_SHARED_SERVERS = ("spark", "rabbitmq_broker", "mortal_broker", "engines")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

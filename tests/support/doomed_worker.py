@@ -1,7 +1,8 @@
-"""A worker process that is killed: python doomed_worker.py URL HISTORY NAME
+"""A worker process that is killed: python doomed_worker.py URL HISTORY NAME HANGS_AFTER
 
-It writes down each delivery before it does anything, and that it lets go of it when that is done,
-and says on its output how far it is.
+After so many deliveries its handlers hang, so that it is killed with messages in its hands; with 0
+they never do. It writes down each delivery before it does anything, and that it lets go of it when
+that is done, and says on its output how far it is.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tidegate.lab.history import HistoryWriter
 
 
 def main() -> None:
-    url, path, name = sys.argv[1:]
+    url, path, name, hangs_after = sys.argv[1:]
     app = tidegate.App(url)
     history = HistoryWriter(Path(path), name)
     load = Load(history, "orders")
@@ -27,7 +28,9 @@ def main() -> None:
         load.delivered(message)
         history.flush()
         print(load.deliveries, flush=True)
-        await asyncio.sleep(0.002)
+        if 0 < int(hangs_after) <= load.deliveries:
+            await asyncio.Event().wait()
+        await asyncio.sleep(0.002)  # the handler's work
         load.acknowledges(message)
         history.flush()
         print(load.deliveries, flush=True)

@@ -12,9 +12,11 @@ import enum
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
+from waiting import eventually_async
+
 import tidegate
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 LAST = b"the last one"
 
 
@@ -87,15 +89,17 @@ async def taken_until_last(mq: Any, queue: str) -> list[Any]:
 
 async def dead_letter(mq: Any, queue: str) -> Any:
     """The first dead letter of a queue, whose dead-letter queue may be made when first needed."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            try:
-                async with mq.subscribe(f"{queue}.dead") as subscription:
-                    (letter,) = await take(subscription, 1)
-                    await letter.ack_confirmed()
-                    return letter
-            except tidegate.QueueNotExisting:
-                await asyncio.sleep(0.005)
+
+    async def look() -> Any:
+        try:
+            async with mq.subscribe(f"{queue}.dead") as subscription:
+                (letter,) = await take(subscription, 1)
+                await letter.ack_confirmed()
+                return letter
+        except tidegate.QueueNotExisting:
+            return None
+
+    return await eventually_async(look)
 
 
 def payloads_of(messages: list[Any]) -> list[bytes]:

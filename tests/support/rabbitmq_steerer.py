@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import Self
 
 from rabbitmq import VirtualHost
+from waiting import eventually_async
 
 from tidegate.adapters.rabbitmq.address import parse_address
 from tidegate.adapters.rabbitmq.elastic.actuator import RabbitmqActuator
@@ -21,8 +21,6 @@ from tidegate.core.scaling import Range, Scaling, Steering
 from tidegate.core.steering import Decision
 
 QUEUE = "orders"
-PERIODS_MAX = 1000
-PERIOD_S = 0.01
 
 
 def wanted(replicas: int) -> Scaling:
@@ -81,12 +79,12 @@ class Steerer:
 
     async def until(self, is_so: Callable[[ElasticTopology], bool]) -> None:
         """Period after period."""
-        for _ in range(PERIODS_MAX):
+
+        async def is_so_after_a_period() -> bool:
             await self.period()
-            if is_so(self.topology):
-                return
-            await asyncio.sleep(PERIOD_S)
-        raise AssertionError(f"not so after {PERIODS_MAX} periods: {self.topology}")
+            return is_so(self.topology)
+
+        await eventually_async(is_so_after_a_period)
 
     async def settle(self, replicas: int) -> None:
         """Until there are so many, all serving with a share."""

@@ -40,7 +40,7 @@ class Traffic:
             async for message in orders:
                 seq = int(message.payload.split()[1])
                 self._note("deliver", name, seq, message.payload, redelivered=message.redelivered)
-                await asyncio.sleep(handler_s)
+                await asyncio.sleep(handler_s)  # the handler's work
                 self._note("ack", name, seq, message.payload, phase="invoke")
                 message.ack()
                 self.delivered.add(seq)

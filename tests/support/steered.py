@@ -1,10 +1,10 @@
-"""A queue whose consumers are steered by a real node, behind a cable with a delay."""
+"""A queue whose consumers are steered by a real node, in virtual time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from statistics import mean
 
 from tidegate.client.client import Client
@@ -16,7 +16,6 @@ from tidegate.node.server import Node
 from tidegate.telemetry.numbers import ConsumerNumbers, ControlNumbers
 
 QUEUE = "orders"
-PATIENCE_S = 40.0
 # Looked at together: one sample of a tenth of a second holds some fifteen messages.
 WINDOW = 20
 _STOCK = 4000
@@ -62,7 +61,7 @@ class Worker:
     async def _work(self) -> None:
         async for message in self.subscription:
             if self.handler_s:
-                await asyncio.sleep(self.handler_s)
+                await asyncio.sleep(self.handler_s)  # the handler's work
             message.ack()
             self.done += 1
 
@@ -84,35 +83,15 @@ class Watch:
             if one.control
         ]
 
-    async def until(
-        self, is_so: Callable[[list[ConsumerNumbers]], bool], what: str
-    ) -> list[ConsumerNumbers]:
-        """Look until it is so."""
-        found: list[ConsumerNumbers] = []
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                while not is_so(found := await self.consumers()):  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-        except TimeoutError:
-            seen = [told(one) for one in found]
-            raise AssertionError(f"not within {PATIENCE_S} s: {what}; {seen}") from None
-        return found
+    async def after(self, seconds: float) -> list[ConsumerNumbers]:
+        """Those that are steered when so much time has passed."""
+        await asyncio.sleep(seconds)  # in virtual time: nothing waits
+        return await self.consumers()
 
-    async def steps_from_now(self, count: int = WINDOW) -> list[list[ControlNumbers]]:
-        """The next so many steps of each consumer."""
-        before = {one.consumer: one.control[-1].at for one in await self.consumers()}
-
-        def later(found: list[ConsumerNumbers]) -> list[list[ControlNumbers]]:
-            return [
-                [step for step in one.control if step.at > before.get(one.consumer, 0.0)]
-                for one in found
-            ]
-
-        found = await self.until(
-            lambda now: bool(now) and all(len(steps) >= count for steps in later(now)),
-            f"{count} steps more",
-        )
-        return [steps[:count] for steps in later(found)]
+    async def only(self, after_s: float) -> ConsumerNumbers:
+        """The one that is steered when so much time has passed."""
+        [one] = await self.after(after_s)
+        return one
 
 
 def rate_of(steps: list[ControlNumbers]) -> float:
@@ -123,26 +102,3 @@ def rate_of(steps: list[ControlNumbers]) -> float:
 
 def level_of(steps: list[ControlNumbers]) -> float:
     return mean(step.level for step in steps)
-
-
-def has_rate(
-    wanted_per_s: float, part: float = 0.06, windows: int = 1
-) -> Callable[[list[ConsumerNumbers]], bool]:
-    """Whether everybody has had it over the last steps; over several windows, in each of them."""
-
-    def has(steps: list[ControlNumbers]) -> bool:
-        return len(steps) == WINDOW and abs(rate_of(steps) - wanted_per_s) <= part * wanted_per_s
-
-    def is_so(found: list[ConsumerNumbers]) -> bool:
-        return bool(found) and all(
-            has(one.control[-WINDOW * (back + 1) :][:WINDOW])
-            for one in found
-            for back in range(windows)
-        )
-
-    return is_so
-
-
-def told(one: ConsumerNumbers) -> str:
-    steps = one.control[-5:]
-    return f"{one.client_name}: {[(s.mode, s.rate_per_s, s.level, s.held, s.notes) for s in steps]}"

@@ -39,16 +39,6 @@ CAPABILITIES = {
 }
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What measures for half a minute measures the loop, which is the same on Redis."""
-    items[:] = [item for item in items if not _measures_redis(item)]
-
-
-def _measures_redis(item: pytest.Item) -> bool:
-    is_redis = hasattr(item, "callspec") and item.callspec.params.get("engine") == "redis"
-    return is_redis and item.get_closest_marker("paced") is not None
-
-
 @pytest.fixture(scope="session")
 def redis_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The package of the example, as pip would install it: importable, and announced."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,12 @@ import uvloop
 from engine_under_test import taken_until_last
 from load import Load, assert_nothing_went_wrong, judged
 from rabbitmq import VirtualHost
+from waiting import eventually_async
 
 import tidegate
 from tidegate.lab.history import HistoryWriter
 from tidegate.lab.peers.rabbitmq_server import RabbitmqServer
 
-KILLS = 2
 PRODUCERS = 4
 # Deliveries between two kills, of each queue.
 BETWEEN = 150
@@ -60,7 +60,7 @@ class Site:
     async def more(self) -> None:
         """Wait for so many deliveries from now on."""
         goal = self.load.deliveries + BETWEEN
-        await within(BACK_S_MAX, lambda: self.load.deliveries >= goal)
+        await eventually_async(lambda: self.load.deliveries >= goal)
 
     @contextlib.asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
@@ -72,21 +72,15 @@ class Site:
             yield
             self._producing = False
             await asyncio.gather(*producing)
-            await within(BACK_S_MAX, lambda: self.load.is_drained)
+            await eventually_async(lambda: self.load.is_drained)
 
 
-async def within(seconds: float, condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-
-
-async def kill_under_load(server: RabbitmqServer, sites: list[Site]) -> None:
+async def kill_under_load(server: RabbitmqServer, sites: list[Site], kills: int) -> None:
     async with contextlib.AsyncExitStack() as stack:
         for site in sites:
             await stack.enter_async_context(site.at_work())
-        await within(BACK_S_MAX, lambda: server.keeps_quorum_queue("orders-quorum"))
-        for _ in range(KILLS):
+        await eventually_async(lambda: server.keeps_quorum_queue("orders-quorum"))
+        for _ in range(kills):
             await asyncio.gather(*(site.more() for site in sites))
             await asyncio.to_thread(server.kill)
             await asyncio.to_thread(server.start_again)
@@ -104,20 +98,21 @@ async def kill_under_load(server: RabbitmqServer, sites: list[Site]) -> None:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.only_with_all)])
 def test_a_killed_broker_loses_nothing_confirmed_and_workers_come_back_by_themselves(
-    mortal_broker: RabbitmqServer, tmp_path: Path
+    mortal_broker: RabbitmqServer, tmp_path: Path, kills: int
 ) -> None:
     host = VirtualHost(mortal_broker)
 
     async def run() -> list[Site]:
         sites = [Site(host, kind, tmp_path) for kind in ("classic", "quorum")]
-        await kill_under_load(mortal_broker, sites)
+        await kill_under_load(mortal_broker, sites, kills)
         return sites
 
     for site in uvloop.run(run()):
         verdict = judged([site.history])
         assert_nothing_went_wrong(verdict)
-        assert verdict.confirmed > BETWEEN * (KILLS + 1)
+        assert verdict.confirmed > BETWEEN * (kills + 1)
         assert site.held is not None
         assert site.load.seen[site.held] > 1, "its late ack was nobody's: it came again"
     host.delete()

@@ -22,6 +22,9 @@ from engine_under_test import (
 import tidegate
 from tidegate.core.model import QueuePolicy
 
+# One RabbitMQ serves all tests of the engines.
+pytestmark = pytest.mark.xdist_group("engines")
+
 # What fails comes again without a wait that the test would have to sit out.
 AT_ONCE = QueuePolicy(retry_first_s=0.0, retry_jitter=0.0)
 

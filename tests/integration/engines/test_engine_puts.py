@@ -21,6 +21,9 @@ from engine_under_test import (
 import tidegate
 from tidegate.core.model import QueuePolicy
 
+# One RabbitMQ serves all tests of the engines.
+pytestmark = pytest.mark.xdist_group("engines")
+
 EVERY_BYTE = bytes(range(256))
 
 
@@ -49,7 +52,7 @@ async def test_what_one_producer_puts_comes_in_its_order(mq: Any) -> None:
 async def test_a_put_passes_none_that_still_learns_where_the_queue_is(engine: Engine) -> None:
     async with engine.connect() as mq:
         await mq.create_queue("orders")
-    payloads = numbered(1_000)
+    payloads = numbered(300)
 
     async with engine.connect() as newcomer:
         puts = []

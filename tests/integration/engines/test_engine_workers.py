@@ -26,6 +26,9 @@ from waiting import eventually_async
 import tidegate
 from tidegate.core.model import QueuePolicy
 
+# One RabbitMQ serves all tests of the engines.
+pytestmark = pytest.mark.xdist_group("engines")
+
 AT_ONCE = QueuePolicy(retry_first_s=0.0, retry_jitter=0.0)
 
 
@@ -194,6 +197,7 @@ async def test_no_more_run_at_a_time_than_the_concurrency(
 ) -> None:
     now, most, done = 0, 0, 0
     lock = threading.Lock()
+    go_on, go_on_blocking = asyncio.Event(), threading.Event()
 
     def count(step: int) -> None:
         nonlocal now, most, done
@@ -204,12 +208,14 @@ async def test_no_more_run_at_a_time_than_the_concurrency(
 
     async def slowly(payload: bytes) -> None:
         count(1)
-        await asyncio.sleep(0.005)
+        await go_on.wait()
+        await asyncio.sleep(0.005)  # the handler's work: another one could begin meanwhile
         count(-1)
 
     def blocking(payload: bytes) -> None:
         count(1)
-        threading.Event().wait(0.005)
+        go_on_blocking.wait(PATIENCE_S)
+        time.sleep(0.005)  # the handler's work: another one could begin meanwhile
         count(-1)
 
     app.worker("orders", concurrency=3)(slowly if kind == "async" else blocking)
@@ -217,6 +223,9 @@ async def test_no_more_run_at_a_time_than_the_concurrency(
     await put_all(mq, "orders", numbered(30))
 
     async with app.running():
+        await eventually_async(lambda: now == 3)
+        go_on.set()
+        go_on_blocking.set()
         await eventually_async(lambda: done == 30)
 
     assert most == 3

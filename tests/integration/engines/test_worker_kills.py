@@ -10,24 +10,31 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from engine_under_test import PATIENCE_S, Engine, taken_until_last
 from load import Load, assert_nothing_went_wrong, judged
 from places import SUPPORT
+from waiting import eventually_async
 
 from tidegate.lab.checker import Outstanding
 from tidegate.lab.history import HistoryWriter, read_history
 
+# One RabbitMQ serves all tests of the engines.
+pytestmark = pytest.mark.xdist_group("engines")
+
 PRODUCERS = 5
-EACH = 120
+EACH = 40
+HANGS_AFTER = 20
 
 
 @contextlib.asynccontextmanager
 async def worker_process(
-    engine: Engine, history: Path, name: str
+    engine: Engine, history: Path, name: str, hangs_after: int = 0
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     program = SUPPORT / "doomed_worker.py"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, program, engine.url, history, name, stdout=asyncio.subprocess.PIPE
+        *(sys.executable, program, engine.url, history, name, str(hangs_after)),
+        stdout=asyncio.subprocess.PIPE,
     )
     try:
         yield process
@@ -60,21 +67,18 @@ async def test_what_a_killed_worker_held_comes_to_another_flagged(
     histories = [tmp_path / name for name in ("producers", "first", "second")]
     with HistoryWriter(histories[0], "producers") as history:
         load = Load(history, "orders")
-        async with worker_process(engine, histories[1], "first") as first:
+        async with worker_process(engine, histories[1], "first", HANGS_AFTER) as first:
             producing = [
                 asyncio.create_task(load.produce(mq, f"p{number}", range(EACH)))
                 for number in range(PRODUCERS)
             ]
-            await until_it_has_handled(first, 40)
+            await until_it_has_handled(first, HANGS_AFTER)
             first.send_signal(signal.SIGKILL)
             await first.wait()
         await asyncio.gather(*producing)
 
     async with worker_process(engine, histories[2], "second") as second:
-        assert second.stdout is not None
-        async with asyncio.timeout(PATIENCE_S):
-            while outstanding_in(histories):
-                assert await second.stdout.readline()
+        await eventually_async(lambda: not outstanding_in(histories))
         second.send_signal(signal.SIGTERM)
         async with asyncio.timeout(PATIENCE_S):
             assert await second.wait() == 0

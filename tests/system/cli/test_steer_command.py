@@ -20,7 +20,7 @@ from rabbitmq import VirtualHost
 
 import tidegate
 
-LINE_S_MAX = 30.0
+LINE_S_MAX = 60.0
 
 
 class Steering:

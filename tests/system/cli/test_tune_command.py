@@ -1,31 +1,27 @@
-"""`tidegate tune prefetch` as a user has it: what it prints, writes and refuses."""
+"""`tidegate tune prefetch` as a user has it: interrupted, killed, and what it refuses.
+
+What it measures, prints and writes is in `tests/unit/cli/test_tune_in_virtual_time.py`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command_line import CommandLine, Up, clean_environment
 from places import SUPPORT
 from rabbitmq import VirtualHost
+from waiting import eventually_async
 
 from tidegate.client.client import Client
 from tidegate.client.connect import connect
-from tidegate.core.prefetch import PrefetchModel
-from tidegate.lab.faults.proxy import TcpProxy
 
 ASKED = ("--queue", "orders", "--target", "100/s")
-# 40 ms there and back, 5 ms of work: 22 msg/s a unit of prefetch, and 200 is the most.
-QUICK = (
-    *("--settle", "8s", "--sample", "200ms", "--to", "24", "--duration", "14s"),
-    *("--handler-time", "5ms"),
-)
 NOBODY = "127.0.0.1:9"
 
 
@@ -45,49 +41,6 @@ async def ended(process: asyncio.subprocess.Process) -> tuple[int | None, str, s
     return process.returncode, out.decode(), err.decode()
 
 
-@pytest.mark.paced
-async def test_a_rabbitmq_far_away_gets_a_model_gains_and_a_picture(
-    rabbitmq: VirtualHost, tmp_path: Path
-) -> None:
-    async with connect(rabbitmq.url) as mq, TcpProxy(rabbitmq.url, delay_s=0.02) as cable:
-        await mq.create_queue("orders")
-
-        code, out, err = await ended(
-            await started(tmp_path, cable.url, *ASKED, *QUICK, "--plot", "fit.png")
-        )
-
-    assert code == 0, err
-    assert "not your handler" in out
-    for word in ("R² ", "RMSE ", "poles ", "Kp = ", "Ki = ", "overshoot", "@app.worker"):
-        assert word in out
-    model = PrefetchModel.load(tmp_path / "orders.model.json")
-    assert model.r2_test >= 0.8
-    # 25 by the cable alone, 22 with the handler.
-    assert 12.0 < model.worth_per_s < 30.0
-    assert (tmp_path / "fit.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.paced
-async def test_a_target_above_the_ceiling_is_refused_with_the_ceiling(
-    rabbitmq: VirtualHost, tmp_path: Path
-) -> None:
-    async with connect(rabbitmq.url) as mq, TcpProxy(rabbitmq.url, delay_s=0.02) as cable:
-        await mq.create_queue("orders")
-
-        code, out, err = await ended(
-            await started(
-                tmp_path,
-                *(cable.url, "--queue", "orders", "--target", "900/s", *QUICK),
-                *("--plot", "why.png"),
-            )
-        )
-
-    assert (code, out) == (1, "")
-    assert "900 msg/s is above the ceiling: " in err
-    # What was measured is shown, and nothing is designed.
-    assert names_in(tmp_path) == ["why.png"]
-
-
 async def test_interrupted_it_leaves_the_prefetch_as_it_was(up: Up, tmp_path: Path) -> None:
     queue = "interrupted"
     async with connect(up.url) as mq:
@@ -95,8 +48,7 @@ async def test_interrupted_it_leaves_the_prefetch_as_it_was(up: Up, tmp_path: Pa
         await mq.put_many(queue, [b"x"] * 1000)
         async with mq.subscribe(queue, prefetch=17):
             process = await started(tmp_path, up.url, "--queue", queue, "--target", "9/s")
-            while await prefetches(mq, queue) == [17]:  # noqa: ASYNC110  another process
-                await asyncio.sleep(0.05)
+            await until_prefetch(mq, queue, lambda found: found != [17])
             process.send_signal(signal.SIGINT)
             code, out, err = await ended(process)
 
@@ -117,15 +69,12 @@ async def test_a_second_tune_is_refused_and_one_that_is_killed_leaves_no_trace(
         await mq.put_many(queue, [b"x"] * 1000)
         async with mq.subscribe(queue, prefetch=17):
             first = await started(tmp_path, *asked)
-            while await prefetches(mq, queue) == [17]:  # noqa: ASYNC110  another process
-                await asyncio.sleep(0.05)
+            await until_prefetch(mq, queue, lambda found: found != [17])
 
             code, out, err = await ended(await started(tmp_path, *asked))
             first.kill()
             await ended(first)
-            async with asyncio.timeout(10):
-                while await prefetches(mq, queue) != [17]:  # noqa: ASYNC110  another process
-                    await asyncio.sleep(0.05)
+            await until_prefetch(mq, queue, lambda found: found == [17])
     assert (code, out) == (1, "")
     assert "is trying out prefetches" in err
 
@@ -139,31 +88,38 @@ async def prefetches(mq: Client, queue: str) -> list[int]:
     return [one.prefetch for node in cluster.nodes for q in node.queues for one in q.consumers]
 
 
-@pytest.mark.paced
-async def test_json_is_the_model_and_what_is_applied_is_the_queues_goal(
-    up: Up, tmp_path: Path
-) -> None:
-    async with connect(up.url) as mq, TcpProxy(up.url, delay_s=0.02) as cable:
-        await mq.create_queue("orders", exist_ok=True)
-        code, out, err = await ended(
-            await started(tmp_path, cable.url, *ASKED, *QUICK, "--apply", "--json")
-        )
-        policy = (await mq.queue("orders")).policy
-        again = await ended(await started(tmp_path, up.url, *ASKED))
+async def until_prefetch(mq: Client, queue: str, is_so: Callable[[list[int]], bool]) -> None:
+    """Another process sets it."""
 
-    assert code == 0, err
-    printed: dict[str, Any] = json.loads(out)
-    assert printed["model"]["engine"] == "tidegate"
-    assert printed["model"]["controller"]["kind"] == "PI"
-    assert printed["open_loop"][0]["prefetch"] == 1
-    assert policy is not None
-    assert policy.prefetch is not None
-    assert policy.prefetch.rate_per_s == 100.0
-    assert policy.prefetch.model is not None
-    assert policy.prefetch.model.b == printed["model"]["b"]
-    # Two hands on one wheel would measure each other.
-    assert again[0] == 1
-    assert "--prefetch-off" in again[2]
+    async def look() -> bool:
+        return is_so(await prefetches(mq, queue))
+
+    await eventually_async(look)
+
+
+async def test_interrupted_on_rabbitmq_it_takes_its_probe_with_it(
+    rabbitmq: VirtualHost, tmp_path: Path
+) -> None:
+    async with connect(rabbitmq.url) as mq:
+        await mq.create_queue("orders")
+        process = await started(tmp_path, rabbitmq.url, *ASKED)
+        assert process.stderr is not None
+        said = ""
+        # It says so when the first sample has been measured.
+        while ", from prefetch" not in said:
+            line = await process.stderr.readline()
+            assert line, f"it ended: {said}"
+            said += line.decode()
+        assert "not your handler" in said
+        probing = set(rabbitmq.queues()) - {"orders"}
+        process.send_signal(signal.SIGINT)
+        code, out, err = await ended(process)
+
+        assert len(probing) == 1
+        await eventually_async(lambda: set(rabbitmq.queues()) == {"orders"})
+    assert (code, out) == (130, "")
+    assert "the probe and its queue are gone, and orders is as it was" in err
+    assert names_in(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -252,23 +208,6 @@ def test_a_node_without_the_queue_says_so(command_line: CommandLine, up: Up) -> 
 
     assert done.returncode == 1
     assert "no-such-queue" in done.stderr.decode()
-
-
-@pytest.mark.paced
-def test_a_prefetch_that_does_not_matter_says_which_to_set(
-    command_line: CommandLine, up: Up
-) -> None:
-    with connect(up.url) as mq:
-        mq.create_queue("near")
-
-    done = command_line(
-        *("tune", "prefetch", up.url, "-q", "near", "--target", "9/s"),
-        # Without a cable one message is there before the one before it is done.
-        *("--handler-time", "20ms", "--sample", "200ms", "--to", "12"),
-    )
-
-    assert done.returncode == 1
-    assert "A fixed prefetch of " in done.stderr.decode()
 
 
 def test_a_worker_without_that_queue_says_which_it_has(command_line: CommandLine, up: Up) -> None:

@@ -1,16 +1,36 @@
-"""Where a round trip of 40 ms makes a prefetch worth 25 messages a second, on any machine."""
+"""In virtual time a round trip of 40 ms makes a prefetch worth 25 messages a second, exactly."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
-from memory_fixtures import backing
+from virtual_nodes import (
+    backing,
+    cable,
+    clock,
+    connect,
+    mq,
+    node,
+    pytest_asyncio_loop_factories,
+    start_node,
+)
 
-from tidegate.lab.faults.proxy import TcpProxy
+from tidegate.adapters import probe
 from tidegate.node.server import Node
 
-__all__ = ["backing", "far_away"]
+__all__ = [
+    "backing",
+    "clock",
+    "connect",
+    "far_away",
+    "mq",
+    "node",
+    "pytest_asyncio_loop_factories",
+    "start_node",
+]
 
 ONE_WAY_S = 0.02
 
@@ -18,5 +38,12 @@ ONE_WAY_S = 0.02
 @pytest.fixture
 async def far_away(node: Node) -> AsyncIterator[str]:
     """The URL of the node at the other end of a long cable."""
-    async with TcpProxy(node.address, delay_s=ONE_WAY_S) as proxy:
+    async with cable(node.address, ONE_WAY_S) as proxy:
         yield proxy.url
+
+
+@pytest.fixture(autouse=True)
+def virtual_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handlers of probes go by the clock of the loop."""
+    paced = partial(probe.PacedHandler, monotonic=lambda: asyncio.get_running_loop().time())
+    monkeypatch.setattr(probe, "PacedHandler", paced)

@@ -52,9 +52,10 @@ async def test_a_worker_that_loses_its_node_within_a_sample_was_interrupted(
     @app.worker("orders", concurrency=1)
     async def ship(order: bytes) -> None:
         handled.set()
+        await asyncio.sleep(0.01)  # the handler's work
 
     await mq.create_queue("orders")
-    await mq.put_many("orders", [bytes(8)] * 100_000)
+    await mq.put_many("orders", [bytes(8)] * 1_000)
     async with own_worker(app, node.address, "orders") as consumer:
         await handled.wait()
         measuring = asyncio.create_task(consumer.measure(0.3))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -26,6 +27,9 @@ READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 ASK_AGAIN_S = 0.02
 LOG_TAIL_BYTES = 2000
+_PORT_FIRST, _PORT_LAST = 20_000, 30_000
+# Its own: experiments that are to be repeatable set the seed of everybody's.
+_DICE = random.Random()
 
 
 class ServerMissing(RuntimeError):
@@ -66,12 +70,22 @@ def find_program(names: Sequence[str], debian_package: str) -> str:
 
 
 def free_loopback_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different because all are held until the last is found."""
+    """Ports that nobody listens on, all different because all are held until the last is found.
+
+    They are below those that the kernel gives to outgoing connections: a server that boots for
+    seconds would often find that one of these has been taken meanwhile.
+    """
     with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for candidate in sockets:
-            candidate.bind(("127.0.0.1", 0))
-        return [int(candidate.getsockname()[1]) for candidate in sockets]
+        ports: list[int] = []
+        while len(ports) < count:
+            candidate = held.enter_context(socket.socket())
+            port = _DICE.randrange(_PORT_FIRST, _PORT_LAST)
+            try:
+                candidate.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            ports.append(port)
+        return ports
 
 
 @contextlib.contextmanager

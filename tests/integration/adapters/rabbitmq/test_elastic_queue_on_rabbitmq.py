@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from rabbitmq import VirtualHost
 from rabbitmq_steerer import QUEUE, Steerer, is_settled, management_of, wanted
 from rabbitmq_traffic import Traffic, consuming
+from waiting import eventually_async
 
 import tidegate
 from tidegate.adapters.rabbitmq.address import parse_address
@@ -513,9 +514,11 @@ async def test_rates_come_from_the_management_api(rabbitmq: VirtualHost, mq: Cli
         await steerer.settle(1)
         # For as long as it takes: statistics come when they come.
         putting = asyncio.create_task(traffic.produce(mq, 1_000_000))
-        await steerer.until(lambda _: steerer.decisions[-1].inputs.get("consumed_per_s", 0.0) > 10)
+        rates = ("arrived_per_s", "consumed_per_s")
+        await steerer.until(
+            lambda _: all(steerer.decisions[-1].inputs.get(rate, 0.0) > 0.0 for rate in rates)
+        )
         putting.cancel()
-        assert steerer.decisions[-1].inputs["arrived_per_s"] > 10.0
 
 
 async def test_clients_are_not_sent_over_and_it_says_why(rabbitmq: VirtualHost, mq: Client) -> None:
@@ -601,9 +604,11 @@ async def test_what_a_full_replica_refuses_goes_back_to_where_it_was(
         channel = await steerer.link.channel()
         with pytest.raises(tidegate.LimitReached, match="full"):
             await move(channel, QUEUE, f"{QUEUE}#full", 30, 5.0)
-        async with asyncio.timeout(20):
-            while await length(steerer, QUEUE) < 20:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+
+        async def are_back() -> bool:
+            return await length(steerer, QUEUE) == 20
+
+        await eventually_async(are_back)
         assert await length(steerer, f"{QUEUE}#full") == 10
 
 

@@ -4,51 +4,61 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
-from rabbitmq import VirtualHost, broker_or_skip
+from rabbitmq import VirtualHost
+from waiting import eventually_async
 
 import tidegate
 from tidegate.lab.peers.rabbitmq_server import RabbitmqServer
 
 MemoryAlarm = Callable[[], AbstractAsyncContextManager[None]]
-
-
-@pytest.fixture(scope="module")
-def small_broker() -> Iterator[RabbitmqServer]:
-    """One of its own: an alarm is the whole broker's, not a virtual host's."""
-    with broker_or_skip() as server:
-        yield server
+WATERMARK = ("set_vm_memory_high_watermark",)
 
 
 @pytest.fixture
-def small(small_broker: RabbitmqServer) -> Iterator[VirtualHost]:
-    host = VirtualHost(small_broker)
+def small(mortal_broker: RabbitmqServer) -> Iterator[VirtualHost]:
+    """On the broker that may be killed: an alarm is the whole broker's, not a virtual host's."""
+    host = VirtualHost(mortal_broker)
     yield host
     host.delete()
 
 
-@pytest.fixture
-def memory_alarm(small_broker: RabbitmqServer) -> MemoryAlarm:
-    """RabbitMQ blocks publishers for as long as the block lasts: what it may use is next to none.
+@contextlib.asynccontextmanager
+async def memory_alarm(broker: RabbitmqServer, scenes: int) -> AsyncIterator[MemoryAlarm]:
+    """One alarm for several scenes, since each `rabbitmqctl` takes seconds.
 
-    Filling it would raise the alarm, too, until it collects its garbage at a time of its own.
+    RabbitMQ blocks publishers from when all scenes have asked for it until all have had enough:
+    what it may use is next to none. Filling it would raise the alarm, too, until it collects its
+    garbage at a time of its own.
     """
+    begin, end = asyncio.Barrier(scenes + 1), asyncio.Barrier(scenes + 1)
+    over = asyncio.Event()
+
+    async def raise_and_lift() -> None:
+        await begin.wait()
+        await asyncio.to_thread(broker.control, *WATERMARK, "absolute", "1MB")
+        raised.set()
+        await end.wait()
+        await asyncio.to_thread(broker.control, *WATERMARK, "0.4")
+        over.set()
+
+    raised = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def alarm() -> AsyncIterator[None]:
-        watermark = functools.partial(small_broker.control, "set_vm_memory_high_watermark")
-        await asyncio.to_thread(watermark, "absolute", "1MB")
-        try:
-            yield
-        finally:
-            await asyncio.to_thread(watermark, "0.4")
+        await begin.wait()
+        await raised.wait()
+        yield
+        await end.wait()
+        await over.wait()
 
-    return alarm
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(raise_and_lift())
+        yield alarm
 
 
 async def waiting(mq: Any, queue: str) -> int:
@@ -56,7 +66,15 @@ async def waiting(mq: Any, queue: str) -> int:
     return count
 
 
-async def test_a_worker_that_puts_goes_on_acknowledging_while_publishers_are_blocked(
+async def test_while_publishers_are_blocked_workers_acknowledge_and_callers_are_told(
+    small: VirtualHost, mortal_broker: RabbitmqServer
+) -> None:
+    async with memory_alarm(mortal_broker, scenes=2) as alarm, asyncio.TaskGroup() as scenes:
+        scenes.create_task(a_worker_that_puts_goes_on_acknowledging(small, alarm))
+        scenes.create_task(a_caller_that_loses_patience_is_told_why(small, alarm))
+
+
+async def a_worker_that_puts_goes_on_acknowledging(
     small: VirtualHost, memory_alarm: MemoryAlarm
 ) -> None:
     payloads = [b"%d" % number for number in range(50)]
@@ -66,7 +84,7 @@ async def test_a_worker_that_puts_goes_on_acknowledging_while_publishers_are_blo
         await mq.put_many("orders", payloads)
         puts: list[asyncio.Future[int]] = []
         async with memory_alarm():
-            async with asyncio.timeout(20), mq.subscribe("orders", prefetch=5) as subscription:
+            async with mq.subscribe("orders", prefetch=5) as subscription:
                 async for message in subscription:
                     puts.append(asyncio.ensure_future(mq.put("bills", message.payload)))
                     await message.ack_confirmed()
@@ -74,39 +92,36 @@ async def test_a_worker_that_puts_goes_on_acknowledging_while_publishers_are_blo
                         break
             assert await waiting(mq, "orders") == 0
             assert not puts[-1].done()
-        async with asyncio.timeout(20):
-            await asyncio.gather(*puts)
+        await asyncio.gather(*puts)
         billed = [(await mq.get("bills")).payload for _ in payloads]
         assert billed == payloads
         assert await waiting(mq, "bills") == 0
 
 
-async def test_who_loses_patience_with_a_blocked_broker_is_told_so(
+async def a_caller_that_loses_patience_is_told_why(
     small: VirtualHost, memory_alarm: MemoryAlarm
 ) -> None:
     async with tidegate.connect(small.url, reconnect_s=0.5) as mq:
-        await mq.create_queue("orders")
-        await mq.put("orders", b"before")
-        async with memory_alarm(), asyncio.timeout(20):
+        await mq.create_queue("patience")
+        await mq.put("patience", b"before")
+        async with memory_alarm():
             # It was sent before anybody knew.
             with pytest.raises(tidegate.IoFailure, match=r"blocked publishers.*not known"):
-                await mq.put("orders", b"perhaps")
+                await mq.put("patience", b"perhaps")
             with pytest.raises(tidegate.Unavailable, match="blocked publishers") as refused:
-                await mq.put("orders", b"never")
+                await mq.put("patience", b"never")
             assert "not known" not in str(refused.value)
             with pytest.raises(tidegate.NoReply, match="blocked publishers"):
-                await mq.request("orders", b"never", timeout=0.2)
-            assert (await mq.get("orders")).payload == b"before"
-        await mq.put("orders", b"after")
-        left = [(await mq.get("orders")).payload for _ in range(await waiting(mq, "orders"))]
+                await mq.request("patience", b"never", timeout=0.2)
+            assert (await mq.get("patience")).payload == b"before"
+        await mq.put("patience", b"after")
+        left = [(await mq.get("patience")).payload for _ in range(await waiting(mq, "patience"))]
         assert [payload for payload in left if payload != b"perhaps"] == [b"after"]
 
 
 async def test_a_client_has_a_second_connection_when_it_publishes(rabbitmq: VirtualHost) -> None:
     async def until_connections(count: int) -> None:
-        async with asyncio.timeout(20):
-            while len(rabbitmq.connections()) != count:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await eventually_async(lambda: len(rabbitmq.connections()) == count)
 
     async with tidegate.connect(rabbitmq.url) as mq:
         await mq.create_queue("orders")

@@ -33,7 +33,7 @@ async def answering(answer: bytes, *, then_drip: bool = False) -> AsyncIterator[
             while then_drip:
                 writer.write(b" ")
                 await writer.drain()
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # it drips: the answer never ends
         writer.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:

@@ -24,8 +24,6 @@ from tidegate.telemetry.knowledge import Knowledge, Model
 from tidegate.telemetry.lake import Lake
 from tidegate.telemetry.recorder import Recorder, RecorderOptions
 
-pytestmark = pytest.mark.parametrize("backing", ["memory"], indirect=True)
-
 GOAL = PrefetchGoal(rate_per_s=150.0, sample_s=0.15, settle_s=2.4)
 
 

@@ -1,26 +1,21 @@
-"""Tuning with real brokers: consumers that are there, workers of an app, probes of our own."""
+"""Tuning on a node: consumers that are there, workers of an app, probes of our own."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from urllib.parse import urlsplit
 
 import pytest
-from rabbitmq import VirtualHost
 
+from tidegate.adapters import probe
 from tidegate.adapters.native.probe import PREFIX, native_probe
 from tidegate.adapters.native.standing_consumers import NoConsumers, StandingConsumers
-from tidegate.adapters.probe import PacedHandler
-from tidegate.adapters.rabbitmq import management
-from tidegate.adapters.rabbitmq.probe import rabbitmq_probe
 from tidegate.client.app import App
 from tidegate.client.client import Client
 from tidegate.client.connect import connect
-from tidegate.core.errors import Forbidden, InvalidValue, QueueNotExisting
+from tidegate.core.errors import InvalidValue, QueueNotExisting
 from tidegate.core.tunable import TunableConsumer
-from tidegate.lab.faults.proxy import TcpProxy
 from tidegate.node.server import Node
 from tidegate.tuning.origin import Origin
 from tidegate.tuning.own_worker import own_worker
@@ -46,17 +41,17 @@ async def tuned(consumer: TunableConsumer) -> Tuned:
 def check_plant(found: Tuned) -> None:
     """That of the cable and the handler."""
     model = found.model
-    assert model.r2_test >= 0.8
+    assert model.r2_test >= 0.95
     # 25 by the cable alone, 22 with the handler.
-    assert 12.0 < model.worth_per_s < 30.0
-    assert WISH.target_per_s < model.ceiling_per_s < 260.0
+    assert model.worth_per_s == pytest.approx(22.0, rel=0.1)
+    assert model.ceiling_per_s == pytest.approx(200.0, rel=0.03)
     assert model.controller.settle_s <= WISH.settle_s
 
 
 @contextlib.asynccontextmanager
 async def consuming(url: str, prefetch: int) -> AsyncIterator[Client]:
     """Somebody who has nothing to do with tuning."""
-    handler = PacedHandler(HANDLER_S)
+    handler = probe.PacedHandler(HANDLER_S)
 
     async with connect(url) as client, client.subscribe("orders", prefetch=prefetch) as messages:
 
@@ -83,7 +78,6 @@ async def prefetches(mq: Client) -> list[int]:
     ]
 
 
-@pytest.mark.paced
 async def test_a_consumer_that_is_there_is_modelled_by_its_node_and_left_as_it_was(
     node: Node, mq: Client, far_away: str
 ) -> None:
@@ -121,7 +115,6 @@ async def test_consumers_that_leave_end_the_experiment(
         await consumer.close()
 
 
-@pytest.mark.paced
 async def test_a_probe_on_a_node_touches_nobodys_messages(mq: Client, far_away: str) -> None:
     await mq.create_queue("orders")
     await mq.put_many("orders", [bytes(1000)] * 10)
@@ -137,7 +130,8 @@ async def test_a_probe_on_a_node_touches_nobodys_messages(mq: Client, far_away: 
 
     assert found.size_bytes == 1000
     assert any(name.startswith(PREFIX) for name in names)
-    assert fast.arrived_per_s > 2.0 * slow.arrived_per_s
+    assert slow.arrived_per_s == pytest.approx(22.0, abs=2.0)
+    assert fast.arrived_per_s == pytest.approx(4 * 22.0, rel=0.1)
     assert not slow.starved
     assert [queue.name for queue in await mq.queues()] == ["orders"]
     assert len(await mq.browse("orders")) == 10
@@ -146,53 +140,31 @@ async def test_a_probe_on_a_node_touches_nobodys_messages(mq: Client, far_away: 
 async def test_a_probe_that_is_killed_leaves_no_queue_behind(node: Node, mq: Client) -> None:
     await mq.create_queue("orders")
     async with connect(node.address) as client:
-        probe = await native_probe(client, "orders", handler_s=HANDLER_S, size_bytes=1)
+        found = await native_probe(client, "orders", handler_s=HANDLER_S, size_bytes=1)
         during = len(await mq.queues())
         [session] = [one for one in node.sessions if one.client_id == client.client_id]
         # As one that was killed: nothing is said any more.
         session.abort()
-        async with asyncio.timeout(10):
-            while len(await mq.queues()) > 1:  # noqa: ASYNC110  nobody announces it
-                await asyncio.sleep(0.01)
-        await probe.close()
-
-    assert during == 2
-    assert [queue.name for queue in await mq.queues()] == ["orders"]
-
-
-@pytest.mark.paced
-async def test_a_probe_on_rabbitmq_touches_nobodys_messages(rabbitmq: VirtualHost) -> None:
-    async with connect(rabbitmq.url) as mq, TcpProxy(rabbitmq.url, delay_s=0.02) as cable:
-        await mq.create_queue("orders")
-        await mq.put("orders", b"mine")
-        found = await rabbitmq_probe(cable.url, "orders", handler_s=HANDLER_S, size_bytes=100)
-
-        slow = await found.measure(0.5)
-        await found.set_prefetch(4)
-        fast = await found.measure(0.5)
+        await asyncio.sleep(1.0)  # in virtual time: nothing waits
+        left = [queue.name for queue in await mq.queues()]
         await found.close()
 
-        assert fast.arrived_per_s > 2.0 * slow.arrived_per_s
-        assert (await mq.queue("orders")).messages == 1
-        own = found.own_queue
-        with pytest.raises(QueueNotExisting):
-            await mq.queues.look(own)
+    assert during == 2
+    assert left == ["orders"]
 
 
-@pytest.mark.paced
-async def test_ones_own_worker_on_rabbitmq_is_modelled(rabbitmq: VirtualHost) -> None:
-    handler = PacedHandler(HANDLER_S)
-    app = App(rabbitmq.url)
+async def test_ones_own_worker_is_modelled(node: Node, mq: Client, far_away: str) -> None:
+    handler = probe.PacedHandler(HANDLER_S)
+    app = App(node.address)
 
     @app.worker("orders", concurrency=100)
     async def ship(order: bytes) -> None:
         await handler.turn()
 
-    async with connect(rabbitmq.url) as mq, TcpProxy(rabbitmq.url, delay_s=0.02) as cable:
-        await mq.create_queue("orders")
-        await mq.put_many("orders", [bytes(64)] * ENOUGH)
-        async with own_worker(app, cable.url, "orders") as consumer:
-            found = await tuned(consumer)
+    await mq.create_queue("orders")
+    await mq.put_many("orders", [bytes(64)] * ENOUGH)
+    async with own_worker(app, far_away, "orders") as consumer:
+        found = await tuned(consumer)
 
     check_plant(found)
 
@@ -210,28 +182,3 @@ async def test_a_worker_is_not_given_a_queue_that_was_mistyped(node: Node, mq: C
         async with own_worker(app, node.address, "orders"):
             pass
     assert await mq.queues() == []
-
-
-async def test_a_user_who_may_not_make_a_queue_is_told_what_to_do(rabbitmq: VirtualHost) -> None:
-    async with connect(rabbitmq.url) as mq:
-        await mq.create_queue("orders")
-    url = rabbitmq.user(read="orders", configure="orders")
-
-    with pytest.raises(Forbidden, match="--worker"):
-        await rabbitmq_probe(url, "orders", handler_s=0.0, size_bytes=1)
-
-
-async def test_the_size_of_messages_is_asked_of_the_management_api(
-    rabbitmq: VirtualHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(management, "PORT", urlsplit(rabbitmq.management_url).port)
-    async with connect(rabbitmq.url) as mq:
-        await mq.create_queue("orders")
-        await mq.put_many("orders", [bytes(1000)] * 3)
-        while not rabbitmq.queues()["orders"].get("message_bytes"):  # noqa: ASYNC110  its own time
-            await asyncio.sleep(0.05)
-
-        found = await rabbitmq_probe(rabbitmq.url, "orders", handler_s=0.0, size_bytes=None)
-        await found.close()
-
-    assert found.size_bytes == 1000
