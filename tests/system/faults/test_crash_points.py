@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,8 @@ import tidegate
 from tidegate.core.crash import MOVE_POINTS, PATH_POINTS, VARIABLE
 from tidegate.lab.faults.clients import clients_in
 from tidegate.lab.faults.deployment import joined_node, stored_messages
-from tidegate.lab.peers.server import temporary_folder
-from tidegate.storage.embedded import EmbeddedPostgres
 
 QUEUE = "orders"
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[tuple[str, Path]]:
-    with temporary_folder("crash-points") as folder, EmbeddedPostgres(folder / "data") as postgres:
-        yield postgres.url, folder
 
 
 async def make_queue(url: str, name: str) -> None:

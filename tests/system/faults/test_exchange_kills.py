@@ -21,8 +21,6 @@ from tidegate.core.model import Mode
 from tidegate.core.replication import ReplicaPlace, ReplicaState
 from tidegate.core.scaling import Range, Scaling, Steering
 from tidegate.lab.faults.deployment import JoinedNode, joined_node
-from tidegate.lab.peers.server import temporary_folder
-from tidegate.storage.embedded import EmbeddedPostgres
 from tidegate.storage.postgres import PostgresStore
 from tidegate.wire.packet import Packet, Request
 from tidegate.wire.packets.clients import RegisterClient
@@ -39,14 +37,11 @@ GIVER_POINTS = ("before-exchange", "after-exchange")
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[tuple[str, Path, JoinedNode]]:
+def place(store: tuple[str, Path]) -> Iterator[tuple[str, Path, JoinedNode]]:
     """A store, and a node that outlives all others."""
-    with (
-        temporary_folder("exchange") as folder,
-        EmbeddedPostgres(folder / "data") as postgres,
-        joined_node(postgres.url, folder, environment=LONG) as survivor,
-    ):
-        yield postgres.url, folder, survivor
+    url, folder = store
+    with joined_node(url, folder, environment=LONG) as survivor:
+        yield url, folder, survivor
 
 
 @dataclass

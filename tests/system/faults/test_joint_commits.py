@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -17,19 +17,11 @@ import tidegate
 from tidegate.core.crash import JOINT_POINTS, VARIABLE
 from tidegate.lab.faults.deployment import joined_node
 from tidegate.lab.faults.injector import terminate_backends
-from tidegate.lab.peers.server import temporary_folder
-from tidegate.storage.embedded import EmbeddedPostgres
 
 JOBS = 60
 PUBLICATIONS = 100
 # While so many publications are made, the connections are ended once.
 STRIKE_EVERY = 5
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[tuple[str, Path]]:
-    with temporary_folder("joint") as folder, EmbeddedPostgres(folder / "data") as postgres:
-        yield postgres.url, folder
 
 
 async def prepare(url: str, name: str) -> None:

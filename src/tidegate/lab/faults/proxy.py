@@ -33,14 +33,18 @@ TIMER_ERROR_S = 0.0005
 class TcpProxy:
     """Listens on a free loopback port in front of a server; use with `async with`."""
 
-    def __init__(self, target: str, delay_s: float = 0.0) -> None:
-        """`target` is a URL with host and port, of any scheme, or host:port of a node."""
+    def __init__(self, target: str, delay_s: float = 0.0, host: str = "127.0.0.1") -> None:
+        """`target` is a URL with host and port, of any scheme, or host:port of a node.
+
+        `host` is where the proxy listens.
+        """
         self._target = target if "://" in target else f"tidegate://{target}"
         parts = urlsplit(self._target)
         if parts.hostname is None or parts.port is None:
             raise ValueError(f"{target!r} names no host and port to connect to")
         self._host, self._port = parts.hostname, parts.port
         self._delay_s = _checked(delay_s)
+        self._listens_at = host
         self._mode: Mode = "passes"
         self._server: asyncio.Server | None = None
         self._links: set[_Link] = set()
@@ -57,7 +61,7 @@ class TcpProxy:
         """The target's URL, with this proxy's host and port in it."""
         parts = urlsplit(self._target)
         login, at, _ = parts.netloc.rpartition("@")
-        return parts._replace(netloc=f"{login}{at}127.0.0.1:{self.port}").geturl()
+        return parts._replace(netloc=f"{login}{at}{self._listens_at}:{self.port}").geturl()
 
     @property
     def delay_s(self) -> float:
@@ -70,7 +74,7 @@ class TcpProxy:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._accept, "127.0.0.1", 0)
+        self._server = await loop.create_server(self._accept, self._listens_at, 0)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -201,10 +205,9 @@ class _End(asyncio.Protocol):
         if self.transport is None or self.gone:
             return
         # Linger 0: a reset, as when the other machine is gone, not a polite end.
-        with contextlib.suppress(OSError):
-            self.transport.get_extra_info("socket").setsockopt(
-                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-            )
+        if (connected := self.transport.get_extra_info("socket")) is not None:
+            with contextlib.suppress(OSError):
+                connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
 
