@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -25,8 +27,9 @@ def assert_nothing_was_lost(report: KillReport) -> None:
 
 # The kinds in their order come from the seed: 10 nodes, 6 times PostgreSQL, 4 times connections.
 SEED = 15
-SHORT = KillOptions(kills=20, pause_s_max=0.5, drain_s=300.0, confirms_min=1001, seed=SEED)
-LONG = KillOptions(kills=200, drain_s=300.0, confirms_min=1001)
+PATIENT: dict[str, Any] = {"drain_s": 300.0, "confirms_min": 1001}
+SHORT = KillOptions(kills=20, rate_per_s=200.0, pause_s_max=0.5, seed=SEED, **PATIENT)
+LONG = KillOptions(kills=200, **PATIENT)
 RELAYING = msgspec.structs.replace(SHORT, kills=6, what="node", nodes=2)
 
 

@@ -43,9 +43,8 @@ GOOD = StormReport(
 
 
 SEED = 18
-# A machine or a leader is not to be taken for dead because this machine is busy.
+# This machine may be busy.
 PATIENT: dict[str, Any] = {
-    "lease_s": 2.0,
     "wait_s": 300.0,
     "leader_s": 120.0,
     "drain_s": 300.0,

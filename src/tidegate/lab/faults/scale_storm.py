@@ -76,6 +76,8 @@ SCALING = Scaling(
 LEADER, STORE = "leader", "store"
 VICTIMS = {"machine": 3, "machine's node": 2, "worker": 3, LEADER: 2}
 _LOOK_S = 0.1
+# For the last acknowledgements.
+_NOTHING_S = 60.0
 
 
 class StormOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -346,7 +348,7 @@ class _Storm:
 
     async def _nothing_left(self, mq: tidegate.Client) -> int:
         """What the store still holds once the last acknowledgements have come."""
-        deadline = time.monotonic() + 10.0
+        deadline = time.monotonic() + _NOTHING_S
         while True:
             left = len(await asyncio.to_thread(self._deployment.stored))
             if not left or time.monotonic() > deadline:
