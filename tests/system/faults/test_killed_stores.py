@@ -55,7 +55,7 @@ def scaled(deployment: Deployment, mq: tidegate.BlockingClient, count: int) -> l
         serving = [one for one in replicas if one.state is ReplicaState.SERVING]
         return len(replicas) == len(serving) == count
 
-    eventually(is_so, f"{count} replicas serve")
+    eventually(is_so, f"{count} replicas serve", 2 * LIMIT_S)
     return sorted(one.store_number for one in mq.topology(QUEUE).replicas)
 
 

@@ -75,13 +75,12 @@ def test_a_kill_costs_the_last_seconds_of_history_and_breaks_no_file(
             eventually(lambda: len(rows_in(lake, "queue_samples")) >= 15, "samples are recorded")
             # When it is killed
             node.process.send_signal(signal.SIGKILL)
-            missing_s = time.time()
+            killed_s = time.time()
             node.process.wait(LIMIT_S)
 
         # Then all that is there is whole
         last_s = rows_in(lake, "queue_samples")[-1]["at"].timestamp()
-        missing_s -= last_s
-        print(f"the last {missing_s:.2f} s are missing")
+        print(f"the last {killed_s - last_s:.2f} s are missing")
         for kind in lake.kinds():
             rows_in(lake, kind)
 
