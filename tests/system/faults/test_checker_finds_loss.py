@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
+import psutil
 import pytest
+from free_ports import free_ports
+from waiting import eventually
 
 import tidegate
 from tidegate.lab.checker import Verdict
 from tidegate.lab.faults.clients import clients_in
 from tidegate.lab.faults.deployment import joined_node
 from tidegate.lab.faults.injector import kill_postgres, kill_process
+from tidegate.lab.history import MessageKey
 from tidegate.lab.peers.server import temporary_folder
 from tidegate.lab.stored_messages import stored_messages
 from tidegate.storage.embedded import EmbeddedPostgres
 
 QUEUE = "orders"
-# A commit is reported before its log leaves shared memory, and stays there for seconds.
+# A commit is reported before its log leaves shared memory, and stays there: nobody writes it.
 FORGETFUL = {
     "synchronous_commit": "off",
     "wal_writer_delay": "10s",
@@ -31,13 +34,22 @@ async def make_queue(url: str) -> None:
         await mq.create_queue(QUEUE)
 
 
+def stop_the_log_writer(postgres: EmbeddedPostgres) -> None:
+    """Only a commit that waits for the log writes it from now on: no pause lets it catch up."""
+    children = psutil.Process(postgres.pid).children()
+    (writer,) = (child for child in children if "walwriter" in " ".join(child.cmdline()))
+    writer.suspend()
+
+
 def verdict_after_a_crash_of_everything(settings: dict[str, str]) -> Verdict:
+    port = free_ports()
     with temporary_folder("crash") as folder:
         postgres = EmbeddedPostgres(folder / "data", settings=settings)
         with postgres, clients_in(folder / "histories") as clients:
             # Given confirmed messages that nobody has taken yet
-            with joined_node(postgres.url, folder) as node:
+            with joined_node(postgres.url, folder, port=port) as node:
                 asyncio.run(make_queue(node.address))
+                stop_the_log_writer(postgres)
                 clients.add_producer(
                     "p1", node.address, QUEUE, "--rate", "2000", "--tasks", "50", "--limit", "3000"
                 )
@@ -46,14 +58,14 @@ def verdict_after_a_crash_of_everything(settings: dict[str, str]) -> Verdict:
                 # When the node and PostgreSQL crash, and both come back
                 kill_process(node.pid)
                 kill_postgres(postgres.pid)
-            while not postgres.ensure_running():
-                time.sleep(0.01)
-            with joined_node(postgres.url, folder) as node:
+            eventually(postgres.ensure_running, "the killed PostgreSQL is started again")
+            with joined_node(postgres.url, folder, port=port) as node:
                 asyncio.run(ensure_queue(node.address))
                 clients.add_consumer("c1", node.address, QUEUE)
-                clients.drain(3.0)
+                # What was lost is never drained, so the store tells when all that is left is gone.
+                eventually(lambda: not stored_in(postgres), "the consumer has taken all there is")
                 clients.finish_consumers()
-                stored = [key for key in stored_messages(postgres.url) if key[0] == QUEUE]
+                stored = stored_in(postgres)
 
         assert clients.failures == []
         verdict = clients.verdict(stored=stored, sole_consumer=[QUEUE])
@@ -62,13 +74,17 @@ def verdict_after_a_crash_of_everything(settings: dict[str, str]) -> Verdict:
         return verdict
 
 
+def stored_in(postgres: EmbeddedPostgres) -> list[MessageKey]:
+    return [key for key in stored_messages(postgres.url) if key[0] == QUEUE]
+
+
 async def ensure_queue(url: str) -> None:
     """The queue itself may have been forgotten."""
     async with tidegate.connect(url) as mq:
         await mq.create_queue(QUEUE, exist_ok=True)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_without_synchronous_commit_a_crash_loses_and_the_checker_says_so() -> None:
     verdict = verdict_after_a_crash_of_everything(FORGETFUL)
 
@@ -76,7 +92,7 @@ def test_without_synchronous_commit_a_crash_loses_and_the_checker_says_so() -> N
     assert verdict.outcome == "fail"
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_with_the_settings_we_ship_the_same_crash_loses_nothing() -> None:
     verdict = verdict_after_a_crash_of_everything({})
 

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from free_ports import free_ports
+from waiting import LIMIT_S
 
 import tidegate
 from tidegate.core.crash import MOVE_POINTS, PATH_POINTS, VARIABLE
 from tidegate.lab.faults.clients import clients_in
 from tidegate.lab.faults.deployment import joined_node, stored_messages
-from tidegate.lab.peers.server import free_loopback_ports, temporary_folder
-from tidegate.storage.embedded import EmbeddedPostgres
 
 QUEUE = "orders"
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[tuple[str, Path]]:
-    with temporary_folder("crash-points") as folder, EmbeddedPostgres(folder / "data") as postgres:
-        yield postgres.url, folder
 
 
 async def make_queue(url: str, name: str) -> None:
@@ -30,13 +23,13 @@ async def make_queue(url: str, name: str) -> None:
         await mq.create_queue(name)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("point", PATH_POINTS)
 def test_nothing_confirmed_is_lost_by_a_crash(store: tuple[str, Path], point: str) -> None:
     # Given a node that will die the 30th time it comes to this point, under load
     url, folder = store
     queue = f"{QUEUE}-{point}"
-    (port,) = free_loopback_ports(1)
+    port = free_ports()
     with clients_in(folder / point) as clients:
         crashing = {VARIABLE: f"{point}:30"}
         with joined_node(url, folder, port=port, environment=crashing) as node:
@@ -44,13 +37,13 @@ def test_nothing_confirmed_is_lost_by_a_crash(store: tuple[str, Path], point: st
             clients.add_consumer("c1", node.address, queue)
             clients.add_producer("p1", node.address, queue, "--rate", "500", "--tasks", "20")
             # When it does
-            assert node.process.wait(60) == -signal.SIGKILL
+            assert node.process.wait(LIMIT_S) == -signal.SIGKILL
 
         # And another one takes its place, which lives
         with joined_node(url, folder, port=port):
             clients.wait_for_confirms(200)
             clients.finish_producers()
-            drained = clients.drain(30.0)
+            drained = clients.drain(LIMIT_S)
             clients.finish_consumers()
 
     # Then the checker finds nothing
@@ -84,19 +77,21 @@ async def what_is_there(url: str, queue: str) -> tuple[list[bytes], list[bytes]]
         return waiting, dead
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("point", MOVE_POINTS)
 def test_a_dead_letter_is_in_one_queue_and_not_in_two(store: tuple[str, Path], point: str) -> None:
     url, folder = store
     queue = f"{QUEUE}-{point}"
+    port = free_ports()
     # Given a node that will die while it moves dead letters
-    with joined_node(url, folder, environment={VARIABLE: f"{point}:3"}) as node:
+    crashing = {VARIABLE: f"{point}:3"}
+    with joined_node(url, folder, port=port, environment=crashing) as node:
         asyncio.run(make_queue(node.address, queue))
         with pytest.raises(tidegate.TidegateError):
-            asyncio.run(asyncio.wait_for(reject_half(node.address, queue), 60))
-        assert node.process.wait(60) == -signal.SIGKILL
+            asyncio.run(reject_half(node.address, queue))
+        assert node.process.wait(LIMIT_S) == -signal.SIGKILL
     # When another one takes its place
-    with joined_node(url, folder) as node:
+    with joined_node(url, folder, port=port) as node:
         waiting, dead = asyncio.run(what_is_there(node.address, queue))
     # Then every message that was rejected is there once
     assert len(waiting) == len(set(waiting))

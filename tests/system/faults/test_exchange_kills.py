@@ -7,20 +7,20 @@ import contextlib
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
+from waiting import LIMIT_S, eventually_async
 
 from tidegate.client.address import parse_url
-from tidegate.client.link import Link
+from tidegate.client.link import Answered, Link
 from tidegate.core.crash import EXCHANGE_POINTS, VARIABLE
 from tidegate.core.errors import CallerError, NoMessagesInQueue, NoMessagesRetrieved, RetryLater
 from tidegate.core.model import Mode
-from tidegate.core.replication import ReplicaState
+from tidegate.core.replication import ReplicaPlace, ReplicaState
 from tidegate.core.scaling import Range, Scaling, Steering
 from tidegate.lab.faults.deployment import JoinedNode, joined_node
-from tidegate.lab.peers.server import temporary_folder
-from tidegate.storage.embedded import EmbeddedPostgres
 from tidegate.storage.postgres import PostgresStore
 from tidegate.wire.packet import Packet, Request
 from tidegate.wire.packets.clients import RegisterClient
@@ -30,20 +30,18 @@ from tidegate.wire.packets.puts import PutMessages
 from tidegate.wire.packets.reads import ReadMessage
 
 MESSAGES = 60
-LEASE = {"TIDEGATE_NODE__LEASE": "2s"}
+# The one that dies is to be missed soon. The one that stays is not to be taken for dead.
+SHORT, LONG = {"TIDEGATE_NODE__LEASE": "2s"}, {"TIDEGATE_NODE__LEASE": "10s"}
 # Points of who gives; the others are of who takes.
 GIVER_POINTS = ("before-exchange", "after-exchange")
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[tuple[str, Path, JoinedNode]]:
+def place(store: tuple[str, Path]) -> Iterator[tuple[str, Path, JoinedNode]]:
     """A store, and a node that outlives all others."""
-    with (
-        temporary_folder("exchange") as folder,
-        EmbeddedPostgres(folder / "data") as postgres,
-        joined_node(postgres.url, folder, environment=LEASE) as survivor,
-    ):
-        yield postgres.url, folder, survivor
+    url, folder = store
+    with joined_node(url, folder, environment=LONG) as survivor:
+        yield url, folder, survivor
 
 
 @dataclass
@@ -56,14 +54,15 @@ class Siblings:
 
     async def ask(self, packet: Request, body: bytes | None = None) -> tuple[Packet, bytes]:
         """As often as it takes."""
-        async with asyncio.timeout(60):
-            while True:
-                try:
-                    answered = await self.link.ask(packet, None if body is None else [body])
-                except RetryLater:
-                    await asyncio.sleep(0.05)
-                else:
-                    return answered.packet, bytes(answered.body)
+
+        async def answer() -> Answered | None:
+            with contextlib.suppress(RetryLater):
+                return await self.link.ask(packet, None if body is None else [body])
+            return None
+
+        answered = await eventually_async(answer, f"an answer to {packet}")
+        assert answered is not None
+        return answered.packet, bytes(answered.body)
 
     async def waiting(self) -> list[bytes]:
         """Everything that both hold, which thereby is done."""
@@ -75,18 +74,19 @@ class Siblings:
         return found
 
 
-async def handed_to(address: str, queue_id: int, siblings: Siblings, store: PostgresStore) -> None:
-    """A node that was too busy for its lease lives on under another number, without its queues."""
-    async with asyncio.timeout(30):
-        while True:
-            location = await store.locate(queue_id)
-            if location is not None and location.alive and location.address == address:
-                return
-            living = (m for m in await store.members() if m.alive and m.address == address)
-            with contextlib.suppress(RetryLater, CallerError):
-                for member in living:
-                    await siblings.link.ask(SetOwner(queue_id, member.member_id))
-            await asyncio.sleep(0.05)
+async def is_handed_to(address: str, queue_id: int, link: Link, store: PostgresStore) -> bool:
+    """Whether the queue is there; where it is not, the node there is ordered to take it.
+
+    A node that was too busy for its lease lives on under another number, without its queues.
+    """
+    location = await store.locate(queue_id)
+    if location is not None and location.alive and location.address == address:
+        return True
+    living = (m for m in await store.members() if m.alive and m.address == address)
+    with contextlib.suppress(RetryLater, CallerError):
+        for member in living:
+            await link.ask(SetOwner(queue_id, member.member_id))
+    return False
 
 
 async def made(
@@ -102,28 +102,36 @@ async def made(
     link = await Link.open(host, port, lambda *_: None, lambda _: None, 10.0)
     await link.ask(RegisterClient(f"asker-{name}", Mode.ADMIN))
     ids: list[int] = []
-    async with asyncio.timeout(30):
-        for address in (giver, taker):
-            replica = None
-            while replica is None:
-                members = [m.member_id for m in await store.members() if m.alive]
-                epochs = [await store.lead(member) for member in members]
-                epoch = next((each for each in epochs if each is not None), None)
-                if epoch is not None:
-                    replica = await store.add_replica(queue.queue_id, epoch)
-            assert epoch is not None
-            ids.append(replica.queue_id)
-            siblings = Siblings(link, ids[0], ids[-1])
-            await handed_to(address, replica.queue_id, siblings, store)
-            await store.set_replica_state(
-                queue.queue_id, replica.number, ReplicaState.SERVING, epoch
-            )
+
+    async def epoch_of_leader() -> int | None:
+        members = [m.member_id for m in await store.members() if m.alive]
+        epochs = [await store.lead(member) for member in members]
+        return next((each for each in epochs if each is not None), None)
+
+    async def added() -> ReplicaPlace | None:
+        epoch = await epoch_of_leader()
+        return None if epoch is None else await store.add_replica(queue.queue_id, epoch)
+
+    async def serves(number: int) -> bool:
+        epoch = await epoch_of_leader()
+        return epoch is not None and await store.set_replica_state(
+            queue.queue_id, number, ReplicaState.SERVING, epoch
+        )
+
+    for address in (giver, taker):
+        replica = await eventually_async(added, "a leader adds a replica")
+        assert replica is not None
+        ids.append(replica.queue_id)
+        there = partial(is_handed_to, address, replica.queue_id, link, store)
+        await eventually_async(there, f"{address} owns the replica")
+        await eventually_async(partial(serves, replica.number), "a leader lets it serve")
+    siblings = Siblings(link, *ids)
     for n in range(MESSAGES):
         await siblings.ask(PutMessages(ids[0], 5, n + 1, [3], [5]), b"%03d" % n)
     return siblings
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("point", EXCHANGE_POINTS)
 def test_a_message_is_at_one_replica_whoever_dies_when(
     place: tuple[str, Path, JoinedNode], point: str
@@ -132,27 +140,30 @@ def test_a_message_is_at_one_replica_whoever_dies_when(
 
     async def run(store: PostgresStore) -> None:
         # Given replicas at two nodes, of which one will die the third time it gets to the point
-        environment = {**LEASE, VARIABLE: f"{point}:3"}
+        environment = {**SHORT, VARIABLE: f"{point}:3"}
         with joined_node(url, folder, environment=environment) as victim:
             ends = (victim.address, survivor.address)
             giver, taker = ends if point in GIVER_POINTS else reversed(ends)
             siblings = await made(store, survivor, f"orders-{point}", giver, taker)
             of_victim = siblings.giver if point in GIVER_POINTS else siblings.taker
             # When messages go over until it does
-            async with asyncio.timeout(60):
-                while victim.process.poll() is None:
-                    with contextlib.suppress(RetryLater, CallerError):
-                        await siblings.link.ask(Pull(siblings.taker, siblings.giver, 5))
-                    location = await store.locate(of_victim)
-                    if location is None or location.address != victim.address:
-                        with contextlib.suppress(TimeoutError):
-                            await handed_to(victim.address, of_victim, siblings, store)
-            assert victim.process.wait(10) == -signal.SIGKILL
+
+            async def is_dead() -> bool:
+                with contextlib.suppress(RetryLater, CallerError):
+                    await siblings.link.ask(Pull(siblings.taker, siblings.giver, 5))
+                await is_handed_to(victim.address, of_victim, siblings.link, store)
+                return victim.process.poll() is not None
+
+            await eventually_async(is_dead, f"the victim dies at {point}")
+            assert victim.process.wait(LIMIT_S) == -signal.SIGKILL
         # Then every message is there, and once
         found: list[bytes] = []
-        async with asyncio.timeout(60):
-            while len(found) < MESSAGES:
-                found += await siblings.waiting()
+
+        async def all_are_found() -> bool:
+            found.extend(await siblings.waiting())
+            return len(found) >= MESSAGES
+
+        await eventually_async(all_are_found, "every message is found")
         found += await siblings.waiting()
         assert sorted(found) == [b"%03d" % n for n in range(MESSAGES)]
         siblings.link.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -23,17 +25,33 @@ def assert_nothing_was_lost(report: KillReport) -> None:
     assert report.passed
 
 
-@pytest.mark.timeout(240)
-def test_every_confirmed_message_survives_kills_of_node_and_postgres() -> None:
-    report = run_kills(KillOptions(kills=20, what="both", pause_s_max=1.0), print)
+# The kinds in their order come from the seed: 10 nodes, 6 times PostgreSQL, 4 times connections.
+SEED = 15
+PATIENT: dict[str, Any] = {"drain_s": 300.0, "confirms_min": 1001}
+SHORT = KillOptions(kills=20, rate_per_s=200.0, pause_s_max=0.5, seed=SEED, **PATIENT)
+LONG = KillOptions(kills=200, **PATIENT)
+RELAYING = msgspec.structs.replace(SHORT, kills=6, what="node", nodes=2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(SHORT, marks=pytest.mark.timeout(500), id="short"),
+        pytest.param(LONG, marks=[pytest.mark.timeout(1500), pytest.mark.only_with_all], id="long"),
+    ],
+)
+def test_every_confirmed_message_survives_kills_of_node_and_postgres(options: KillOptions) -> None:
+    report = run_kills(options, print)
 
     assert_nothing_was_lost(report)
-    assert sum(report.kills.values()) == 20
+    # The seed decides what is killed: of each kind some.
+    assert set(report.kills) == {"node", "postgres", "backends"}
+    assert sum(report.kills.values()) == options.kills
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(500)
 def test_every_confirmed_message_survives_kills_of_two_nodes_that_relay() -> None:
-    report = run_kills(KillOptions(kills=6, what="node", nodes=2, pause_s_max=1.0), print)
+    report = run_kills(RELAYING, print)
 
     assert_nothing_was_lost(report)
 

@@ -1,15 +1,17 @@
-"""The delaying cable: bytes come later, in order, all of them, and as many a second as before."""
+"""The delaying cable on real sockets: bytes come later, in order, and all of them.
+
+How much later, to the millisecond, is shown in virtual time (`test_proxy_delay.py`); how exact it
+is on a real clock, and what it costs, is measured in `benchmarks/`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
-import statistics
 import time
 from collections.abc import AsyncIterator
 
-import psutil
 import pytest
 
 from tidegate.lab.faults.proxy import TcpProxy
@@ -38,30 +40,23 @@ async def _round_trip_s(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
     return time.perf_counter() - began_s
 
 
-async def _median_round_trip_s(port: int) -> float:
+async def _shortest_round_trip_s(port: int) -> float:
+    """A busy machine adds to a round trip, and never takes away."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    taken = [await _round_trip_s(reader, writer) for _ in range(25)]
+    taken = [await _round_trip_s(reader, writer) for _ in range(10)]
     writer.close()
-    return statistics.median(taken)
+    return min(taken)
 
 
-async def test_a_round_trip_takes_twice_the_delay_and_the_delay_is_changed_live(
-    echo_url: str,
-) -> None:
+async def test_a_round_trip_takes_twice_the_delay_at_least(echo_url: str) -> None:
     async with TcpProxy(echo_url, delay_s=0.02) as proxy:
-        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
-        for delay_s in (0.02, 0.04, 0.005, 0.0):
+        for delay_s in (0.02, 0.04, 0.005):
             proxy.set_delay(delay_s)
-            taken = [await _round_trip_s(reader, writer) for _ in range(15)]
-            # Timers count in milliseconds; a busy machine adds, and never takes away.
-            assert min(taken) >= 2 * delay_s - 0.0015
-            assert statistics.median(taken) <= 2 * delay_s + 0.015
-        writer.close()
+            # Timers count in milliseconds.
+            assert await _shortest_round_trip_s(proxy.port) >= 2 * delay_s - 0.0015
 
 
-async def test_bytes_keep_their_order_and_their_bandwidth_while_the_delay_changes(
-    echo_url: str,
-) -> None:
+async def test_bytes_keep_their_order_while_the_delay_changes(echo_url: str) -> None:
     sent = b"".join(number.to_bytes(4, "big") for number in range(2_000_000))
     async with TcpProxy(echo_url, delay_s=0.05) as proxy:
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
@@ -74,13 +69,10 @@ async def test_bytes_keep_their_order_and_their_bandwidth_while_the_delay_change
                 proxy.set_delay(0.0 if start % 200_000 else 0.05)
             writer.write_eof()
 
-        began_s = time.perf_counter()
         sending = asyncio.create_task(send())
         received = await reader.read(-1)
         await sending
         assert received == sent
-        # Stop-and-wait with windows of 64 KiB would take 12 s.
-        assert time.perf_counter() - began_s < 10.0
         writer.close()
 
 
@@ -93,41 +85,26 @@ async def test_the_url_stays_the_targets_but_for_host_and_port(echo_url: str) ->
         TcpProxy(echo_url, delay_s=-1.0)
 
 
-async def test_fifty_connections_with_five_thousand_small_messages_a_second_cost_little(
-    echo_url: str,
-) -> None:
+async def test_fifty_connections_are_delayed_side_by_side(echo_url: str) -> None:
     with proxy_at(echo_url, delay_s=0.006) as proxy:
-        process = psutil.Process(proxy.pid)
-        before_s = sum(process.cpu_times()[:2])
-        began_s = time.perf_counter()
 
         async def chat() -> list[float]:
             reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
             writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            taken: list[float] = []
-            for _ in range(100):
-                sent_s = time.perf_counter()
-                writer.write(b"p" * 256)
-                await asyncio.sleep(0.01)
-                await reader.readexactly(256)
-                taken.append(time.perf_counter() - sent_s)
+            taken = [await _round_trip_s(reader, writer) for _ in range(20)]
             writer.close()
             return taken
 
         taken = [one for chat in await asyncio.gather(*(chat() for _ in range(50))) for one in chat]
-        assert len(taken) == 5_000
+        assert len(taken) == 1000
         assert min(taken) >= 0.0105
-        used = (sum(process.cpu_times()[:2]) - before_s) / 10_000
-        # Both ways, 10 000 passages: some 40 µs each, so 5 000 messages/s are a fraction of a core.
-        assert used < 0.000_15, f"{used * 1e6:.0f} µs for each passage"
-        assert time.perf_counter() - began_s < 15.0
 
 
 async def test_a_proxy_of_its_own_process_changes_its_delay_and_cuts(echo_url: str) -> None:
     with proxy_at(echo_url, delay_s=0.01) as proxy:
-        assert await _median_round_trip_s(proxy.port) >= 0.0185
+        assert await _shortest_round_trip_s(proxy.port) >= 0.0185
         proxy.set_delay(0.02)
-        assert await _median_round_trip_s(proxy.port) >= 0.0385
+        assert await _shortest_round_trip_s(proxy.port) >= 0.0385
         reader, _writer = await asyncio.open_connection("127.0.0.1", proxy.port)
         _writer.write(b"ping")
         await reader.readexactly(4)

@@ -21,7 +21,7 @@ HALT = ("before-halt-row", "after-halt-row", "before-halt", "after-halt", "after
 
 
 def judged(*points: str) -> SuccessionReport:
-    report = run_succession(SuccessionOptions(points=points), print)
+    report = run_succession(SuccessionOptions(points=points, drain_s=300.0), print)
     print(report)
     assert report.client_failures == []
     assert report.verdict.examples == []
@@ -32,17 +32,26 @@ def judged(*points: str) -> SuccessionReport:
     return report
 
 
+# When the leaders have died, machines do, while they let their workers go.
+RUNS = {
+    "in": (SCALE_IN, "before-worker-told"),
+    "halt": (HALT, "after-worker-told"),
+    "out": (SCALE_OUT, "after-worker-gone"),
+}
+
+
 def test_every_step_has_its_death() -> None:
-    assert set(SCALE_OUT) | set(SCALE_IN) | set(HALT) == set(STEERING_POINTS)
+    of_leaders, of_machines = zip(*RUNS.values(), strict=True)
+    assert sorted(point for points in of_leaders for point in points) == sorted(STEERING_POINTS)
+    assert sorted(of_machines) == sorted(MACHINE_POINTS)
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("points", [SCALE_IN, HALT, SCALE_OUT], ids=["in", "halt", "out"])
-def test_what_a_leader_leaves_half_done_the_next_one_ends(points: tuple[str, ...]) -> None:
-    assert set(judged(*points).died_at) == set(points)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("run", RUNS)
+def test_what_a_leader_or_a_machine_leaves_half_done_the_next_one_ends(run: str) -> None:
+    of_leaders, of_machines = RUNS[run]
 
+    report = judged(*of_leaders, of_machines)
 
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("point", MACHINE_POINTS)
-def test_a_scale_in_ends_though_the_machine_dies_while_it_lets_its_workers_go(point: str) -> None:
-    assert judged(point).machines_died > 0
+    assert set(report.died_at) == set(of_leaders)
+    assert report.machines_died > 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import signal
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from waiting import LIMIT_S, eventually
 
 import tidegate
 from tidegate.core.errors import TidegateError
@@ -21,12 +21,10 @@ from tidegate.lab.faults.deployment import JoinedNode, joined_node, stored_messa
 from tidegate.lab.faults.injector import kill_process
 from tidegate.lab.faults.payload import numbered_payload
 from tidegate.lab.history import Event, MessageKey
-from tidegate.lab.peers.server import temporary_folder
-from tidegate.storage.embedded import EmbeddedPostgres
 
-# Tidegate's own default, within which a dead owner is noticed.
-LEASE_S = 3.0
-TAKEOVER_S_MAX = 10.0
+# The owner is to be missed soon: Tidegate's own default. The other is not to be taken for dead.
+SHORT, LONG = {"TIDEGATE_NODE__LEASE": "3s"}, {"TIDEGATE_NODE__LEASE": "6s"}
+PREFETCH = 20
 
 
 @dataclass
@@ -46,17 +44,22 @@ class TwoNodes:
             ).fetchone()
         return row[0] if row else None
 
+    def stored_in(self, queue: str) -> list[MessageKey]:
+        return [key for key in stored_messages(self.store_url) if key[0] == queue]
 
-@pytest.fixture(scope="module")
-def store() -> Iterator[tuple[str, Path]]:
-    with temporary_folder("two-nodes") as folder, EmbeddedPostgres(folder / "data") as postgres:
-        yield postgres.url, folder
+    def wait_for_owner(self, queue: str, node: JoinedNode) -> None:
+        eventually(
+            lambda: self.owner_name_of(queue) == node.address, f"{node.address} owns {queue}"
+        )
 
 
 @pytest.fixture
 def two_nodes(store: tuple[str, Path]) -> Iterator[TwoNodes]:
     url, folder = store
-    with joined_node(url, folder) as owner, joined_node(url, folder) as other:
+    with (
+        joined_node(url, folder, environment=SHORT) as owner,
+        joined_node(url, folder, environment=LONG) as other,
+    ):
         yield TwoNodes(folder, url, owner, other)
 
 
@@ -66,7 +69,7 @@ async def make_queue(url: str, queue: str) -> None:
         await mq.create_queue(queue)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_the_other_node_serves_the_queues_of_a_killed_owner(two_nodes: TwoNodes) -> None:
     # Given a queue of one node, and clients of the other that write to it and read from it
     queue = "orders"
@@ -76,65 +79,57 @@ def test_the_other_node_serves_the_queues_of_a_killed_owner(two_nodes: TwoNodes)
         clients.add_consumer("c1", two_nodes.other.address, queue)
         clients.add_producer("p1", two_nodes.other.address, queue, "--rate", "500")
         clients.wait_for_confirms(300)
-        assert two_nodes.owner_name_of(queue) == two_nodes.owner.address
 
         # When the owner dies without a word
         kill_process(two_nodes.owner.pid)
-        struck = time.monotonic()
-        # The pipe may still hold a few confirms of the dead.
-        clients.wait_for_confirms(100)
-        takeover_s = time.monotonic() - struck
-
+        # Then the other takes over
+        two_nodes.wait_for_owner(queue, two_nodes.other)
         clients.wait_for_confirms(300)
         clients.finish_producers()
-        drained = clients.drain(30.0)
+        drained = clients.drain(LIMIT_S)
         clients.finish_consumers()
 
-    # Then the other has taken over within seconds, and nothing confirmed is lost
-    print(f"takeover after {takeover_s:.2f} s (lease {LEASE_S} s)")
-    stored = [key for key in stored_messages(two_nodes.store_url) if key[0] == queue]
+    # And nothing confirmed is lost
+    stored = two_nodes.stored_in(queue)
     verdict = clients.verdict(stored=stored if drained else None, sole_consumer=[queue])
     print(verdict)
     assert two_nodes.owner_name_of(queue) == two_nodes.other.address
-    assert takeover_s < TAKEOVER_S_MAX
     assert clients.failures == []
     assert verdict.outcome == "pass", str(verdict)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_an_owner_that_was_paused_past_its_lease_is_fenced(two_nodes: TwoNodes) -> None:
     # Given an owner with clients of its own, under load
     queue = "paused"
     asyncio.run(make_queue(two_nodes.owner.address, queue))
     with clients_in(two_nodes.folder / "paused") as clients:
-        clients.add_consumer("c1", two_nodes.owner.address, queue, "--prefetch", "20")
-        clients.add_consumer("c2", two_nodes.other.address, queue, "--prefetch", "20")
+        clients.add_consumer("c1", two_nodes.owner.address, queue, "--prefetch", str(PREFETCH))
+        clients.add_consumer("c2", two_nodes.other.address, queue, "--prefetch", str(PREFETCH))
         clients.add_producer("p1", two_nodes.owner.address, queue, "--rate", "500")
         clients.add_producer("p2", two_nodes.other.address, queue, "--rate", "500")
-        # They do not hold up the drain, either.
-        late = clients.without = LateDeliveries("c1")
         clients.wait_for_confirms(300)
 
         # When it sleeps until the other has its queue, and wakes up
+        stopped_at = time.monotonic()
         os.kill(two_nodes.owner.pid, signal.SIGSTOP)
         try:
-            wait_for_owner(two_nodes, queue, two_nodes.other.address)
+            two_nodes.wait_for_owner(queue, two_nodes.other)
             clients.wait_for_confirms(100)
         finally:
-            late.woke_at = time.monotonic()
+            woke_at = time.monotonic()
             os.kill(two_nodes.owner.pid, signal.SIGCONT)
         clients.wait_for_confirms(500)
         clients.finish_producers()
-        drained = clients.drain(30.0)
+        eventually(lambda: not two_nodes.stored_in(queue), "every message is acknowledged")
         clients.finish_consumers()
 
     # Then nothing that it had in hand counts: no loss, no repeat without a flag
-    stored = [key for key in stored_messages(two_nodes.store_url) if key[0] == queue]
-    late = clients.without = LateDeliveries("c1", late.woke_at)
-    verdict = clients.verdict(stored=stored if drained else None)
+    late = clients.without = LateDeliveries("c1", stopped_at, woke_at)
+    verdict = clients.verdict(stored=two_nodes.stored_in(queue))
     print(verdict)
     print(f"{late.count} deliveries were on their way when it was stopped")
-    assert late.count <= 20
+    assert late.count <= PREFETCH
     assert clients.failures == []
     assert verdict.outcome == "pass", str(verdict)
 
@@ -143,36 +138,33 @@ class LateDeliveries:
     """What a node had handed to its socket in the very turn in which it was stopped.
 
     It leaves when the node wakes up, long after another one has delivered the same, and nobody
-    can call it back. So the promise is about what counts: its acknowledgement is refused.
+    can call it back. So the promise is about what counts: its acknowledgement is refused. They come
+    before all that the consumer gets from a node that is awake.
     """
 
-    def __init__(self, process: str, woke_at: float = math.inf) -> None:
+    def __init__(self, process: str, stopped_at: float, woke_at: float) -> None:
         self._process = process
-        self.woke_at = woke_at
+        self._stopped_at = stopped_at
+        self._woke_at = woke_at
         self._delivered: set[MessageKey] = set()
+        self._is_over = False
         self.count = 0
 
     def __call__(self, event: Event) -> bool:
+        """Whether it is one; events come in the order of their times."""
         if event.op != "deliver":
             return False
-        is_late = (
-            event.process == self._process
-            and self.woke_at < event.t < self.woke_at + 0.2
-            and event.key in self._delivered
-        )
-        self.count += is_late
+        is_repeat = event.key in self._delivered and not event.redelivered
         self._delivered.add(event.key)
+        if event.process != self._process or event.t < self._stopped_at:
+            return False
+        is_late = is_repeat and not self._is_over
+        self._is_over = self._is_over or (event.t > self._woke_at and not is_late)
+        self.count += is_late
         return is_late
 
 
-def wait_for_owner(two_nodes: TwoNodes, queue: str, address: str) -> None:
-    deadline = time.monotonic() + TAKEOVER_S_MAX
-    while two_nodes.owner_name_of(queue) != address:
-        assert time.monotonic() < deadline, "nobody took over"
-        time.sleep(0.05)
-
-
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 async def test_acks_and_waiting_messages_of_a_paused_owner_are_worth_nothing(
     two_nodes: TwoNodes,
 ) -> None:
@@ -192,25 +184,25 @@ async def test_acks_and_waiting_messages_of_a_paused_owner_are_worth_nothing(
             # When it is paused, the other takes over and a consumer there settles half
             os.kill(two_nodes.owner.pid, signal.SIGSTOP)
             try:
-                await asyncio.to_thread(wait_for_owner, two_nodes, queue, two_nodes.other.address)
-                elsewhere = [await other_mq.get(queue, wait=5.0) for _ in range(5)]
+                await asyncio.to_thread(two_nodes.wait_for_owner, queue, two_nodes.other)
+                elsewhere = [await other_mq.get(queue, wait=LIMIT_S) for _ in range(5)]
             finally:
                 os.kill(two_nodes.owner.pid, signal.SIGCONT)
 
             # Then its acks are refused, not left without an answer
             for message in held:
                 with pytest.raises(TidegateError):
-                    async with asyncio.timeout(20.0):
+                    async with asyncio.timeout(LIMIT_S):
                         await message.ack_confirmed()
 
             # And what its consumer gets next is the other's, flagged, and none of the settled
-            again = [await asyncio.wait_for(anext(messages), 20.0) for _ in range(2)]
+            again = [await anext(messages) for _ in range(2)]
             for message in again:
                 assert message.redelivered
                 assert message.message_id not in {m.message_id for m in elsewhere}
                 await message.ack_confirmed()
 
-        rest = [await other_mq.get(queue, wait=20.0) for _ in range(3)]
+        rest = [await other_mq.get(queue, wait=LIMIT_S) for _ in range(3)]
     # Each message was settled once, wherever
     settled = [m.message_id for m in (*elsewhere, *again, *rest)]
     assert sorted(settled) == sorted(set(settled))
@@ -219,7 +211,7 @@ async def test_acks_and_waiting_messages_of_a_paused_owner_are_worth_nothing(
     assert all(m.redelivered for m in elsewhere)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 async def test_an_owner_that_wakes_up_forgets_what_it_had_in_memory(two_nodes: TwoNodes) -> None:
     # Given an owner with messages in memory that nobody has asked for yet
     queue = "forgotten"
@@ -231,22 +223,21 @@ async def test_an_owner_that_wakes_up_forgets_what_it_had_in_memory(two_nodes: T
         # When it is paused, half is taken at the other, and it wakes up and is a member again
         os.kill(owner.pid, signal.SIGSTOP)
         try:
-            await asyncio.to_thread(wait_for_owner, two_nodes, queue, other.address)
-            elsewhere = [await other_mq.get(queue, wait=5.0) for _ in range(5)]
+            await asyncio.to_thread(two_nodes.wait_for_owner, queue, other)
+            elsewhere = [await other_mq.get(queue, wait=LIMIT_S) for _ in range(5)]
         finally:
             os.kill(owner.pid, signal.SIGCONT)
         await asyncio.to_thread(wait_until_alive, two_nodes, owner.address)
 
         # Then it gives out the other half, and says that it may have been given out before
-        here = [await mq.get(queue, wait=5.0) for _ in range(5)]
+        here = [await mq.get(queue, wait=LIMIT_S) for _ in range(5)]
     assert not {m.message_id for m in here} & {m.message_id for m in elsewhere}
     assert all(m.redelivered for m in here)
 
 
 def wait_until_alive(two_nodes: TwoNodes, address: str) -> None:
-    deadline = time.monotonic() + TAKEOVER_S_MAX
+    question = "select 1 from list_members() where address = %s and alive"
     with psycopg.connect(two_nodes.store_url, autocommit=True) as connection:
-        question = "select 1 from list_members() where address = %s and alive"
-        while connection.execute(question, [address]).fetchone() is None:
-            assert time.monotonic() < deadline, "it did not come back"
-            time.sleep(0.05)
+        eventually(
+            lambda: connection.execute(question, [address]).fetchone(), f"{address} is alive"
+        )

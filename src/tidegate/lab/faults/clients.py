@@ -17,6 +17,8 @@ from tidegate.lab.history import Event, HistoryFollower, MessageKey, merged, rea
 WORKERS = "worker-*.history"
 _ASK_AGAIN_S = 0.1
 _EXIT_S = 90.0
+# Who waits for confirms waits for clients to start, too, on a machine that may be busy.
+_CONFIRMS_S = 90.0
 
 
 class Clients:
@@ -74,10 +76,13 @@ class Clients:
                     self._outstanding.feed(event)
         return len(self._outstanding)
 
-    def wait_for_confirms(self, count: int, timeout_s: float = 30.0) -> None:
+    def wait_for_confirms(self, count: int, timeout_s: float = _CONFIRMS_S) -> None:
         """Until so many more puts were confirmed than now."""
         self.follow()
-        wanted = self.confirmed + count
+        self.wait_for_confirms_in_all(self.confirmed + count, timeout_s)
+
+    def wait_for_confirms_in_all(self, wanted: int, timeout_s: float = _CONFIRMS_S) -> None:
+        """Until so many puts were confirmed since the beginning."""
         deadline = time.monotonic() + timeout_s
         while self.confirmed < wanted:
             if time.monotonic() > deadline:

@@ -38,8 +38,8 @@ MIXTURES: dict[str, tuple[list[Kind], list[int]]] = {
 }
 # One queue with one consumer, where order is strict, and one that two consumers share.
 SOLE, SHARED, PROBE = "orders", "jobs", "probe"
-# Acknowledgements that nobody waits for reach the store within this.
-SETTLE_S = 3.0
+# Acknowledgements that nobody waits for reach the store within this, also on a busy machine.
+SETTLE_S = 30.0
 
 
 class KillOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +56,8 @@ class KillOptions(msgspec.Struct, frozen=True, kw_only=True):
     # Of the kills, those that do not wait for the recovery from the one before.
     hasty: float = 0.2
     drain_s: float = 60.0
+    # The run ends when at least so many puts were confirmed.
+    confirms_min: int = 0
     seed: int | None = None
     keep_log: Path | None = None
 
@@ -146,6 +148,8 @@ async def _run(
                 if clients.ended_early():
                     break
 
+            if not clients.ended_early():
+                await asyncio.to_thread(clients.wait_for_confirms_in_all, options.confirms_min)
             progress("healed; draining")
             await asyncio.to_thread(clients.finish_producers)
             if not await asyncio.to_thread(clients.drain, options.drain_s):

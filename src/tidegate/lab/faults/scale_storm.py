@@ -41,19 +41,25 @@ from tidegate.lab.faults.storm_worker import FOLDER_VARIABLE, QUEUE
 from tidegate.lab.peers.server import temporary_folder
 
 REPLICAS_MAX = 4
-SETTINGS = """
+
+
+def settings_with(lease_s: float) -> str:
+    """The configuration of every process; who is silent for that long counts as dead."""
+    return f"""
 [node]
-lease = "1s"
+lease = "{lease_s:g}s"
 
 [fleet]
 provider = "process"
 boot_s = 0.1
-lost = "1s"
+lost = "{lease_s:g}s"
 slots = 2
 
 [log]
 level = "info"
 """
+
+
 SCALING = Scaling(
     replicas=Range(1, REPLICAS_MAX),
     policy=ScalingPolicy.LOAD,
@@ -70,8 +76,8 @@ SCALING = Scaling(
 LEADER, STORE = "leader", "store"
 VICTIMS = {"machine": 3, "machine's node": 2, "worker": 3, LEADER: 2}
 _LOOK_S = 0.1
-# Longer than anybody leads who is dead, and than it takes to start one again.
-_LEADER_S = 30.0
+# For the last acknowledgements.
+_NOTHING_S = 60.0
 
 
 class StormOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,8 +89,13 @@ class StormOptions(msgspec.Struct, frozen=True, kw_only=True):
     # Of the events, those that do not wait for the one before.
     hasty: float = 0.4
     wait_s: float = 40.0
+    # For somebody who leads: longer than a dead leader's lease, and than one takes to start.
+    leader_s: float = 30.0
+    lease_s: float = 1.0
     rate_per_s: float = 150.0
     drain_s: float = 120.0
+    # The storm ends when at least so many puts were confirmed.
+    confirms_min: int = 0
     # PostgreSQL servers that the replicas are spread over.
     stores: int = 1
     seed: int | None = None
@@ -132,7 +143,7 @@ def run_storm(
     """Run, and judge."""
     with temporary_folder("storm") as folder:
         settings = folder / "tidegate.toml"
-        settings.write_text(SETTINGS)
+        settings.write_text(settings_with(options.lease_s))
         histories = folder / "histories"
         histories.mkdir()
         environment = {"TIDEGATE_CONFIG": str(settings), FOLDER_VARIABLE: str(histories)}
@@ -204,6 +215,7 @@ class _Storm:
                 clients.add_consumer("consumer", self._deployment.url, QUEUE, "--prefetch", "20")
                 await asyncio.to_thread(clients.wait_for_confirms, 50)
                 await self._blow(mq, clients)
+                await asyncio.to_thread(clients.wait_for_confirms_in_all, options.confirms_min)
                 self._progress("healed; draining")
                 await asyncio.to_thread(clients.finish_producers)
                 ordered_at = time.monotonic()
@@ -298,7 +310,7 @@ class _Storm:
         if kind == LEADER:
             # By the store's word, as soon as somebody leads again.
             try:
-                victim = self._injector.strike("leader", timeout_s=_LEADER_S)
+                victim = self._injector.strike("leader", timeout_s=self._options.leader_s)
             except TimeoutError as nobody:
                 return f"no {kind}: {nobody}"
         else:
@@ -336,7 +348,7 @@ class _Storm:
 
     async def _nothing_left(self, mq: tidegate.Client) -> int:
         """What the store still holds once the last acknowledgements have come."""
-        deadline = time.monotonic() + 10.0
+        deadline = time.monotonic() + _NOTHING_S
         while True:
             left = len(await asyncio.to_thread(self._deployment.stored))
             if not left or time.monotonic() > deadline:

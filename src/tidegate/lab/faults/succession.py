@@ -8,8 +8,9 @@ living id leads). A queue with workers on process machines is then ordered from 
 and back, under load, until everybody in the line has died at its point: whatever one has left
 half done, the next one ends. A scale-out counts as carried out when each replica has its producer,
 so that nobody gets past the migration of clients. A point of a machine is given to the last node,
-whose machines inherit it: there the machines die. In the end the checker judges, and nothing may be
-left: no message in the store, no machine at the provider, no process.
+whose machines inherit it: when it leads, it starts machines, and there they die. In the end the
+checker judges, and nothing may be left: no message in the store, no machine at the provider, no
+process.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -80,8 +80,9 @@ SCALING = Scaling(
 # several have to share out.
 WORK_S = 0.03
 _LOOK_S = 0.05
-_STARTERS = 3
-_ORDER_S = 60.0
+_ORDER_S = 120.0
+# For the last acknowledgements, and for the last machine to be gone.
+_NOTHING_S = 60.0
 
 
 class SuccessionOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,8 +95,9 @@ class SuccessionOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def orders_max(self) -> int:
         """Orders after which every point has to have been reached: out and in, each leader is."""
-        # A machine may be halted before it gets there.
-        return max(1 + 2 * len(self.points), 12)
+        # A machine may be halted before it gets there, and a leader that was too busy for its lease
+        # leads again when all others have died.
+        return max(1 + 4 * len(self.points), 24)
 
 
 class SuccessionReport(msgspec.Struct, kw_only=True):
@@ -167,7 +169,7 @@ def _line(
     if not points or points[-1] not in MACHINE_POINTS:
         points = [*points, ""]
 
-    with contextlib.ExitStack() as stack, ThreadPoolExecutor(_STARTERS) as starters:
+    with contextlib.ExitStack() as stack:
 
         def start(point: str) -> JoinedNode:
             own = folder / f"node-{point or 'last'}"
@@ -175,11 +177,8 @@ def _line(
             crash = {VARIABLE: point} if point else {}
             return stack.enter_context(joined_node(url, own, environment={**environment, **crash}))
 
-        # About in this order, which saves orders: the next one dies a step after the one before.
-        *others, last = points
-        nodes = dict(zip(others, starters.map(start, others), strict=True))
-        nodes[last] = start(last)
-        yield nodes
+        # In this order, which saves orders: the next one dies a step after the one before.
+        yield {point: start(point) for point in points}
 
 
 @contextlib.contextmanager
@@ -218,8 +217,9 @@ class _Succession:
         self._took_over_s: list[float] = []
         self._machines_died: set[int] = set()
         self._orders = 0
-        # A machine that is halted at once has no time to see its workers go.
-        self._warm = MANY - 1 if len(line) < len(options.points) else 0
+        self._machines_are_to_die = len(line) < len(options.points)
+        # Whether the last node was ordered to start machines, which inherit its point.
+        self._last_has_started = False
 
     async def run(self) -> SuccessionReport:
         began = time.monotonic()
@@ -268,12 +268,23 @@ class _Succession:
 
     @property
     def _all_have_died(self) -> bool:
-        machines_have = not self._warm or bool(self._machines_died)
-        return len(self._died_at) == len(self._line) and machines_have
+        machines_have = not self._machines_are_to_die or bool(self._machines_died)
+        return self._leaders_have_died and machines_have
+
+    @property
+    def _leaders_have_died(self) -> bool:
+        return len(self._died_at) == len(self._line)
+
+    def _warm(self, wanted: int) -> int:
+        """Machines to keep without work: one that is halted at once does not see its workers go."""
+        is_time = self._machines_are_to_die and self._last_has_started
+        return MANY - 1 if is_time and wanted == 1 else 0
 
     async def _order(self, mq: tidegate.Client, wanted: int) -> None:
         """So many replicas, on as many machines, whoever dies meanwhile."""
         self._orders += 1
+        if wanted == MANY and self._leaders_have_died:
+            self._last_has_started = True
         began, dead = time.monotonic(), set(self._died_at)
         async with asyncio.timeout(_ORDER_S + 5.0 * len(self._line)):
             is_ordered = is_carried_out = False
@@ -292,8 +303,7 @@ class _Succession:
         )
 
     async def _ordered(self, mq: tidegate.Client, wanted: int) -> bool:
-        warm = self._warm if wanted else 0
-        scaling = msgspec.structs.replace(SCALING, replicas_wanted=wanted, warm=warm)
+        scaling = msgspec.structs.replace(SCALING, replicas_wanted=wanted, warm=self._warm(wanted))
         with contextlib.suppress(TidegateError):
             await mq.set_scaling(QUEUE, scaling)
             return True
@@ -308,7 +318,7 @@ class _Succession:
             self._machines_died |= failed
             up = [row for row in rows if row.state is MachineState.UP]
             idle = len(rows) - len(failed) - len(up)
-            is_right_size = idle == 0 or (wanted > 0 and idle <= self._warm)
+            is_right_size = idle <= self._warm(wanted)
             if not (len(replicas) == len(serving) == len(up) == wanted and is_right_size):
                 return False
             return wanted < MANY or await self._has_spread(mq)
@@ -335,7 +345,7 @@ class _Succession:
 
     async def _nothing_left(self) -> int:
         """What the store still holds once the last acknowledgements have come."""
-        deadline = time.monotonic() + 10.0
+        deadline = time.monotonic() + _NOTHING_S
         while True:
             left = len(await asyncio.to_thread(stored_messages, self._url))
             if not left or time.monotonic() > deadline:
@@ -346,7 +356,7 @@ class _Succession:
         """Machines and processes that are there although no machine is wanted."""
         fleet = (self._folder / "nodes" / "fleet").resolve()
         provider = ProcessProvider(fleet, store_urls=[])
-        deadline = time.monotonic() + 10.0
+        deadline = time.monotonic() + _NOTHING_S
         while True:
             # What died is put away beside.
             found = [f"machine {one.machine_id} ({one.state})" for one in await provider.list()]
