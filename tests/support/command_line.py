@@ -189,7 +189,9 @@ class Up:
         self, folder: Path, *options: str, environment: Mapping[str, str] | None = None
     ) -> None:
         self.folder = folder
-        self._log = (folder / "up.log").open("ab")
+        # Of this one: others may have run in the same folder.
+        descriptor, name = tempfile.mkstemp(prefix="up-", suffix=".log", dir=folder)
+        self._log_path, self._log = Path(name), os.fdopen(descriptor, "wb")
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "tidegate", "up"),
@@ -215,7 +217,7 @@ class Up:
 
     @property
     def log(self) -> str:
-        return (self.folder / "up.log").read_text()
+        return self._log_path.read_text()
 
     def _next_address(self) -> str:
         assert self.process.stdout is not None
@@ -248,7 +250,8 @@ class Up:
 def running_up() -> Iterator[Up]:
     """One that leaves nothing behind."""
     folder = Path(tempfile.mkdtemp(prefix="tidegate-cli-"))
-    running = Up(folder)
+    # Who waits for what is recorded does not wait long.
+    running = Up(folder, environment={"TIDEGATE_TELEMETRY__FLUSH": "500ms"})
     try:
         yield running
     finally:

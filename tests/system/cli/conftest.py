@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from cli_fixtures import command_line, folder, queue
@@ -15,3 +18,11 @@ __all__ = ["command_line", "folder", "queue"]
 def up() -> Iterator[Up]:
     with running_up() as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def store_folder() -> Iterator[Path]:
+    """For tests that run a `tidegate up` of their own: PostgreSQL makes its files there once."""
+    path = Path(tempfile.mkdtemp(prefix="tidegate-cli-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
