@@ -19,6 +19,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -83,15 +84,18 @@ def _exit_code() -> int:
 
 def _without_loop(run: Callable[[], Finished]) -> Finished:
     """Run it in a thread where a loop runs here: commands have loops of their own."""
+    if not _has_loop():
+        return run()
+    with ThreadPoolExecutor(1) as beside:
+        return beside.submit(run).result()
+
+
+def _has_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return run()
-    done: list[Finished] = []
-    thread = threading.Thread(target=lambda: done.append(run()))
-    thread.start()
-    thread.join()
-    return done[0]
+        return False
+    return True
 
 
 @contextlib.contextmanager
