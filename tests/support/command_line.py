@@ -59,8 +59,7 @@ class CommandLine:
                 files["stdin"].write_bytes(stdin)
                 with _as_it_was(), _opened(files):
                     sys.argv = ["tidegate", *arguments]
-                    os.environ.clear()
-                    os.environ.update(variables)
+                    _set_environment(variables)
                     os.chdir(folder or self._folder)
                     code = _exit_code()
                 said = [files[name].read_bytes() for name in ("stdout", "stderr")]
@@ -140,12 +139,20 @@ def _as_it_was() -> Iterator[None]:
             gc.unfreeze()
         here = str(Path.cwd())
         os.chdir(folder)
-        os.environ.clear()
-        os.environ.update(environment)
+        _set_environment(environment)
         sys.argv, sys.path[:] = argv, path
         for name in set(sys.modules) - modules:
             if (getattr(sys.modules[name], "__file__", None) or "").startswith(here + os.sep):
                 del sys.modules[name]
+
+
+def _set_environment(wanted: Mapping[str, str]) -> None:
+    """Change what differs and nothing else: a node beside us may read the environment just now."""
+    for name in os.environ.keys() - wanted.keys():
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 class Script:

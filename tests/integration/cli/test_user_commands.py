@@ -127,6 +127,7 @@ def test_a_password_comes_from_a_file(
     made = user(command_line, served, "add", "root", "--admin", "--password-file", str(password))
 
     assert made == (0, "user root is made\n", "")
+    assert b"this node wants a login" in stranger_gets(1, command_line, served)
     login = {"TIDEGATE_USER": "root", "TIDEGATE_PASSWORD": PASSWORD}
     done = command_line("queues", "--url", served.url, environment=login)
     assert (done.returncode, done.stderr) == (0, b"")
