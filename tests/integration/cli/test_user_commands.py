@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import CommandLine, Finished
+from command_line import CommandLine
 from served_node import ServedNode, served_node
 from waiting import eventually
 
@@ -47,7 +47,7 @@ def test_the_life_of_a_user(command_line: CommandLine, served: ServedNode) -> No
     ]
 
     # Now everybody has to, as soon as the node has noticed, and may do what they were granted.
-    assert b"this node wants a login" in stranger_gets(1, command_line, served)
+    wait_until_login_is_wanted(command_line, served)
     assert asks("queues") == (0, "")
     code, complaint = asks("put", "orders", "hello")
     assert code == 1
@@ -66,17 +66,13 @@ def test_the_life_of_a_user(command_line: CommandLine, served: ServedNode) -> No
     assert user(command_line, served, "remove", "ann") == (0, "user ann is removed\n", "")
     assert asks("queues", password="another password")[0] == 1
     # And nobody is there again.
-    assert stranger_gets(0, command_line, served) == b""
+    eventually(lambda: command_line("queues", "--url", served.url).returncode == 0)
 
 
-def stranger_gets(code: int, command_line: CommandLine, served: ServedNode) -> bytes:
-    """What somebody without login is told, once the node has seen that users changed."""
-
-    def told() -> Finished | None:
-        done = command_line("queues", "--url", served.url)
-        return done if done.returncode == code else None
-
-    return eventually(told, f"a stranger's command ends with {code}").stderr
+def wait_until_login_is_wanted(command_line: CommandLine, served: ServedNode) -> None:
+    """Wait until the node has heard of the first user; until then it may cut connections, too."""
+    wanted = b"this node wants a login"
+    eventually(lambda: wanted in command_line("queues", "--url", served.url).stderr)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +123,7 @@ def test_a_password_comes_from_a_file(
     made = user(command_line, served, "add", "root", "--admin", "--password-file", str(password))
 
     assert made == (0, "user root is made\n", "")
-    assert b"this node wants a login" in stranger_gets(1, command_line, served)
+    wait_until_login_is_wanted(command_line, served)
     login = {"TIDEGATE_USER": "root", "TIDEGATE_PASSWORD": PASSWORD}
     done = command_line("queues", "--url", served.url, environment=login)
     assert (done.returncode, done.stderr) == (0, b"")
