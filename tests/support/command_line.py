@@ -1,9 +1,13 @@
-"""The command line as a user has it: real processes, and whoever they may have left behind."""
+"""The command line: in this process as a rule, as processes where the process is the point."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gc
+import importlib
 import json
+import logging
 import os
 import re
 import selectors
@@ -12,57 +16,163 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-READY_S_MAX = 30.0
+from waiting import LIMIT_S, eventually
+
+READY_S_MAX = LIMIT_S
 ADDRESS = re.compile(r"tidegate://127\.0\.0\.1:\d+")
+# `set_up_logs` changes their levels.
+_LOGGERS = (None, "asyncio", "aio_pika", "aiormq")
 
 Finished = subprocess.CompletedProcess[bytes]
 
 
 class CommandLine:
-    """Runs commands, each in a process of its own that was forked from one that is ready."""
+    """Runs commands in this process: each with its own files, environment, folder and exit code.
+
+    Everything that a command changes for its process is put back when it ends. What a command's
+    own child processes print is not seen here.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._server = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("forking.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=clean_environment(),
-            text=True,
-        )
 
     def __call__(
         self,
         *arguments: str,
         stdin: bytes = b"",
         environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
     ) -> Finished:
         """Run one command to its end."""
-        files = {name: self._folder / name for name in ("stdin", "stdout", "stderr")}
-        files["stdin"].write_bytes(stdin)
-        request = {
-            "arguments": arguments,
-            "environment": clean_environment() | dict(environment or {}),
-            "folder": str(self._folder),
-            **{name: str(path) for name, path in files.items()},
-        }
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps(request) + "\n")
-        self._server.stdin.flush()
-        code = int(self._server.stdout.readline())
-        return Finished(arguments, code, files["stdout"].read_bytes(), files["stderr"].read_bytes())
+        variables = clean_environment() | dict(environment or {})
 
-    def end(self) -> None:
-        self._server.communicate(timeout=10)
+        def run() -> Finished:
+            with tempfile.TemporaryDirectory(prefix="tidegate-cli-") as place:
+                files = {name: Path(place) / name for name in ("stdin", "stdout", "stderr")}
+                files["stdin"].write_bytes(stdin)
+                with _as_it_was(), _opened(files):
+                    sys.argv = ["tidegate", *arguments]
+                    _set_environment(variables)
+                    os.chdir(folder or self._folder)
+                    code = _exit_code()
+                said = [files[name].read_bytes() for name in ("stdout", "stderr")]
+            return Finished(arguments, code, *said)
+
+        return _without_loop(run)
+
+
+def _exit_code() -> int:
+    from tidegate.cli import _imported
+
+    try:
+        _imported()()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _without_loop(run: Callable[[], Finished]) -> Finished:
+    """Run it in a thread where a loop runs here: commands have loops of their own."""
+    if not _has_loop():
+        return run()
+    with ThreadPoolExecutor(1) as beside:
+        return beside.submit(run).result()
+
+
+def _has_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _opened(files: Mapping[str, Path]) -> Iterator[None]:
+    """Standard input, output and error, in files."""
+    before = sys.stdin, sys.stdout, sys.stderr
+    with (
+        files["stdin"].open() as sys.stdin,
+        files["stdout"].open("w") as sys.stdout,
+        files["stderr"].open("w") as sys.stderr,
+    ):
+        try:
+            yield
+        finally:
+            sys.stdin, sys.stdout, sys.stderr = before
+
+
+@contextlib.contextmanager
+def _as_it_was() -> Iterator[None]:
+    """Put back what commands change for their process."""
+    argv, path, folder = sys.argv, list(sys.path), Path.cwd()
+    modules, environment = set(sys.modules), dict(os.environ)
+    threshold, frozen = gc.get_threshold(), gc.get_freeze_count()
+    root = logging.getLogger()
+    handlers, levels = list(root.handlers), [logging.getLogger(name).level for name in _LOGGERS]
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    signals: list[Any] = [signal.getsignal(number) for number in numbers]
+    # Users' modules may be younger than the last look into their folder.
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        if is_main:
+            for number, handler in zip(numbers, signals, strict=True):
+                signal.signal(number, handler)
+        root.handlers[:] = handlers
+        for name, level in zip(_LOGGERS, levels, strict=True):
+            logging.getLogger(name).setLevel(level)
+        gc.set_threshold(*threshold)
+        if gc.get_freeze_count() > frozen:
+            gc.unfreeze()
+        here = str(Path.cwd())
+        os.chdir(folder)
+        _set_environment(environment)
+        sys.argv, sys.path[:] = argv, path
+        for name in set(sys.modules) - modules:
+            if (getattr(sys.modules[name], "__file__", None) or "").startswith(here + os.sep):
+                del sys.modules[name]
+
+
+def _set_environment(wanted: Mapping[str, str]) -> None:
+    """Change what differs and nothing else: a node beside us may read the environment just now."""
+    for name in os.environ.keys() - wanted.keys():
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+class Script:
+    """Commands against one node and its store, by the environment as scripts do."""
+
+    def __init__(self, command_line: CommandLine, url: str, store_url: str) -> None:
+        self._run = command_line
+        self._environment = {"TIDEGATE_URL": url, "TIDEGATE_STORE__URL": store_url}
+
+    def __call__(self, *arguments: str, stdin: bytes = b"") -> Finished:
+        return self._run(*arguments, stdin=stdin, environment=self._environment)
+
+    def json(self, *arguments: str, stdin: bytes = b"") -> Any:
+        finished = self(*arguments, "--json", stdin=stdin)
+        assert finished.returncode == 0, finished.stderr
+        return json.loads(finished.stdout)
 
 
 def tidegate(*arguments: str, environment: Mapping[str, str] | None = None) -> Finished:
-    """Run one command to its end, from nothing."""
+    """Run one command to its end, in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "tidegate", *arguments],
         stdin=subprocess.DEVNULL,
@@ -90,8 +200,9 @@ class Up:
         self, folder: Path, *options: str, environment: Mapping[str, str] | None = None
     ) -> None:
         self.folder = folder
-        begun = time.monotonic()
-        self._log = (folder / "up.log").open("ab")
+        # Of this one: others may have run in the same folder.
+        descriptor, name = tempfile.mkstemp(prefix="up-", suffix=".log", dir=folder)
+        self._log_path, self._log = Path(name), os.fdopen(descriptor, "wb")
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "tidegate", "up"),
@@ -110,7 +221,6 @@ class Up:
         )
         nodes = int(options[options.index("--nodes") + 1]) if "--nodes" in options else 1
         self.addresses = [self._next_address() for _ in range(nodes)]
-        self.ready_s = time.monotonic() - begun
 
     @property
     def url(self) -> str:
@@ -118,7 +228,7 @@ class Up:
 
     @property
     def log(self) -> str:
-        return (self.folder / "up.log").read_text()
+        return self._log_path.read_text()
 
     def _next_address(self) -> str:
         assert self.process.stdout is not None
@@ -151,7 +261,8 @@ class Up:
 def running_up() -> Iterator[Up]:
     """One that leaves nothing behind."""
     folder = Path(tempfile.mkdtemp(prefix="tidegate-cli-"))
-    running = Up(folder)
+    # Who waits for what is recorded does not wait long.
+    running = Up(folder, environment={"TIDEGATE_TELEMETRY__FLUSH": "500ms"})
     try:
         yield running
     finally:
@@ -175,12 +286,12 @@ def processes_with(*marks: str) -> list[str]:
     return found
 
 
-def wait_until_gone(*marks: str, seconds_max: float = 10.0) -> list[str]:
-    """Who is still there in the end; the kernel tells orphans on its own time."""
-    deadline = time.monotonic() + seconds_max
-    while (left := processes_with(*marks)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return left
+def wait_until_gone(*marks: str) -> None:
+    """Wait until no process has one of these: the kernel tells orphans in its own time."""
+    try:
+        eventually(lambda: not processes_with(*marks))
+    except AssertionError:
+        raise AssertionError(f"still there: {processes_with(*marks)}") from None
 
 
 def node_mark(up: Up) -> str:

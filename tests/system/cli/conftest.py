@@ -8,26 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import CommandLine, Up, running_up
+from cli_fixtures import command_line, folder, queue
+from command_line import Up, running_up
 
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Not pytest's: as root PostgreSQL has an account of its own, which must get there."""
-    path = Path(tempfile.mkdtemp(prefix="tidegate-cli-"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
-
-
-@pytest.fixture(scope="session")
-def command_line() -> Iterator[CommandLine]:
-    path = Path(tempfile.mkdtemp(prefix="tidegate-cli-"))
-    running = CommandLine(path)
-    try:
-        yield running
-    finally:
-        running.end()
-        shutil.rmtree(path, ignore_errors=True)
+__all__ = ["command_line", "folder", "queue"]
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +20,9 @@ def up() -> Iterator[Up]:
         yield running
 
 
-@pytest.fixture
-def queue(up: Up, request: pytest.FixtureRequest) -> str:
-    """A name that no other test uses."""
-    return f"q-{request.module.__name__}-{request.node.name}"
+@pytest.fixture(scope="session")
+def store_folder() -> Iterator[Path]:
+    """For tests that run a `tidegate up` of their own: PostgreSQL makes its files there once."""
+    path = Path(tempfile.mkdtemp(prefix="tidegate-cli-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)

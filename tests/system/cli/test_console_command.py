@@ -8,20 +8,16 @@ import re
 import shutil
 import signal
 import tempfile
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import CommandLine, Up, processes_with, wait_until_gone
+from command_line import CommandLine, Up, processes_with
+from waiting import LIMIT_S, eventually
 
 from tidegate import __version__
-from tidegate.cli.house import House
-from tidegate.cli.settings.settings import Settings
-from tidegate.fleet import console_process
 
-_PATIENCE_S = 40.0
 _ADDRESS = re.compile(r"^console: (http://127\.0\.0\.1:\d+)$", re.MULTILINE)
 ENABLED = {"TIDEGATE_CONSOLE__ENABLED": "true"}
 
@@ -37,15 +33,12 @@ def looked_at() -> Iterator[Up]:
 
 def _addresses(up: Up, count: int = 1) -> list[str]:
     """What `up` has said of its console, when it has said it so often."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while len(found := _ADDRESS.findall(up.log)) < count:
-        assert time.monotonic() < deadline, up.log
-        time.sleep(0.05)
-    return found
+    eventually(lambda: len(_ADDRESS.findall(up.log)) >= count)
+    return _ADDRESS.findall(up.log)
 
 
 def _asked(address: str, path: str) -> object:
-    with urllib.request.urlopen(address + path, timeout=20) as answer:
+    with urllib.request.urlopen(address + path, timeout=LIMIT_S) as answer:
         return json.load(answer)
 
 
@@ -69,16 +62,14 @@ def test_up_says_where_its_console_is_and_starts_it_again_where_it_was(looked_at
     assert _asked(again, "/api/healthz") == {"status": "ok", "version": __version__}
 
 
-def test_a_console_ends_with_the_up_that_was_killed(folder: Path) -> None:
-    running = Up(folder, environment=ENABLED)
+def test_a_console_ends_with_the_up_that_was_killed(store_folder: Path) -> None:
+    running = Up(store_folder, environment=ENABLED)
     try:
         _addresses(running)
         assert _console_pids(running)
-        mark = f"TIDEGATE_KEEPER={running.process.pid}:"
         running.process.kill()
         running.process.wait()
-        left = [one for one in wait_until_gone(mark) if "console" in one]
-        assert not left
+        eventually(lambda: not _console_pids(running))
     finally:
         running.end()
 
@@ -105,13 +96,3 @@ def test_a_port_that_is_taken_and_a_user_in_the_url_are_refused_in_a_sentence(
     named = command_line("console", "--url", looked_at.url.replace("://", "://ann@"))
     assert named.returncode == 2
     assert b"under their own names" in named.stderr
-
-
-def test_without_its_extra_up_says_how_to_get_it_and_goes_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setattr(console_process.importlib.util, "find_spec", lambda _: None)
-
-    House(Settings(), tmp_path).start_console(7411, None)
-
-    assert capsys.readouterr().err == "no console: pip install 'tidegate[console]'\n"

@@ -1,6 +1,6 @@
 """`tidegate demo` from the command line: a whole run, judged here once more, and interrupted ones.
 
-The whole run costs a minute and a half, so everything is asked of the same one.
+The whole run is the story in brief (`brief_demo`), and everything is asked of the same one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import brief_demo
 import msgspec
 import pytest
-from command_line import clean_environment, processes_with, tidegate, wait_until_gone
+from command_line import clean_environment, tidegate, wait_until_gone
+from waiting import LIMIT_S
 
+from tidegate.cli.demo import evidence
 from tidegate.cli.demo.evidence import Evidence, agreed
 from tidegate.lab.checker import Verdict, check
 from tidegate.lab.history import merged, read_history
@@ -64,16 +67,16 @@ class Told:
 
 @pytest.fixture(scope="module")
 def told() -> Iterator[Told]:
-    """The story in brief, kept running until it was looked at, then interrupted."""
+    """The story, kept running until it was looked at, then interrupted."""
     results = Path(tempfile.mkdtemp(prefix="tidegate-cli-"))
     below = results / "temporary"
     below.mkdir()
     page, histories = results / "pages" / "demo.html", results / "histories"
     process = subprocess.Popen(
-        demo(
-            *("--brisk", "--keep", "--json"),
+        [
+            *(sys.executable, brief_demo.__file__, "--keep", "--json"),
             *("--report", str(page), "--history", str(histories)),
-        ),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=clean_environment() | {"TMPDIR": str(below)},
@@ -94,7 +97,7 @@ def told() -> Iterator[Told]:
     listening.start()
     try:
         document = b"".join(_document_lines(process))
-        assert goes_on.wait(60.0), "".join(said[-20:])
+        assert goes_on.wait(LIMIT_S), "".join(said[-20:])
         where = next((line for line in said if "it goes on until" in line), "")
         address = where.partition("--url ")[2].split()
         top: dict[str, Any] = {}
@@ -105,11 +108,12 @@ def told() -> Iterator[Told]:
             top = json.loads(looked.stdout)
             served = next((line for line in said if "the console shows it" in line), "")
             console = served.partition("too: ")[2].strip()
-            with urllib.request.urlopen(console, timeout=10) as answer:
+            with urllib.request.urlopen(console, timeout=LIMIT_S) as answer:
                 page_of_console = answer.read().decode()
         process.send_signal(signal.SIGINT)
-        process.wait(60.0)
-        listening.join(10.0)
+        process.wait(LIMIT_S)
+        listening.join()
+        wait_until_gone(str(below))
         yield Told(
             process.returncode,
             json.loads(document) if document else {},
@@ -119,7 +123,7 @@ def told() -> Iterator[Told]:
             top,
             console,
             page_of_console,
-            [*map(str, below.iterdir()), *wait_until_gone(str(below))],
+            [str(path) for path in below.iterdir()],
         )
     finally:
         if process.poll() is None:
@@ -164,13 +168,16 @@ class TestWholeStory:
         told_so = {k: v for k, v in told.summary["verdict"].items() if k != "outcome"}
         assert msgspec.convert(told_so, Verdict) == verdict
 
-    def test_the_agreement_was_kept_by_what_clients_saw(self, told: Told) -> None:
+    def test_the_agreement_was_kept_by_what_clients_saw(
+        self, told: Told, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(evidence, "AGREEMENT", brief_demo.AGREEMENT)
         paths = sorted(told.histories.glob("*.history"))
         windows, longest_s = judged_waits(merged(map(read_history, paths)), agreed(), "orders")
 
         counted, _ = Evidence(told.histories).windows()
         assert counted.are_kept
-        assert len(windows) == counted.judged >= 8
+        assert len(windows) == counted.judged > 0
         assert longest_s == pytest.approx(told.summary["longest_wait_s"])
 
     def test_the_leader_and_the_lake_give_account_of_the_same_windows(self, told: Told) -> None:
@@ -241,23 +248,8 @@ def test_interrupted_it_leaves_nothing(
         raise AssertionError(process.communicate())
 
     process.send_signal(number)
-    _, complaints = process.communicate(timeout=60)
+    _, complaints = process.communicate(timeout=LIMIT_S)
 
     assert (process.returncode, complaints) == (130, b"")
     assert list(folder.iterdir()) == []
-    assert wait_until_gone(str(folder)) == []
-    assert processes_with(f"TIDEGATE_KEEPER={process.pid}:") == []
-
-
-def test_it_needs_nothing_of_the_lab() -> None:
-    extras = ("aio_pika", "matplotlib", "nats", "numpy", "pika", "psutil", "redis")
-    blocked = f"import sys; sys.modules.update(dict.fromkeys({extras!r})); "
-    modules = ("director", "summary", "customers", "workshop")
-    program = blocked + "; ".join(f"import tidegate.cli.demo.{one}" for one in modules)
-    finished = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        cwd=tempfile.gettempdir(),
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
+    wait_until_gone(str(folder), f"TIDEGATE_KEEPER={process.pid}:")

@@ -7,14 +7,12 @@ import os
 import re
 import signal
 import socket
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
 from command_line import (
-    READY_S_MAX,
     CommandLine,
     Up,
     node_mark,
@@ -23,6 +21,7 @@ from command_line import (
 )
 from free_ports import free_ports
 from http_get import families, value
+from waiting import LIMIT_S, eventually
 
 import tidegate as client
 
@@ -30,20 +29,21 @@ METRICS = re.compile(r"metrics: (http://127\.0\.0\.1:\d+)/metrics")
 
 
 def page(address: str, path: str) -> bytes:
-    with urllib.request.urlopen(address + path, timeout=10) as answer:
+    with urllib.request.urlopen(address + path, timeout=LIMIT_S) as answer:
         body: bytes = answer.read()
         return body
 
 
 def page_when_there(address: str, path: str) -> bytes:
-    """The page of a node that is being started again; refused connections are the waiting."""
-    deadline = time.monotonic() + READY_S_MAX
-    while True:
+    """The page of a node that is being started again."""
+
+    def found() -> bytes:
         try:
             return page(address, path)
         except (urllib.error.URLError, ConnectionError):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+            return b""
+
+    return eventually(found, f"{address} answers")
 
 
 def test_up_says_where_and_the_numbers_are_those_of_its_node(up: Up, queue: str) -> None:
@@ -51,7 +51,7 @@ def test_up_says_where_and_the_numbers_are_those_of_its_node(up: Up, queue: str)
         mq.create_queue(queue)
         mq.put_many(queue, [b"x"] * 7)
         mq.get(queue)
-        (node,) = mq.stats().nodes
+        [node] = [one for one in mq.stats().nodes if one.address == up.url]
     (address,) = METRICS.findall(up.log)
 
     found = families(page(address, "/metrics"))
@@ -69,11 +69,30 @@ def test_status_lists_the_address(command_line: CommandLine, up: Up) -> None:
     assert json.loads(shown.stdout)["nodes"][0]["metrics_address"] in METRICS.findall(up.log)
 
 
+def test_a_metrics_port_that_was_asked_for_and_is_taken_is_one_sentence(
+    command_line: CommandLine, store_folder: Path
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        failed = command_line(
+            *("up", "--data", str(store_folder / "data")),
+            *("--port", "0", "--metrics-port", str(port)),
+            environment={"TIDEGATE_LOG__LEVEL": "error"},
+        )
+
+    assert failed.returncode == 1
+    (sentence,) = failed.stderr.decode().splitlines()
+    assert sentence.startswith(f"tidegate: cannot show metrics on 127.0.0.1:{port}")
+    wait_until_gone(str(store_folder))
+
+
 def test_two_nodes_have_neighbouring_ports_and_a_dead_one_comes_back_on_its_own(
-    folder: Path,
+    store_folder: Path,
 ) -> None:
     port = free_ports(1)
-    up = Up(folder, "--nodes", "2", "--metrics-port", str(port))
+    up = Up(store_folder, "--nodes", "2", "--metrics-port", str(port))
     try:
         addresses = METRICS.findall(up.log)
         assert addresses == [f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port + 1}"]
@@ -88,64 +107,37 @@ def test_two_nodes_have_neighbouring_ports_and_a_dead_one_comes_back_on_its_own(
         for address in addresses:
             assert page_when_there(address, "/readyz") == b"ready\n"
     finally:
-        up.end()
+        code, rest = up.stop()
+    assert (code, rest) == (0, b""), "metrics addresses are for people, on stderr"
     with pytest.raises(urllib.error.URLError):
         page(addresses[0], "/healthz")
 
 
-def test_without_a_word_the_port_is_a_thousand_above_the_nodes(folder: Path) -> None:
+def test_without_a_word_the_port_is_a_thousand_above_the_nodes(store_folder: Path) -> None:
     port = free_ports(1000)
-    up = Up(folder, "--port", str(port))
+    up = Up(store_folder, "--port", str(port))
     try:
         assert METRICS.findall(up.log) == [f"http://127.0.0.1:{port + 1000}"]
     finally:
         up.end()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", port + 1000))
-        taken.listen()
-        again = Up(folder, "--port", str(port))
+
+
+def test_where_that_port_is_taken_it_is_another(store_folder: Path) -> None:
+    port = free_ports(1000)
+    with socket.create_server(("127.0.0.1", port + 1000)):
+        up = Up(store_folder, "--port", str(port))
         try:
-            *_, elsewhere = METRICS.findall(again.log)
+            (elsewhere,) = METRICS.findall(up.log)
             assert page(elsewhere, "/readyz") == b"ready\n", "messages do not wait for metrics"
         finally:
-            again.end()
+            up.end()
 
 
-def test_metrics_can_be_turned_off(folder: Path) -> None:
-    up = Up(folder, environment={"TIDEGATE_METRICS__ENABLED": "false"})
+def test_metrics_can_be_turned_off(store_folder: Path) -> None:
+    up = Up(store_folder, environment={"TIDEGATE_METRICS__ENABLED": "false"})
     try:
         with client.connect(up.url) as mq:
-            assert [node.metrics_address for node in mq.stats().nodes] == [""]
+            assert {node.metrics_address for node in mq.stats().nodes} == {""}
         assert METRICS.findall(up.log) == []
     finally:
         up.end()
-
-
-def test_a_metrics_port_that_was_asked_for_and_is_taken_is_one_sentence(
-    command_line: CommandLine, folder: Path
-) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        failed = command_line(
-            *("up", "--data", str(folder / "data"), "--port", "0", "--metrics-port", str(port)),
-            environment={"TIDEGATE_LOG__LEVEL": "error"},
-        )
-
-    assert failed.returncode == 1
-    (sentence,) = failed.stderr.decode().splitlines()
-    assert sentence.startswith(f"tidegate: cannot show metrics on 127.0.0.1:{port}")
-    assert wait_until_gone(str(folder)) == []
-
-
-def test_a_node_that_is_told_to_stop_is_gone_from_http_too(folder: Path) -> None:
-    up = Up(folder)
-    (address,) = METRICS.findall(up.log)
-    assert page(address, "/readyz") == b"ready\n"
-
-    code, rest = up.stop(signal.SIGTERM)
-
-    assert (code, rest) == (0, b""), "metrics addresses are for people, on stderr"
-    with pytest.raises(urllib.error.URLError):
-        page(address, "/healthz")

@@ -10,40 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from command_line import CommandLine, Up, clean_environment, node_mark, processes_with
-
-import tidegate as library
-
-
-def test_one_look_says_what_is_there(up: Up, command_line: CommandLine, queue: str) -> None:
-    with library.connect(up.url, mode="admin") as mq:
-        mq.create_queue(queue)
-        mq.put(queue, b"hello")
-
-    looked = command_line("top", "--once", "--json", "--url", up.url)
-    plain = command_line("top", "--once", "--url", up.url)
-
-    assert (looked.returncode, looked.stderr) == (0, b"")
-    found = {one["name"]: one for one in json.loads(looked.stdout)["services"]}
-    assert found[queue]["waiting"] == 1
-    assert found[queue]["light"] == "none"
-    assert plain.returncode == 0
-    assert any(line.split("\t")[0] == queue for line in plain.stdout.decode().splitlines())
-    assert "agreements are not shown" in plain.stdout.decode()
-
-
-def test_agreements_are_read_from_the_store(up: Up, command_line: CommandLine) -> None:
-    looked = command_line(
-        *("top", "--once", "--json", "--url", up.url, "--data", str(up.folder / "data"))
-    )
-    assert (looked.returncode, looked.stderr) == (0, b"")
-    assert json.loads(looked.stdout)["complaints"] == []
-
-
-def test_nobody_there_is_an_error_in_a_sentence(command_line: CommandLine) -> None:
-    looked = command_line("top", "--url", "tidegate://127.0.0.1:1")
-    assert looked.returncode == 1
-    assert looked.stderr.startswith(b"tidegate: ")
+from command_line import Up, clean_environment, node_mark, processes_with
+from waiting import LIMIT_S
 
 
 def test_a_lost_connection_is_said_and_comes_back(up: Up) -> None:
@@ -72,5 +40,5 @@ def test_a_lost_connection_is_said_and_comes_back(up: Up) -> None:
         until(lambda look: look["lost"] is None)
     finally:
         watching.send_signal(signal.SIGINT)
-        watching.communicate(timeout=20)
+        watching.communicate(timeout=LIMIT_S)
     assert watching.returncode == 130

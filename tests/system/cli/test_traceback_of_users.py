@@ -56,11 +56,10 @@ def test_the_traceback_begins_in_the_users_file(tmp_path: Path, command: Sequenc
     )
 
 
-@pytest.mark.parametrize("command", [WORKER, HOST], ids=["worker", "host"])
 def test_a_module_that_imports_another_shows_both_and_not_how_python_imports(
-    tmp_path: Path, command: Sequence[str]
+    tmp_path: Path,
 ) -> None:
-    lines = told_by(tmp_path, command, shop="import prices\n", prices="import nowhere_at_all\n")
+    lines = told_by(tmp_path, HOST, shop="import prices\n", prices="import nowhere_at_all\n")
 
     assert [line for line in lines if line.startswith("  File ")] == [
         f'  File "{tmp_path}/shop.py", line 1, in <module>',
@@ -71,15 +70,8 @@ def test_a_module_that_imports_another_shows_both_and_not_how_python_imports(
     )
 
 
-@pytest.mark.parametrize("command", [WORKER, HOST], ids=["worker", "host"])
-def test_what_cannot_be_parsed_shows_where(tmp_path: Path, command: Sequence[str]) -> None:
-    lines = told_by(tmp_path, command, shop="app = (\n")
+def test_what_cannot_be_parsed_shows_where(tmp_path: Path) -> None:
+    lines = told_by(tmp_path, HOST, shop="app = (\n")
 
     assert [line for line in lines if "File" in line] == [f'  File "{tmp_path}/shop.py", line 1']
     assert lines[-1].startswith("tidegate: 'shop' fails when imported: SyntaxError: ")
-
-
-def test_a_script_that_ends_its_importer_is_told_so(tmp_path: Path) -> None:
-    lines = told_by(tmp_path, WORKER, shop="import sys\nsys.exit(3)\n")
-
-    assert lines[-1] == "tidegate: 'shop' fails when imported: SystemExit: 3"

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import typer.main
 from command_line import CommandLine
-from typer.testing import CliRunner
 
 from tidegate.cli.app import app
 from tidegate.cli.policy_settings import parse_policy
@@ -59,14 +58,15 @@ def test_there_are_some() -> None:
 
 @pytest.mark.parametrize(("command", "option"), _duration_options())
 @pytest.mark.parametrize("bare", ["5", "0", "1.5"])
-def test_a_bare_number_says_not_of_what(command: str, option: str, bare: str) -> None:
+def test_a_bare_number_says_not_of_what(
+    command_line: CommandLine, command: str, option: str, bare: str
+) -> None:
     arguments = [*command.split(), *_NEEDED.get(command, []), option, bare]
-    refused = CliRunner().invoke(app, arguments, env={"TIDEGATE_URL": NOBODY})
+    refused = command_line(*arguments, environment={"TIDEGATE_URL": NOBODY})
 
-    said = refused.output if refused.exit_code == 2 else str(refused.exception)
-    assert "a duration: a number and one of us, ms, s, m, h, d" in " ".join(
-        said.replace("│", "").split()
-    )
+    assert refused.returncode == 2
+    said = " ".join(refused.stderr.decode().split())
+    assert "a duration: a number and one of us, ms, s, m, h, d" in said
 
 
 @pytest.mark.parametrize("setting", ["lease=30", "ttl=1.5", "lease_s=30"])

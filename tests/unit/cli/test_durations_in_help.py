@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pty
-import subprocess
-import sys
-
 import pytest
 from typer.testing import CliRunner
 
@@ -45,24 +39,3 @@ def test_a_report_says_that_it_reads_what_was_learned() -> None:
     shown = CliRunner().invoke(app, ["report", "--help"]).output
     assert "What was learned." in shown
     assert "Where results go" not in shown
-
-
-def test_on_a_terminal_nothing_in_brackets_is_lost() -> None:
-    leader, follower = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tidegate", "watch", "--help"],
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        env=os.environ | {"COLUMNS": "120", "NO_COLOR": "1", "TERM": "dumb"},
-    )
-    os.close(follower)
-    said = b""
-    # A terminal that nobody writes to any more is an error to who reads it.
-    with contextlib.suppress(OSError):
-        while part := os.read(leader, 65536):
-            said += part
-    os.close(leader)
-    assert process.wait() == 0
-    assert "[default: 5s]" in said.decode()
-    assert "tidegate[spark]" in said.decode()

@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
-import pytest
-from command_line import CommandLine, Up, clean_environment
-from test_commands import Script
-
-
-@pytest.fixture
-def script(command_line: CommandLine, up: Up) -> Script:
-    return Script(command_line, up)
+from command_line import Script
 
 
 def test_what_is_published_comes_to_its_subscriptions(script: Script, queue: str) -> None:
@@ -45,24 +34,3 @@ def test_what_is_published_comes_to_its_subscriptions(script: Script, queue: str
     gone = script("publish", topic, "x")
     assert (gone.returncode, b"no topic" in gone.stderr) == (1, True)
     assert script("subscribe", topic, queue, "--filter", "nonsense").returncode == 2
-
-
-def test_messages_are_printed_as_they_come(script: Script, up: Up, queue: str) -> None:
-    topic = f"topic-of-{queue}"
-    script("topic", "create", topic)
-    with subprocess.Popen(
-        [sys.executable, "-m", "tidegate", "subscribe", topic, "--count", "2"],
-        env=clean_environment() | {"TIDEGATE_URL": up.url},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as following:
-        assert following.stderr is not None
-        assert following.stdout is not None
-        assert b"waiting" in following.stderr.readline()
-        for text in ("one", "two"):
-            assert script.json("publish", topic, text)["stored"] == 1
-        assert following.stdout.read() == b"one\ntwo\n"
-        assert following.wait(20) == 0
-    # Its queue went with it.
-    names = [each["queue"] for each in json.loads(script("queues", "--json").stdout)]
-    assert not [name for name in names if name.startswith(f"{topic}.")]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
-from command_line import CommandLine, Up
+from command_line import CommandLine
 from places import DOCS
 
 from tidegate.cli import exit_codes
 from tidegate.cli.command_reference import names
-from tidegate.cli.exit_codes import FAILED, NOTHING_THERE, WRONGLY_ASKED, exit_code_of
+from tidegate.cli.exit_codes import FAILED, WRONGLY_ASKED, exit_code_of
 from tidegate.core.errors import InvalidValue, QueueNotExisting, Unavailable
 from tidegate.fleet.announced_process import StartRefused
 
@@ -113,37 +111,6 @@ def test_what_cannot_be_meant_was_asked_wrongly(
     assert b"Traceback" not in finished.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environment"),
-    [
-        (["get", "nonesuch"], {}),
-        (["policy", "nonesuch"], {}),
-        (["scale", "nonesuch", "--max", "2"], {}),
-        (["move", "nonesuch", "77"], {}),
-        (["sla", "nonesuch"], {}),
-        (["undeploy", "nonesuch"], {}),
-        (["door", "nonesuch"], {}),
-        (["hold", "nonesuch", "--instances", "2"], {}),
-        (["user", "remove", "nonesuch"], {}),
-        (["learn", "--lake", "/no/such/lake"], {}),
-        (["up", "--port", "0"], {"TIDEGATE_STORE__URL": "postgresql://me@127.0.0.1:1/x"}),
-        (["node", "--port", "0"], {"TIDEGATE_STORE__URL": "postgresql://me@127.0.0.1:1/x"}),
-        (["agreement", "check", "/no/such.toml"], {}),
-        (["agreement", "check", "/no/such.toml", "--json"], {}),
-        (["report", "--out", "/"], {}),
-    ],
-    ids=lambda words: " ".join(words),
-)
-def test_what_is_not_there_or_cannot_be_reached_is_a_failure(
-    command_line: CommandLine, up: Up, arguments: list[str], environment: Mapping[str, str]
-) -> None:
-    data = {"TIDEGATE_STORE__DATA": str(up.folder / "data")}
-    finished = command_line(*arguments, environment={"TIDEGATE_URL": up.url, **data, **environment})
-
-    assert finished.returncode == FAILED, finished.stderr
-    assert b"Traceback" not in finished.stderr
-
-
 @pytest.mark.parametrize("name", sorted(SETTLED & set(names())))
 def test_settings_that_cannot_be_used_were_written_wrongly(
     command_line: CommandLine, name: str
@@ -165,12 +132,6 @@ def test_settings_that_cannot_be_used_were_written_wrongly(
 
     assert finished.returncode == WRONGLY_ASKED, finished.stderr
     assert b"TIDEGATE_NODE__PORT" in finished.stderr
-
-
-def test_nothing_there_is_no_failure(command_line: CommandLine, up: Up, queue: str) -> None:
-    assert command_line("create", queue, "--url", up.url).returncode == 0
-    for command in ("get", "peek"):
-        assert command_line(command, queue, "--url", up.url).returncode == NOTHING_THERE
 
 
 def test_an_error_says_by_its_kind_how_a_command_ends() -> None:

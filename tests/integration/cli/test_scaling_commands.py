@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from command_line import CommandLine, Up, clean_environment
-from test_commands import Script
+from command_line import Script
+from waiting import eventually
 
 QUICK = ("--set", "polling_interval=200ms", "--set", "inhibition=200ms")
 
 
-@pytest.fixture
-def script(command_line: CommandLine, up: Up) -> Script:
-    return Script(command_line, up)
-
-
 def serving(script: Script, queue: str, count: int) -> list[dict[str, Any]]:
     """Its replicas, when there are so many and all serve."""
-    deadline = time.monotonic() + 30.0
-    while True:
+
+    def found() -> list[dict[str, Any]]:
         replicas = script.json("scale", queue)["replicas"]
-        if [one["state"] for one in replicas] == ["serving"] * count:
-            return list(replicas)
-        assert time.monotonic() < deadline, replicas
+        return replicas if [one["state"] for one in replicas] == ["serving"] * count else []
+
+    return eventually(found, f"{count} replicas of {queue} serve")
 
 
 def test_a_queue_scales_by_hand_is_explained_and_becomes_plain_again(
@@ -78,32 +69,6 @@ def test_bounds_that_were_said_are_not_moved_by_others(script: Script, queue: st
     assert "replicas min 9, max 2: must be 0 ≤ min ≤ max" in refused.stderr.decode()
     refused = script("queue", "set", queue, "min=many")
     assert "min = 'many': must be a whole number" in refused.stderr.decode()
-
-
-def test_an_ending_that_is_interrupted_leaves_the_queue_as_it_was(
-    script: Script, queue: str, up: Up
-) -> None:
-    script("create", queue)
-    script("scale", queue, "--min", "1", "--max", "2", "--set", "polling_interval=200ms")
-    serving(script, queue, 1)
-    refused = script("scale", f"{queue}#1")
-    assert f"`tidegate scale {queue}`" in refused.stderr.decode()
-    # So slow that nothing has gone before the interruption.
-    assert script("queue", "set", queue, "polling_interval=60s", "stale=120s").returncode == 0
-    before = script.json("scale", queue)["scaling"]
-    ending = subprocess.Popen(
-        [sys.executable, "-m", "tidegate", "scale", queue, "--off", "--url", up.url],
-        stderr=subprocess.PIPE,
-        env=clean_environment(),
-    )
-    assert ending.stderr is not None
-    assert b"waiting until" in ending.stderr.readline()
-    assert script.json("scale", queue)["scaling"]["replicas_wanted"] == 0
-    ending.send_signal(signal.SIGINT)
-    told = ending.stderr.read()
-    assert ending.wait(30) != 0
-    assert b"goes on scaling as it did" in told
-    assert script.json("scale", queue)["scaling"] == before
 
 
 def test_keys_of_the_policy_and_of_the_scaling_are_set_together(script: Script, queue: str) -> None:
@@ -155,21 +120,21 @@ def test_what_a_bound_says_to_do_is_done_by_it(script: Script, queue: str) -> No
     assert (moved["replicas"]["max"], moved["replicas_wanted"]) == (3, 3)
 
 
-def judged(script: Script, queue: str, up: Up) -> dict[str, Any]:
+def judged(script: Script, queue: str) -> dict[str, Any]:
     """What `sla` says of a queue, once there is something."""
-    deadline = time.monotonic() + 30.0
-    while True:
-        said = script("sla", "--data", str(up.folder / "data"), "--json")
+
+    def found() -> dict[str, Any]:
+        said = script("sla", "--json")
         # 3: there is none yet.
         assert said.returncode in (0, 3), said.stderr
-        for row in msgspec.json.decode(said.stdout):
-            if row["governs"] == f"queue {queue}":
-                return dict(row)
-        assert time.monotonic() < deadline
+        rows = msgspec.json.decode(said.stdout)
+        return next((row for row in rows if row["governs"] == f"queue {queue}"), {})
+
+    return eventually(found, f"`sla` knows queue {queue}")
 
 
 def test_a_queue_obeys_the_agreement_of_a_file_and_says_what_it_asked(
-    script: Script, queue: str, tmp_path: Path, up: Up
+    script: Script, queue: str, tmp_path: Path
 ) -> None:
     script("create", queue)
     file = tmp_path / "orders.toml"
@@ -193,7 +158,7 @@ def test_a_queue_obeys_the_agreement_of_a_file_and_says_what_it_asked(
     reduced = script(*agreed)
     assert reduced.returncode == 0
     assert "offered are 4 replica(s)" in reduced.stderr.decode()
-    assert "kept up to 114/s" in judged(script, queue, up)["reduced"]
+    assert "kept up to 114/s" in judged(script, queue)["reduced"]
     file.write_text("replicas = { min = 2, max = 4 }\n" + promise)
     assert script(*agreed).returncode == 0
     scaling = script.json("scale", queue)["scaling"]
@@ -201,7 +166,7 @@ def test_a_queue_obeys_the_agreement_of_a_file_and_says_what_it_asked(
     assert scaling["agreement"].startswith("shop (")
     serving(script, queue, 2)
     assert any(one["law"] == "agreement" for one in script.json("explain", queue))
-    standing = judged(script, queue, up)
+    standing = judged(script, queue)
     assert (standing["agreement"], standing["budget_left"]) == ("shop", 1.0)
     refused = script("scale", queue, "--agreement", "none").stderr.decode()
     assert "must have an agreement to obey" in refused

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from command_line import CommandLine, wait_until_gone
+from command_line import CommandLine, processes_with
 from typer.testing import CliRunner
 
 from tidegate.cli.app import app
@@ -43,7 +43,7 @@ def refused(command_line: CommandLine, folder: Path) -> Refused:
         assert finished.returncode == ends_with, finished.stderr.decode()
         assert finished.stdout == b""
         assert not (folder / "data").exists(), "nothing was started"
-        assert wait_until_gone(str(folder / "data")) == []
+        assert processes_with(str(folder / "data")) == []
         return finished.stderr.decode().splitlines()[-1]
 
     return run

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from command_line import CommandLine, Up
-from test_commands import Script
+from command_line import Script
+from served_node import ServedNode
+from waiting import eventually
 
 import tidegate
-
-
-@pytest.fixture
-def script(command_line: CommandLine, up: Up) -> Script:
-    return Script(command_line, up)
 
 
 def test_a_policy_is_set_shown_and_changed(script: Script, queue: str) -> None:
@@ -51,21 +47,20 @@ def test_a_paused_queue_gives_nothing(script: Script, queue: str) -> None:
     assert script("get", queue).stdout == b"x\n"
 
 
-def test_dead_letters_are_looked_at_and_sent_back(script: Script, up: Up, queue: str) -> None:
+def test_dead_letters_are_looked_at_and_sent_back(
+    script: Script, served: ServedNode, queue: str
+) -> None:
     script("create", queue)
     assert script.json("dead", queue) == []
     assert script.json("redrive", queue)["redriven"] == 0
     assert script("redrive", "nonesuch").returncode == 1
     for payload in ("1", "2"):
         script("put", queue, payload)
-    with tidegate.connect(up.url) as mq:
+    with tidegate.connect(served.url) as mq:
         for _ in range(2):
             mq.get(queue, lease=30).reject(error="ValueError: no")
-        # Whoever rejects does not wait for the dead letters' queue to be made.
-        while all(known.name != f"{queue}.dead" for known in mq.queues()):
-            pass
-        while len(mq.browse(f"{queue}.dead")) < 2:
-            pass
+        # A rejection does not wait for the dead letters' queue to be made.
+        eventually(lambda: len(mq.browse(f"{queue}.dead")) == 2)
     dead = script.json("dead", queue)
     assert [(m["payload"], m["deaths"][0]["error"]) for m in dead] == [
         ("1", "ValueError: no"),

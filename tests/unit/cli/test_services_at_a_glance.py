@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import subprocess
-import sys
-import tempfile
 
 import msgspec
 import pytest
@@ -145,14 +142,3 @@ def test_a_decision_is_one_line() -> None:
         "orders: 2 replicas more (more replicas are needed than there are)"
     )
     assert decided(by_hand).endswith("(ada)")
-
-
-def test_it_needs_nothing_of_the_consoles_pages() -> None:
-    blocked = "import sys; sys.modules.update(dict.fromkeys(('litestar', 'uvicorn', 'pyspark'))); "
-    finished = subprocess.run(
-        [sys.executable, "-c", blocked + "import tidegate.cli.glance_view, tidegate.cli.top"],
-        capture_output=True,
-        cwd=tempfile.gettempdir(),
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr

@@ -6,15 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import CommandLine, Up
-from test_commands import Script
+from command_line import Script
 
 from tidegate.cli.worker_doubts import worker_doubts
-
-
-@pytest.fixture
-def script(command_line: CommandLine, up: Up) -> Script:
-    return Script(command_line, up)
 
 
 @pytest.mark.parametrize(
