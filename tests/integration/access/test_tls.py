@@ -174,6 +174,6 @@ async def test_who_opens_a_socket_and_does_not_shake_hands_is_hung_up_on(
     await eventually_async(lambda: node.admission.strangers == 4)
     assert node.admission.connections == 4
     for reader, writer in silent:
-        assert await asyncio.wait_for(reader.read(), 10) == b""
+        assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.close()
     await eventually_async(lambda: node.admission.connections == 0)

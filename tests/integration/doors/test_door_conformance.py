@@ -566,7 +566,7 @@ async def test_a_body_is_streamed_both_ways_at_once(open_door: OpenDoor, framing
     async with bookshops("a") as (shop,):
         door = await open_door()
         await door.set_backends([Backend(instance_id=1, host="127.0.0.1", port=shop.port)])
-        async with await Connection.to(port_of(door)) as client, asyncio.timeout(20):
+        async with await Connection.to(port_of(door)) as client, asyncio.timeout(60):
             head = f"POST /echo HTTP/1.1\r\nHost: shop\r\n{framing}\r\n\r\n"
             client.writer.write(head.encode())
             for word in (b"one", b"two"):

@@ -132,7 +132,7 @@ async def test_whoever_begins_with_http_2_is_refused_and_no_server_hears_of_it()
             writer.write(HTTP_2)
             answer = b""
             while b"\x8c" not in answer:
-                more = await asyncio.wait_for(reader.read(4096), 10)
+                more = await asyncio.wait_for(reader.read(4096), 60)
                 assert more, answer
                 answer += more
             writer.close()
@@ -346,7 +346,7 @@ async def test_after_an_order_that_was_given_up_nothing_is_believed(
 
             monkeypatch.setattr(door._runtime, "order_and_look", slow)
             ordering = asyncio.create_task(door.set_backends([one.backend(), two.backend(0.5)]))
-            await asyncio.wait_for(carried_out.wait(), 20)
+            await asyncio.wait_for(carried_out.wait(), 60)
             ordering.cancel()
             await asyncio.gather(ordering, return_exceptions=True)
             monkeypatch.setattr(door._runtime, "order_and_look", order)
@@ -368,7 +368,7 @@ async def test_a_server_that_was_deleted_unheard_may_come_back(
             await door.set_backends([one.backend(), two.backend()])
             await door.set_backends([one.backend()])
             deleted = lose_answer(door, monkeypatch)
-            await asyncio.wait_for(deleted.wait(), 20)
+            await asyncio.wait_for(deleted.wait(), 60)
             assert set(await seen_in(door)) == {"i1"}
             await door.set_backends([one.backend(weight=0.0), two.backend()])
             assert (await ask(port_of(door))).body == b"i2"

@@ -266,11 +266,11 @@ async def test_what_the_gateway_lacks_itself_is_no_fault_of_its_servers(
             monkeypatch.setattr("tidegate.gateway.health._asked", unchecked)
             # It has the one connection that there is; another cannot be opened.
             hanging = asyncio.create_task(first.ask("/hang"))
-            await asyncio.wait_for(shop.app.arrived.wait(), 20)
+            await asyncio.wait_for(shop.app.arrived.wait(), 60)
             refused = await second.ask()
             assert (refused.status, refused.headers["retry-after"]) == (503, "1")
             assert b"Too many open files" in refused.body
-            await asyncio.wait_for(enough.wait(), 20)
+            await asyncio.wait_for(enough.wait(), 60)
             assert server.ejection.standing is Standing.HEALTHY
             assert (server.outstanding, server.meters.failed.total) == (1, 0)
             shop.app.go_on.set()
@@ -304,10 +304,10 @@ async def test_a_server_that_has_moved_is_not_asked_where_it_was() -> None:
         other = ServerAddress("other", "127.0.0.1", 1, weight=0.0)
         async with Gateway([before, other], ejection=settings) as gateway:
             slow = asyncio.create_task(ask(gateway.port, "/slow", "POST", b"x"))
-            await asyncio.wait_for(arrived.wait(), 20)
+            await asyncio.wait_for(arrived.wait(), 60)
             arrived.clear()
             lost = asyncio.create_task(ask(gateway.port, "/slow/lost", "POST", b"x"))
-            await asyncio.wait_for(arrived.wait(), 20)
+            await asyncio.wait_for(arrived.wait(), 60)
             gateway.set_servers([other])
             gateway.set_servers([after, other])
             assert (await ask(gateway.port)).body == b"B"

@@ -351,7 +351,7 @@ async def test_dead_letters_go_back_only_where_one_may_write(
 
 async def dead_letters(admin: Client) -> list[Message]:
     """The dead letters, when the one on its way has come."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(found := await admin.browse("mine.dead")) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     return found

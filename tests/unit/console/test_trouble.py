@@ -184,7 +184,7 @@ async def test_who_may_see_more_sees_it_whole(node: Node, connect: object) -> No
         await node.store.set_user_grants("ann", [Grant(Right.READ, "*")])
         await node.accounts.refresh()
 
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60):
             async for _, found in stream:
                 steering = {row["name"]: row["steering"] for row in found["services"]}
                 if steering.get("secret") == "auto":
