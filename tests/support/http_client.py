@@ -51,7 +51,7 @@ class Connection:
         if body:
             self.writer.write(self._h11.send(h11.Data(body)) or b"")
         self.writer.write(self._h11.send(h11.EndOfMessage()) or b"")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(50):
             return await self._answer()
 
     async def _answer(self) -> Answer:

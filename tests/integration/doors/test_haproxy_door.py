@@ -22,7 +22,7 @@ from waiting import eventually, eventually_async
 
 from tidegate.adapters.door_settings import DOOR_LIMITS, DoorSettings
 from tidegate.adapters.haproxy import door as door_module
-from tidegate.adapters.haproxy import runtime_socket
+from tidegate.adapters.haproxy import runtime_socket, sensor
 from tidegate.adapters.haproxy.balance import balance_of
 from tidegate.adapters.haproxy.configuration import BACKEND
 from tidegate.adapters.haproxy.door import HaproxyDoor
@@ -30,7 +30,7 @@ from tidegate.adapters.haproxy.probe_counts import ProbeCounts
 from tidegate.adapters.haproxy.process import HaproxyProcess
 from tidegate.adapters.haproxy.program import haproxy_program
 from tidegate.adapters.haproxy.request_log import RequestLog, kept_for
-from tidegate.adapters.haproxy.runtime_socket import Rows
+from tidegate.adapters.haproxy.runtime_socket import Rows, RuntimeSocket
 from tidegate.adapters.haproxy.server_line import weight_of
 from tidegate.adapters.haproxy.silence import Silence
 from tidegate.adapters.haproxy.tally import Tally
@@ -568,6 +568,24 @@ async def test_servers_that_have_gone_are_forgotten_and_their_counts_are_not() -
             assert (await ask(port_of(door))).body == b"i1"
         finally:
             await door.stop(timeout_s=0.0)
+
+
+def test_a_few_requests_between_two_quick_looks_are_no_high_rate(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(sensor, "monotonic", lambda: now_s)
+    looking = sensor.HaproxySensor(RuntimeSocket(str(tmp_path / "socket")))
+    kept = 1000
+    for look in range(200):
+        # 300 requests a second, three at a time; the other looks find none.
+        now_s = look * 0.005
+        looking._tally.look({"req_tot": look // 2 * 3}, {})
+        kept = looking.kept(kept)
+        assert kept == 1000
+    now_s += 1.0
+    looking._tally.look({"req_tot": 4_000}, {})
+    assert looking.kept(kept) == 100
 
 
 def test_the_log_keeps_fewer_lines_where_there_are_too_many_and_counts_them_in_full() -> None:
