@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from chromium import chromium
 from house_in_thread import HouseInThread
 from opened_pages import ADMIN, LOOKER, SOON_MS, AnyHouse, log_in
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 from running_house import PASSWORD, House
 from waiting import eventually
 from what_was_learned import write_models, write_result
@@ -24,25 +25,13 @@ import tidegate
 from tidegate.client.blocking import BlockingClient
 from tidegate.core.errors import NotAuthenticated
 
-_QUIET = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-)
-
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Not for the session: while Playwright runs, so does its event loop, and no other can."""
-    found = shutil.which("chromium") or shutil.which("google-chrome")
-    if found is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("there is no Chromium; scripts/debian-packages installs it")
-        pytest.skip("there is no Chromium on this machine")
-    with sync_playwright() as playwright:
-        expect.set_options(timeout=SOON_MS)
-        browser = playwright.chromium.launch(executable_path=found, args=list(_QUIET))
+    """Not for the session: tests that need an event loop come after this file."""
+    expect.set_options(timeout=SOON_MS)
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

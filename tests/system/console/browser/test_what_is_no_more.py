@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from house_in_thread import HouseInThread
 from opened_pages import AnyHouse, serious_faults
 from playwright.sync_api import Page, expect
 
