@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import resource
 
@@ -22,7 +23,9 @@ from tidegate.wire.frames import HEADER, HEADER_BYTES
 from tidegate.wire.packets.registry import ANSWERS, REQUESTS
 
 SOCKETS = 2000
-FRAMES = [20_000, pytest.param(200_000, marks=pytest.mark.only_with_all)]
+# More is asked for by hand: TIDEGATE_FUZZED_FRAMES=1000000 pytest --all tests/system/access
+MANY = int(os.environ.get("TIDEGATE_FUZZED_FRAMES", "200000"))
+FRAMES = [20_000, pytest.param(MANY, marks=pytest.mark.only_with_all)]
 FRAMES_PER_CONNECTION = 500
 
 

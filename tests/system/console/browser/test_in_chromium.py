@@ -144,6 +144,35 @@ _MARK = """canvas => {
 }"""
 
 
+def test_the_wheel_follows_shares_and_consumers_that_come_and_go(
+    page: Page, people: AnyHouse
+) -> None:
+    page.goto(people.page)
+    expect(page.get_by_role("table", name="Services")).to_be_visible()
+    without, shared, consumed = page.evaluate(_WHEEL)
+    assert "Shares" not in without
+    assert "Shares" in shared
+    assert "0 consumers" in shared
+    assert "1 consumer" in consumed
+
+
+# Two replicas without shares, as for a moment after these were given back; with them; a consumer.
+_WHEEL = """async () => {
+  const { Wheel } = await import("/page/wheel.js");
+  const wheel = new Wheel({ who: { read_only: false }, changed: () => {} });
+  const told = (shares, consumers) => {
+    const replicas = shares.map((share, at) => ({ number: at + 1, share }));
+    const row = { name: "orders", steering: "auto", replicas: 2, replicas_wanted: 2, waiting: 0 };
+    wheel.show({ row,
+      replicas_min: 1, replicas_max: 3, policy: "load", prefetch_goal: "", shares_by_hand: false,
+      consumers, points: [{ replicas }], allowed: ["scaling", "shares", "prefetch", "goal"] });
+    return wheel.element.textContent;
+  };
+  const one = { client_id: 1, consumer: 1, prefetch: 3, mode: "" };
+  return [told([null, null], []), told([0.5, 0.5], []), told([0.5, 0.5], [one])];
+}"""
+
+
 def test_a_dead_letter_is_read_and_redriven(
     page: Page, people: AnyHouse, mq: BlockingClient
 ) -> None:
