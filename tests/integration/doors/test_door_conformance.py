@@ -727,7 +727,7 @@ async def test_an_instance_that_its_machine_calls_ready_is_well_at_its_door(
 ) -> None:
     async with stalls(2) as (one, two):
         # Slower than a second, and quicker than what machines wait for.
-        path = f"/slow/{int(HEALTH_ANSWER_S * 600)}"
+        path = f"/slow/{int(HEALTH_ANSWER_S * 525)}"
         door = await open_door(health_path=path)
         await door.set_backends([one.backend(), two.backend()])
 
