@@ -17,7 +17,7 @@ def long_sleeps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     async def sleeps(delay_s: float) -> None:
         if delay_s < LONG_S / 2:
-            await sleep(delay_s)
+            await sleep(delay_s)  # as the product said
         else:
             begun_s.append(delay_s)
 

@@ -133,7 +133,10 @@ async def test_sessions_of_a_draining_server_go_on_there_for_a_while(
     over, sleep = asyncio.Event(), asyncio.sleep
 
     async def sleeps(delay: float) -> None:
-        await (over.wait() if delay == SESSIONS_S else sleep(delay))
+        if delay == SESSIONS_S:
+            await over.wait()
+        else:
+            await sleep(delay)  # as the product said
 
     monkeypatch.setattr(asyncio, "sleep", sleeps)
     async with bookshops("a", "b") as shops:
