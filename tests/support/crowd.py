@@ -27,7 +27,7 @@ async def main(host: str, port: int, count: int) -> None:
     for byte in login:
         for writer in dripping:
             writer.write(bytes([byte]))
-            await asyncio.sleep(_PAUSE_S / len(dripping))
+            await asyncio.sleep(_PAUSE_S / len(dripping))  # that they drip is their point
 
 
 async def until_stdin_ends(work: asyncio.Task[None]) -> None:

@@ -69,7 +69,7 @@ async def drip(clients: list[Client]) -> None:
         for client in clients:
             if client.is_connected:
                 client.say(b"x")
-            await asyncio.sleep(_PAUSE_S / len(clients))
+            await asyncio.sleep(_PAUSE_S / len(clients))  # that they drip is their point
 
 
 async def main(port: int, idle: int, slow: int) -> None:

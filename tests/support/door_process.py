@@ -20,8 +20,8 @@ from tidegate.lab.tapas.bookshop import WELL_PATH
 
 
 async def serve(engine: Engine, server_port: int) -> None:
-    # Slow heads are let stand there for as long as somebody measures.
-    limits = replace(DOOR_LIMITS, head_timeout_s=60.0)
+    # Slow heads and idle clients are let stand there for as long as somebody asks beside them.
+    limits = replace(DOOR_LIMITS, head_timeout_s=600.0, idle_timeout_s=600.0)
     settings = DoorSettings("shop", health_path=WELL_PATH, limits=limits)
     door: Door = HaproxyDoor(settings) if engine is Engine.HAPROXY else GatewayDoor(settings)
     await door.start()

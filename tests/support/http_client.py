@@ -51,7 +51,7 @@ class Connection:
         if body:
             self.writer.write(self._h11.send(h11.Data(body)) or b"")
         self.writer.write(self._h11.send(h11.EndOfMessage()) or b"")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(50):
             return await self._answer()
 
     async def _answer(self) -> Answer:
@@ -84,7 +84,7 @@ async def raw(port: int, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(data)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await reader.read()
     except ConnectionResetError:
         return b""

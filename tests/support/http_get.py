@@ -24,7 +24,7 @@ async def send(address: str, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
     try:
         writer.write(request)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await reader.read()
     finally:
         writer.close()

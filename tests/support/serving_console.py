@@ -34,7 +34,7 @@ class Console:
     @property
     def _plain(self) -> dict[str, Any]:
         # No TLS: reading whom it would trust takes as long as many a test.
-        return {"base_url": self.address, "timeout": 20.0, "verify": False}
+        return {"base_url": self.address, "timeout": 60.0, "verify": False}
 
     async def json(self, path: str, **parameters: Any) -> Any:
         answer = await self.http.get(f"/api{path}", params=parameters)

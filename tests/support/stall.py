@@ -108,7 +108,8 @@ class Stall:
                 if path.startswith("/held"):
                     await self.gate.wait()
                 elif path.startswith("/slow/"):
-                    await asyncio.sleep(int(path.removeprefix("/slow/")) / 1000)
+                    took_s = int(path.removeprefix("/slow/")) / 1000
+                    await asyncio.sleep(took_s)  # the work of this server
             finally:
                 self.busy -= 1
         if self.breaks and path != "/well":

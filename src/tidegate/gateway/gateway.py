@@ -253,10 +253,14 @@ class Gateway:
         """
         server = self._servers.named(name)
         server.draining = True
-        server.sessions_until = monotonic() + sessions_s
+        server.sessions_until = until = monotonic() + sessions_s
         self._servers.refresh()
         if sessions_s > 0.0:
             await asyncio.sleep(sessions_s)
+            if server.sessions_until == until:
+                # A timer of the loop may end a millisecond before the clock says so. No session
+                # may come in that millisecond: it would be cut off at once.
+                server.sessions_until = 0.0
         try:
             async with asyncio.timeout(timeout_s):
                 await server.wait_idle()

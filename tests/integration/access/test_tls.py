@@ -167,13 +167,26 @@ def test_files_that_are_no_certificate_are_named(
 async def test_who_opens_a_socket_and_does_not_shake_hands_is_hung_up_on(
     start_node: StartNode, ours: NodeTls
 ) -> None:
-    node = await start_node(tls=ours, limits=Limits(handshake_s=0.5, connections_max=8))
+    node = await start_node(tls=ours, limits=Limits(handshake_s=0.2))
+    ((host, port),) = parse_url(node.address)
+    for _ in range(4):
+        reader, writer = await asyncio.open_connection(host, port)
+        assert await reader.read() == b""
+        writer.close()
+    await eventually_async(lambda: node.admission.connections == 0)
+
+
+async def test_strangers_are_counted_before_they_shake_hands(
+    start_node: StartNode, ours: NodeTls
+) -> None:
+    node = await start_node(tls=ours, limits=Limits(handshake_s=600.0, connections_max=8))
     ((host, port),) = parse_url(node.address)
     silent = [await asyncio.open_connection(host, port) for _ in range(20)]
-    # Counted before the handshake: those beyond the strangers' half are turned away at once.
-    await eventually_async(lambda: node.admission.strangers == 4)
-    assert node.admission.connections == 4
-    for reader, writer in silent:
-        assert await asyncio.wait_for(reader.read(), 10) == b""
+    # Those beyond the strangers' half are turned away at once.
+    listening = [asyncio.create_task(reader.read()) for reader, _ in silent]
+    await eventually_async(lambda: sum(one.done() for one in listening) == 16)
+    assert node.admission.strangers == node.admission.connections == 4
+    for _, writer in silent:
         writer.close()
+    assert await asyncio.gather(*listening) == [b""] * 20
     await eventually_async(lambda: node.admission.connections == 0)

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from time import monotonic
 
 import pytest
 import typer
@@ -69,15 +68,20 @@ async def opened(spec: ServiceSpec, stall: Stall) -> AsyncIterator[int]:
 
 
 @pytest.mark.parametrize("engine", ["gateway", "haproxy"])
-async def test_an_instance_that_is_silent_and_a_body_too_long_are_refused_as_was_asked(
+async def test_an_instance_that_is_silent_is_given_up_after_the_time_that_was_asked_for(
     asks: Asks, engine: str
 ) -> None:
-    spec = asks("--engine", engine, "--answer-timeout", "300ms", "--body-max", "1kB")
+    spec = asks("--engine", engine, "--answer-timeout", "300ms")
     async with stalls(1) as (stall,), opened(spec, stall) as port:
         stall.gate.clear()
-        begun = monotonic()
+        # By itself a door waits for a minute, which is longer than `ask` does.
         assert (await ask(port, "/held")).status == 504
-        assert 0.29 < monotonic() - begun < 20.0
+
+
+@pytest.mark.parametrize("engine", ["gateway", "haproxy"])
+async def test_a_body_that_is_longer_than_was_asked_for_is_refused(asks: Asks, engine: str) -> None:
+    spec = asks("--engine", engine, "--body-max", "1kB")
+    async with stalls(1) as (stall,), opened(spec, stall) as port:
         assert (await ask(port, "/", "POST", b"x" * 1001)).status == 413
         assert (await ask(port, "/", "POST", b"x" * 1000)).status == 200
 
@@ -85,7 +89,7 @@ async def test_an_instance_that_is_silent_and_a_body_too_long_are_refused_as_was
 async def test_a_request_has_the_deadline_that_was_asked_for(asks: Asks) -> None:
     async with stalls(1) as (stall,), opened(asks("--deadline", "300ms"), stall) as port:
         stall.gate.clear()
-        answer = await asyncio.wait_for(ask(port, "/held"), 20)
+        answer = await asyncio.wait_for(ask(port, "/held"), 60)
         assert (answer.status, answer.body[-24:]) == (504, b"not answered within 0.3 s\n"[-24:])
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
-from backing import Connect, StartNode
+from backing import Connect, StartNode, TurnedClock
 from people import PASSWORD, add_user, login, user
 from waiting import eventually_async
 
@@ -29,9 +30,9 @@ from tidegate.core.users import Grant, Right
 from tidegate.node.accounts import NODE_USER
 from tidegate.node.limits import Limits
 from tidegate.node.server import Node
+from tidegate.node.session import Session
 from tidegate.storage.memory import MemoryStore
 from tidegate.wire.connection import Connection
-from tidegate.wire.packet import Ping
 from tidegate.wire.packets.clients import IdentifyClient, RegisterClient
 from tidegate.wire.packets.live_numbers import Stats
 from tidegate.wire.packets.login import ActFor, Authenticate, Prove
@@ -41,7 +42,7 @@ from tidegate.wire.packets.subscriptions import Subscribe
 
 async def open_link(node: Node) -> Link:
     ((host, port),) = parse_url(node.address)
-    return await Link.open(host, port, lambda *_: None, lambda _: None, 5.0)
+    return await Link.open(host, port, lambda *_: None, lambda _: None, 60.0)
 
 
 async def test_without_users_this_machine_needs_no_login_and_with_them_it_does(
@@ -224,10 +225,16 @@ async def test_a_user_has_only_so_many_connections(start_node: StartNode, connec
     await connect(node, credentials=login("ann"))
 
 
+# The clock is turned: no lease of nodes and messages may run out by that, and no client is silent.
+SLOW_READER_S = 100.0
+PATIENT = Limits(slow_reader_s=SLOW_READER_S, lease_s=1e6, heartbeat_s=1e6, delivery_lease_s=1e6)
+
+
 async def test_who_takes_messages_and_does_not_read_them_is_hung_up_on(
     start_node: StartNode, connect: Connect
 ) -> None:
-    node = await start_node(limits=Limits(slow_reader_s=1.0))
+    clock = TurnedClock()
+    node = await start_node(limits=PATIENT, clock=clock)
     mq = await connect(node)
     await mq.create_queue("orders")
     link = await open_link(node)
@@ -235,9 +242,15 @@ async def test_who_takes_messages_and_does_not_read_them_is_hung_up_on(
     await link.ask(Subscribe(1, 1, 1000))
     assert link._transport is not None
     link._transport.pause_reading()
-    for _ in range(40):
+    for _ in range(20):
         await mq.put("orders", bytes(1024 * 1024))
-    await eventually_async(lambda: all(session.client_name != "slow" for session in node.sessions))
+
+    def hung_up_on() -> bool:
+        clock.turn(SLOW_READER_S + 1.0)
+        node.sessions.hang_up_on_the_silent(clock.monotonic())
+        return all(session.client_name != "slow" for session in node.sessions)
+
+    await eventually_async(hung_up_on)
     # What it held has gone back.
     await eventually_async(lambda: node.replicas[1].numbers().unacknowledged == 0)
     await mq.ping()
@@ -247,7 +260,10 @@ async def test_who_takes_messages_and_does_not_read_them_is_hung_up_on(
 async def test_who_reads_slowly_but_reads_is_not_hung_up_on(
     start_node: StartNode, connect: Connect
 ) -> None:
-    node = await start_node(limits=Limits(slow_reader_s=1.0, heartbeat_s=0.3))
+    clock = TurnedClock()
+    # By what it says, the client is silent for too long: who does not read is not listened to.
+    limits = msgspec.structs.replace(PATIENT, heartbeat_s=SLOW_READER_S / 2)
+    node = await start_node(limits=limits, clock=clock)
     mq = await connect(node)
     await mq.create_queue("orders")
     ((host, port),) = parse_url(node.address)
@@ -256,20 +272,29 @@ async def test_who_reads_slowly_but_reads_is_not_hung_up_on(
     writer.writelines(wire.send(RegisterClient("slow"), 1))
     await eventually_async(lambda: any(s.client_name == "slow" for s in node.sessions))
     writer.writelines(wire.send(Subscribe(1, 1, 1000), 2))
-    for _ in range(20):
-        await mq.put("orders", bytes(1024 * 1024))
+    size_bytes = 15 * 1024 * 1024
+    for _ in range(2):
+        await mq.put("orders", bytes(size_bytes))
     session = next(s for s in node.sessions if s.client_name == "slow")
-    got, stalls = 0, []
-    while got < 20 * 1024 * 1024:
-        got += len(await reader.readexactly(128 * 1024))
-        # Alive, as it says itself; but who does not read is not listened to for a while.
-        writer.writelines(wire.send(Ping(), 3))
-        await asyncio.sleep(0.025)
-        if (stalled_s := session.stalled_s(node.clock.monotonic())) is not None:
-            stalls.append(stalled_s)
-    assert stalls, "it was not slow enough to tell"
-    assert session in node.sessions
+    await eventually_async(lambda: not session.can_take(), "there is more than pipes can hold")
+    got, stalled_s, unsent = 0, 0.0, unsent_bytes(session)
+    while got < size_bytes:
+        got += len(await reader.readexactly(64 * 1024))
+        await asyncio.sleep(0)
+        if unsent_bytes(session) < unsent and not session.can_take():
+            # It has read something in less than the time that it has for that.
+            unsent = unsent_bytes(session)
+            clock.turn(SLOW_READER_S / 2)
+            stalled_s += SLOW_READER_S / 2
+            node.sessions.hang_up_on_the_silent(clock.monotonic())
+            assert session in node.sessions
+    assert stalled_s > 2 * SLOW_READER_S, "it was not slow enough to tell"
     writer.close()
+
+
+def unsent_bytes(session: Session) -> int:
+    assert session._transport is not None
+    return session._transport.get_write_buffer_size()
 
 
 @pytest.fixture

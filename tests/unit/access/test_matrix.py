@@ -6,12 +6,12 @@ the two would differ. A packet that is not in the table fails a test.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import pytest
 from backing import Connect, StartNode
 from people import add_user, login
+from waiting import eventually_async
 
 from tidegate.client.client import Client
 from tidegate.client.message import Message
@@ -351,10 +351,12 @@ async def test_dead_letters_go_back_only_where_one_may_write(
 
 async def dead_letters(admin: Client) -> list[Message]:
     """The dead letters, when the one on its way has come."""
-    async with asyncio.timeout(10):
-        while len(found := await admin.browse("mine.dead")) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-    return found
+
+    async def both() -> list[Message]:
+        found = await admin.browse("mine.dead")
+        return found if len(found) == 2 else []
+
+    return await eventually_async(both)
 
 
 @pytest.mark.parametrize(("mode", "can_put"), [("read-only", False), ("read-write", True)])

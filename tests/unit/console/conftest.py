@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 from console_fixtures import console
 from memory_fixtures import backing
 
+from tidegate.console import sessions, watch
+
 __all__ = ["backing", "console"]
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks follow each other sooner than in a console for people, and so do refusals."""
+    monkeypatch.setattr(watch, "LOOK_S", 0.2)
+    monkeypatch.setattr(watch, "_REST_S", 0.05)
+    monkeypatch.setattr(sessions, "REFUSAL_S", 0.05)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-import time
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -24,7 +24,6 @@ from tidegate.core.prefetch import PrefetchGoal
 from tidegate.core.scaling import Range, Scaling
 from tidegate.core.users import Grant, Right
 from tidegate.fleet import console_process
-from tidegate.fleet.announced_process import AnnouncedProcess
 from tidegate.fleet.console_process import ConsoleProcess
 from tidegate.node.server import Node
 
@@ -52,8 +51,9 @@ async def test_a_node_that_hangs_is_told_of_before_a_page_believes_the_console_l
     monkeypatch.setattr(sight, "ANSWER_S_MAX", 0.5)
     asked: list[str] = []
     goes_on = _hang(monkeypatch, node, asked)
+    complaint = "the nodes: no answer within 0.5 s"
     async for name, found in stream:
-        if name == "overview" and found["complaints"]:
+        if name == "overview" and complaint in found["complaints"]:
             break
     asked.clear()
     for _ in range(2):
@@ -63,7 +63,6 @@ async def test_a_node_that_hangs_is_told_of_before_a_page_believes_the_console_l
     # One question for a look that is not answered, and not one after the other; the next look may
     # have begun.
     assert len(asked) <= 2 + 1
-    assert found["complaints"] == ["the nodes: no answer within 0.5 s"]
     assert [row["name"] for row in found["services"]] == ["orders"]
     refused = await console.http.get("/api/services/queue/orders")
     assert (refused.status_code, refused.json()["error"]) == (503, "UNAVAILABLE")
@@ -151,15 +150,13 @@ async def test_a_program_that_only_listens_is_not_forgotten(
 async def test_a_console_with_open_pages_ends_at_once_and_without_a_trace(
     node: Node, mq: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_STOP_S", 30.0)
+    # Those who do not end would be broken off after an hour.
+    monkeypatch.setattr(server, "_STOP_S", 3600.0)
     await mq.create_queue("orders")
     async with console_of(node) as console:
         stream = events(console.browser(), "/api/live?service=queue%2Forders")
         await anext(stream)
         reading = asyncio.create_task(_read(stream))
-        begun = time.monotonic()
-    # Sooner than those who do not end are broken off.
-    assert time.monotonic() - begun < server._STOP_S
     await reading
     assert [one for one in caplog.records if one.levelname == "ERROR"] == []
 
@@ -184,11 +181,10 @@ async def test_who_may_see_more_sees_it_whole(node: Node, connect: object) -> No
         await node.store.set_user_grants("ann", [Grant(Right.READ, "*")])
         await node.accounts.refresh()
 
-        async with asyncio.timeout(10.0):
-            async for _, found in stream:
-                steering = {row["name"]: row["steering"] for row in found["services"]}
-                if steering.get("secret") == "auto":
-                    break
+        async for _, found in stream:
+            steering = {row["name"]: row["steering"] for row in found["services"]}
+            if steering.get("secret") == "auto":
+                break
         await stream.aclose()
 
 
@@ -275,24 +271,43 @@ def test_two_consoles_of_the_same_data_keep_what_both_have_done(
     ]
 
 
+class _DyingChild:
+    """A child that says that it serves, and dies."""
+
+    pid = 1
+    has_died = True
+    has_spoken = True
+
+    def __init__(self) -> None:
+        self.is_unheard = False
+        self.clock_s = 0.0
+        self.begun_at: list[float] = []
+
+    def start(self, *_: object) -> None:
+        self.is_unheard = True
+        self.begun_at.append(self.clock_s)
+
+    def line(self) -> str:
+        self.is_unheard = False
+        return "http://127.0.0.1:1"
+
+    def tell_of_death(self, address: str) -> None:
+        pass
+
+
 def test_a_console_that_dies_whenever_it_serves_is_started_later_and_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    begun: list[float] = []
-    says = "import os; os.write(int(os.environ['TIDEGATE_READY_FD']), b'http://127.0.0.1:1\\n')"
-
-    start = AnnouncedProcess.start
-
-    def dying(child: AnnouncedProcess, _: object, environment: dict[str, str]) -> None:
-        begun.append(time.monotonic())
-        start(child, [sys.executable, "-S", "-c", says], environment)
-
-    monkeypatch.setattr(AnnouncedProcess, "start", dying)
     console = ConsoleProcess(["tidegate://127.0.0.1:1"], [], host="127.0.0.1", port=0)
+    child = _DyingChild()
+    monkeypatch.setattr(console, "_child", child)
+    monkeypatch.setattr(console_process, "time", SimpleNamespace(monotonic=lambda: child.clock_s))
     console.start()
-    while len(begun) < 5:
+    while len(child.begun_at) < 5:
         console.watch()
-        time.sleep(0.01)
-    console.wait()
+        child.clock_s += 0.01
 
-    assert begun[4] - begun[3] > 4 * console_process._AGAIN_S[0]
+    least_s, most_s = console_process._AGAIN_S
+    pauses_s = [later - sooner for sooner, later in pairwise(child.begun_at)]
+    assert pauses_s == sorted(pauses_s)
+    assert 4 * least_s < pauses_s[-1] < most_s

@@ -16,6 +16,7 @@ from plain_server import plain_server
 from waiting import eventually_async
 
 from tidegate.gateway import Gateway, GatewayLimits, ServerAddress, exchange
+from tidegate.gateway.front import Front
 
 
 async def test_requests_of_one_connection_go_round_the_servers() -> None:
@@ -118,13 +119,18 @@ async def test_a_client_that_expects_100_continue_is_told_to() -> None:
             b"POST /length HTTP/1.1\r\nHost: shop\r\nContent-Length: 5\r\n"
             b"Expect: 100-continue\r\nConnection: close\r\n\r\n"
         )
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
             writer.write(b"hello")
             answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 200 ")
         assert answer.endswith(b"\r\n\r\n5")
         writer.close()
+
+
+def front_of(gateway: Gateway) -> Front:
+    assert gateway._front is not None
+    return gateway._front
 
 
 EXPECTING = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n"
@@ -142,10 +148,10 @@ async def test_who_waits_for_100_continue_in_vain_is_not_told_that_it_is_slow() 
     async with plain_server(says_nothing) as address, Gateway([address], limits=PATIENT) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(EXPECTING)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await asked.wait()
             assert gateway._front is not None
-            gateway._front.sweep(time.monotonic() + 59.0)
+            gateway._front.sweep(time.monotonic() + 30.0)
             assert gateway.in_flight == 1
             gateway._front.sweep(time.monotonic() + 61.0)
             assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 504 ")
@@ -168,13 +174,13 @@ async def test_who_is_told_to_continue_has_the_whole_time_of_a_body_from_then_on
     async with plain_server(hesitates) as address, Gateway([address], limits=PATIENT) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(EXPECTING)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await asked.wait()
             monkeypatch.setattr(exchange, "monotonic", lambda: time.monotonic() + 50.0)
             go_on.set()
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
             assert gateway._front is not None
-            gateway._front.sweep(time.monotonic() + 50.0 + 19.0)
+            gateway._front.sweep(time.monotonic() + 50.0 + 5.0)
             assert gateway.in_flight == 1
             gateway._front.sweep(time.monotonic() + 50.0 + 21.0)
             assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 408 ")
@@ -187,7 +193,7 @@ async def test_a_body_is_streamed_both_ways_at_once() -> None:
     async with bookshops("a") as (shop,), Gateway([shop.address]) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(b"POST /echo HTTP/1.1\r\nHost: shop\r\nTransfer-Encoding: chunked\r\n\r\n")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             for word in (b"one", b"two"):
                 writer.write(b"%x\r\n%b\r\n" % (len(word), word))
                 await reader.readuntil(word)
@@ -216,9 +222,10 @@ async def test_large_bodies_pass_within_bounded_memory_while_the_reader_dawdles(
         writer.write(
             f"GET /large/{parts} HTTP/1.1\r\nHost: shop\r\nConnection: close\r\n\r\n".encode()
         )
-        # The server has long stopped when the first byte is read.
         await reader.readuntil(b"\r\n\r\n")
-        await asyncio.sleep(0.2)
+        # The gateway takes no more from the server before the first byte of the body is read.
+        (client,) = front_of(gateway).clients
+        await eventually_async(lambda: client.writing_paused, "all pipes are full")
         received = 0
         while data := await reader.read(1024 * 1024):
             received += len(data)
@@ -276,13 +283,15 @@ async def test_who_asks_and_never_reads_is_not_read_any_more() -> None:
         writer.write(asks)
 
         # A hundred MiB were asked for; the servers are asked for no more than pipes can hold.
-        async def stuck() -> bool:
-            before = len(shop.app.requests)
-            await asyncio.sleep(0.3)
-            return before > 0 and len(shop.app.requests) == before
-
-        await eventually_async(stuck, "nothing more is asked")
-        assert len(shop.app.requests) < 20
+        await eventually_async(lambda: bool(front_of(gateway).clients), "the gateway knows of it")
+        (client,) = front_of(gateway).clients
+        await eventually_async(lambda: client.writing_paused, "nothing more is asked")
+        # The gateway has time for others, and for this client if it wanted to.
+        others = 50
+        for _ in range(others):
+            assert (await ask(gateway.port)).status == 200
+        assert client.writing_paused
+        assert len(shop.app.requests) - others < 20
         received = 0
         while received < 100 * 64 * len(PART):
             data = await reader.read(1024 * 1024)
@@ -306,7 +315,7 @@ async def test_fields_that_never_end_are_refused_in_the_head_and_behind_the_body
                     await writer.drain()
                     await asyncio.sleep(0)
                 writer.write(b"y" * 2000)
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     assert (await reader.readline()).startswith(b"HTTP/1.1 431 ")
                 writer.close()
     assert shop.app.requests == []
@@ -316,14 +325,25 @@ async def test_slow_and_idle_clients_do_not_keep_others_from_being_served() -> N
     """Slowloris and idle connections by the hundred, and one client that just works."""
     async with (
         bookshops("a") as (shop,),
-        Gateway([shop.address], limits=GatewayLimits(head_timeout_s=1.5)) as gateway,
+        Gateway([shop.address]) as gateway,
         AsyncExitStack() as crowd,
     ):
+        front = front_of(gateway)
         for number in range(300):
             client = await crowd.enter_async_context(await Connection.to(gateway.port))
             if number % 2:
                 client.writer.write(b"GET / HTTP/1.1\r\nHost: sh")
         async with await Connection.to(gateway.port) as honest:
+            for _ in range(20):
+                assert (await honest.ask("/")).status == 200
+
+            def all_are_here() -> bool:
+                return [one.idle for one in front.clients].count(False) == 150
+
+            await eventually_async(all_are_here, "half of them have begun a head")
+            assert gateway.connections == 301
+            # They have had their time, the honest one has not.
+            front.sweep(time.monotonic() + GatewayLimits().head_timeout_s + 1.0)
 
             async def crowd_is_gone() -> bool:
                 assert (await honest.ask("/")).status == 200
@@ -337,12 +357,12 @@ async def test_a_client_that_leaves_takes_its_request_with_it() -> None:
     async with bookshops("a") as (shop,), Gateway([shop.address]) as gateway:
         async with await Connection.to(gateway.port) as client:
             waiting = asyncio.create_task(client.ask("/hang", "POST", b"x"))
-            await asyncio.wait_for(shop.app.arrived.wait(), 20)
+            await asyncio.wait_for(shop.app.arrived.wait(), 60)
             (server,) = gateway.servers
             assert server.outstanding == 1
             waiting.cancel()
             client.writer.transport.abort()
-            await asyncio.wait_for(server.wait_idle(), 20)
+            await asyncio.wait_for(server.wait_idle(), 60)
         assert gateway.in_flight == 0
 
 
@@ -354,7 +374,7 @@ async def test_beyond_its_limits_a_gateway_sheds_and_says_when_to_come_again() -
             await Connection.to(gateway.port) as client,
         ):
             first = asyncio.create_task(ask(gateway.port, "/hang"))
-            await asyncio.wait_for(shop.app.arrived.wait(), 20)
+            await asyncio.wait_for(shop.app.arrived.wait(), 60)
             shed = await client.ask("/")
             assert (shed.status, shed.headers["retry-after"]) == (503, "7")
             # The same connection is served when there is room again.
@@ -386,35 +406,41 @@ async def test_what_is_too_large_is_refused() -> None:
 
 
 async def test_who_is_too_slow_is_hung_up_on() -> None:
-    async with bookshops("a") as (shop,):
-        limits = GatewayLimits(
-            head_timeout_s=1.0,
-            idle_timeout_s=1.0,
-            body_grace_s=1.0,
-            answer_timeout_s=1.0,
-            linger_s=1.0,
+    async with bookshops("a") as (shop,), Gateway([shop.address]) as gateway:
+        front, limits = front_of(gateway), GatewayLimits()
+        too_slow = asyncio.gather(
+            raw(gateway.port, b""),
+            raw(gateway.port, b"GET / HTTP/1.1\r\nHost:"),
+            raw(gateway.port, b"POST / HTTP/1.1\r\nHost: shop\r\nContent-Length: 9\r\n\r\nx"),
+            raw(gateway.port, b"GET /hang HTTP/1.1\r\nHost: shop\r\n\r\n"),
         )
-        async with Gateway([shop.address], limits=limits) as gateway:
-            silent, slow_head, slow_body, slow_server = await asyncio.gather(
-                raw(gateway.port, b""),
-                raw(gateway.port, b"GET / HTTP/1.1\r\nHost:"),
-                raw(gateway.port, b"POST / HTTP/1.1\r\nHost: shop\r\nContent-Length: 9\r\n\r\nx"),
-                raw(gateway.port, b"GET /hang HTTP/1.1\r\nHost: shop\r\n\r\n"),
-            )
-            assert silent == b""
-            assert slow_head.startswith(b"HTTP/1.1 408 ")
-            assert slow_body.startswith(b"HTTP/1.1 408 ")
-            assert slow_server.startswith(b"HTTP/1.1 504 ")
-            kept = await raw(gateway.port, b"GET / HTTP/1.1\r\nHost: shop\r\n\r\n")
-            assert kept.startswith(b"HTTP/1.1 200 ")
-            assert gateway.in_flight == 0
+
+        def all_are_here() -> bool:
+            idle = [one.idle for one in front.clients]
+            return len(idle) == 4 and sum(idle) == 1 and gateway.in_flight == 2
+
+        await eventually_async(all_are_here, "the gateway waits for all four")
+        await shop.app.arrived.wait()
+        front.sweep(time.monotonic() + limits.answer_timeout_s + 1.0)
+        silent, slow_head, slow_body, slow_server = await too_slow
+        assert silent == b""
+        assert slow_head.startswith(b"HTTP/1.1 408 ")
+        assert slow_body.startswith(b"HTTP/1.1 408 ")
+        assert slow_server.startswith(b"HTTP/1.1 504 ")
+        await eventually_async(lambda: gateway.connections == 0, "nobody is left")
+        answered = gateway.answered
+        idle = asyncio.create_task(raw(gateway.port, b"GET / HTTP/1.1\r\nHost: shop\r\n\r\n"))
+        await eventually_async(lambda: gateway.answered == answered + 1, "it is answered")
+        front.sweep(time.monotonic() + limits.idle_timeout_s + 1.0)
+        assert (await idle).startswith(b"HTTP/1.1 200 ")
+        assert gateway.in_flight == 0
 
 
 async def test_a_body_that_comes_too_slowly_is_no_answer_that_the_server_broke_off() -> None:
     async with bookshops("a") as (shop,), Gateway([shop.address]) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(b"POST /echo HTTP/1.1\r\nHost: shop\r\nContent-Length: 9\r\n\r\nab")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await reader.readuntil(b"ab")
             assert gateway._front is not None
             gateway._front.sweep(time.monotonic() + GatewayLimits().body_grace_s + 1.0)
@@ -443,7 +469,7 @@ async def test_a_long_upload_that_its_server_holds_for_a_moment_goes_on(
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         length = b"Content-Length: %d\r\n\r\n" % (len(part) * 32)
         writer.write(b"POST / HTTP/1.1\r\nHost: shop\r\n" + length + part)
-        await asyncio.wait_for(arrived.wait(), 20)
+        await asyncio.wait_for(arrived.wait(), 60)
         front = gateway._front
         assert front is not None
         server_is_full = exchange.Exchange.server_is_full
@@ -457,7 +483,7 @@ async def test_a_long_upload_that_its_server_holds_for_a_moment_goes_on(
         monkeypatch.setattr(exchange, "monotonic", lambda: time.monotonic() + later_s)
         monkeypatch.setattr(exchange.Exchange, "server_is_full", looked_at)
         writer.write(part * 31)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
         assert gateway.servers[0].meters.failed.total == 0
         writer.close()

@@ -17,6 +17,8 @@ from tidegate.adapters.haproxy.tally import Tally
 from tidegate.core.hosting import DoorSample, InstanceSample
 
 _NOT_SERVERS = ("FRONTEND", "BACKEND")
+# A rate is that of so long at the least; doors are asked each second.
+_RATE_OVER_S = 0.5
 
 
 class HaproxySensor:
@@ -30,7 +32,7 @@ class HaproxySensor:
         self._rows: Rows = {}
         # Counts up with each HAProxy.
         self._generation = 0
-        # Accepted requests, and when, at the last look: for the rate.
+        # Accepted requests, and when, as the rate was last found.
         self._looked: tuple[int, float] | None = None
         # Lines that found the log's pipe full, as the running HAProxy counts them: at the last
         # look, and when it was last said.
@@ -82,12 +84,18 @@ class HaproxySensor:
         return f"response times lack {more} requests: too many to log" if more > 0 else ""
 
     def kept(self, so_far: int) -> int:
-        """Of a thousand requests, how many are worth a line at the rate since the last look."""
+        """Of a thousand requests, how many are worth a line at the rate since this was last found.
+
+        Over some milliseconds a few requests would pass for a high rate, and lines be left out.
+        """
         now, accepted = monotonic(), self._tally.accepted
-        before, self._looked = self._looked, (accepted, now)
-        if before is None or now <= before[1]:
+        if self._looked is None:
+            self._looked = (accepted, now)
+        before, lasted_s = self._looked[0], now - self._looked[1]
+        if lasted_s < _RATE_OVER_S:
             return so_far
-        return kept_for((accepted - before[0]) / (now - before[1]))
+        self._looked = (accepted, now)
+        return kept_for((accepted - before) / lasted_s)
 
     def sample(self, service: str, door: str, address: str, at: float, trouble: str) -> DoorSample:
         backend = self._rows.get("BACKEND", {})

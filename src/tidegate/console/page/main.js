@@ -110,6 +110,8 @@ async function begin() {
 
 live.addEventListener("loggedout", askForLogin);
 live.addEventListener("session", (event) => {
+  // An answer may come when its session has ended already. It must not disturb the login form.
+  if (who === null) return;
   who = event.detail;
   carry(who.token);
   frame.showWho(who);

@@ -13,7 +13,7 @@ const SHARES_MAX = 24;
 export class Wheel extends WheelCard {
   facts({ row, ...view }) {
     return [row.paused, row.steering, row.replicas_wanted, view.replicas_min, view.replicas_max, view.policy, view.prefetch_goal,
-      view.shares_by_hand, this.#modes(), this.#replicas().length];
+      view.shares_by_hand, view.consumers.length, this.#modes(), this.#sharing().length];
   }
 
   lines() { return [this.#scaling(), this.#prefetch(), this.#shares(), this.#queue()]; }
@@ -23,7 +23,11 @@ export class Wheel extends WheelCard {
   get #prefetchSeen() { return this.view.prefetch_mark || null; }
   get #path() { return `/queues/${segment(this.name)}`; }
   #modes() { return [...new Set(this.view.consumers.map((consumer) => consumer.mode).filter(Boolean))].sort(); }
-  #replicas() { return this.view.points.findLast((point) => point.replicas.length)?.replicas ?? []; }
+  // The replicas that have a share. A replica has none for a moment after somebody gave the shares back.
+  #sharing() {
+    const replicas = this.view.points.findLast((point) => point.replicas.length)?.replicas ?? [];
+    return replicas.filter((replica) => replica.share !== null);
+  }
 
   #scaling() {
     const { row, replicas_min: least, replicas_max: most, policy } = this.view;
@@ -107,7 +111,7 @@ export class Wheel extends WheelCard {
   }
 
   #shares() {
-    const replicas = this.#replicas().filter((replica) => replica.share !== null);
+    const replicas = this.#sharing();
     if (replicas.length < 2) return null;
     const right = this.may("shares") ? "shares" : "prefetch";
     if (replicas.length > SHARES_MAX) return this.line("Shares", `Of ${count(replicas.length)} replicas: too many to set by hand.`);
@@ -122,7 +126,7 @@ export class Wheel extends WheelCard {
 
   #holdShares() {
     const seen = this.#seen;
-    const replicas = this.#replicas().filter((replica) => replica.share !== null);
+    const replicas = this.#sharing();
     const inputs = replicas.map((replica) => h("input", { type: "number", min: 0, max: 100, step: "any", required: true, value: (replica.share * 100).toFixed(1) }));
     confirmation({
       title: `Shares of ${this.name}`, button: "Take over",

@@ -1,4 +1,8 @@
-"""For each file one Chromium and one running house; pictures of what was seen are kept."""
+"""For each file one Chromium and one house; pictures of what was seen are kept.
+
+A house is a node and its console. Most pages do not depend on how these run, so both run in a
+thread; a file that says PROCESSES has a whole installation.
+"""
 
 from __future__ import annotations
 
@@ -9,43 +13,36 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from opened_pages import ADMIN, LOOKER, log_in
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from chromium import chromium
+from house_in_thread import HouseInThread
+from opened_pages import ADMIN, LOOKER, SOON_MS, AnyHouse, log_in
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 from running_house import PASSWORD, House
 from waiting import eventually
 from what_was_learned import write_models, write_result
 
 import tidegate
 from tidegate.client.blocking import BlockingClient
-
-_QUIET = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-)
+from tidegate.core.errors import NotAuthenticated
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Not for the session: while Playwright runs, so does its event loop, and no other can."""
-    found = shutil.which("chromium") or shutil.which("google-chrome")
-    if found is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("there is no Chromium; scripts/debian-packages installs it")
-        pytest.skip("there is no Chromium on this machine")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=list(_QUIET))
+    """Not for the session: tests that need an event loop come after this file."""
+    expect.set_options(timeout=SOON_MS)
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
-def house(request: pytest.FixtureRequest) -> Iterator[House]:
-    """With the SETTINGS of the file, if it has some.
+def house(request: pytest.FixtureRequest) -> Iterator[AnyHouse]:
+    """In processes if the file has PROCESSES, which are its settings.
 
     Not in pytest's folder: as root PostgreSQL has an account of its own, which must get there.
     """
     folder = Path(tempfile.mkdtemp(prefix="tidegate-console-"))
-    running = House(folder, getattr(request.module, "SETTINGS", ""))
+    settings = getattr(request.module, "PROCESSES", None)
+    running = HouseInThread(folder) if settings is None else House(folder, settings)
     try:
         yield running
     finally:
@@ -63,29 +60,39 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def people(house: House) -> House:
-    """One who may do everything, one who may only look; something was learned and reported."""
+def people(house: AnyHouse) -> AnyHouse:
+    """One who may do everything, one who may only look; something was learned and reported.
+
+    A node of another process notices its first users within a second. Before that it asks nobody to
+    log in, and a page shows the overview: what is typed for the login would go into its filter.
+    """
     write_models(house.data / "knowledge")
     write_result(house.folder / "results")
     house.add_users({ADMIN: ["--admin"], LOOKER: ["--read", "*"]})
+    eventually(lambda: needs_login(house), "the node asks for a login")
     return house
 
 
-@pytest.fixture(scope="module")
-def mq(people: House) -> Iterator[BlockingClient]:
-    def connected() -> BlockingClient:
-        return tidegate.connect(people.url, user=ADMIN, password=PASSWORD, mode="admin").__enter__()
-
-    # The node notices its first users within a second.
-    client = eventually(connected, "the admin gets in")
-    yield client
-    client.close()
+def needs_login(house: AnyHouse) -> bool:
+    try:
+        with tidegate.connect(house.url) as client:
+            client.queues()
+    except NotAuthenticated:
+        return True
+    return False
 
 
 @pytest.fixture(scope="module")
-def logged_in(browser: Browser, people: House, mq: BlockingClient) -> Iterator[BrowserContext]:
+def mq(people: AnyHouse) -> Iterator[BlockingClient]:
+    with tidegate.connect(people.url, user=ADMIN, password=PASSWORD, mode="admin") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def logged_in(browser: Browser, people: AnyHouse) -> Iterator[BrowserContext]:
     """Ada's browser."""
     context = browser.new_context(viewport={"width": 1440, "height": 900})
+    context.set_default_timeout(SOON_MS)
     page = context.new_page()
     log_in(page, people, ADMIN)
     page.close()
@@ -94,7 +101,7 @@ def logged_in(browser: Browser, people: House, mq: BlockingClient) -> Iterator[B
 
 
 @pytest.fixture
-def page(logged_in: BrowserContext, people: House) -> Iterator[Page]:
+def page(logged_in: BrowserContext, people: AnyHouse) -> Iterator[Page]:
     """A page that must have nothing to complain about."""
     page = logged_in.new_page()
     complaints: list[str] = []

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import http.server
 import re
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from opened_pages import ADMIN, LOOKER, SOON_MS, log_in, serious_faults
-from playwright.sync_api import Browser, BrowserContext, Page, expect
-from running_house import PASSWORD, House
+from opened_pages import ADMIN, LOOKER, SOON_MS, AnyHouse, log_in, serious_faults
+from playwright.sync_api import APIResponse, Browser, BrowserContext, Page, Route, expect
+from running_house import PASSWORD
 from waiting import eventually
 from what_was_learned import REASON
 
@@ -55,22 +54,52 @@ def orders(mq: BlockingClient) -> Iterator[str]:
         thread.join(10.0)
 
 
-def test_a_wrong_password_is_refused_in_a_sentence(browser: Browser, people: House) -> None:
+def test_a_wrong_password_is_refused_in_a_sentence(browser: Browser, people: AnyHouse) -> None:
     with contextlib.closing(browser.new_context()) as context:
         page = context.new_page()
         page.goto(people.page)
-        page.get_by_label("Name").fill(ADMIN)
+        page.get_by_label("Name", exact=True).fill(ADMIN)
         page.get_by_label("Password").fill("guess")
         page.get_by_role("button", name="Log in").click()
         expect(page.get_by_role("alert")).to_contain_text("wrong")
         assert serious_faults(page) == []
 
 
-def test_a_chart_moves_under_load(page: Page, people: House, orders: str) -> None:
+def test_an_answer_that_comes_late_does_not_disturb_the_login(
+    browser: Browser, people: AnyHouse
+) -> None:
+    with contextlib.closing(browser.new_context()) as context:
+        page = context.new_page()
+        page.clock.install()
+        log_in(page, people, ADMIN)
+        held: list[tuple[Route, APIResponse]] = []
+        page.route("**/api/live*", lambda route: route.abort())
+        page.route("**/api/session", lambda route: held.append((route, route.fetch())))
+        # The stream is silent for too long: the page asks whether its session is still good.
+        page.clock.fast_forward(6_000)
+        page.clock.fast_forward(1_000)
+        page.wait_for_function("() => document.querySelector('#banner:not([hidden])')")
+        eventually(lambda: page.evaluate("1") and held, "the console has answered")
+
+        # Meanwhile it ends, as when somebody logs out in another tab.
+        context.clear_cookies()
+        page.goto(f"{people.page}/#/fleet")
+        name = page.get_by_label("Name", exact=True)
+        name.fill(ADMIN)
+        for route, answer in held:
+            route.fulfill(response=answer)
+        page.clock.run_for(1_000)
+        page.evaluate("location.hash = '#/deeds'")
+
+        expect(page.get_by_role("button", name="Log out")).to_have_count(0)
+        expect(name).to_have_value(ADMIN)
+
+
+def test_a_chart_moves_under_load(page: Page, people: AnyHouse, orders: str) -> None:
     page.goto(f"{people.page}/#/service/queue/{orders}")
     chart = page.locator("figure", has_text="Arrival and consumption")
     taken = chart.locator("li", has_text="taken").locator("b")
-    expect(taken).to_have_text(re.compile(r"^[1-9].*/s$"), timeout=SOON_MS)
+    expect(taken).to_have_text(re.compile(r"^[1-9].*/s$"))
     drawn = chart.locator("canvas").evaluate("canvas => canvas.toDataURL()")
     page.wait_for_function(
         "before => document.querySelector('figure canvas').toDataURL() !== before",
@@ -80,7 +109,7 @@ def test_a_chart_moves_under_load(page: Page, people: House, orders: str) -> Non
 
 
 def test_a_decision_is_read_at_its_mark_and_in_the_list(
-    page: Page, people: House, mq: BlockingClient
+    page: Page, people: AnyHouse, mq: BlockingClient
 ) -> None:
     queue = "elastic"
     mq.create_queue(queue)
@@ -91,7 +120,7 @@ def test_a_decision_is_read_at_its_mark_and_in_the_list(
     mq.set_scaling(queue, held)
 
     line = page.locator("button.decision", has_text=f"by {ADMIN}").first
-    expect(line).to_be_visible(timeout=SOON_MS)
+    expect(line).to_be_visible()
     line.click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("Rule")
@@ -115,48 +144,38 @@ _MARK = """canvas => {
 }"""
 
 
-def test_the_prefetch_is_taken_over_and_given_back(
-    page: Page, people: House, mq: BlockingClient, orders: str
+def test_the_wheel_follows_shares_and_consumers_that_come_and_go(
+    page: Page, people: AnyHouse
 ) -> None:
-    page.goto(f"{people.page}/#/service/queue/{orders}")
-    wheel = page.locator("section.wheel")
-    prefetch = wheel.locator(".loop", has_text="Prefetch")
-    prefetch.get_by_role("button", name="Set by hand").click()
-    dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text("until somebody gives it back")
-    assert serious_faults(page) == []
-    dialog.get_by_label("Messages").fill("7")
-    dialog.get_by_role("button", name="Take over").click()
-    expect(dialog).to_have_count(0)
-
-    assert eventually(lambda: prefetch_of(mq, orders) == 7, "the node has it")
-    expect(wheel.locator("[data-loop=prefetch]")).to_have_text("manual", timeout=SOON_MS)
-
-    prefetch.get_by_role("button", name="Give back").click()
-    page.get_by_role("dialog").get_by_role("button", name="Give back").click()
-    page.get_by_role("dialog").wait_for(state="detached")
-    goal = mq.queue(orders).policy.prefetch
-    assert goal is not None
-    assert goal.manual is None, "the loop has it again"
-    expect(wheel.locator("[data-loop=prefetch]")).not_to_have_text("manual", timeout=SOON_MS)
-
-    page.goto(f"{people.page}/#/deeds")
-    deeds = page.get_by_role("table", name="Deeds")
-    expect(deeds).to_contain_text("prefetch", timeout=SOON_MS)
-    expect(deeds).to_contain_text(ADMIN)
+    page.goto(people.page)
+    expect(page.get_by_role("table", name="Services")).to_be_visible()
+    without, shared, consumed = page.evaluate(_WHEEL)
+    assert "Shares" not in without
+    assert "Shares" in shared
+    assert "0 consumers" in shared
+    assert "1 consumer" in consumed
 
 
-def prefetch_of(mq: BlockingClient, queue: str) -> int | None:
-    found = [
-        consumer.prefetch
-        for node in mq.stats(queue).nodes
-        for numbers in node.queues
-        for consumer in numbers.consumers
-    ]
-    return found[0] if found else None
+# Two replicas without shares, as for a moment after these were given back; with them; a consumer.
+_WHEEL = """async () => {
+  const { Wheel } = await import("/page/wheel.js");
+  const wheel = new Wheel({ who: { read_only: false }, changed: () => {} });
+  const told = (shares, consumers) => {
+    const replicas = shares.map((share, at) => ({ number: at + 1, share }));
+    const row = { name: "orders", steering: "auto", replicas: 2, replicas_wanted: 2, waiting: 0 };
+    wheel.show({ row,
+      replicas_min: 1, replicas_max: 3, policy: "load", prefetch_goal: "", shares_by_hand: false,
+      consumers, points: [{ replicas }], allowed: ["scaling", "shares", "prefetch", "goal"] });
+    return wheel.element.textContent;
+  };
+  const one = { client_id: 1, consumer: 1, prefetch: 3, mode: "" };
+  return [told([null, null], []), told([0.5, 0.5], []), told([0.5, 0.5], [one])];
+}"""
 
 
-def test_a_dead_letter_is_read_and_redriven(page: Page, people: House, mq: BlockingClient) -> None:
+def test_a_dead_letter_is_read_and_redriven(
+    page: Page, people: AnyHouse, mq: BlockingClient
+) -> None:
     queue = "brittle"
     mq.create_queue(queue)
     mq.put(queue, b'{"customer": null}')
@@ -165,7 +184,7 @@ def test_a_dead_letter_is_read_and_redriven(page: Page, people: House, mq: Block
 
     page.goto(f"{people.page}/#/messages/{queue}.dead")
     row = page.get_by_role("table", name=f"Messages of {queue}.dead").locator("tbody tr")
-    expect(row).to_contain_text("no such customer", timeout=SOON_MS)
+    expect(row).to_contain_text("no such customer")
     row.get_by_role("button").click()
     expect(page.get_by_role("dialog").locator("pre")).to_have_text('{\n  "customer": null\n}')
     page.keyboard.press("Escape")
@@ -179,13 +198,13 @@ def test_a_dead_letter_is_read_and_redriven(page: Page, people: House, mq: Block
 
 
 def test_a_question_about_one_queue_is_not_asked_about_another(
-    page: Page, people: House, mq: BlockingClient
+    page: Page, people: AnyHouse, mq: BlockingClient
 ) -> None:
     for queue in ("asked about", "elsewhere"):
         mq.create_queue(queue)
     page.goto(f"{people.page}/#/messages/elsewhere")
     page.goto(f"{people.page}/#/messages/asked%20about")
-    page.get_by_role("button", name="Put a message").click(timeout=SOON_MS)
+    page.get_by_role("button", name="Put a message").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("put to asked about")
 
@@ -200,7 +219,7 @@ def test_a_question_about_one_queue_is_not_asked_about_another(
 
     page.go_forward()
     page.reload()
-    page.get_by_role("button", name="Put a message").click(timeout=SOON_MS)
+    page.get_by_role("button", name="Put a message").click()
     expect(dialog).to_be_visible()
     page.go_back()
     expect(page.get_by_label("Queue", exact=True)).to_have_value("elsewhere")
@@ -215,7 +234,7 @@ _HOLD_CLOSING = """() => {
 
 
 def test_of_a_queue_with_replicas_it_is_said_whether_all_are_shown(
-    page: Page, people: House, mq: BlockingClient
+    page: Page, people: AnyHouse, mq: BlockingClient
 ) -> None:
     queue = "many replicas"
     mq.create_queue(queue)
@@ -223,25 +242,25 @@ def test_of_a_queue_with_replicas_it_is_said_whether_all_are_shown(
     mq.put_many(queue, [b"few"] * 10)
     page.goto(f"{people.page}/#/messages/{queue}")
     state = page.locator(".messages [role=status]")
-    expect(state).to_contain_text("All 10 are shown", timeout=SOON_MS)
+    expect(state).to_contain_text("All 10 are shown")
     filtered = page.get_by_label("Filter by text")
     filtered.fill("nothing")
-    expect(page.get_by_text("No message that waits matches.")).to_be_visible(timeout=SOON_MS)
+    expect(page.get_by_text("No message that waits matches.")).to_be_visible()
 
     mq.put_many(queue, [b"many"] * 50)
     filtered.fill("")
-    expect(state).to_contain_text("The first 50 are shown", timeout=SOON_MS)
+    expect(state).to_contain_text("The first 50 are shown")
     mq.put_many(queue, [b"many"] * 450)
     filtered.fill("nothing")
-    expect(page.get_by_text("None of the first 500 matches.")).to_be_visible(timeout=SOON_MS)
+    expect(page.get_by_text("None of the first 500 matches.")).to_be_visible()
 
 
-def test_a_script_in_a_name_stays_text(page: Page, people: House, mq: BlockingClient) -> None:
+def test_a_script_in_a_name_stays_text(page: Page, people: AnyHouse, mq: BlockingClient) -> None:
     mq.create_queue(HOSTILE)
     mq.put(HOSTILE, HOSTILE.encode(), headers={"note": HOSTILE})
     page.goto(people.page)
     link = page.get_by_role("link", name=HOSTILE)
-    expect(link).to_be_visible(timeout=SOON_MS)
+    expect(link).to_be_visible()
     link.click()
     expect(page.get_by_role("heading", name=HOSTILE)).to_be_visible()
     page.get_by_role("link", name="Messages").last.click()
@@ -251,39 +270,39 @@ def test_a_script_in_a_name_stays_text(page: Page, people: House, mq: BlockingCl
     assert page.title() != "1"
 
 
-def test_a_model_shows_its_curve_or_why_it_was_refused(page: Page, people: House) -> None:
+def test_a_model_shows_its_curve_or_why_it_was_refused(page: Page, people: AnyHouse) -> None:
     page.goto(f"{people.page}/#/models")
     accepted = page.locator("article", has_text="orders")
-    expect(accepted).to_contain_text("accepted", timeout=SOON_MS)
+    expect(accepted).to_contain_text("accepted")
     expect(accepted.get_by_role("img", name="12 points and the fitted curve")).to_be_visible()
     refused = page.locator("article", has_text="payments")
     expect(refused).to_contain_text("refused")
     expect(refused).to_contain_text(REASON)
 
 
-def test_a_report_is_shown_and_may_run_nothing(logged_in: BrowserContext, people: House) -> None:
+def test_a_report_is_shown_and_may_run_nothing(logged_in: BrowserContext, people: AnyHouse) -> None:
     page = logged_in.new_page()
     page.goto(f"{people.page}/#/experiments")
     frame = page.frame_locator("iframe")
-    expect(frame.get_by_role("heading", name="What was kept")).to_be_visible(timeout=SOON_MS)
+    expect(frame.get_by_role("heading", name="What was kept")).to_be_visible()
     expect(frame.locator("body")).not_to_contain_text("it runs")
     page.close()
 
 
-def test_who_may_only_look_is_told_so(browser: Browser, people: House, orders: str) -> None:
+def test_who_may_only_look_is_told_so(browser: Browser, people: AnyHouse, orders: str) -> None:
     with contextlib.closing(browser.new_context()) as context:
         page = context.new_page()
         log_in(page, people, LOOKER)
         page.goto(f"{people.page}/#/service/queue/{orders}")
         wheel = page.locator("section.wheel")
-        expect(wheel).to_contain_text("You may only look", timeout=SOON_MS)
+        expect(wheel).to_contain_text("You may only look")
         buttons = wheel.get_by_role("button")
         assert buttons.count() > 3
         assert all(button.is_disabled() for button in buttons.all())
 
 
 def test_a_page_of_somebody_else_can_do_nothing(
-    logged_in: BrowserContext, people: House, mq: BlockingClient, another_origin: str
+    logged_in: BrowserContext, people: AnyHouse, mq: BlockingClient, another_origin: str
 ) -> None:
     # The same host, so that the browser sends our cookie along; another port, so another origin.
     page = logged_in.new_page()
@@ -323,36 +342,20 @@ def another_origin() -> Iterator[str]:
         server.shutdown()
 
 
-def test_a_silent_console_is_told_of_and_recovered_from(
-    page: Page, people: House, orders: str
-) -> None:
-    page.goto(f"{people.page}/#/")
-    words = page.get_by_label("Filter by name")
-    words.fill("ord")
-    banner = page.locator("#banner")
-    expect(page.locator(".connection[data-state=open]")).to_be_visible(timeout=SOON_MS)
-    people.console.signal(signal.SIGSTOP)
-    expect(banner).to_contain_text("connection is lost", timeout=15_000)
-    people.console.signal(signal.SIGCONT)
-    expect(banner).to_be_hidden(timeout=25_000)
-    expect(words).to_have_value("ord")
-    expect(page.get_by_role("link", name=orders, exact=True)).to_be_visible()
-
-
 def test_a_page_that_nobody_sees_rests_and_catches_up(
-    page: Page, people: House, orders: str
+    page: Page, people: AnyHouse, orders: str
 ) -> None:
     page.clock.install()
     page.goto(f"{people.page}/#/service/queue/{orders}")
     connection = page.locator(".connection")
-    expect(connection).to_have_attribute("data-state", "open", timeout=SOON_MS)
+    expect(connection).to_have_attribute("data-state", "open")
 
     _seen(page, "false")
     page.clock.fast_forward(6_000)
-    expect(connection).to_have_attribute("data-state", "resting", timeout=SOON_MS)
+    expect(connection).to_have_attribute("data-state", "resting")
 
     _seen(page, "true")
-    expect(connection).to_have_attribute("data-state", "open", timeout=SOON_MS)
+    expect(connection).to_have_attribute("data-state", "open")
 
 
 def _seen(page: Page, is_seen: str) -> None:
@@ -365,10 +368,10 @@ def _seen(page: Page, is_seen: str) -> None:
 
 @pytest.mark.parametrize("place", PAGES, ids=lambda place: place.partition("/")[0] or "overview")
 def test_every_page_is_sound_in_light_and_dark_on_a_desk_and_on_a_phone(
-    page: Page, people: House, orders: str, pictures: Path, place: str
+    page: Page, people: AnyHouse, orders: str, pictures: Path, place: str
 ) -> None:
     page.goto(f"{people.page}/#/{place}")
-    expect(page.locator("main .page")).to_be_visible(timeout=SOON_MS)
+    expect(page.locator("main .page")).to_be_visible()
     name = place.partition("/")[0] or "overview"
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
@@ -380,9 +383,9 @@ def test_every_page_is_sound_in_light_and_dark_on_a_desk_and_on_a_phone(
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, "nothing sticks out"
 
 
-def test_the_keyboard_reaches_everything(page: Page, people: House, orders: str) -> None:
+def test_the_keyboard_reaches_everything(page: Page, people: AnyHouse, orders: str) -> None:
     page.goto(f"{people.page}/#/")
-    expect(page.get_by_role("link", name=orders, exact=True)).to_be_visible(timeout=SOON_MS)
+    expect(page.get_by_role("link", name=orders, exact=True)).to_be_visible()
     # Where a browser begins is its own affair.
     skip = "document.activeElement.className"
     assert tabbed_to(page, lambda: page.evaluate(skip) == "skip"), "the way past the menu"
@@ -390,7 +393,7 @@ def test_the_keyboard_reaches_everything(page: Page, people: House, orders: str)
     reached = tabbed_to(page, lambda: page.evaluate("document.activeElement.textContent") == orders)
     assert reached, "the row of a service"
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", name=orders, exact=True)).to_be_visible(timeout=SOON_MS)
+    expect(page.get_by_role("heading", name=orders, exact=True)).to_be_visible()
 
 
 def tabbed_to(page: Page, is_there: Callable[[], bool]) -> bool:
@@ -401,43 +404,25 @@ def tabbed_to(page: Page, is_there: Callable[[], bool]) -> bool:
     return False
 
 
-def test_the_way_past_the_menu_leaves_the_page_where_it_is(page: Page, people: House) -> None:
+def test_the_way_past_the_menu_leaves_the_page_where_it_is(page: Page, people: AnyHouse) -> None:
     page.goto(f"{people.page}/#/fleet")
     heading = page.get_by_role("heading", name="Fleet", exact=True)
-    expect(heading).to_be_visible(timeout=SOON_MS)
+    expect(heading).to_be_visible()
     page.get_by_role("link", name="Skip to the content").focus()
     page.keyboard.press("Enter")
     expect(page.locator("main")).to_be_focused()
     assert page.url.endswith("#/fleet")
     page.reload()
-    expect(heading).to_be_visible(timeout=SOON_MS)
+    expect(heading).to_be_visible()
 
 
 def test_an_address_of_no_page_shows_the_overview_after_the_login(
-    browser: Browser, people: House, mq: BlockingClient
+    browser: Browser, people: AnyHouse, mq: BlockingClient
 ) -> None:
     with contextlib.closing(browser.new_context()) as context:
         page = context.new_page()
         page.goto(f"{people.page}/#main")
-        page.get_by_label("Name").fill(ADMIN)
+        page.get_by_label("Name", exact=True).fill(ADMIN)
         page.get_by_label("Password").fill(PASSWORD)
         page.get_by_role("button", name="Log in").click()
-        expect(page.get_by_role("table", name="Services")).to_be_visible(timeout=SOON_MS)
-
-
-def test_a_console_that_died_asks_for_the_login_and_goes_on_where_one_was(
-    browser: Browser, people: House, orders: str
-) -> None:
-    with contextlib.closing(browser.new_context()) as context:
-        page = context.new_page()
-        log_in(page, people, ADMIN)
-        page.goto(f"{people.page}/#/service/queue/{orders}")
-        expect(page.get_by_role("heading", name=orders, exact=True)).to_be_visible(timeout=SOON_MS)
-        people.console.signal(signal.SIGKILL)
-        people.console.end()
-        expect(page.locator("#banner")).to_contain_text("connection is lost", timeout=SOON_MS)
-        people.start_console_again()
-        page.get_by_label("Name").fill(ADMIN, timeout=20_000)
-        page.get_by_label("Password").fill(PASSWORD)
-        page.get_by_role("button", name="Log in").click()
-        expect(page.get_by_role("heading", name=orders, exact=True)).to_be_visible(timeout=SOON_MS)
+        expect(page.get_by_role("table", name="Services")).to_be_visible()

@@ -10,13 +10,11 @@ import http.client
 import re
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from opened_pages import ADMIN, LOOKER, SOON_MS, log_in, serious_faults
+from opened_pages import ADMIN, LOOKER, log_in, serious_faults
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
-from recorded_consumers import IDLE, record_consumers
 from running_house import House, Process
 from waiting import eventually
 
@@ -25,7 +23,7 @@ from tidegate.core.prefetch import PrefetchGoal
 from tidegate.core.replication import ReplicaState
 from tidegate.core.scaling import Range, Scaling, Steering
 
-SETTINGS = """
+PROCESSES = """
 [fleet]
 provider = "process"
 machines_max = 2
@@ -48,8 +46,6 @@ async def app(scope, receive, send):
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"sold"})
 """
-# For machines and instances, which are processes and start while other tests run beside.
-STARTED_MS = 60_000
 
 
 def loop(page: Page, name: str) -> Locator:
@@ -62,14 +58,14 @@ def confirm(page: Page, button: str) -> None:
     """What is asked about is done, and the question is gone."""
     dialog = page.get_by_role("dialog")
     dialog.get_by_role("button", name=button, exact=True).click()
-    expect(dialog).to_have_count(0, timeout=SOON_MS)
+    expect(dialog).to_have_count(0)
 
 
 def deeds_of(page: Page, house: House, count: int) -> list[str]:
     """What was done last, newest first."""
     page.goto(f"{house.page}/#/deeds")
     rows = page.get_by_role("table", name="Deeds").locator("tbody tr")
-    expect(rows.nth(count - 1)).to_be_visible(timeout=SOON_MS)
+    expect(rows.nth(count - 1)).to_be_visible()
     return rows.all_inner_texts()[:count]
 
 
@@ -81,7 +77,7 @@ def test_a_queue_is_made_put_to_paused_purged_and_deleted(
     page.get_by_role("button", name="New queue").click()
     page.get_by_role("dialog").get_by_label("Name").fill(queue)
     confirm(page, "Make it")
-    expect(page.get_by_role("link", name=queue)).to_be_visible(timeout=SOON_MS)
+    expect(page.get_by_role("link", name=queue)).to_be_visible()
     assert mq.queue(queue).durable
 
     page.goto(f"{people.page}/#/messages/{queue}")
@@ -94,7 +90,7 @@ def test_a_queue_is_made_put_to_paused_purged_and_deleted(
     dialog.get_by_label("Headers").fill("trace: test")
     confirm(page, "Put it")
     table = page.get_by_role("table", name=f"Messages of {queue}")
-    expect(table.locator("tbody tr")).to_contain_text('{"order": 7}', timeout=SOON_MS)
+    expect(table.locator("tbody tr")).to_contain_text('{"order": 7}')
     (message,) = mq.browse(queue)
     assert (message.payload, message.headers, message.priority) == (
         *(b'{"order": 7}', {"trace": "test"}, 5),
@@ -106,7 +102,7 @@ def test_a_queue_is_made_put_to_paused_purged_and_deleted(
     expect(page.get_by_role("dialog")).to_contain_text("Nothing more is delivered")
     confirm(page, "Pause")
     assert mq.queue(queue).policy.paused
-    expect(line).to_contain_text("Paused", timeout=SOON_MS)
+    expect(line).to_contain_text("Paused")
     line.get_by_role("button", name="Resume").click()
     confirm(page, "Resume")
     assert not mq.queue(queue).policy.paused
@@ -124,7 +120,7 @@ def test_a_queue_is_made_put_to_paused_purged_and_deleted(
     line.get_by_role("button", name="Delete").click()
     page.get_by_role("dialog").get_by_label("To be sure").fill(queue)
     confirm(page, "Delete")
-    expect(page.get_by_role("table", name="Services")).to_be_visible(timeout=SOON_MS)
+    expect(page.get_by_role("table", name="Services")).to_be_visible()
     assert queue not in {each.name for each in mq.queues()}
 
     told = deeds_of(page, people, 6)
@@ -139,8 +135,8 @@ def test_a_queue_that_is_called_like_a_step_in_a_path_has_a_page(
 ) -> None:
     mq.create_queue(queue)
     page.goto(people.page)
-    page.get_by_role("link", name=queue, exact=True).click(timeout=SOON_MS)
-    expect(page.get_by_role("heading", name=queue, exact=True)).to_be_visible(timeout=SOON_MS)
+    page.get_by_role("link", name=queue, exact=True).click()
+    expect(page.get_by_role("heading", name=queue, exact=True)).to_be_visible()
     loop(page, "Queue").get_by_role("button", name="Pause").click()
     confirm(page, "Pause")
     assert mq.queue(queue).policy.paused
@@ -165,22 +161,22 @@ def test_replicas_and_shares_are_held_by_hand_and_given_back(
 ) -> None:
     page.goto(f"{people.page}/#/service/queue/{elastic}")
     state = page.locator("[data-loop=replicas]")
-    expect(state).to_have_text("automatic", timeout=SOON_MS)
+    expect(state).to_have_text("automatic")
     line = loop(page, "Replicas")
     line.get_by_role("button", name="Set by hand").click()
     page.get_by_role("dialog").get_by_label("Replicas").fill("2")
     confirm(page, "Take over")
     scaling = mq.topology(elastic).scaling
     assert (scaling.steering, scaling.replicas_wanted) == (Steering.MANUAL, 2)
-    expect(state).to_have_text("manual", timeout=SOON_MS)
+    expect(state).to_have_text("manual")
     eventually(lambda: serving(mq, elastic, 2), "two replicas serve, on a machine")
 
     # Two of them have shares.
     shares = loop(page, "Shares")
     by_hand = page.locator("[data-loop=shares]")
-    expect(by_hand).to_have_text("automatic", timeout=SOON_MS)
+    expect(by_hand).to_have_text("automatic")
     expect(shares.get_by_role("button", name="Give back")).to_have_count(0)
-    shares.get_by_role("button", name="Set by hand").click(timeout=SOON_MS)
+    shares.get_by_role("button", name="Set by hand").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Replica 1").fill("80")
     dialog.get_by_label("Replica 2").fill("20")
@@ -196,11 +192,11 @@ def test_replicas_and_shares_are_held_by_hand_and_given_back(
     line.get_by_role("button", name="Recommend only").click()
     confirm(page, "Recommend only")
     assert mq.topology(elastic).scaling.steering is Steering.RECOMMEND
-    expect(state).to_have_text("recommends only", timeout=SOON_MS)
+    expect(state).to_have_text("recommends only")
     line.get_by_role("button", name="Give back").click()
     confirm(page, "Give back")
     assert mq.topology(elastic).scaling.steering is Steering.AUTO
-    expect(state).to_have_text("automatic", timeout=SOON_MS)
+    expect(state).to_have_text("automatic")
     assert "steering auto" in deeds_of(page, people, 1)[0]
 
 
@@ -212,20 +208,69 @@ def test_one_consumer_is_offered_only_where_no_goal_is_set(
     with mq.subscribe(queue, prefetch=3):
         page.goto(f"{people.page}/#/service/queue/{queue}")
         by_hand = loop(page, "Prefetch").get_by_role("button", name="Set by hand")
-        by_hand.click(timeout=SOON_MS)
+        by_hand.click()
         dialog = page.get_by_role("dialog")
         expect(dialog).to_contain_text("until it subscribes anew or somebody sets another")
         dialog.get_by_label("Messages").fill("9")
         dialog.get_by_label("Of").select_option(index=1)
         confirm(page, "Take over")
         consumers = page.get_by_role("table", name="Consumers").locator("tbody tr")
-        expect(consumers.locator("td").nth(1)).to_have_text("9", timeout=SOON_MS)
+        expect(consumers.locator("td").nth(1)).to_have_text("9")
 
         mq.set_policy(queue, prefetch=PrefetchGoal())
-        expect(loop(page, "Prefetch")).to_contain_text("goal: keep-up", timeout=SOON_MS)
+        expect(loop(page, "Prefetch")).to_contain_text("goal: keep-up")
         by_hand.click()
         expect(dialog.get_by_label("Of").locator("option")).to_have_text(["all consumers"])
         expect(dialog).not_to_contain_text("subscribes anew")
+
+
+def test_the_prefetch_is_taken_over_and_given_back(
+    page: Page, people: House, mq: BlockingClient
+) -> None:
+    queue = "by goal"
+    mq.create_queue(queue)
+    mq.set_policy(queue, prefetch=PrefetchGoal())
+    with mq.subscribe(queue, prefetch=20):
+        take_over_and_give_back(page, people, mq, queue)
+
+
+def take_over_and_give_back(page: Page, people: House, mq: BlockingClient, queue: str) -> None:
+    page.goto(f"{people.page}/#/service/queue/{queue}")
+    wheel = page.locator("section.wheel")
+    prefetch = wheel.locator(".loop", has_text="Prefetch")
+    prefetch.get_by_role("button", name="Set by hand").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("until somebody gives it back")
+    assert serious_faults(page) == []
+    dialog.get_by_label("Messages").fill("7")
+    dialog.get_by_role("button", name="Take over").click()
+    expect(dialog).to_have_count(0)
+
+    assert eventually(lambda: prefetch_of(mq, queue) == 7, "the node has it")
+    expect(wheel.locator("[data-loop=prefetch]")).to_have_text("manual")
+
+    prefetch.get_by_role("button", name="Give back").click()
+    page.get_by_role("dialog").get_by_role("button", name="Give back").click()
+    page.get_by_role("dialog").wait_for(state="detached")
+    goal = mq.queue(queue).policy.prefetch
+    assert goal is not None
+    assert goal.manual is None, "the loop has it again"
+    expect(wheel.locator("[data-loop=prefetch]")).not_to_have_text("manual")
+
+    page.goto(f"{people.page}/#/deeds")
+    deeds = page.get_by_role("table", name="Deeds")
+    expect(deeds).to_contain_text("prefetch")
+    expect(deeds).to_contain_text(ADMIN)
+
+
+def prefetch_of(mq: BlockingClient, queue: str) -> int | None:
+    found = [
+        consumer.prefetch
+        for node in mq.stats(queue).nodes
+        for numbers in node.queues
+        for consumer in numbers.consumers
+    ]
+    return found[0] if found else None
 
 
 @pytest.fixture(scope="module")
@@ -259,12 +304,12 @@ def test_an_http_service_is_watched_held_by_hand_and_given_back(
     page: Page, people: House, shop: str
 ) -> None:
     page.goto(f"{people.page}/#/service/http/{shop}")
-    expect(page.get_by_role("heading", name=shop, exact=True)).to_be_visible(timeout=SOON_MS)
+    expect(page.get_by_role("heading", name=shop, exact=True)).to_be_visible()
     out = page.locator(".tiles div", has_text="Out").locator("dd")
-    expect(out).to_have_text(re.compile(r"^[1-9].*/s$"), timeout=SOON_MS)
+    expect(out).to_have_text(re.compile(r"^[1-9].*/s$"))
     expect(page.locator("section.agreement")).to_contain_text("response p95")
     tile = page.locator(".tiles div", has_text="Instances").locator("dd")
-    expect(tile).to_have_text("1", timeout=SOON_MS)
+    expect(tile).to_have_text("1")
 
     instances = loop(page, "Instances")
     instances.get_by_role("button", name="Set by hand").click()
@@ -273,11 +318,9 @@ def test_an_http_service_is_watched_held_by_hand_and_given_back(
     assert serious_faults(page) == []
     dialog.get_by_label("Instances").fill("2")
     confirm(page, "Take over")
-    expect(page.locator("[data-loop=instances]")).to_have_text("manual", timeout=SOON_MS)
-    expect(tile).to_have_text("2", timeout=STARTED_MS)
-    expect(page.locator("button.decision", has_text=f"by {ADMIN}").first).to_be_visible(
-        timeout=SOON_MS
-    )
+    expect(page.locator("[data-loop=instances]")).to_have_text("manual")
+    expect(tile).to_have_text("2")
+    expect(page.locator("button.decision", has_text=f"by {ADMIN}").first).to_be_visible()
 
     for name, mark, label in (
         ("Bounds", "bounds", "At most"),
@@ -287,7 +330,7 @@ def test_an_http_service_is_watched_held_by_hand_and_given_back(
         loop(page, name).get_by_role("button", name="Set by hand").click()
         page.get_by_role("dialog").get_by_label(label).fill("50")
         confirm(page, "Take over")
-        expect(page.locator(f"[data-loop={mark}]")).to_have_text("manual", timeout=SOON_MS)
+        expect(page.locator(f"[data-loop={mark}]")).to_have_text("manual")
     for name, mark, words in (
         ("Instances", "instances", "automatic"),
         ("Bounds", "bounds", "as agreed"),
@@ -296,7 +339,7 @@ def test_an_http_service_is_watched_held_by_hand_and_given_back(
     ):
         loop(page, name).get_by_role("button", name="Give back").click()
         confirm(page, "Give back")
-        expect(page.locator(f"[data-loop={mark}]")).to_have_text(words, timeout=SOON_MS)
+        expect(page.locator(f"[data-loop={mark}]")).to_have_text(words)
 
     told = deeds_of(page, people, 8)
     assert all(ADMIN in row and shop in row and "by hand" in row for row in told)
@@ -319,9 +362,9 @@ def test_what_somebody_else_has_said_meanwhile_is_not_undone_but_told(
     page.get_by_role("dialog").get_by_role("button", name="Take over").click()
 
     alert = page.get_by_role("dialog").get_by_role("alert")
-    expect(alert).to_contain_text("Somebody else has changed", timeout=SOON_MS)
+    expect(alert).to_contain_text("Somebody else has changed")
     page.keyboard.press("Escape")
-    expect(page.locator("[data-loop=concurrency]")).to_have_text("manual", timeout=SOON_MS)
+    expect(page.locator("[data-loop=concurrency]")).to_have_text("manual")
     expect(page.locator("[data-loop=admission]")).to_have_text("automatic")
     loop(other, "Requests of an instance").get_by_role("button", name="Give back").click()
     confirm(other, "Give back")
@@ -336,7 +379,7 @@ def test_who_may_only_look_sees_an_http_service_and_holds_nothing(
         log_in(page, people, LOOKER)
         page.goto(f"{people.page}/#/service/http/{shop}")
         wheel = page.locator("section.wheel")
-        expect(wheel).to_contain_text("You may only look", timeout=SOON_MS)
+        expect(wheel).to_contain_text("You may only look")
         buttons = wheel.get_by_role("button").all()
         assert len(buttons) >= 4
         assert all(button.is_disabled() for button in buttons)
@@ -348,80 +391,12 @@ def test_the_fleet_is_a_map_of_machines_and_who_is_in_their_slots(
     eventually(lambda: serving(mq, elastic, len(mq.topology(elastic).replicas)), "all serve")
     page.goto(f"{people.page}/#/fleet")
     machines = page.locator("article.machine[data-state=up]")
-    expect(machines.first).to_be_visible(timeout=STARTED_MS)
+    expect(machines.first).to_be_visible()
     for service in (elastic, shop):
         slot = machines.locator("li.slot", has_text=re.compile(rf"^{service} #\d+"))
-        expect(slot.first).to_be_visible(timeout=STARTED_MS)
+        expect(slot.first).to_be_visible()
     held = page.locator(".tiles div", has_text="Slots held").locator("dd")
-    expect(held).to_have_text(re.compile(r"^[2-9] of \d+$"), timeout=SOON_MS)
+    expect(held).to_have_text(re.compile(r"^[2-9] of \d+$"))
     assert serious_faults(page) == []
     machines.get_by_role("link", name=re.compile(f"^{shop} ")).first.click()
-    expect(page.get_by_role("heading", name=shop, exact=True)).to_be_visible(timeout=SOON_MS)
-
-
-def test_a_page_of_the_lab_is_shown_with_its_figures(page: Page, people: House) -> None:
-    people.run(
-        *("lab", "run", "replicated-queues", "--simulate", "--only", "fig8"),
-        *("--results", str(people.folder / "results"), "--name", "simulated"),
-    )
-    page.goto(f"{people.page}/#/experiments")
-    page.get_by_role("navigation", name="Results").get_by_role("link").filter(
-        has_text="simulated"
-    ).click(timeout=SOON_MS)
-    frame = page.frame_locator("iframe")
-    expect(frame.get_by_role("heading", level=1)).to_be_visible(timeout=SOON_MS)
-    figure = frame.locator("figure img").first
-    expect(figure).to_be_visible(timeout=SOON_MS)
-    box = figure.bounding_box()
-    assert box is not None
-    assert box["height"] > 100.0, "the figure itself, and not what stands for it"
-
-
-# Of the points on the left, where the plant is linear: the part that lies at the curve.
-_AT_THE_CURVE = """canvas => {
-  const { width, height } = canvas, sharp = width / canvas.getBoundingClientRect().width;
-  const ink = canvas.getContext("2d").getImageData(0, 0, width, height).data;
-  let points = 0, near = 0;
-  const is = (x, y, blue) => {
-    const at = 4 * (y * width + x), more = ink[at + 2] - ink[at];
-    return ink[at + 3] > 150 && (blue ? more > 40 : more < -40);
-  };
-  for (let x = Math.round(60 * sharp); x < 0.38 * width; x += 1) {
-    for (let y = 0; y < height - 36 * sharp; y += 1) {
-      if (!is(x, y, true)) continue;
-      points += 1;
-      for (let d = Math.round(-14 * sharp); d <= 14 * sharp; d += 1) {
-        if (y + d >= 0 && y + d < height && is(x, y + d, false)) { near += 1; break; }
-      }
-    }
-  }
-  return points && near / points;
-}"""
-
-
-@pytest.mark.timeout(300)
-def test_what_was_really_learned_is_shown_with_its_points_curve_and_reason(
-    page: Page, people: House, pictures: Path
-) -> None:
-    lake = people.folder / "recorded"
-    group = record_consumers(lake)
-    people.run(
-        *("learn", "--lake", str(lake), "--since", "9000d", "--only", "identification"),
-        *("--knowledge", str(people.data / "knowledge")),
-    )
-
-    page.goto(f"{people.page}/#/models")
-    accepted = page.locator("article", has_text=group)
-    expect(accepted.locator(".light")).to_have_text("accepted", timeout=SOON_MS)
-    expect(accepted).to_contain_text("r2 test")
-    chart = accepted.get_by_role("img", name="30 points and the fitted curve")
-    expect(chart).to_be_visible()
-    chart.scroll_into_view_if_needed()
-    part = eventually(lambda: chart.evaluate(_AT_THE_CURVE), "points are drawn")
-    assert part > 0.8, "the curve runs over them"
-
-    refused = page.locator("article", has_text=IDLE)
-    expect(refused.locator(".light")).to_have_text("refused")
-    expect(refused).to_contain_text("the prefetch never changed")
-    page.screenshot(path=pictures / "models-learned.png", full_page=True)
-    assert serious_faults(page) == []
+    expect(page.get_by_role("heading", name=shop, exact=True)).to_be_visible()
