@@ -206,7 +206,6 @@ async def test_what_came_over_from_a_full_store_is_there_once(
         assert await scene.drain(first) == []
         assert [payload for payload, _ in await scene.drain(second)] == [b"0", b"1", b"2"]
 
-
     async def is_finished() -> bool:
         return await departures(scene, first) == 0
 
