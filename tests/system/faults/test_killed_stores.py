@@ -55,7 +55,11 @@ def scaled(deployment: Deployment, mq: tidegate.BlockingClient, count: int) -> l
         serving = [one for one in replicas if one.state is ReplicaState.SERVING]
         return len(replicas) == len(serving) == count
 
-    eventually(is_so, f"{count} replicas serve", 2 * LIMIT_S)
+    try:
+        eventually(is_so, f"{count} replicas serve", 2 * LIMIT_S)
+    except AssertionError:
+        print(command(deployment, "explain", QUEUE), deployment.log_text[-10_000:])
+        raise
     return sorted(one.store_number for one in mq.topology(QUEUE).replicas)
 
 
