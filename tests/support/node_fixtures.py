@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import uvloop
 from backing import (
@@ -26,10 +27,14 @@ from rabbitmq import VirtualHost, broker_or_skip
 from tidegate.client.client import Client
 from tidegate.core.ports import Store
 from tidegate.lab.peers.rabbitmq_server import RabbitmqServer
+from tidegate.node.limits import Limits
 from tidegate.node.server import Node
 from tidegate.storage.embedded import EmbeddedPostgres
 
 TEST_S_MAX = 90.0
+DEFAULT_LIMITS = Limits()
+# Of nodes whose test does not say: no node is declared dead while the machine is busy elsewhere.
+LEASE_S = 60.0
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -132,7 +137,10 @@ async def start_node(backing: Backing) -> AsyncIterator[StartNode]:
     """Start a node; all share what `backing` holds."""
     started: list[Node] = []
 
-    async def start(**settings: Any) -> Node:
+    async def start(*, limits: Limits = DEFAULT_LIMITS, **settings: Any) -> Node:
+        if limits.lease_s == DEFAULT_LIMITS.lease_s:
+            limits = msgspec.structs.replace(limits, lease_s=LEASE_S)
+        settings["limits"] = limits
         node = Node(backing.store(), name=f"node-{len(started) + 1}", **settings)
         await node.start()
         started.append(node)

@@ -524,13 +524,16 @@ async def test_of_messages_with_the_same_id_one_is_stored(
     assert await mq.put("orders", b"new", dedup_id="d0") > 0
 
 
-async def test_the_ids_are_known_to_the_next_owner(start_node: StartNode, connect: Connect) -> None:
+async def test_the_ids_are_known_to_the_next_owner(
+    backing: Backing, start_node: StartNode, connect: Connect
+) -> None:
     first = await start_node()
     mq = await connect(first)
     await mq.create_queue("orders")
     await mq.put("orders", b"1", dedup_id="one")
     await (await take(mq, "orders")).ack_confirmed()
     await crash(first)
+    await backing.declare_dead(first.member_id)
     mq = await connect(await start_node())
     assert await mq.put("orders", b"1", dedup_id="one") == 0
     assert await mq.put("orders", b"2", dedup_id="two") > 0
@@ -673,9 +676,10 @@ async def test_bad_options_fail_at_the_call(
 
 
 async def test_dead_letters_and_delays_of_a_queue_that_another_node_owns(
-    start_node: StartNode, connect: Connect
+    start_node: StartNode, connect: Connect, clock: TurnedClock
 ) -> None:
-    first, second = await start_node(), await start_node()
+    settings = {"clock": clock, "limits": Limits(lease_s=LONG_S)}
+    first, second = await start_node(**settings), await start_node(**settings)
     here, there = await connect(first, mode="admin"), await connect(second)
     await here.create_queue("orders", policy=QueuePolicy(deliveries_max=2))
     await here.create_queue("orders.dead")
@@ -683,9 +687,10 @@ async def test_dead_letters_and_delays_of_a_queue_that_another_node_owns(
     await here.put_many("orders", [b"1", b"2", b"3"])
     message = await take(here, "orders")
     # Later than the two behind it are taken.
-    await message.nack(delay=2.0, error="not yet")
+    await message.nack(delay=100, error="not yet")
     await (await take(here, "orders")).reject(error="never")
     held = await take(here, "orders")
+    clock.turn(100.01)
     again = await take(here, "orders")
     assert (held.payload, again.payload, again.delivery_count) == (b"3", b"1", 2)
     await again.nack(error="no")

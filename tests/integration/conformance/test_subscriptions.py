@@ -13,6 +13,7 @@ from tidegate.client.client import Client
 from tidegate.client.message import Message
 from tidegate.client.subscription import Subscription
 from tidegate.core import errors as e
+from tidegate.core.model import QueuePolicy
 from tidegate.node.limits import Limits
 from tidegate.node.server import Node
 
@@ -216,7 +217,7 @@ async def test_batches_are_acknowledged_as_one(mq: Client) -> None:
 
 
 async def test_a_handler_that_raises_gives_its_message_back(mq: Client) -> None:
-    await mq.create_queue("orders")
+    await mq.create_queue("orders", policy=QueuePolicy(retry_first_s=0.0, retry_jitter=0.0))
     await mq.put_many("orders", [b"1", b"2", b"3"])
     seen: list[tuple[bytes, int]] = []
     enough = asyncio.Event()
