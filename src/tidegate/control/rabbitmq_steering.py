@@ -92,6 +92,7 @@ class RabbitmqSteering:
                         f"{failure}: run it again when RabbitMQ is well; that goes on from here"
                     ) from failure
                 self._say(f"{failure}; trying again")
+                _end_if_cancelled()
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2.0 * backoff_s, _BACKOFF_MAX_S)
 
@@ -128,6 +129,7 @@ class RabbitmqSteering:
             self._seen(topology, look, decision)
             if once:
                 return
+            _end_if_cancelled()
             await asyncio.sleep(max(due_at - self._clock.monotonic(), 0.0))
 
     async def _check_queue(self, link: SteererLink) -> None:
@@ -188,7 +190,15 @@ class RabbitmqSteering:
             self._seen(actuator.topology, loop.last, decision)
             if is_over():
                 return
+            _end_if_cancelled()
             await asyncio.sleep(max(due_at - self._clock.monotonic(), 0.0))
+
+
+def _end_if_cancelled() -> None:
+    """Libraries below us may swallow a cancellation: `asyncio.wait_for` does in Python 3.11."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _counted(replicas: int) -> str:
