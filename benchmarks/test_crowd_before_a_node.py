@@ -8,8 +8,11 @@ from collections.abc import Callable
 
 from backing import StartNode
 from crowded_node import crowd_before, crowded_node
+from memory_fixtures import backing
 
 from tidegate.client.client import Client
+
+__all__ = ["backing"]
 
 Figure = Callable[[str, float, str, str], None]
 

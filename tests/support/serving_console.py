@@ -49,7 +49,7 @@ async def console_of(
     """While this lasts it is served."""
 
     def connect(credentials: Credentials | None) -> Client:
-        return Client(node.address, mode="admin", reconnect_s=2.0, credentials=credentials)
+        return Client(node.address, mode="admin", reconnect_s=20.0, credentials=credentials)
 
     listener = listening("127.0.0.1", 0)
     port = listener.getsockname()[1]

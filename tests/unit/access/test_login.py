@@ -48,7 +48,7 @@ async def open_link(node: Node) -> Link:
 async def test_without_users_this_machine_needs_no_login_and_with_them_it_does(
     node: Node, connect: Connect
 ) -> None:
-    before = await connect(node, name="me", reconnect_s=0.2)
+    before = await connect(node, name="me", reconnect_s=60.0)
     await before.create_queue("orders")
     await add_user(node, "ann", read="*")
     # Whoever was in without a login is shown out.
@@ -172,7 +172,7 @@ async def test_changing_a_user_ends_its_connections_and_only_those(
     await add_user(nodes[0], "ann", read="*", write="*", configure="*")
     await add_user(nodes[0], "bob", read="*")
     await nodes[1].accounts.refresh()
-    anns = [await connect(node, credentials=login("ann"), reconnect_s=2.0) for node in nodes]
+    anns = [await connect(node, credentials=login("ann"), reconnect_s=60.0) for node in nodes]
     bob = await connect(nodes[1], credentials=login("bob"))
     bobs_link = bob.link
     await anns[0].create_queue("orders")

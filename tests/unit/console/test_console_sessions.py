@@ -47,14 +47,14 @@ class Closing:
         def connect(credentials: Credentials | None) -> Client:
             is_slow = credentials is not None and credentials.user == closing.user
             kind = SlowToClose if is_slow else Client
-            return kind(node.address, mode="admin", reconnect_s=2.0, credentials=credentials)
+            return kind(node.address, mode="admin", reconnect_s=20.0, credentials=credentials)
 
         return Sessions(connect, None, clock)
 
 
 def _sessions(node: Node, clock: Clock) -> Sessions:
     def connect(credentials: Credentials | None) -> Client:
-        return Client(node.address, mode="admin", reconnect_s=2.0, credentials=credentials)
+        return Client(node.address, mode="admin", reconnect_s=20.0, credentials=credentials)
 
     return Sessions(connect, None, clock)
 

@@ -12,6 +12,7 @@ from people import PASSWORD, add_user
 from serving_console import Console, console_of, events
 
 from tidegate.client.client import Client
+from tidegate.console import sight
 from tidegate.console.model import FleetView, MessagePage, Overview, ServiceView
 from tidegate.core.scaling import Range, Scaling
 from tidegate.node import queue_verbs
@@ -234,11 +235,12 @@ async def test_a_service_that_is_not_there_is_said_to_be_so(console: Console) ->
 
 
 async def test_a_node_that_is_gone_is_complained_of_and_found_again(
-    start_node: object, mq: Client, node: Node
+    start_node: object, mq: Client, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with console_of(node) as console:
         stream = events(console.http, "/api/live")
         await anext(stream)
+        monkeypatch.setattr(sight, "ANSWER_S_MAX", 0.5)
         port = int(node.address.rpartition(":")[2])
         await node.stop()
         async for _, found in stream:
