@@ -63,10 +63,10 @@ def main() -> None:
 
 def wait_for(mq: tidegate.BlockingClient, queue: str, count: int) -> None:
     """Until so many messages wait in a queue."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while (there := waiting(mq, queue)) < count:
         if time.monotonic() > deadline:
-            raise SystemExit(f"{queue} has {there} of {count} messages after a minute")
+            raise SystemExit(f"{queue} has {there} of {count} messages after five minutes")
         time.sleep(0.1)
 
 

@@ -53,7 +53,7 @@ class Visitors:
 
     def _visit(self) -> None:
         connection = http.client.HTTPConnection(
-            self._address.hostname or "", self._address.port, timeout=30
+            self._address.hostname or "", self._address.port, timeout=120
         )
         while not self._over.is_set():
             try:
@@ -132,10 +132,10 @@ def told(data: Path) -> str:
 
 
 def until(is_so, what: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not is_so():
         if time.monotonic() > deadline:
-            raise SystemExit(f"not within a minute: {what}")
+            raise SystemExit(f"not within five minutes: {what}")
         time.sleep(0.2)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from reader import processes_in
+from reader import END_S_MAX, processes_in
 from waiting import eventually
 
 
@@ -19,6 +19,6 @@ def folder() -> Iterator[Path]:
     path.chmod(0o755)
     yield path
     try:
-        eventually(lambda: not processes_in(path), "nothing is left running")
+        eventually(lambda: not processes_in(path), "nothing is left running", END_S_MAX)
     finally:
         shutil.rmtree(path, ignore_errors=True)

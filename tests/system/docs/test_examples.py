@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from places import EXAMPLES
-from reader import environment_of_a_reader, processes_in
+from reader import END_S_MAX, environment_of_a_reader, processes_in
 from waiting import eventually
 
 LAST_WORDS = {
@@ -26,7 +26,7 @@ def test_every_example_is_run_and_has_its_line() -> None:
     assert all(f"`python examples/{name}/run.py`" in page for name in there)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name",
     [
@@ -41,11 +41,10 @@ def test_an_example_tells_its_story_and_leaves_nothing_behind(name: str, folder:
         capture_output=True,
         text=True,
         env=environment_of_a_reader() | {"TMPDIR": str(folder)},
-        timeout=150,
         check=False,
     )
 
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert LAST_WORDS[name] in finished.stdout
-    eventually(lambda: not processes_in(folder), "nothing is left running")
+    eventually(lambda: not processes_in(folder), "nothing is left running", END_S_MAX)
     assert list(folder.iterdir()) == []

@@ -12,7 +12,7 @@ from reader import Reader
 PAGE = DOCS / "how-to" / "my-rabbitmq.md"
 
 
-@pytest.mark.timeout(480)
+@pytest.mark.timeout(900)
 def test_a_reader_points_it_at_a_rabbitmq(rabbitmq: VirtualHost, folder: Path) -> None:
     plain = rabbitmq.url.replace("guest:guest@", "guest@")
     reader = Reader(

@@ -31,7 +31,7 @@ BRIEF = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 ORDER = Block("sh", "tidegate create orders\ntidegate put orders 'a pound of tea'\n", 0)
 
 
-@pytest.mark.timeout(480)
+@pytest.mark.timeout(900)
 def test_a_reader_learns_on_a_cluster(folder: Path) -> None:
     agreements = folder / "agreements"
     agreements.mkdir()

@@ -112,7 +112,7 @@ class ThreeMachines:
         return f"{address_of(name)}:{self._port}"
 
 
-@pytest.mark.timeout(480)
+@pytest.mark.timeout(900)
 def test_a_reader_has_three_machines_and_loses_one(external_url: str, folder: Path) -> None:
     with psycopg.connect(external_url, autocommit=True) as connection:
         connection.execute("create database three_machines")

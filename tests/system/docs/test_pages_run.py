@@ -22,6 +22,8 @@ PAGES = {
     HOW_TO / "three-machines.md": 1,
 }
 RUN_LANGUAGES = {"sh", "python", "toml"}
+# A reader's `learn` runs all jobs; `test_learn_command` runs them on a Spark that runs already.
+ONE_JOB = {"tidegate learn": "tidegate learn --only compliance"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -34,14 +36,19 @@ def test_what_is_not_run_is_rare_and_has_its_reason(page: Path) -> None:
     assert all(len(reason.split()) > 3 for block in not_run for reason in block.words["not run"])
 
 
-@pytest.mark.timeout(480)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "page",
-    [README, TUTORIAL],
-    ids=lambda page: page.name,
+    ("page", "names"),
+    [
+        pytest.param(README, {}, id="README.md"),
+        pytest.param(TUTORIAL, ONE_JOB, id="tutorial.md"),
+        pytest.param(TUTORIAL, {}, id="tutorial.md, all jobs", marks=pytest.mark.only_with_all),
+    ],
 )
-def test_a_reader_who_does_what_the_page_says_gets_to_its_end(page: Path, folder: Path) -> None:
-    reader = Reader(folder)
+def test_a_reader_who_does_what_the_page_says_gets_to_its_end(
+    page: Path, names: dict[str, str], folder: Path
+) -> None:
+    reader = Reader(folder, names)
     try:
         reader.read(page)
     finally:
