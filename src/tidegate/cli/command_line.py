@@ -39,6 +39,10 @@ def run(app: typer.Typer) -> None:
         sys.exit(exit_code_of(error))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    finally:
+        # CPython remembers an interruption inside text that it runs as code (so dataclasses are
+        # made) and would end the process by a signal in the end; running other text clears that.
+        eval("0")
 
 
 def _print_version(wanted: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import tidegate
 
@@ -28,10 +29,41 @@ main()
 
 def test_interrupted_while_it_starts_it_ends_without_a_traceback() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", _IMPATIENT], capture_output=True, text=True, check=False, timeout=30
+        [sys.executable, "-c", _IMPATIENT], capture_output=True, text=True, check=False
     )
 
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "interrupted\n", "")
+
+
+# A command that is interrupted while it runs text as code, as the making of a dataclass does.
+_IN_TEXT = """
+import sys
+from tidegate.cli.command_line import new_app, run
+
+app = new_app()
+
+@app.command("wait")
+def wait():
+    exec("raise KeyboardInterrupt")
+
+sys.argv = ["tidegate", "wait"]
+run(app)
+"""
+
+
+def test_interrupted_while_it_makes_a_dataclass_it_ends_with_the_same_exit_code(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "interrupted.py").write_text(_IN_TEXT)
+    ended = subprocess.run(
+        [sys.executable, "-m", "interrupted"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+
+    assert (ended.returncode, ended.stderr) == (130, "")
 
 
 def test_every_public_name_is_there() -> None:
