@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -78,8 +79,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
+    # A wrapper runs before the other plugins: xdist must find the groups when its turn comes.
     if not config.getoption("all"):
         left_out = [item for item in items if _only_with_all(item)]
         config.hook.pytest_deselected(items=left_out)
@@ -89,6 +93,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group(_group_of(item)))
     # What takes longest begins first: at the end the other workers could not help with it.
     items.sort(key=_is_shared_server, reverse=True)
+    yield
 
 
 def _only_with_all(item: pytest.Item) -> bool:
@@ -108,7 +113,7 @@ def _group_of(item: pytest.Item) -> str:
     for server in _SHARED_SERVERS:
         if server in fixtures:
             return server
-    return str(item.path)
+    return item.path.stem
 
 
 def _is_shared_server(item: pytest.Item) -> bool:
