@@ -7,10 +7,12 @@ kills our own processes and drives a browser. `tests/experiments` is for `make t
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,7 +94,10 @@ def pytest_collection_modifyitems(
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(_group_of(item)))
     # What takes longest begins first: at the end the other workers could not help with it.
-    items.sort(key=_is_shared_server, reverse=True)
+    lengths: dict[Path, float] = {}
+    for item in items:
+        lengths[item.path] = max(lengths.get(item.path, 0.0), _length(item))
+    items.sort(key=lambda item: -lengths[item.path])
     yield
 
 
@@ -116,5 +121,9 @@ def _group_of(item: pytest.Item) -> str:
     return item.path.stem
 
 
-def _is_shared_server(item: pytest.Item) -> bool:
-    return any(mark.args[0] in _SHARED_SERVERS for mark in item.iter_markers("xdist_group"))
+def _length(item: pytest.Item) -> float:
+    """Return a rough order of how long a group takes: only its size against others counts."""
+    if any(mark.args[0] in _SHARED_SERVERS for mark in item.iter_markers("xdist_group")):
+        return math.inf
+    limit = item.get_closest_marker("timeout")
+    return float(limit.args[0]) if limit is not None else 0.0

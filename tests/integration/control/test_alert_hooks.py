@@ -127,7 +127,8 @@ async def test_a_command_that_hangs_is_ended_with_all_that_it_started(
     alerts = Alerts(AlertSettings(command=hangs, attempts=1, timeout_s=1.5))
     alerts.send(VIOLATION)
     await alerts.drained()
-    assert deadlines == [1.5]
+    # Later deadlines belong to the end of the processes.
+    assert deadlines[0] == 1.5
     assert alerts.lost == 1
     numbers = ids.read_text().split()
     assert len(numbers) == 2
