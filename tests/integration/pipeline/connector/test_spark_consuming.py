@@ -277,6 +277,8 @@ def ids_in(folder: Path) -> list[int]:
     return sorted(pq.read_table(folder, columns=["id"])["id"].to_pylist())
 
 
+# Its own processes take half a minute, which the worker with the other Spark tests has not got.
+@pytest.mark.xdist_group("killed_driver")
 @pytest.mark.timeout(300)
 def test_a_killed_driver_loses_nothing_and_repeats_nothing(queues: Queues, tmp_path: Path) -> None:
     queues.mq.create_queue("orders")
