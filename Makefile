@@ -22,10 +22,10 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests/' $(abspath $(VENV))/lib || true
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all unit peers check style types contracts pages timing bench lab docs clean
+.PHONY: help setup demo test test-all unit ready peers check style types contracts pages timing bench lab docs clean
 
 help: ## list what there is
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
 
 setup: $(VENV)/installed-all $(VENV)/spark-classes ## make .venv with everything for working on Tidegate
 
@@ -49,7 +49,6 @@ test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 endef
 
 # What Debian installs does not wait for what pip installs, which keeps one core busy.
-.PHONY: ready
 ready:
 	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/spark-classes peers
 

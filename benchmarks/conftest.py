@@ -7,10 +7,10 @@ what is wanted of them on a quiet machine of two cores, and `results/benchmarks.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from figures import Figure
 from node_fixtures import (
     backing,
     connect,
@@ -39,7 +39,6 @@ __all__ = [
     "store",
 ]
 
-Figure = Callable[[str, float, str, str], None]
 RESULTS = Path("results") / "benchmarks.json"
 _FIGURES: list[dict[str, object]] = []
 

@@ -13,19 +13,18 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
+from figures import Figure
 from running_house import Process
 from serving_console import events
 
 import tidegate
 from tidegate.client.client import Client
-
-Figure = Callable[[str, float, str, str], None]
 
 QUEUES = 500
 # Of them so many get a message each second.

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import http.client
 import time
-from collections.abc import Callable
 from statistics import median
 
 import pytest
 from crowded_door import crowd_at, door_before_a_shop
+from figures import Figure
 
 from tidegate.core.hosting import Engine
-
-Figure = Callable[[str, float, str, str], None]
 
 IDLE, SLOW = 4000, 1000
 # The crowd comes and goes so often. Of the rounds with it and those without, the medians count:

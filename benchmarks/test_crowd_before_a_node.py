@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 
 from backing import StartNode
 from crowded_node import crowd_before, crowded_node
+from figures import Figure
 from memory_fixtures import backing
 
 from tidegate.client.client import Client
 
 __all__ = ["backing"]
 
-Figure = Callable[[str, float, str, str], None]
 
 SOCKETS = 5000
 

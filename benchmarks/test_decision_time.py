@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 
 import pytest
+from figures import Figure
 
 from tidegate.control.autoscaler import Autoscaler
 from tidegate.core.scaling import Range, Scaling, ScalingPolicy
 from tidegate.core.steering import QueueSample, ReplicaSample
 from tidegate.lab.bench.control import ControlOptions, run_control
 from tidegate.laws.wait_sizing import Pledge
-
-Figure = Callable[[str, float, str, str], None]
 
 
 def decision_ms(count: int, policy: ScalingPolicy) -> float:

@@ -7,10 +7,11 @@ import contextlib
 import socket
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import psutil
 import pytest
+from figures import Figure
 
 import tidegate
 from tidegate.client import lifeline
@@ -24,7 +25,6 @@ from tidegate.storage.embedded import EmbeddedPostgres
 from tidegate.storage.memory import MemoryStore
 from tidegate.telemetry.lake import Lake
 
-Figure = Callable[[str, float, str, str], None]
 INTERVAL_S, FLUSH_S = 0.2, 1.0
 
 

@@ -10,10 +10,9 @@ from http.client import OK, SERVICE_UNAVAILABLE
 from statistics import quantiles
 
 import pytest
+from figures import Figure
 from hosted import AGREED_SECOND, NARROW, TOO_MANY, TOO_MANY_PAUSE_S, Answer, Hosted, Load
 from waiting import eventually
-
-from conftest import Figure
 
 MEASURED = 200
 

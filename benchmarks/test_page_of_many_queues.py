@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from chromium import chromium
+from figures import Figure
 from house_in_thread import HouseInThread
 from many_queues import SCROLLED, make_queues
-
-Figure = Callable[[str, float, str, str], None]
-
 
 # When the first row was there, since the page was asked for.
 PAINTED = """() => new Promise(done => {

@@ -8,10 +8,10 @@ from statistics import fmean
 
 import pytest
 from backing import Connect
+from figures import Figure
 from rabbitmq import VirtualHost
 
 import tidegate
-from conftest import Figure
 from tidegate.adapters.probe import PacedHandler
 from tidegate.client.app import App
 from tidegate.client.steered_prefetch import PrefetchStep

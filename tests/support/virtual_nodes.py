@@ -1,17 +1,21 @@
 """Nodes, clients and a cable with a delay, all in virtual time: waiting takes no time at all.
 
-A folder whose `conftest.py` imports these fixtures runs its tests so. What is measured there is
-exact, however busy the machine is: no port is opened and no real clock is read.
+A folder whose `conftest.py` imports these fixtures runs all its tests in virtual time. In other
+folders a single test does so with `in_virtual_time` and `virtual_node`. What is measured is exact,
+however busy the machine is: no port is opened and no real clock is read.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, ParamSpec
 
 import pytest
-from backing import Backing, Connect, StartNode
+from backing import Backing, StartNode
+from node_fixtures import connect, mq, node
 
 from tidegate.client.client import Client
 from tidegate.core.ports import Clock, Store
@@ -20,10 +24,26 @@ from tidegate.node.limits import Limits
 from tidegate.node.server import Node
 from tidegate.storage.memory import MemoryStore
 from tidegate.testing.network import DOMAIN
-from tidegate.testing.virtual_time import VirtualTimeLoop
+from tidegate.testing.virtual_time import VirtualTimeLoop, run
+
+__all__ = [
+    "backing",
+    "cable",
+    "clock",
+    "connect",
+    "in_virtual_time",
+    "mq",
+    "node",
+    "pytest_asyncio_loop_factories",
+    "start_node",
+    "virtual_node",
+]
 
 # A Saturday in spring; any moment will do.
 BEGAN_AT = 1_773_500_000.0
+
+
+Arguments = ParamSpec("Arguments")
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -88,31 +108,45 @@ async def start_node(backing: Backing, clock: Clock) -> AsyncIterator[StartNode]
         return node
 
     yield start
-    for node in started:
-        if not node.stopping:
-            await node.stop()
+    for each in started:
+        if not each.stopping:
+            await each.stop()
 
 
-@pytest.fixture
-async def connect() -> AsyncIterator[Connect]:
-    """Connect a client to a node."""
-    opened: list[Client] = []
+def in_virtual_time(
+    test: Callable[Arguments, Coroutine[Any, Any, None]],
+) -> Callable[Arguments, None]:
+    """Run an asynchronous test in an event loop of its own, in which waiting takes no time."""
 
-    async def open_client(node: Node, **settings: Any) -> Client:
-        client = await Client(node.address, **settings).open()
-        opened.append(client)
+    @functools.wraps(test)
+    def running(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+        run(test(*args, **kwargs))
+
+    return running
+
+
+class VirtualNode:
+    """The node, and clients of it that are closed with it."""
+
+    def __init__(self, node: Node, stack: AsyncExitStack) -> None:
+        self.node = node
+        self._stack = stack
+
+    async def connect(self, **settings: Any) -> Client:
+        client = await Client(self.node.address, mode="admin", **settings).open()
+        self._stack.push_async_callback(client.close)
         return client
 
-    yield open_client
-    for client in opened:
-        await client.close()
 
-
-@pytest.fixture
-async def node(start_node: StartNode) -> Node:
-    return await start_node()
-
-
-@pytest.fixture
-async def mq(node: Node, connect: Connect) -> Client:
-    return await connect(node)
+@asynccontextmanager
+async def virtual_node() -> AsyncIterator[VirtualNode]:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop), "use it in a test that runs `in_virtual_time`"
+    clock = VirtualClock()
+    node = Node(MemoryStore(clock), host="node" + DOMAIN, port=0, limits=Limits(), clock=clock)
+    await node.start()
+    try:
+        async with AsyncExitStack() as stack:
+            yield VirtualNode(node, stack)
+    finally:
+        await node.stop()

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from virtual_node import in_virtual_time, virtual_node
+from virtual_nodes import in_virtual_time, virtual_node
 from waiting import eventually_async
 
 from tidegate.adapters.native.actuator import NativeActuator

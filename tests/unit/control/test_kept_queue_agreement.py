@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from elastic import Consumer, Load, Watched, running
-from virtual_node import in_virtual_time, virtual_node
+from virtual_nodes import in_virtual_time, virtual_node
 from waiting import eventually_async
 
 from tidegate.adapters.native.actuator import NativeActuator
