@@ -22,7 +22,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests/' $(abspath $(VENV))/lib || true
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all unit ready peers check style types contracts pages timing bench lab docs clean
+.PHONY: help setup demo test test-all unit ready peers check style types contracts pages timing coverage bench lab docs clean
 
 help: ## list what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
@@ -55,6 +55,13 @@ ready:
 # Making the environment may need Debian's packages, too.
 peers: | $(VENV)/bin/python
 	@scripts/debian-packages
+
+coverage: export COVERAGE_FILE := $(abspath results/coverage/lines)
+coverage: PYTEST := $(BIN)/python -m coverage run -m pytest
+coverage: ready ## the lines of src/tidegate without lab that `make test` runs, child processes measured
+	@rm -rf $(dir $(COVERAGE_FILE)) && mkdir -p $(dir $(COVERAGE_FILE))
+	@$(call run-stages,unit integration system,) || echo "The figure below is of a run that failed."
+	@$(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage report
 
 check: $(VENV)/installed-all ## linters, types, import contracts, docs, timed tests: below a minute
 	@$(SIDE_BY_SIDE) $(CHECKS)
