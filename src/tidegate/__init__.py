@@ -1,7 +1,7 @@
 """Tidegate: a message queue and an HTTP front door that keep the service level you declare.
 
-Names are imported when they are first asked for: the command line passes through here on its way,
-and whoever presses Ctrl-C while it starts gets no traceback from the middle of an import.
+Each public name is imported on first use. The command line imports this package at start, so a
+small import is fast, and a Ctrl-C during start does not end in a traceback from an import.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ __all__ = [
     "tracing",
 ]
 
-# Where each name comes from: the imports above, for those who run rather than check.
+# The module that defines each public name. It repeats the imports above, which only type checkers
+# read.
 _MODULES = {
     "tidegate.client.tracing": ("tracing",),
     "tidegate.client.app": ("App",),
@@ -210,7 +211,7 @@ if not TYPE_CHECKING:
         if name not in _ORIGIN:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = import_module(_ORIGIN[name])
-        # `tracing` is a module itself.
+        # `tracing` is a module, not a name in one.
         found = module if name == "tracing" else getattr(module, name)
         globals()[name] = found
         return found

@@ -1,4 +1,4 @@
-"""`python -m tidegate` is the `tidegate` command."""
+"""Entry point of `python -m tidegate`, which runs the `tidegate` command."""
 
 from tidegate.cli import main
 

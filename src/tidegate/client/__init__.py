@@ -1,4 +1,4 @@
-"""What users import: the asynchronous API, and the same without async."""
+"""The client library: the asynchronous API, and the same API without async."""
 
 from tidegate.client.connect import connect
 

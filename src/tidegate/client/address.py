@@ -1,6 +1,6 @@
-"""`tidegate://[user[:password]@]host:port[,host:port…]`: where nodes listen, and who comes.
+"""Parsing of `tidegate://[user[:password]@]host:port[,host:port…]`.
 
-`tidegates://` is the same over TLS. What stands before the @ is percent-encoded, as in any URL.
+`tidegates://` is the same over TLS. User and password are percent-encoded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SCHEME_TLS = "tidegates://"
 
 
 class Address(NamedTuple):
-    """What a URL says."""
+    """The parts of a URL."""
 
     nodes: list[tuple[str, int]]
     tls: bool
@@ -27,12 +27,15 @@ class Address(NamedTuple):
 
 
 def parse_url(url: str) -> list[tuple[str, int]]:
-    """The nodes that a URL names."""
+    """Return the (host, port) pairs of a URL."""
     return parse_address(url).nodes
 
 
 def parse_address(url: str) -> Address:
-    """Everything that a URL says."""
+    """Parse a URL; raise `InvalidValue` if it is no Tidegate URL.
+
+    A missing port means 7411. Error messages do not show the password.
+    """
     if not isinstance(url, str) or not url.startswith((SCHEME, SCHEME_TLS)):
         raise InvalidValue(f"{shown(url)} is no Tidegate URL: write tidegate://host:port")
     tls = url.startswith(SCHEME_TLS)
@@ -50,7 +53,7 @@ def parse_address(url: str) -> Address:
 
 
 def shown(url: object) -> str:
-    """A URL as errors quote it: whatever stands before the last @ may be secret."""
+    """Return a URL for error messages, with everything before the last @ hidden."""
     if not isinstance(url, str) or "@" not in url:
         return repr(url)
     scheme, _, rest = url.partition("://")
@@ -65,7 +68,7 @@ def _nodes(url: str, rest: str) -> list[tuple[str, int]]:
         host, colon, port = part.rpartition(":")
         if not colon or part.endswith("]"):
             host, port = part, str(DEFAULT_PORT)
-        # Superscripts are digits too, and no number.
+        # `isdigit` alone accepts superscripts, which `int` rejects.
         is_number = port.isascii() and port.isdigit() and len(port) <= _DIGITS_MAX
         if not is_number or not 0 < int(port) <= _PORT_MAX:
             raise InvalidValue(f"{port!r} in {shown(url)} is no port: 1 to {_PORT_MAX}")

@@ -1,7 +1,4 @@
-"""A batch: messages that travel together, and who waits for them.
-
-It keeps its number until its fate is known.
-"""
+"""A batch of messages on its way to a node, with the futures of its puts."""
 
 from __future__ import annotations
 
@@ -14,7 +11,10 @@ from tidegate.wire.packets.puts import PutMessages
 
 
 class Batch:
-    """A packet with its payloads, and a future for each message or one for all."""
+    """A put request with its payloads, and one future per message or one for all.
+
+    It keeps its number until its result is known.
+    """
 
     __slots__ = (
         "bodies",
@@ -39,9 +39,9 @@ class Batch:
         self.tries = 0
         self.failing_since: float | None = None
         self.looked_up = False
-        # It may be stored: only the queue that it was sent to can say so.
+        # Whether it may be stored at the queue it was sent to. Only that queue can tell.
         self.is_unknown = False
-        # Queues that had no room for it.
+        # Ids of replicas that had no room for it.
         self.full_at: tuple[int, ...] = ()
 
     @property
@@ -49,7 +49,11 @@ class Batch:
         return len(self.packet.lengths)
 
     def stored(self, first_id: int, ids: list[int] | None) -> None:
-        """Tell who waits: ids count up from the first, unless each is said; 0: there are none."""
+        """Set the results of the futures.
+
+        Ids count up from `first_id`, unless `ids` lists them. A `first_id` of 0 means that the ids
+        are not known: each result is 0.
+        """
         futures = self.futures
         step = 1 if first_id else 0
         if isinstance(futures, asyncio.Future):
@@ -68,7 +72,7 @@ class Batch:
             first_id += step
 
     def give_up(self, error: TidegateError) -> None:
-        """Tell who waits that it will not arrive."""
+        """Fail the futures with `error`."""
         futures = self.futures
         for future in [futures] if isinstance(futures, asyncio.Future) else futures:
             if not future.done():
@@ -76,7 +80,7 @@ class Batch:
 
 
 def fill_columns(packet: PutMessages, special: list[Special]) -> None:
-    """Only columns in which somebody says something travel."""
+    """Fill the option columns of a put request; leave out columns without a value."""
     receivers, contexts, priorities, attributes, delays_s, ttls_s = map(
         list, zip(*special, strict=True)
     )

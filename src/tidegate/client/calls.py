@@ -1,4 +1,4 @@
-"""What every part of the client stands on: the connection, and the ids behind names."""
+"""Base of the client: access to the connection, and ids by name."""
 
 from __future__ import annotations
 
@@ -27,47 +27,51 @@ OrderName = Literal["oldest", "priority"]
 
 
 class Calls:
-    """Calls over a connection that heals itself."""
+    """Calls over the reconnecting connection, with caches of queue and client ids."""
 
     def __init__(self, lifeline: Lifeline) -> None:
         self._lifeline = lifeline
         self._queue_ids: dict[str, int] = {}
-        # Of those, the ones whose messages are in replicas.
+        # Ids of logical queues among the queues above.
         self._elastic_ids: set[int] = set()
         self._client_ids: dict[str, int] = {}
-        # Where we have come to as a producer or consumer of a logical queue.
+        # Memberships of this client's producers and consumers in logical queues.
         self._memberships: list[Membership] = []
 
     @property
     def link(self) -> Link | None:
-        """The present connection, if there is one."""
+        """The current transport; `None` while disconnected."""
         return self._lifeline.link
 
     @property
     def reconnect_s(self) -> float:
-        """How long calls wait for a connection."""
+        """Seconds for which calls wait for a connection."""
         return self._lifeline.reconnect_s
 
     @property
     def outage(self) -> TidegateError | None:
-        """Why calls fail at once: closed, too long without a node, or no longer let in."""
+        """The error with which calls fail at once; `None` in normal operation.
+
+        It is set when the client is closed, has had no node for `reconnect_s` seconds, or was
+        rejected by a node.
+        """
         return self._lifeline.outage
 
     @property
     def generation(self) -> int:
-        """Which connection this is; it counts up with each that comes."""
+        """The number of the current connection; it grows by one with every reconnect."""
         return self._lifeline.generation
 
     async def connected(self) -> Link:
-        """The connection, when there is one."""
+        """Return the current transport, and wait for one if necessary."""
         return await self._lifeline.connected()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run something for as long as the client lives."""
+        """Run a coroutine as a task that is cancelled when the client closes."""
         return self._lifeline.spawn(work)
 
     async def ask(self, packet: Request) -> Answered:
-        """Ask what may be asked twice, until there is an answer."""
+        """Send a repeatable request until an answer comes."""
         return await self._lifeline.ask(packet)
 
     def add_membership(self, membership: Membership) -> None:
@@ -77,11 +81,12 @@ class Calls:
         if membership in self._memberships:
             self._memberships.remove(membership)
 
-    # Who we are
+    # Identity
 
     @property
     def info(self) -> ClientInfo:
-        """Who we are to the nodes."""
+        """The client as it is registered at the nodes; `InvalidValue` before the client is opened.
+        """
         if self._lifeline.info is None:
             raise InvalidValue("not connected: use `async with tidegate.connect(url) as mq`")
         return self._lifeline.info
@@ -109,10 +114,14 @@ class Calls:
         return known
 
     async def client_id_of(self, name: str) -> int:
-        """The id that goes with a name; a name nobody has yet is reserved for who comes."""
+        """Return the id of a client by name.
+
+        A name that no client has yet is reserved. Messages to its id wait for the client that
+        registers under this name.
+        """
         return await self._client_id(name)
 
-    # Which queues there are
+    # Queues
 
     async def queue_id(self, queue: str | int) -> int:
         if isinstance(queue, int):
@@ -123,7 +132,7 @@ class Calls:
         return known
 
     async def queue(self, queue: str | int) -> QueueInfo:
-        """Find a queue by name or id."""
+        """Return a queue by name or id; raise `QueueNotExisting` if there is none."""
         if isinstance(queue, int):
             packet = (await self._lifeline.ask(GetQueueName(queue))).packet
             assert isinstance(packet, GetQueueNameResponse)
@@ -133,7 +142,7 @@ class Calls:
         return self.note_queue(packet.queue)
 
     def note_queue(self, info: QueueInfo) -> QueueInfo:
-        """What a name stands for now."""
+        """Cache the id of a queue, and whether it is a logical queue."""
         self._queue_ids[info.name] = info.queue_id
         if info.elastic:
             self._elastic_ids.add(info.queue_id)
@@ -142,7 +151,7 @@ class Calls:
         return info
 
     def is_elastic(self, queue_id: int) -> bool:
-        """Whether a queue that was looked up is spread over replicas."""
+        """Return whether a queue that was looked up is a logical queue."""
         return queue_id in self._elastic_ids
 
     def forget_queue_id(self, queue: str) -> None:

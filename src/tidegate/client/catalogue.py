@@ -1,4 +1,4 @@
-"""Queues as a whole: made, found, declared, looked into, emptied, moved."""
+"""The administrative calls about queues: create, find, inspect, empty, move."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ from tidegate.wire.packets.queues import (
     SetPolicy,
 )
 
-# Somebody else may change a policy at the same time, but not so often.
+# Attempts of `set_policy` while other clients change the same policy.
 _TRIES_MAX = 8
 
 
 class WaitingIds(NamedTuple):
-    """Messages that wait, as ranges [first, last] of ids."""
+    """The ids of waiting messages, as ranges [first, last]."""
 
     ranges: list[tuple[int, int]]
-    # Every id that was given out so far is below this one.
+    # All ids that the queue has assigned so far are lower than this one.
     below_id: int
 
 
 class CatalogueCalls(Calls):
-    """The part of a client that is about queues, and not about messages."""
+    """The part of a client that administrates queues."""
 
     async def create_queue(
         self,
@@ -71,9 +71,18 @@ class CatalogueCalls(Calls):
         policy: QueuePolicy | None = None,
         ephemeral: bool = False,
     ) -> QueueInfo:
-        """Create a queue. A transient one (`durable=False`) lives in memory only.
+        """Create a queue and return it.
 
-        One that is `ephemeral` is deleted when this connection ends, however it ends.
+        Args:
+            name: a unique name.
+            durable: `False` keeps messages in the owner's memory only; a restart loses them.
+            exist_ok: return an existing queue of that name, unchanged, and do not raise.
+            policy: retries, dead letters and limits; `None` means the defaults of `QueuePolicy`.
+            ephemeral: the node deletes the queue when this connection ends for any reason.
+
+        Raises:
+            QueueNameNotUnique: the name is taken and `exist_ok` is false.
+            IoFailure: the answer was lost and `exist_ok` is false; the queue may exist.
         """
         packet = CreateQueue(name, durable, policy or QueuePolicy(), ephemeral)
         try:
@@ -86,7 +95,7 @@ class CatalogueCalls(Calls):
         return self.note_queue(answered.packet.queue)
 
     async def delete_queue(self, queue: str | int) -> None:
-        """Delete a queue and everything in it."""
+        """Delete a queue and its messages; raise `QueueNotExisting` if there is none."""
         queue_id = await self.queue_id(queue)
         await self._lifeline.ask(DeleteQueue(queue_id), repeatable=False)
         self._forget_queue(queue_id)
@@ -95,7 +104,7 @@ class CatalogueCalls(Calls):
         self._queue_ids = {n: q for n, q in self._queue_ids.items() if q != queue_id}
 
     async def queues(self) -> list[QueueInfo]:
-        """All queues; an empty list when there are none."""
+        """Return all queues; an empty list if there are none."""
         try:
             packet = (await self._lifeline.ask(GetQueues())).packet
         except NoQueues:
@@ -104,7 +113,7 @@ class CatalogueCalls(Calls):
         return packet.queues
 
     async def active_queues(self) -> list[QueueInfo]:
-        """Queues that hold a message for this client."""
+        """Return the queues that hold a message for this client."""
         try:
             packet = (await self._lifeline.ask(GetActiveQueues())).packet
         except NoActiveQueues:
@@ -115,10 +124,16 @@ class CatalogueCalls(Calls):
     async def set_policy(
         self, queue: str | int, *, before: QueuePolicy | None = None, **changes: Any
     ) -> QueuePolicy:
-        """Change fields of a queue's `QueuePolicy`; all others stay, also what is set meanwhile.
+        """Change fields of a queue's `QueuePolicy` and return the new policy.
 
-        With `before` only if the policy has been this until now: ChangedMeanwhile says that
-        somebody else was first, and nothing is done.
+        Fields that are not named keep their values, even if another client changes them meanwhile.
+
+        Args:
+            before: the policy that the caller has seen. If the queue's policy differs from it, the
+                call changes nothing and raises `ChangedMeanwhile`. `None` retries on the current
+                policy.
+            changes: fields of `QueuePolicy` by name. An unknown field or a wrong type raises
+                `InvalidValue`.
         """
         for left in reversed(range(_TRIES_MAX)):
             info = await self.queue(queue)
@@ -133,7 +148,7 @@ class CatalogueCalls(Calls):
         raise AssertionError("the last try returns or raises")
 
     async def pause(self, queue: str | int) -> None:
-        """Deliver nothing from a queue until it is resumed; puts go on."""
+        """Stop deliveries from a queue until it is resumed; puts are still accepted."""
         await self.set_policy(queue, paused=True)
 
     async def resume(self, queue: str | int) -> None:
@@ -148,7 +163,15 @@ class CatalogueCalls(Calls):
         reason: str | None = None,
         limit: int | None = None,
     ) -> int:
-        """Send dead letters back to where they died, or to another queue; how many went."""
+        """Send dead letters back to the queues they came from, and return their number.
+
+        Args:
+            queue: the dead-letter queue.
+            to: send them to this queue, and not to their own ones.
+            message_ids: only these messages; `None` means all.
+            reason: only messages with this reason: "deliveries", "rejected", "expired", "overflow".
+            limit: at most this many; `None` means no limit.
+        """
         packet = Redrive(
             await self.queue_id(queue),
             to,
@@ -168,9 +191,13 @@ class CatalogueCalls(Calls):
         first_id: int = 0,
         last_id: int | None = None,
     ) -> list[Message]:
-        """Look at waiting messages without taking them: the first, or those with these ids.
+        """Return waiting messages in the order of their ids, without taking them.
 
-        They come in order of their ids. Fewer than `limit` say that there were no more.
+        Args:
+            limit: the most messages to return. A shorter list means that there are no more.
+            first_id, last_id: only ids from `first_id` to `last_id`; `None` means no upper limit.
+
+        Browsed messages are not held, so they cannot be settled.
         """
         check_count("limit", limit)
         queue_id = await self.queue_id(queue)
@@ -190,9 +217,10 @@ class CatalogueCalls(Calls):
     async def waiting_ids(
         self, queue: str | int, *, limit: int, last_id: int | None = None
     ) -> WaitingIds:
-        """Which messages for anyone wait, the lowest ids first; of a paused queue none.
+        """Return the ids of waiting messages without a receiver, the lowest ids first.
 
-        There may be more than are listed, even within the limit; there are none if none is.
+        A paused queue returns none. The list may be incomplete even within `limit`; call again for
+        the rest. An empty list means that no such message waits.
         """
         check_count("limit", limit)
         packet = GetWaitingIds(await self.queue_id(queue), limit, last_id)
@@ -201,31 +229,37 @@ class CatalogueCalls(Calls):
         return WaitingIds(answered.packet.ranges, answered.packet.below_id)
 
     async def ack_ids(self, queue: str | int, ranges: Iterable[tuple[int, int]]) -> int:
-        """Acknowledge waiting messages by their ids, each range [first, last]; how many there were.
+        """Acknowledge waiting messages by id; return how many of them there were.
 
-        For who has browsed and processed them. What a consumer holds stays with it.
+        Each range is [first, last]. The call is for applications that browse messages and process
+        them. Messages that a consumer holds are not affected.
         """
         packet = AcknowledgeIds(await self.queue_id(queue), list(ranges))
-        # Ids are not given out twice: those of a lost answer are simply no longer there.
+        # Repeatable: ids are never assigned twice, so after a lost answer the messages are simply
+        # gone.
         answered = await self._lifeline.ask(packet)
         assert isinstance(answered.packet, AcknowledgeIdsResponse)
         return answered.packet.count
 
     async def purge(self, queue: str | int) -> int:
-        """Drop every waiting message; how many there were."""
+        """Delete all waiting messages of a queue; return their number."""
         packet = (await self._lifeline.ask(PurgeQueue(await self.queue_id(queue)))).packet
         assert isinstance(packet, PurgeQueueResponse)
         return packet.count
 
-    # Looking and steering
+    # Stats and control
 
     async def stats(
         self, queue: str | int | None = None, *, steps: int = 1, brief: bool = False
     ) -> ClusterNumbers:
-        """Live numbers of all nodes, or of one queue.
+        """Return live stats of all nodes, or of one queue.
 
-        With `steps`, so many of the last control steps of consumers whose prefetch is steered.
-        `brief` leaves out consumers and durations: for who looks at all queues all the time.
+        Args:
+            queue: name or id; `None` means all queues.
+            steps: how many of the latest control steps to include for each consumer whose prefetch
+                is controlled.
+            brief: leave out consumers and durations. Use it to poll all queues, since it is about
+                ten times cheaper for the node.
         """
         queue_id = None if queue is None else await self.queue_id(queue)
         asked = Stats(queue_id, steps=steps, consumers=not brief, durations=not brief)
@@ -233,7 +267,10 @@ class CatalogueCalls(Calls):
         return msgspec.json.decode(answered.body, type=ClusterNumbers)
 
     async def node_stats(self, *, steps: int | None = 1, durations: bool = True) -> ClusterNumbers:
-        """Live numbers of the node we are connected to; without steps, nothing of consumers."""
+        """Return live stats of the connected node only.
+
+        `steps` counts control steps per consumer as in `stats`; `None` leaves out the consumers.
+        """
         asked = Stats(None, cluster=False, consumers=False, durations=durations)
         if steps is not None:
             asked = Stats(None, cluster=False, steps=steps, durations=durations)
@@ -241,13 +278,14 @@ class CatalogueCalls(Calls):
         return msgspec.json.decode(answered.body, type=ClusterNumbers)
 
     async def rights(self) -> tuple[str, list[Grant]]:
-        """Who we are logged in as (empty: nobody needs to), and what was granted."""
+        """Return the user and the granted roles; an empty user means that the node needs no login.
+        """
         packet = (await self._lifeline.ask(GetRights())).packet
         assert isinstance(packet, GetRightsResponse)
         return packet.user, packet.grants
 
     async def members(self) -> list[Member]:
-        """The nodes of the cluster."""
+        """Return the nodes of the cluster."""
         packet = (await self._lifeline.ask(GetMembers())).packet
         assert isinstance(packet, GetMembersResponse)
         return packet.members
@@ -261,10 +299,11 @@ class CatalogueCalls(Calls):
         *,
         trial: bool = False,
     ) -> None:
-        """As admin: set anyone's prefetch.
+        """Set the prefetch of another client's consumer; needs admin mode.
 
-        A trial lasts until it says 0, or until this connection ends, however it ends; then the
-        consumer has again what it asked for. There is one at a time.
+        With `trial`, the value is part of an experiment. The experiment ends when the prefetch is
+        set to 0 or when this connection ends. Then the consumer gets the prefetch that it asked
+        for. A consumer has at most one experiment at a time; a second one raises `InvalidValue`.
         """
         queue_id = await self.queue_id(queue)
         await self._lifeline.ask(
@@ -272,14 +311,15 @@ class CatalogueCalls(Calls):
         )
 
     async def set_owner(self, queue: str | int, member_id: int) -> None:
-        """As admin: move a queue to another node."""
+        """Move a queue to another node; needs admin mode."""
         await self._lifeline.ask(SetOwner(await self.queue_id(queue), member_id))
 
 
 def _changed(policy: QueuePolicy, changes: dict[str, Any]) -> QueuePolicy:
     try:
         changed = msgspec.structs.replace(policy, **changes)
-        # Travels as data: what has the wrong type is found here, not over there.
+        # `replace` checks no types. A round trip through builtins finds a wrong type here, not at
+        # the node.
         return msgspec.convert(msgspec.to_builtins(changed), QueuePolicy)
     except TypeError as failure:
         known = ", ".join(QueuePolicy.__struct_fields__)

@@ -1,4 +1,4 @@
-"""What an application hands in, checked at the call: bad use fails there, with a sentence."""
+"""Checks of arguments at the call, so that a bad call fails there with a clear error."""
 
 from __future__ import annotations
 

@@ -1,8 +1,25 @@
-"""What applications use: one connection to Tidegate that heals itself.
+"""The public asynchronous client.
 
-Calls wait for a connection; when it breaks, the client connects again (to any node the URL
-names), identifies as before, subscribes again, and resends what was not confirmed. A call
-whose outcome is unknown and that is not safe to repeat raises IoFailure.
+Theory of operation. A `Client` has one `ClusterConnection`, which reconnects by itself. All other
+parts of the client use it:
+
+- Each queue or topic that the application puts to has a producer. A plain queue has a `Producer`, a
+  logical queue has a `ReplicaRouter`, and a topic has a `TopicProducer`.
+- Each `Subscription` has one or more `RemoteConsumer`s. Every consumer has a number that is unique
+  on this connection. The node names that number in each delivery.
+- Each producer or subscription of a logical queue has a `QueueMembership`.
+- `TemporaryQueues` holds the queues that the node deletes when a transport ends.
+
+When the transport fails, the connection tries all nodes of the URL in turn. The first node that
+answers gets the same client identity where possible. Then the client subscribes again, joins its
+logical queues again, creates its temporary queues again, and resends unconfirmed batches. A batch
+keeps its number, so the node stores a resent batch only once. A request that is safe to repeat is
+sent again. A request that is not safe to repeat and has no answer raises `IoFailure`.
+
+After `reconnect_s` without a node, all pending and new calls fail with `Unavailable`. The
+connection keeps trying, and calls succeed again as soon as a node answers.
+
+All methods run in the event loop in which the client was opened. No method is thread-safe.
 """
 
 from __future__ import annotations
@@ -41,13 +58,17 @@ from tidegate.wire.packets.prefetch import PrefetchChanged
 from tidegate.wire.packets.subscriptions import ConsumerEnded, Deliver
 from tidegate.wire.packets.topologies import TopologyChanged
 
-# How long closing waits for what was put soon.
+# How long `close` waits for messages of `put_soon`, in seconds.
 _FLUSH_S = 5.0
 _LOOK_AGAIN_S = 10.0
 
 
 class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
-    """The asynchronous API. Get one from `async with tidegate.connect(url) as mq`."""
+    """The asynchronous client. Open one with `async with tidegate.connect(url) as mq`.
+
+    All methods must be called in the event loop that opened the client. Calls wait up to
+    `reconnect_s` seconds for a connection, then raise `Unavailable`.
+    """
 
     engine_name = "tidegate"
 
@@ -81,15 +102,16 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
         self._guests = Guests(self, lifeline)
         self._consumers = count(1)
         self._subscriptions: list[Subscription] = []
-        # By the number under which the node delivers.
+        # By consumer number, which every delivery names.
         self._legs: dict[int, Leg] = {}
-        # Here and not in `put`: puts that nobody traces know nothing of it.
+        # Wrap the instance's method only if the application traces, so that untraced puts cost
+        # nothing extra.
         if (traced_put := tracing.traced_put(self.put)) is not None:
             self.put = traced_put  # type: ignore[method-assign,assignment]
         if (traced := tracing.traced_put(self.publish, answers_id=False)) is not None:
             self.publish = traced  # type: ignore[method-assign,assignment]
 
-    # Life
+    # Opening and closing
 
     async def open(self) -> Client:
         await self._lifeline.open()
@@ -97,14 +119,17 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
         return self
 
     async def _look_around(self) -> None:
-        """Once in a while, see whether queues that we put to have become logical ones."""
+        """Check regularly whether plain queues with a producer have become logical queues."""
         while True:
             await asyncio.sleep(_LOOK_AGAIN_S)
             with contextlib.suppress(TidegateError):
                 await self.look_again()
 
     async def close(self) -> None:
-        """Send what waits, then hang up."""
+        """Wait up to 5 seconds for messages of `put_soon`, then disconnect.
+
+        Unconfirmed puts fail with `Unavailable`. A second call does nothing.
+        """
         if self._lifeline.closed:
             return
         if self.link is not None and self.link.alive:
@@ -161,17 +186,27 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
             if leg is not None:
                 leg.prefetch_changed(packet.prefetch, packet.lasting)
 
-    # Who we are
+    # Identity
 
     async def ping(self) -> float:
-        """The round trip to the node, in seconds."""
+        """Return the round-trip time to the connected node, in seconds."""
         link = await self.connected()
         started = time.perf_counter()
         await link.ask(Ping())
         return time.perf_counter() - started
 
     async def delete_client(self, client: str | int | None = None) -> None:
-        """Delete a client: this one, or as admin another."""
+        """Delete a registered client.
+
+        Args:
+            client: the id or name of the client. `None` means this client. Another client needs
+                admin mode.
+
+        Raises:
+            ClientNotExisting: no client has that id or name.
+            IoFailure: the connection broke before the answer came; the client may have been
+                deleted.
+        """
         target = self.client_id if client is None else await self._client_id(client)
         await self._lifeline.ask(DeleteClient(target), repeatable=False)
 
@@ -180,20 +215,24 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
         self._outboxes = {n: o for n, o in self._outboxes.items() if o.queue_id != queue_id}
 
     def transaction(self) -> Transaction:
-        """Puts and acknowledgements across queues that are done together, or not at all.
+        """Return a transaction, in which puts and acknowledgements succeed or fail together.
 
-        `async with mq.transaction() as tx:`, and in it `tx.put(queue, payload)` and
-        `tx.ack(message)`; they are done when the block ends without an exception.
+        Use it as `async with mq.transaction() as tx:` and call `tx.put(queue, payload)` and
+        `tx.ack(message)` inside. The transaction commits at the end of the block. If the block
+        raises, nothing is sent.
         """
         return Transaction(self, self._lifeline.reconnect_s)
 
     def adopt_policy(self, queue: str, policy: QueuePolicy | None) -> None:
-        """Nothing: nodes keep the policies of their queues, `set_policy` changes them."""
+        """Do nothing, since nodes store the policies of queues; `set_policy` changes one.
 
-    # Queues that come and go with the connection
+        The method exists because workers call it on every engine.
+        """
+
+    # Temporary queues
 
     def on_guest_back(self, queue: QueueInfo) -> None:
-        """A queue that went with our former connection was made anew."""
+        """Subscribe again to a temporary queue that was created again after a reconnect."""
         self.note_queue(queue)
         self._outboxes.pop(queue.name, None)
         for subscription in self._subscriptions:
@@ -201,7 +240,7 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
                 subscription.resubscribe(queue.queue_id)
 
     def on_guest_lost(self, queue: str, error: TidegateError) -> None:
-        """It was not, and will not be."""
+        """Fail the subscriptions of a temporary queue that could not be created again."""
         self._guests.forget(queue)
         for subscription in self._subscriptions:
             if subscription.queue == queue:
@@ -216,10 +255,24 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
         order: OrderName = "priority",
         replica: int | None = None,
     ) -> Subscription:
-        """Have messages pushed, at most `prefetch` of them unacknowledged.
+        """Return a subscription, to which the node pushes messages.
 
-        Of a logical queue it is elected onto a replica, and says which; `replica` is a wish. A
-        process with TIDEGATE_REPLICA=orders#2 in its environment is at that one, or nowhere.
+        Use it with `async with`, then iterate. A subscription of a logical queue is assigned to a
+        replica; `subscription.replica` is its number.
+
+        Args:
+            queue: name or id.
+            prefetch: the most unacknowledged messages at a time, at least 1.
+            ack: "explicit" means that the application settles each message. "automatic" means that
+                the node considers a message acknowledged when it sends it, so a crash loses it.
+            order: "priority" takes messages by priority and waiting time, "oldest" by arrival.
+            replica: the preferred replica of a logical queue. The node may choose another one.
+
+        If `replica` is `None` and the environment variable TIDEGATE_REPLICA names a replica of this
+        queue, such as `orders#2`, the subscription uses only that replica.
+
+        Raises `InvalidValue` for an invalid argument. An unknown queue raises `QueueNotExisting`
+        when the subscription is entered.
         """
         if ack not in ("explicit", "automatic"):
             raise InvalidValue(f"ack is explicit or automatic, not {ack!r}")
@@ -245,9 +298,10 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
         *,
         prefetch: int = 200,
     ) -> None:
-        """Call `handler` for each message until cancelled.
+        """Call `handler` for each message of a queue until cancelled.
 
-        Acknowledged when it returns, given back when it raises.
+        A message is acknowledged when the handler returns, and returned to the queue as failed when
+        the handler raises. Messages are handled one at a time.
         """
         async with self.subscribe(queue, prefetch=prefetch) as subscription:
             await subscription.run(handler)
@@ -260,7 +314,7 @@ class Client(CatalogueCalls, TopicCalls, ReadCalls, LogicalQueueCalls):
             self._subscriptions.remove(subscription)
 
     def next_consumer(self) -> int:
-        """A number that nothing else on this connection has."""
+        """Return a consumer number that is not used on this connection."""
         return next(self._consumers)
 
     def add_leg(self, leg: Leg) -> None:

@@ -1,7 +1,8 @@
-"""`connect`: one door, with and without async, to whatever holds messages.
+"""`connect`: the entry point to every engine, with and without async.
 
-The scheme of the URL says who that is. `tidegate://` is served here; any other is looked up among
-the entry points of the group `tidegate.engines`, and imported when it is first asked for.
+The URL's scheme selects the engine. This package handles `tidegate://` and `tidegates://`. Other
+schemes are looked up among the entry points of the group `tidegate.engines` and imported on first
+use.
 """
 
 from __future__ import annotations
@@ -28,16 +29,17 @@ AnyClient = TypeVar("AnyClient", bound=EngineClient)
 
 
 def usual_url() -> str:
-    """The node of whoever names none: as the environment says, else the one on this machine."""
+    """Return the URL from TIDEGATE_URL, or that of a node on this machine."""
     return os.environ.get(URL_VARIABLE) or DEFAULT_URL
 
 
 class Connector(Generic[AnyClient]):
-    """`async with` gives a client, `with` a BlockingClient."""
+    """Opens a client: `async with` gives a `Client`, `with` a `BlockingClient`."""
 
     def __init__(self, make: Callable[[], AnyClient]) -> None:
         self._make = make
-        # Bad arguments fail here, at the call, not when the block is entered.
+        # Create a client now, so that bad arguments fail at the call and not when the block is
+        # entered.
         self._make()
         self._client: AnyClient | None = None
         self._blocking: BlockingClient | None = None
@@ -72,19 +74,31 @@ def connect(
     tls: bool | ssl.SSLContext | None = None,
     ca_file: str | os.PathLike[str] | None = None,
 ) -> Connector[Client]:
-    """Connect to a node; with several in the URL, to the first that answers.
+    """Connect to a Tidegate cluster, or to another engine by its URL.
 
-    Without a `url`, to the one that TIDEGATE_URL names, else to the one on this machine.
+    Use the result with `async with` for a `Client`, or with `with` for a `BlockingClient`.
 
-    With a `name`, the client is registered under it and keeps its id; without, it lives as
-    long as its connection. `reconnect_s` is how long calls wait for a broken connection.
+    Args:
+        url: `tidegate://host:port`, several nodes separated by commas, or `tidegates://` for TLS.
+            The client uses the first node that answers. `None` means TIDEGATE_URL, or a node on
+            this machine. `amqp://user:password@host:port/vhost` connects to RabbitMQ (`pip install
+            'tidegate[rabbitmq]'`), which supports workers and a part of this API.
+        name: registers the client under this name, so that it keeps its id. `None` means a
+            temporary client, which is deleted with its connection.
+        client_id: identify as this registered client.
+        mode: "read-only", "read-write" or "admin".
+        reconnect_s: seconds for which calls wait for a connection before they raise `Unavailable`.
+        user, password, password_file: the login. They may also be in the URL, or in TIDEGATE_USER,
+            TIDEGATE_PASSWORD and TIDEGATE_PASSWORD_FILE.
+        tls: `True` or an `ssl.SSLContext` enables TLS, like `tidegates://`.
+        ca_file: PEM file of the authority that signed the node's certificate, if the machine does
+            not trust it. TIDEGATE_CA_FILE has the same effect.
 
-    `user` and password log in; they may stand in the URL, or in TIDEGATE_USER, TIDEGATE_PASSWORD
-    and TIDEGATE_PASSWORD_FILE. `tls` is what `tidegates://` says; `ca_file` (or TIDEGATE_CA_FILE)
-    names the authority that has signed the node's certificate, if the machine does not know it.
-
-    `amqp://user:password@host:port/vhost` is RabbitMQ (`pip install 'tidegate[rabbitmq]'`): the
-    same workers, and of the rest of this API what RabbitMQ can do.
+    Raises:
+        InvalidValue: a bad argument or URL; raised at the call.
+        Unavailable: no node answers; raised when the block is entered.
+        NotAuthenticated: the login or the node's certificate is not accepted; raised when the block
+            is entered.
     """
     url = url or usual_url()
     if (scheme := _foreign_scheme(url)) is not None:
@@ -122,7 +136,7 @@ def connect(
 
 
 def _foreign_scheme(url: object) -> str | None:
-    """The scheme of a URL that is not for our own nodes; None: it is, or it is no URL."""
+    """Return the scheme of another engine's URL; `None` for our own URLs and other texts."""
     if not isinstance(url, str) or url.startswith((SCHEME, SCHEME_TLS)):
         return None
     scheme, separator, _ = url.partition("://")
@@ -130,7 +144,10 @@ def _foreign_scheme(url: object) -> str | None:
 
 
 def _engine(scheme: str, url: str, **connection: Any) -> Connector[Client]:
-    """The connector of another engine: its client is what EngineClient says, and says what not."""
+    """Return the connector of another engine.
+
+    Its client implements `EngineClient` and raises `InvalidValue` for calls it cannot do.
+    """
     found = {each.name: each for each in entry_points(group=ENGINES)}
     if scheme not in found:
         known = ", ".join(f"{name}://" for name in sorted({"tidegate", "tidegates", *found}))

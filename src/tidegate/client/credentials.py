@@ -1,9 +1,9 @@
-"""Whom a client logs in as: from the URL, from arguments, or from the environment.
+"""The login of a client: from the URL, from arguments, or from the environment.
 
     TIDEGATE_USER, TIDEGATE_PASSWORD, TIDEGATE_PASSWORD_FILE
 
-A password given in the call or the URL wins over a file, and a file over the environment. It never
-shows: not in a repr, not in an error.
+A password in the call or the URL takes precedence over a file, and a file over the environment. No
+repr and no error shows a password.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PASSWORD_FILE_VARIABLE = "TIDEGATE_PASSWORD_FILE"
 
 
 class Credentials:
-    """A user and its password."""
+    """A user name and its password."""
 
     __slots__ = ("password", "user")
 
@@ -38,7 +38,11 @@ def find_credentials(
     password_file: str | os.PathLike[str] | None,
     environment: Mapping[str, str] = os.environ,
 ) -> Credentials | None:
-    """Whom to log in as; None: nobody, which a node on this machine may be content with."""
+    """Return the credentials to log in with; `None` means no login.
+
+    A node without users accepts clients without a login. A user without a password, or a password
+    without a user, raises `InvalidValue`.
+    """
     user = user or environment.get(USER_VARIABLE)
     if not user:
         if password is not None or password_file is not None:
@@ -59,7 +63,7 @@ def find_credentials(
 
 
 def password_in(file: Path) -> str:
-    """The first line of a file."""
+    """Return the first line of a password file; raise `InvalidValue` if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8").partition("\n")[0].rstrip("\r")
     except (OSError, UnicodeDecodeError) as failure:

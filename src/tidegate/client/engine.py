@@ -1,11 +1,11 @@
-"""The port of an engine: what an App, its workers and its loops ask of whatever holds messages.
+"""The interfaces that an engine implements for `App`, its workers and its control loops.
 
     tidegate://…    Tidegate's own nodes: client.Client
     amqp://…        RabbitMQ: adapters/rabbitmq
 
-`connect` finds the engine of a URL by its scheme among the entry points of the group
-`tidegate.engines`, so an engine lives above this room and is imported only when it is used. What
-an engine cannot do it refuses at the call, with InvalidValue that says what to do instead.
+`connect` finds an engine by URL scheme among the entry points of the group `tidegate.engines`. The
+client package therefore never imports an engine. If an engine cannot do a call, it raises
+`InvalidValue` with an alternative.
 """
 
 from __future__ import annotations
@@ -42,26 +42,29 @@ class EngineMessage(Protocol):
     def redelivered(self) -> bool: ...
     @property
     def deaths(self) -> list[Death]:
-        """Of a dead letter: how it came to be one, the latest last."""
+        """The history of a dead letter, the latest death last; empty for other messages."""
 
     def ack(self) -> None:
-        """Acknowledge, without waiting."""
+        """Acknowledge the message without waiting."""
 
     async def ack_confirmed(self) -> None:
-        """Acknowledge, and return when the broker has it; LeaseLost if it was no longer ours."""
+        """Acknowledge the message and wait for the broker; `LeaseLost` if it was not held."""
 
     async def nack(self, *, delay: float | None = None, error: str | None = None) -> None:
-        """It failed: deliver it again, flagged, after `delay` or as the queue backs off."""
+        """Return the message as failed; the broker delivers it again after `delay` seconds.
+
+        `None` means the delay of the queue's policy. `error` is kept with the message.
+        """
 
     async def reject(self, *, error: str | None = None) -> None:
-        """It is hopeless: to the dead letters."""
+        """Move the message to the dead letters at once."""
 
     async def release(self) -> None:
-        """It was not begun: to somebody else at once."""
+        """Return a message that was not begun; the broker delivers it again at once."""
 
 
 class EngineSubscription(Protocol):
-    """Messages pushed to a consumer, as many at a time as its prefetch says."""
+    """Messages that the broker pushes to a consumer, limited by its prefetch."""
 
     prefetch: int
 
@@ -70,45 +73,48 @@ class EngineSubscription(Protocol):
     def __aiter__(self) -> AsyncIterator[Any]: ...
 
     def batches(self) -> AsyncIterator[Any]:
-        """Messages as they come together, each batch with a length, an order and an `ack`.
+        """Iterate over batches of messages; a batch has a length, an order and an `ack` method.
 
-        Whoever works without async iterates over these; a batch may be one message.
+        The blocking API iterates over batches. A batch may hold a single message.
         """
 
     async def set_prefetch(self, prefetch: int) -> None:
-        """Live: from now on so many may be on their way or in our hands."""
+        """Change the prefetch of the running subscription."""
 
     async def drain(self) -> None:
-        """Take no more: what was not looked at goes back; what was taken stays ours."""
+        """Stop receiving, and return the messages that the application has not taken.
+
+        Taken messages stay held until the application settles them.
+        """
 
     @property
     def delivered(self) -> int:
-        """Messages that have come to it since it began."""
+        """Messages received since the subscription began."""
 
     @property
     def held(self) -> int:
-        """Messages that lie in it, not yet taken by anybody."""
+        """Messages received but not yet taken by the application."""
 
     @property
     def interruptions(self) -> int:
-        """How often it has lost what it stood on: its connection, or its queue's owner."""
+        """How often the subscription has lost its connection or its queue's owner."""
 
     async def waiting(self) -> int | None:
-        """Messages that are ready to be delivered where it stands; None: not known."""
+        """Return the number of messages ready in the broker; `None` if it is not known."""
 
     @property
     def is_live(self) -> bool:
-        """Whether messages can come to it now; False while its connection is broken."""
+        """Whether messages can arrive now; `False` while the connection is broken."""
 
     @property
     def is_prefetch_costly(self) -> bool:
-        """Whether another prefetch costs more than a word to the broker."""
+        """Whether a change of prefetch costs more than one small packet."""
 
 
 class EngineClient(Protocol):
     """A connection to an engine."""
 
-    # What it is called where models of consumers say where they were measured.
+    # The name of the engine in models of consumers, which record where they were measured.
     @property
     def engine_name(self) -> str: ...
 
@@ -116,7 +122,7 @@ class EngineClient(Protocol):
     async def close(self) -> None: ...
 
     async def queue(self, name: str) -> Any:
-        """Look a queue up; QueueNotExisting."""
+        """Return a queue; raise `QueueNotExisting` if there is none."""
 
     async def create_queue(
         self,
@@ -128,13 +134,13 @@ class EngineClient(Protocol):
     ) -> Any: ...
 
     async def delete_queue(self, queue: str, /) -> None:
-        """With what is in it; who consumes from it is told QueueNotExisting."""
+        """Delete a queue with its messages; its consumers fail with `QueueNotExisting`."""
 
     def adopt_policy(self, queue: str, policy: QueuePolicy | None) -> None:
-        """What a worker declares of its queue, for engines that keep no policies themselves."""
+        """Note the policy that a worker declares, for engines that do not store policies."""
 
     def put(self, queue: str, payload: bytes, **options: Unpack[PutOptions]) -> Awaitable[int]:
-        """Await it: returns when it is safe, with an id of it."""
+        """Put a message; the awaited result is an id once the message is safe."""
 
     def subscribe(
         self,

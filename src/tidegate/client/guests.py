@@ -1,7 +1,7 @@
-"""Queues that go with our connection, made anew when there is another one.
+"""Temporary queues: subscriptions to topics that live as long as a transport.
 
-They are deleted when a connection ends, and with them what was in them; a client that comes back
-is subscribed again, to what is published from then on.
+The node deletes these queues with their messages when the transport ends. After a reconnect the
+client creates them again. They then receive only messages that are published from that time on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BACKOFF_S = 0.1
 
 
 class Guests:
-    """The topics to which we are subscribed for the life of a connection."""
+    """The temporary queues of one client."""
 
     def __init__(self, client: Client, lifeline: Lifeline) -> None:
         self._client = client
@@ -29,7 +29,7 @@ class Guests:
         self._packets: dict[str, SubscribeTopic] = {}
 
     async def add(self, packet: SubscribeTopic) -> QueueInfo:
-        """Subscribe, now and on every connection to come."""
+        """Create a temporary queue, now and after every reconnect."""
         answered = await self._lifeline.ask(packet, repeatable=False)
         assert isinstance(answered.packet, SubscribeTopicResponse)
         self._packets[packet.queue] = packet
@@ -42,7 +42,7 @@ class Guests:
         self._packets.pop(queue, None)
 
     def resume(self) -> None:
-        """There is a new connection."""
+        """Create all temporary queues again after a reconnect."""
         for packet in self._packets.values():
             self._lifeline.spawn(self._again(packet))
 
@@ -53,7 +53,8 @@ class Guests:
             try:
                 answered = await self._lifeline.ask(packet, repeatable=False)
             except QueueNameNotUnique as error:
-                # The node may not have noticed yet that our former connection is gone.
+                # The node may not yet have noticed the end of the former transport, and still have
+                # the queue.
                 if asyncio.get_running_loop().time() > deadline:
                     self._client.on_guest_lost(packet.queue, error)
                     return

@@ -1,6 +1,27 @@
-"""A connection that heals itself: connects, identifies, beats, and comes back when it breaks.
+"""The client's connection to the cluster: connect, log in, identify, heartbeat, reconnect.
 
-Every connection is a generation: what was leased in an earlier one has gone back to its queue.
+Theory of operation. A `ClusterConnection` belongs to one client and has at most one `Transport` at
+a time. Each new transport is a new *generation*, counted from 1. Leases belong to a generation,
+since the node returns all held messages to their queues when the transport ends.
+
+States:
+
+- connected: `link` is an open transport, and requests go to it at once.
+- reconnecting: `link` is `None`. A task tries all nodes of the URL in turn, with a delay that grows
+  from 0.02 s to 1 s. Calls wait for the new transport.
+- outage: reconnecting has taken `reconnect_s` seconds. Pending and new calls fail with
+  `Unavailable`. The task keeps trying, and success ends the outage.
+- rejected: a node refused the login or the identity, with an error that a retry cannot cure. Calls
+  fail with this error. The task ends.
+- closed: by `close`. Calls fail with `Unavailable`.
+
+Establishing a transport takes three steps: open TCP (and TLS), log in if there are credentials, and
+identify. A named client registers its name or identifies as the existing client of that name. A
+nameless client registers a generated name, and the node deletes it when the transport ends. After a
+reconnect to the same node, it keeps its identity if the node has not deleted it yet.
+
+The connection pings every 10 s. It aborts a transport that has been silent for 30 s, since a dead
+peer may never close its socket.
 """
 
 from __future__ import annotations
@@ -41,12 +62,12 @@ from tidegate.wire.packets.clients import (
 
 _CONNECT_S = 5.0
 _HEARTBEAT_S = 10.0
-# Answers that say: the queue is on its way to another node, ask again.
+# The queue is moving to another node, or its owner is starting: ask again.
 NOT_YET = (Unavailable, NotOwner, StaleEpoch)
 
 
 class Lifeline:
-    """One client's way to the nodes that its URL names."""
+    """A reconnecting connection of one client to the nodes of its URL."""
 
     def __init__(
         self,
@@ -76,7 +97,7 @@ class Lifeline:
         self.info: ClientInfo | None = None
         self.generation = 0
         self.closed = False
-        # Why calls fail at once: the client is closed, or has been without a node for too long.
+        # The error with which calls fail at once; see "outage", "rejected" and "closed" above.
         self.outage: TidegateError | None = None
         self._last_failure = "the connection was lost"
         self._node: tuple[str, int] | None = None
@@ -84,7 +105,7 @@ class Lifeline:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> None:
-        """Connect to the first node that answers; Unavailable when none does."""
+        """Connect to the first node that answers; raise `Unavailable` if none does."""
         self._connected = asyncio.get_running_loop().create_future()
         failures = []
         for host, port in self._nodes:
@@ -106,7 +127,7 @@ class Lifeline:
             task.cancel()
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        # Let the transport close before the loop may end.
+        # Let asyncio's transport finish closing before the event loop may end.
         await asyncio.sleep(0)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -129,7 +150,8 @@ class Lifeline:
             link.abort()
             raise
         if not link.alive:
-            # It broke between the answer and now: nobody would tell us again.
+            # It closed after the answer. That was ignored, since it was not the current transport
+            # yet.
             raise Unavailable(f"the node at {host}:{port} hung up")
         self.link = link
         self._node = (host, port)
@@ -139,10 +161,11 @@ class Lifeline:
         self._connected.set_result(link)
 
     async def _identify(self, link: Link, node: tuple[str, int]) -> ClientInfo:
-        """Become who we are: the client of that id or name; a new one if there is none."""
+        """Identify as this client, or register it; return its identity."""
         known = self._wanted_id if self.info is None else self.info.client_id
         if self._name is None and self._wanted_id is None and node != self._node:
-            # Another node would not know that we are still there, and delete us behind our back.
+            # The former node does not know that this client came back elsewhere. It deletes the
+            # client of that id when it notices the lost transport.
             known = None
         if known is not None:
             try:
@@ -151,7 +174,8 @@ class Lifeline:
             except TidegateError:
                 if self._name is not None or self._wanted_id is not None:
                     raise
-                # A client without a name of its own went with its connection.
+                # The node has deleted the nameless client together with its transport: register a
+                # new one.
         if self._name is None:
             name = nameless_name()
             return _client_of(await link.ask(RegisterClient(name, self._mode, True)))
@@ -171,12 +195,12 @@ class Lifeline:
             return
         self.link = None
         self._connected = asyncio.get_running_loop().create_future()
-        # Nobody may be waiting for it when it fails.
+        # Mark an exception as seen, since there may be no call that waits for it.
         self._connected.add_done_callback(lambda f: f.cancelled() or f.exception())
         self.spawn(self._reconnect())
 
     async def _reconnect(self) -> None:
-        """Come back, however long it takes; calls stop waiting after `reconnect_s`."""
+        """Try all nodes until one accepts the client; calls wait at most `reconnect_s` for it."""
         loop = asyncio.get_running_loop()
         patience = loop.call_later(self.reconnect_s, self._out_of_patience)
         backoff_s = 0.02
@@ -185,11 +209,11 @@ class Lifeline:
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
                 backoff_s = min(backoff_s * 2, 1.0)
         except asyncio.CancelledError:
-            # The loop is ending: whoever waits must not wait for ever.
+            # The event loop is ending: fail all waiting calls, which would otherwise wait for ever.
             self._give_up(Unavailable("the client was closed"))
             raise
         except TidegateError as error:
-            self._give_up(error)  # we are not wanted any more: trying again would not help
+            self._give_up(error)  # a node rejected this client: trying again would not help
             return
         finally:
             patience.cancel()
@@ -211,14 +235,17 @@ class Lifeline:
         self._give_up(Unavailable(f"no connection for {waited}: {self._last_failure}"))
 
     def _give_up(self, error: TidegateError) -> None:
-        """Whoever waits is told, and whoever comes until there is a connection again."""
+        """Fail pending requests with `error`, and new ones until a transport is established."""
         self.outage = error
         if self._connected is not None and not self._connected.done():
             self._connected.set_exception(error)
         self._on_gave_up(error)
 
     async def connected(self) -> Link:
-        """The link, when there is one."""
+        """Return the current transport, and wait for one if necessary.
+
+        Raise the error of an outage, if there is one.
+        """
         link = self.link
         if link is not None and link.alive and not self.closed:
             return link
@@ -227,12 +254,12 @@ class Lifeline:
         if self._connected is None:
             raise InvalidValue("not connected: use `async with tidegate.connect(url) as mq`")
         if self._connected.done():
-            # The link has just died, and we are about to hear of it.
+            # The transport has just failed: let `_lost` run, which creates a new future.
             await asyncio.sleep(0)
         return await asyncio.shield(self._connected)
 
     async def _beat(self) -> None:
-        """Ping when idle; hang up when nothing was heard for three beats."""
+        """Ping every 10 s; abort a transport that has been silent for three intervals."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(_HEARTBEAT_S)
@@ -251,7 +278,11 @@ class Lifeline:
         *,
         repeatable: bool = True,
     ) -> Answered:
-        """Ask until there is an answer; what must not be repeated is asked once."""
+        """Send a request until an answer comes, for at most `reconnect_s` seconds.
+
+        With `repeatable=False`, a request whose answer was lost is not sent again; it raises
+        `IoFailure`. After one of `TRANSIENT_ERRORS` the request is sent again in either case.
+        """
         backoff_s = 0.02
         deadline = asyncio.get_running_loop().time() + self.reconnect_s
         while True:
@@ -261,7 +292,8 @@ class Lifeline:
             except IoFailure:
                 if not repeatable or asyncio.get_running_loop().time() > deadline:
                     raise
-                # Of the connection, which comes back by itself, or of a node behind it.
+                # Either this transport failed, and `connected` waits for the next; or a node behind
+                # it failed.
                 await asyncio.sleep(backoff_s if link.alive else 0.0)
             except NOT_YET:
                 if asyncio.get_running_loop().time() > deadline:
@@ -277,12 +309,12 @@ def _client_of(answered: Answered) -> ClientInfo:
 
 
 def nameless_name() -> str:
-    """What a client that was given no name is called.
+    """Return a name for a client that was given none.
 
-    Before the @ stands the program, so that telemetry knows who does the same as before a restart.
+    The part before the @ is the program, so that telemetry recognises a client after a restart.
     """
     path = Path(sys.argv[0] if sys.argv else "")
     program = path.parent.name if path.stem == "__main__" else path.stem
-    # What ends it in names, and what is too long for one.
+    # Replace characters that end the program's part of the name, and limit its length.
     program = re.sub(r"[#@\s]", "-", program)[:64] or "python"
     return f"{program}@{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"

@@ -1,4 +1,4 @@
-"""One TCP connection to a node: requests and their answers, pushes, heartbeats."""
+"""One transport to a node: requests with their answers, and pushes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tidegate.core.errors import (
 from tidegate.wire.connection import Connection, Received
 from tidegate.wire.packet import Error, Packet, Push
 
-# Ids are 32 bits; the highest is left to nodes that relay.
+# Ids have 32 bits; nodes that relay requests use the highest bit.
 _PACKET_ID_MASK = 0x7FFF_FFFF
 
 
 class Answered:
-    """What came back."""
+    """The answer to a request: a packet and its body."""
 
     __slots__ = ("body", "packet")
 
@@ -34,7 +34,11 @@ class Answered:
 
 
 class Link(asyncio.Protocol):
-    """Many requests in flight, each answered once: by the node, or by the connection's end."""
+    """A TCP or TLS transport with many requests in flight.
+
+    Every request ends exactly once: with the node's answer, or with `IoFailure` when the transport
+    closes. Pushes go to `on_push`. `on_lost` is called once, after all requests have ended.
+    """
 
     def __init__(
         self, on_push: Callable[[Packet, memoryview], None], on_lost: Callable[[Link], None]
@@ -66,7 +70,8 @@ class Link(asyncio.Protocol):
                     lambda: cls(on_push, on_lost), host, port, ssl=tls
                 )
         except ssl.SSLCertVerificationError as failure:
-            # Trying again would not help, and trusting it all the same would help somebody else.
+            # A retry would not help. Ignoring the certificate would let an attacker read the
+            # connection.
             raise NotAuthenticated(
                 f"the certificate of {host}:{port} is not to be trusted "
                 f"({failure.verify_message}): name its authority's file with ca_file= or "
@@ -86,7 +91,7 @@ class Link(asyncio.Protocol):
             ) from None
         return link
 
-    # The socket
+    # Callbacks of asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast("asyncio.Transport", transport)
@@ -144,10 +149,10 @@ class Link(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # Out
+    # Sending
 
     def post(self, packet: Packet, bodies: list[memoryview | bytes] | None = None) -> None:
-        """Send what nobody answers."""
+        """Send a packet that has no answer; drop it if the transport is closed."""
         if self.alive and self._transport is not None:
             self._transport.writelines(self._wire.send(packet, self._next_packet_id(), bodies))
 
@@ -160,12 +165,15 @@ class Link(asyncio.Protocol):
         bodies: list[memoryview | bytes] | None,
         done: Callable[[Packet | TidegateError, memoryview], None],
     ) -> int:
-        """Send a request; `done` gets its answer, or the error. The packet's id."""
+        """Send a request and return its packet id; `done` receives the answer or an error.
+
+        On a closed transport, `done` receives `Unavailable` at once and the id is 0.
+        """
         if not self.alive or self._transport is None:
             done(Unavailable("not connected"), memoryview(b""))
             return 0
         packet_id = self._next_packet_id()
-        # Before it is registered: what cannot be encoded is not asked.
+        # Encode first: if encoding raises, no request may stay registered.
         pieces = self._wire.send(packet, packet_id, bodies)
         self._asked[packet_id] = done
         if len(pieces) == 1:
@@ -183,8 +191,9 @@ class Link(asyncio.Protocol):
     ) -> Answered:
         """Send a request and wait for its answer.
 
-        When the wait is cancelled, `abandoned` is called with the packet's id and None, and
-        again with the answer if one comes all the same.
+        If the caller is cancelled, `abandoned` is called with the packet id and the answer, or with
+        the packet id and `None` if no answer has come. In the second case it is called again when
+        the answer comes.
         """
         future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
 

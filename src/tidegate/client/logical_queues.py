@@ -1,4 +1,4 @@
-"""Logical queues: where their messages are, how they scale, and what was decided about them."""
+"""The calls about logical queues: replicas, scaling, decisions."""
 
 from __future__ import annotations
 
@@ -32,13 +32,18 @@ class LogicalQueueCalls(Calls):
     """The part of a client that knows replicas."""
 
     async def topology(self, queue: str | int) -> Topology:
-        """Where the messages of a logical queue are and go."""
+        """Return the topology of a logical queue: its replicas, their states, shares and addresses.
+        """
         answered = await self._lifeline.ask(GetTopology(await self.queue_id(queue)))
         assert isinstance(answered.packet, GetTopologyResponse)
         return answered.packet.topology
 
     async def topologies(self, version: int = -1) -> tuple[int, list[Topology] | None]:
-        """Those of all logical queues, without homes, and their version; None: nothing is new."""
+        """Return the current version and the topologies of all logical queues, without assignments.
+
+        If nothing has changed since `version`, the topologies are `None`. The default -1 always
+        returns them.
+        """
         packet = (await self._lifeline.ask(GetTopologies(version))).packet
         assert isinstance(packet, GetTopologiesResponse)
         return packet.version, packet.topologies
@@ -50,23 +55,28 @@ class LogicalQueueCalls(Calls):
         *,
         before: Scaling | UnsetType | None = UNSET,
     ) -> None:
-        """Make a queue a logical one that scales so; None: a plain one, once it has no replicas.
+        """Make a queue a logical queue with this scaling, or change its scaling.
 
-        With `before` only if it has scaled so until now (None: it was plain): ChangedMeanwhile says
-        that somebody else was first, and nothing is done.
+        Args:
+            scaling: `None` turns the queue into a plain queue, which must have no replicas.
+            before: the scaling that the caller has seen; `None` means that the queue was plain. If
+                the queue's scaling differs, the call changes nothing and raises `ChangedMeanwhile`.
+                Without this argument the change is unconditional.
         """
         queue_id = await self.queue_id(queue)
         if before is UNSET:
             await self._lifeline.ask(SetScaling(queue_id, scaling))
         else:
             await self._lifeline.ask(SetScaling(queue_id, scaling, True, before))
-        # What we know of it holds no longer.
+        # Refresh the cached queue, which may have become plain or logical.
         await self.queue(queue_id)
 
     def producer(self, queue: str, *, replica: int | None = None) -> Producer:
-        """Come to a queue as a producer of its own: `async with mq.producer("orders") as orders`.
+        """Return a producer of its own for a queue: `async with mq.producer("orders") as orders`.
 
-        Of a logical queue it is told where it is; `replica` says where it wants to be.
+        Under the scaling policy "clients", a producer of a logical queue is assigned to one
+        replica, and `replica` is the preferred one. Under the other policies its messages go to all
+        replicas.
         """
         client = cast("Client", self)
         return Producer(client, queue, client.next_consumer(), wanted=replica)
@@ -74,29 +84,37 @@ class LogicalQueueCalls(Calls):
     async def migrate(
         self, queue: str | int, role: Role, source_id: int, target_id: int, count: int = 1
     ) -> None:
-        """As admin: have clients of one replica go over to another, the idlest first."""
+        """Move `count` clients from one replica to another, the least busy first; needs admin mode.
+
+        `role` selects producers or consumers. `source_id` and `target_id` are queue ids of
+        replicas.
+        """
         queue_id = await self.queue_id(queue)
         await self._lifeline.ask(MigrateClients(queue_id, role, source_id, target_id, count))
 
     async def explain(self, queue: str | int | None = None, *, count: int = 20) -> list[Decision]:
-        """What was decided about a queue, or about the fleet, and why; the newest first."""
+        """Return recent decisions with their reasons, the newest first.
+
+        `queue=None` returns decisions about machines.
+        """
         queue_id = None if queue is None else await self.queue_id(queue)
         answered = await self._lifeline.ask(Explain(queue_id, count))
         return _decisions(answered.body)
 
     async def explain_service(self, service: str, *, count: int = 20) -> list[Decision]:
-        """What was decided about an HTTP service, and why; the newest first."""
+        """Return recent decisions about an HTTP service with their reasons, the newest first."""
         return _decisions((await self._lifeline.ask(ExplainService(service, count))).body)
 
     async def steer_service(self, service: str, by_hand: ByHand, *, before: ByHand) -> None:
-        """Say about an HTTP service what goes before the law; `before` is what was said until now.
+        """Set the override of an HTTP service, which takes precedence over its scaling law.
 
-        ChangedMeanwhile: somebody has said something else since then, and nothing is done.
+        `before` is the override that the caller has seen. If it has changed since, the call changes
+        nothing and raises `ChangedMeanwhile`.
         """
         await self._lifeline.ask(SteerService(service, by_hand, before))
 
     async def fleet(self) -> FleetInfo:
-        """Who leads, the machines, their slots, and what is kept warm."""
+        """Return the leader, the machines, their slots, and the number of warm machines."""
         answered = await self._lifeline.ask(GetFleet())
         return msgspec.json.decode(answered.body, type=FleetInfo)
 

@@ -1,4 +1,4 @@
-"""Logging in: two round trips, in which the password does not travel."""
+"""Logging in with SCRAM: two round trips that do not send the password."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from tidegate.wire.packets.login import Authenticate, AuthenticateResponse, Prov
 
 
 async def log_in(link: Link, credentials: Credentials) -> None:
-    """Become a user; NotAuthenticated when the node, or we, are not satisfied."""
+    """Log in on a transport; raise `NotAuthenticated` if the node or the client rejects the other.
+    """
     login = ClientLogin(credentials.user, credentials.password)
     challenge = (await link.ask(Authenticate(login.first()))).packet
     assert isinstance(challenge, AuthenticateResponse)
-    # Some milliseconds of hashing, during which the application must not stand still.
+    # Hashing takes milliseconds and would block the event loop.
     proof = await asyncio.to_thread(login.proof, challenge.message)
     signature = (await link.ask(Prove(proof))).packet
     assert isinstance(signature, ProveResponse)

@@ -1,4 +1,4 @@
-"""What a put may say beside its payload, checked at the call: a bad value fails there, alone."""
+"""Options of a put, checked at the call, so that a bad value fails only that call."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, TypedDict
 from tidegate.core.errors import InvalidValue
 from tidegate.core.model import PRIORITY_DEFAULT, PRIORITY_HIGHEST, PRIORITY_LOWEST, Attributes
 
-# What a node takes as a wait, a lease or a delay: 24 days.
+# The longest wait, lease or delay that a node accepts: 24 days.
 SECONDS_MAX = 2_147_483
-# The year 9999, as far as a store's calendar goes.
+# The end of the year 9999, which is the limit of the stores' calendars.
 WALL_S_MAX = 253_402_300_000
 KEY_LENGTH_MAX = 255
 
@@ -17,12 +17,16 @@ KEY_LENGTH_MAX = 255
 class PutOptions(TypedDict, total=False):
     """Keywords of `put`.
 
-    `receiver`: only this client gets it, by id. `context`: an id by which its reply is found.
-    `priority`: 1 (lowest) to 10. `content_type`, `headers`: for whoever reads it.
-    `delay` (seconds) or `deliver_at` (a time): not before. `ttl` (seconds) or `expires_at` (a
-    time): not after. `dedup_id`: of those with the same one, within the queue's window, the first
-    is stored. `group`: one of a group is in flight at a time, in order. `tenant`: capacity is
-    shared over tenants.
+    - `receiver`: the id of the only client that may get the message.
+    - `context`: a number by which the sender finds the reply, see `Client.request`.
+    - `priority`: 1 (lowest) to 10; the default is 5.
+    - `content_type`, `headers`: text for the application that reads the message.
+    - `delay` (seconds) or `deliver_at` (seconds since 1970): no delivery before that time.
+    - `ttl` (seconds) or `expires_at` (seconds since 1970): no delivery after that time.
+    - `dedup_id`: only the first message with this id within the queue's window is stored. The
+      others are confirmed with id 0.
+    - `group`: messages of a group are delivered in order, one at a time.
+    - `tenant`: the queue shares its capacity evenly among tenants.
     """
 
     receiver: int | None
@@ -40,7 +44,7 @@ class PutOptions(TypedDict, total=False):
 
 
 class Special(NamedTuple):
-    """What is not plain about a message, as it travels."""
+    """The options of one message in the form in which they are sent."""
 
     receiver: int | None = None
     context: int | None = None
@@ -56,7 +60,10 @@ _NO_ATTRIBUTES = Attributes()
 
 
 def checked_options(options: PutOptions) -> Special:
-    """The options in the form in which they travel."""
+    """Return the options in the form in which they are sent; raise `InvalidValue` for a bad value.
+
+    An unknown option raises `TypeError`.
+    """
     unknown = options.keys() - _NAMES
     if unknown:
         raise TypeError(
@@ -130,7 +137,10 @@ def _checked_attributes(options: PutOptions) -> Attributes:
 
 
 def check_text(text: object) -> None:
-    """A string that can travel: of characters, not of halves of them."""
+    """Raise `InvalidValue` unless `text` is a string that UTF-8 can encode.
+
+    A string with lone surrogates cannot be sent.
+    """
     if not isinstance(text, str):
         raise InvalidValue(f"{text!r} is no string")
     try:

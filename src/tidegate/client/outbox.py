@@ -1,9 +1,29 @@
-"""Puts to one queue, gathered into batches behind the application's back.
+"""Puts to one queue, gathered into batches.
 
-The first put of a turn of the event loop schedules a flush at its end, so whatever else puts
-in the same turn shares its batch. A few batches are in flight at a time; while they are, more
-gathers. A batch keeps its number until its fate is known: resent after a broken connection
-under the same number, it is stored once.
+Theory of operation. A `Producer` collects the messages that the application puts to one queue. The
+first put in a turn of the event loop schedules a flush at the end of the turn, so that all puts of
+the turn share a batch. At most `in_flight_max` batches wait for their answers at a time. More
+messages gather meanwhile, which makes batches larger under load.
+
+A message is in one of three places: gathered (no batch yet), in a batch in flight, or in a batch
+that waits to be sent again. Batches are sent in the order of their numbers, before new messages.
+
+Each batch has a number, which with the producer's random id identifies it at the node. It keeps the
+number until its result is known. If the transport breaks, the batch is sent again under the same
+number, and the node stores it once.
+
+The answer to a batch decides:
+
+- stored: the futures of its messages get their ids.
+- `IoFailure`: it is not known whether it is stored; send the same batch again.
+- `NotHome`: the queue has become a logical queue and has not stored it; look the queue up.
+- `QueueNotExisting`: the queue may have been created again; look its id up once, then fail.
+- another `RetryLater`: not stored; send it again after a delay, for up to `reconnect_s` seconds.
+- `LimitReached` and all other errors: fail the futures.
+
+If the look-up shows a logical queue, the producer first waits for the answers to what it has sent.
+Then the client replaces it by a `ReplicaRouter`, which takes over the rest. Waiting keeps the
+order: a new message must not be stored before one whose answer is pending.
 """
 
 from __future__ import annotations
@@ -34,14 +54,14 @@ if TYPE_CHECKING:
 
 BATCH_COUNT_MAX = 500
 BATCH_BYTES_MAX = 256 * 1024
-# Whoever puts many at once waits for all of them: larger batches are better.
+# `put_many` waits for all of its messages anyway, so larger batches only save work.
 MANY_COUNT_MAX = 2000
 MANY_BYTES_MAX = 512 * 1024
 IN_FLIGHT_MAX = 8
 
 
 class Outbox:
-    """What is on its way to one queue."""
+    """Collects and sends the messages to one queue."""
 
     __slots__ = (
         "_batch",
@@ -68,11 +88,12 @@ class Outbox:
         self._loop = asyncio.get_running_loop()
         self.queue = queue
         self.queue_id: int | None = None
-        # Unique, so that resends are recognised; of this outbox, since batches count from 1.
+        # Random, so that nodes recognise resends. Of this object, since it counts its batches from
+        # 1.
         self._producer = secrets.randbits(62) + 1
         self._payloads: deque[bytes] = deque()
         self._futures: deque[asyncio.Future[int]] = deque()
-        # Position in the deque from its left + offset → what is not plain about it.
+        # Options of the gathered messages, by position. `None` means that all have default options.
         self._special: deque[Special] | None = None
         self._batch = 0
         self._batch_seen = 0
@@ -80,11 +101,12 @@ class Outbox:
         self._resend: deque[Batch] = deque()
         self._scheduled = False
         self._resolving = False
-        # Set: the queue is a logical one, and others are to deal what gathers here.
+        # The id of the logical queue, once the queue has become one; a `ReplicaRouter` takes over
+        # then.
         self._logical_id: int | None = None
 
     def add(self, payload: bytes) -> asyncio.Future[int]:
-        """A plain message."""
+        """Add a message with default options; return the future of its id."""
         future: asyncio.Future[int] = self._loop.create_future()
         self._payloads.append(payload)
         self._futures.append(future)
@@ -96,7 +118,7 @@ class Outbox:
         return future
 
     def add_special(self, payload: bytes, special: Special) -> asyncio.Future[int]:
-        """A message with a receiver, context, priority or attributes."""
+        """Add a message with options of its own; return the future of its id."""
         if self._special is None:
             self._special = deque([PLAIN] * len(self._payloads))
         future = self.add(payload)
@@ -104,7 +126,7 @@ class Outbox:
         return future
 
     def take(self, unsent: Unsent) -> None:
-        """Messages that were gathered elsewhere; they go at once, if there is room."""
+        """Add messages that another producer had gathered, and send them if possible."""
         if unsent.special is not None or self._special is not None:
             if self._special is None:
                 self._special = deque([PLAIN] * len(self._payloads))
@@ -114,7 +136,7 @@ class Outbox:
         self.flush()
 
     def give_unsent(self) -> Unsent:
-        """What is in no batch yet, which thereby is no longer here."""
+        """Remove and return the messages that are in no batch yet."""
         special = None if self._special is None else list(self._special)
         unsent = Unsent(list(self._payloads), list(self._futures), special)
         self._payloads.clear()
@@ -123,9 +145,10 @@ class Outbox:
         return unsent
 
     def give_refused(self, *, of_one_each: bool = False) -> list[Batch]:
-        """Batches that are stored nowhere for certain, which thereby are no longer here.
+        """Remove and return the batches that are certainly not stored.
 
-        With `of_one_each` only those of which somebody waits for each message.
+        With `of_one_each`, leave batches of `put_many`, which have a single future and cannot be
+        split.
         """
         kept: deque[Batch] = deque()
         refused: list[Batch] = []
@@ -136,7 +159,7 @@ class Outbox:
         return refused
 
     def adopt(self, batch: Batch) -> None:
-        """A batch that was refused elsewhere, under a number of ours."""
+        """Send a batch that another producer was refused, under a number of this producer."""
         self._batch += 1
         batch.packet.producer, batch.packet.batch = self._producer, self._batch
         if self.queue_id is not None:
@@ -145,13 +168,16 @@ class Outbox:
         self.flush()
 
     async def add_many(self, payloads: list[bytes], priority: int) -> list[list[int]]:
-        """Many at once, in batches of their own: a future each for the batches only."""
+        """Send many messages in batches of their own; return the ids of each batch.
+
+        There is one future per batch and not per message, which makes large puts cheaper.
+        """
         while self.queue_id is None:
             self._found(await self._client.queue_id(self.queue))
             heir = self._client.outbox(self.queue)
             if self._logical_id is not None and heir is not self:
                 return await heir.add_many(payloads, priority)
-        # What was put before goes first.
+        # Messages that were put earlier are sent first.
         while self._payloads:
             self._resend.append(self._next_batch())
         waiting: list[asyncio.Future[list[int]]] = []
@@ -180,7 +206,7 @@ class Outbox:
         )
 
     def was_used(self) -> bool:
-        """Whether anything was sent since somebody asked this."""
+        """Return whether a batch was made since the last call."""
         used, self._batch_seen = self._batch != self._batch_seen, self._batch
         return used
 
@@ -190,7 +216,7 @@ class Outbox:
         self._scheduled = False
         link = self._client.link
         if link is None or not link.alive:
-            return  # the client flushes when it is connected again
+            return  # the client flushes after the reconnect
         if self.queue_id is None:
             if not self._in_flight:
                 self._resolve()
@@ -208,7 +234,7 @@ class Outbox:
             self._flush()
 
     def spread(self, queue_id: int) -> None:
-        """The queue turned out to be a logical one."""
+        """Note that the queue has become a logical queue."""
         self.queue_id = self._logical_id = queue_id
         self.flush()
 
@@ -219,14 +245,20 @@ class Outbox:
             self.queue_id, self._logical_id = queue_id, None
 
     def _leave_it_to_others(self) -> None:
-        """Once what was sent has its answers: else what is put now might be stored before it."""
+        """Hand over to a `ReplicaRouter` once all sent batches have answers.
+
+        Otherwise a message that is put now might be stored before an earlier one.
+        """
         self._send_unknown()
         if not self._in_flight:
             assert self._logical_id is not None
             self._client.spread_over(self, self._logical_id)
 
     def _send_unknown(self) -> None:
-        """Only what may be stored where it was sent; the rest waits for its answers."""
+        """Send only batches that may be stored already, to the queue they were sent to.
+
+        The other batches wait, and go to the replicas after that.
+        """
         unknown = [batch for batch in self._resend if batch.is_unknown]
         for batch in unknown[: self.in_flight_max - len(self._in_flight)]:
             self._resend.remove(batch)
@@ -244,7 +276,7 @@ class Outbox:
             waiting = [futures.popleft() for _ in range(count)]
         lengths = list(map(len, chosen))
         if sum(lengths) > BATCH_BYTES_MAX and count > 1:
-            # Large messages: keep what fits, give the rest back to the front.
+            # Limit the bytes of a batch: return what does not fit to the front.
             total = keep = 0
             for length in lengths:
                 if keep and total + length > BATCH_BYTES_MAX:
@@ -271,7 +303,8 @@ class Outbox:
         link = self._client.link
         assert link is not None
         number = batch.packet.batch
-        # A queue that changes its owner may refuse the one before and take this one.
+        # Name the latest batch in flight. While a queue changes its owner, the old owner may refuse
+        # that batch and the new one accept this one, which would reverse their order.
         batch.packet.after = max((n for n in self._in_flight if n < number), default=None)
         self._in_flight[number] = batch
 
@@ -289,11 +322,11 @@ class Outbox:
         link.submit(self._request(batch), batch.bodies, done)
 
     def _request(self, batch: Batch) -> Packet:
-        """The batch as it travels."""
+        """Return the request that carries a batch."""
         return batch.packet
 
     def _take_answer(self, batch: Batch, answer: Packet) -> None:
-        """It is stored."""
+        """Pass the stored ids to the batch."""
         assert isinstance(answer, PutMessageResponse)
         batch.stored(answer.first_id, answer.ids)
 
@@ -301,12 +334,13 @@ class Outbox:
         if isinstance(error, IoFailure):
             batch.is_unknown = True
         if isinstance(error, NotHome):
-            # It has become a logical queue. And whatever was feared: the batch is not stored there.
+            # The queue has become a logical queue. It has looked for the batch and does not have
+            # it.
             batch.is_unknown = False
             self.queue_id = self._logical_id = None
             self._client.forget_queue_id(self.queue)
         if isinstance(error, QueueNotExisting) and not batch.looked_up:
-            # Deleted and made anew under the same name, perhaps: look it up once.
+            # The queue may have been deleted and created again: look its id up, once per batch.
             batch.looked_up = True
             if batch.packet.queue_id == self.queue_id:
                 self.queue_id = None
@@ -315,7 +349,7 @@ class Outbox:
             return
         if batch.failing_since is None:
             batch.failing_since = self._loop.time()
-        # A node that answers, and cannot: nobody waits for that longer than for a connection.
+        # A node that answers with errors gets as much time as a missing connection, and no more.
         patience_s = self._loop.time() - batch.failing_since
         if (
             not isinstance(error, RetryLater)
@@ -330,7 +364,7 @@ class Outbox:
         self._try_later(batch)
 
     def _try_later(self, batch: Batch) -> None:
-        """Send it again, after a while that grows."""
+        """Send a batch again after a delay that grows with its attempts."""
         self._put_back(batch)
         batch.tries += 1
         if self._client.link is not None and self._client.link.alive:
@@ -340,14 +374,14 @@ class Outbox:
                 self._loop.call_later(delay_s, self._flush)
 
     def _put_back(self, batch: Batch) -> None:
-        """In order: older batches go first again."""
+        """Insert a batch among those to resend, in the order of batch numbers."""
         at = 0
         while at < len(self._resend) and self._resend[at].packet.batch < batch.packet.batch:
             at += 1
         self._resend.insert(at, batch)
 
     def fail(self, error: TidegateError) -> None:
-        """Nothing of this will arrive."""
+        """Fail all unconfirmed messages with `error`."""
         for batch in (*self._in_flight.values(), *self._resend):
             batch.give_up(error)
         self._resend.clear()
@@ -359,7 +393,7 @@ class Outbox:
         self._special = None
 
     def _resolve(self) -> None:
-        """Find out the queue's id, once; then flush."""
+        """Look up the queue's id in a task, at most one at a time, then flush."""
         if self._resolving:
             return
         self._resolving = True
@@ -368,7 +402,8 @@ class Outbox:
             try:
                 self._found(await self._client.queue_id(self.queue))
             except TidegateError as error:
-                # Asked for as long as calls wait for an answer: nobody would flush again.
+                # The request has been retried for `reconnect_s` already, and no other event would
+                # flush again.
                 self.fail(error)
                 self._client.forget_outbox(self, error)
             finally:
@@ -380,7 +415,10 @@ class Outbox:
 
 
 def _by_bytes(payloads: list[bytes]) -> list[list[bytes]]:
-    """Cut where a batch would grow too heavy."""
+    """Split payloads into groups of at most `MANY_BYTES_MAX` bytes.
+
+    A larger payload is a group of its own.
+    """
     if sum(map(len, payloads)) <= MANY_BYTES_MAX:
         return [payloads]
     pieces: list[list[bytes]] = [[]]

@@ -1,7 +1,8 @@
-"""A producer that comes to a queue at once, knows where it is, and leaves when it is closed.
+"""The public producer of a queue, opened with `client.producer(...)`.
 
-The cluster connection factory of the replicated queues: under the policy "clients" it is elected
-onto a replica, else its messages go to all of them by their shares.
+It corresponds to the cluster connection factory of the replicated-queues paper. Under the scaling
+policy "clients" it is assigned to one replica. Under other policies its messages go to all replicas
+by their shares.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ if TYPE_CHECKING:
 
 
 class Producer:
-    """Use with `async with`."""
+    """A producer of one queue; use it with `async with`.
+
+    It counts as a client of a logical queue from the start of the block to its end. The end of the
+    block waits until all its messages are confirmed.
+    """
 
     def __init__(self, client: Client, queue: str, member: int, *, wanted: int | None) -> None:
         self._client = client
@@ -63,20 +68,24 @@ class Producer:
 
     @property
     def replica(self) -> int | None:
-        """The number of the replica that it is at; None: its messages go to all of them."""
+        """The number of its replica; `None` if it has no replica of its own."""
         outbox = self._opened()
         place = outbox.membership.place if isinstance(outbox, Spread) else None
         return None if place is None else place.number
 
     @property
     def address(self) -> str | None:
-        """Of the node that serves that replica."""
+        """The address of the node that serves its replica; `None` if there is none."""
         outbox = self._opened()
         place = outbox.membership.place if isinstance(outbox, Spread) else None
         return None if place is None else place.address
 
     def put(self, payload: bytes, **options: Unpack[PutOptions]) -> asyncio.Future[int]:
-        """Put a message. Await it: it returns the message's id once the message is on disk."""
+        """Put a message, and return a future of its id.
+
+        The future is done once the message is on disk. Options and errors are those of
+        `Client.put`.
+        """
         outbox = self._opened()
         payload = checked_payload(payload)
         special = checked_options(options) if options else PLAIN
@@ -88,7 +97,8 @@ class Producer:
     async def put_many(
         self, payloads: Iterable[bytes], *, priority: int = PRIORITY_DEFAULT
     ) -> list[int]:
-        """Put many messages in as few batches as possible; their ids once all are on disk."""
+        """Put many messages in as few batches as possible; return their ids once all are on disk.
+        """
         chosen = [checked_payload(payload) for payload in payloads]
         checked_options({"priority": priority})
         if not chosen:

@@ -1,7 +1,7 @@
-"""Putting: what applications put one at a time goes out in batches, one outbox for each queue.
+"""The put methods of the client.
 
-The outbox of a plain queue is an Outbox, that of a logical one a Spread: the first look at the
-queue says which.
+Each queue has one producer, which sends the messages in batches. A plain queue has a `Producer`, a
+logical queue has a `ReplicaRouter`. The first look-up of the queue tells which one is needed.
 """
 
 from __future__ import annotations
@@ -29,24 +29,43 @@ if TYPE_CHECKING:
 
 
 class PutCalls(Calls):
-    """The part of a client that puts."""
+    """The part of a client that puts messages."""
 
     def __init__(self, lifeline: Lifeline) -> None:
         super().__init__(lifeline)
         self._outboxes: dict[str, Outbox | Spread] = {}
         self._topic_outboxes: dict[str, TopicOutbox] = {}
-        # Of producers that have come as such.
+        # Producers that were opened with `client.producer(...)`.
         self._producers: list[Outbox | Spread] = []
-        # Others took their places; what was under way in them still needs its answers.
+        # Replaced producers that still wait for confirmations.
         self._replaced: list[Outbox | Spread] = []
         self._soon: set[asyncio.Future[int]] = set()
         self._soon_failures: list[BaseException] = []
 
     def put(self, queue: str, payload: bytes, **options: Unpack[PutOptions]) -> asyncio.Future[int]:
-        """Put a message. Await it: it returns the message's id once the message is on disk.
+        """Put a message, and return a future of its id.
 
-        The options are those of `PutOptions`. An id of 0 says that the message is stored, and its
-        id not known here: it was before the connection broke, or under the same dedup id.
+        Await the future: it is done once the message is on disk. If the future is not awaited, the
+        message is sent all the same.
+
+        Args:
+            queue: the name of the queue.
+            payload: the message body, as bytes.
+            options: see `PutOptions`.
+
+        Returns:
+            A future of the message id. Id 0 means that the message is stored but its id is not
+            known here: it was stored before the connection broke, or by an earlier put with the
+            same dedup id.
+
+        Raises:
+            InvalidValue, TypeError, TooLarge: a bad argument; raised at the call.
+            Unavailable: the client is closed or has been without a node for too long; raised at the
+                call.
+
+        The future fails with `QueueNotExisting`, `Forbidden`, `LimitReached` or another
+        `TidegateError` if the message was not stored. `IoFailure` means that it is not known
+        whether it was stored.
         """
         outbox = self._outboxes.get(queue)
         if outbox is None or self._lifeline.outage is not None:
@@ -61,7 +80,7 @@ class PutCalls(Calls):
     def put_soon(
         self, queue: str, payload: bytes, **options: Unpack[PutOptions]
     ) -> asyncio.Future[int]:
-        """Put without waiting; `flush()` waits for all, and raises what went wrong."""
+        """Put a message without awaiting it; `flush()` waits for it and raises its error."""
         future = self.put(queue, payload, **options)
         self._soon.add(future)
         future.add_done_callback(self._soon_done)
@@ -73,7 +92,7 @@ class PutCalls(Calls):
             self._soon_failures.append(failure)
 
     async def flush(self) -> None:
-        """Wait until everything put soon is confirmed."""
+        """Wait until every message of `put_soon` is confirmed, and raise the first error."""
         while self._soon:
             await asyncio.wait(set(self._soon))
         if self._soon_failures:
@@ -83,7 +102,11 @@ class PutCalls(Calls):
     async def put_many(
         self, queue: str, payloads: Iterable[bytes], *, priority: int = PRIORITY_DEFAULT
     ) -> list[int]:
-        """Put many messages in as few batches as possible; their ids once all are on disk."""
+        """Put many messages in as few batches as possible; return their ids once all are on disk.
+
+        Faster than single puts. All messages have the same priority and no other options. If one
+        batch fails, the call raises, and the messages of other batches may be stored.
+        """
         chosen = [
             payload if type(payload) is bytes else checked_payload(payload) for payload in payloads
         ]
@@ -98,7 +121,7 @@ class PutCalls(Calls):
         return ids
 
     async def put_each(self, queue: str, messages: Iterable[tuple[bytes, PutOptions]]) -> list[int]:
-        """Put many messages, each with options of its own; their ids once all are on disk."""
+        """Put many messages, each with its own options; return their ids once all are on disk."""
         puts = [self.put(queue, payload, **options) for payload, options in messages]
         return await asyncio.gather(*puts)
 
@@ -114,9 +137,18 @@ class PutCalls(Calls):
         content_type: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> list[str]:
-        """Put one message into several queues: all or none, or with `partial` those that can.
+        """Put one message into several queues, in one transaction; return the names of the queues.
 
-        The names of the queues that took it.
+        Args:
+            queues: names or ids; duplicates count once.
+            partial: `False` stores the message in all queues or in none. `True` stores it in the
+                queues that accept it.
+
+        The other arguments are the options of `put` with the same names.
+
+        Raises:
+            InvalidValue: no queue is given.
+            TidegateError: without `partial`, any queue cannot be looked up or refuses the message.
         """
         if isinstance(queues, str):
             raise InvalidValue(f"put_to takes a list of queues: [{queues!r}]")
@@ -143,7 +175,7 @@ class PutCalls(Calls):
         with tracing.publishing(", ".join(by_id.values()), headers) as options["headers"]:
             packet = PutToQueues(
                 list(by_id),
-                # A producer of its own: resends are recognised, and nothing else is taken for one.
+                # A producer id of its own, so that the node recognises a resend and nothing else.
                 secrets.randbits(62) + 1,
                 1,
                 priority,
@@ -152,12 +184,12 @@ class PutCalls(Calls):
                 context,
                 checked_options(options).attributes,
             )
-            # The same batch number each time, so repeating it is safe.
+            # The batch number stays the same, so the request may be repeated.
             answered = await self._lifeline.ask(packet, [checked_payload(payload)])
         assert isinstance(answered.packet, PutToQueuesResponse)
         return [by_id[queue_id] for queue_id in answered.packet.queue_ids]
 
-    # Outboxes
+    # Producers
 
     def _topic_outbox(self, topic: str) -> TopicOutbox:
         outbox = self._topic_outboxes.get(topic)
@@ -167,7 +199,7 @@ class PutCalls(Calls):
         return outbox
 
     def outbox(self, queue: str) -> Outbox | Spread:
-        """Where what is put to a queue gathers; it says whether it is of any use to put now."""
+        """Return the producer of a queue; raise the reason if putting is useless now."""
         outbox = self._outboxes.get(queue)
         if outbox is not None and self._lifeline.outage is None:
             return outbox
@@ -181,7 +213,10 @@ class PutCalls(Calls):
         return plain
 
     def spread_over(self, outbox: Outbox, queue_id: int) -> Spread:
-        """The queue turned out to be a logical one: what waits is dealt to its replicas."""
+        """Replace the producer of a queue that has become a logical queue, and return the new one.
+
+        The messages that the old producer has not sent go to the new one.
+        """
         spread = self._outboxes.get(outbox.queue)
         if not isinstance(spread, Spread):
             spread = self._outboxes[outbox.queue] = Spread(self._whole, outbox.queue, queue_id)
@@ -190,11 +225,11 @@ class PutCalls(Calls):
 
     @property
     def _whole(self) -> Client:
-        """The client that this is a part of."""
+        """The client of which this object is a part."""
         return cast("Client", self)
 
     async def look_again(self) -> None:
-        """Ask whether plain queues that we put to have become logical ones."""
+        """Check whether plain queues that this client puts to have become logical queues."""
         for queue, outbox in list(self._outboxes.items()):
             if not isinstance(outbox, Outbox) or outbox.queue_id is None or not outbox.was_used():
                 continue
@@ -212,7 +247,10 @@ class PutCalls(Calls):
             raise InvalidValue("not connected: use `async with tidegate.connect(url) as mq`")
 
     def forget_outbox(self, outbox: Outbox | Spread, error: TidegateError) -> None:
-        """A queue may have been deleted and made anew: look its id up again next time."""
+        """Drop the producer of a queue, so that the next put looks the queue's id up again.
+
+        The queue may have been deleted and created again under the same name.
+        """
         if isinstance(outbox, Spread):
             if self._outboxes.get(outbox.queue) is outbox:
                 del self._outboxes[outbox.queue]

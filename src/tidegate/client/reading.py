@@ -1,4 +1,4 @@
-"""Messages that were read under a lease, not pushed: held by consumer 0 of the connection."""
+"""Settling of messages that were read under a lease; the node assigns them to consumer number 0."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidegate.wire.packets.settling import Extend, Return, Settle, SettleRespons
 
 
 class ReadHolder:
-    """Who settles them."""
+    """Settles messages that were read with a lease."""
 
     def __init__(self, lifeline: Lifeline, queue: str, queue_id: int) -> None:
         self._lifeline = lifeline
@@ -24,7 +24,7 @@ class ReadHolder:
         return link
 
     def lease_of(self, generation: int) -> tuple[Link, int, int]:
-        """Connection, queue and consumer; LeaseLost when the connection was another one."""
+        """Return transport, queue id and consumer number; raise `LeaseLost` after a reconnect."""
         return self._link(generation), self._queue_id, 0
 
     def ack_tag(self, tag: int, generation: int) -> None:
@@ -43,7 +43,7 @@ class ReadHolder:
     async def _settle(self, packet: Settle | Return | Extend, generation: int) -> None:
         answered = await self._link(generation).ask(packet)
         assert isinstance(answered.packet, SettleResponse)
-        # Of a cumulative ack, what was settled before does not count as lost.
+        # In a cumulative acknowledgement, `lost` also counts messages that were settled before.
         single = packet.ranges is not None and packet.ranges[0][0] == packet.ranges[0][1]
         if answered.packet.lost and single:
             raise LeaseLost("the message was no longer held: it has gone to somebody else")

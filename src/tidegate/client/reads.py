@@ -1,4 +1,9 @@
-"""Taking messages one at a time, and asking somebody who replies."""
+"""Single reads (`get`) and request/reply.
+
+A read is a request with a lease, so the node takes a message back if its answer never arrives. A
+read of a logical queue asks the replicas one after the other, the client's assigned replica first.
+If all are empty, it waits at all of them at once.
+"""
 
 from __future__ import annotations
 
@@ -39,19 +44,19 @@ from tidegate.wire.packets.reads import (
 from tidegate.wire.packets.settling import Return, Settle
 from tidegate.wire.packets.topologies import GetTopology, GetTopologyResponse
 
-# A read that acknowledges is a lease until it has arrived.
+# The lease of a read that acknowledges: it lasts until the message has arrived and is acknowledged.
 READ_LEASE_S = 30.0
-# How long a read waits at replicas before it looks which ones there are.
+# How long a read waits at the replicas before it asks for the topology again, in seconds.
 _WAIT_S = 5.0
 _AGAIN_S = 0.02
-# Answers that send a read on to the next replica.
+# Errors after which a read tries the next replica.
 _NOTHING_HERE = (*NOT_YET, IoFailure, QueueNotExisting, NoMessagesInQueue, NoMessagesRetrieved)
-# A read of a queue that waits so many milliseconds.
+# Makes the read request for a queue id and a wait in milliseconds.
 MakePacket = Callable[[int, int], Request]
 
 
 class Found(NamedTuple):
-    """A message that was read, and where."""
+    """A message that was read, with the transport and queue it came from."""
 
     link: Link
     queue_id: int
@@ -59,11 +64,11 @@ class Found(NamedTuple):
 
 
 class ReadCalls(PutCalls):
-    """The part of a client that reads without a subscription."""
+    """The part of a client that reads single messages."""
 
     def __init__(self, lifeline: Lifeline) -> None:
         super().__init__(lifeline)
-        # As they were when we last read.
+        # As of the latest read, by queue id.
         self._topologies: dict[int, Topology] = {}
 
     async def get(
@@ -76,10 +81,24 @@ class ReadCalls(PutCalls):
         wait: float = 0.0,
         lease: float | None = None,
     ) -> Message:
-        """Take one message, at once or when one comes within `wait` seconds.
+        """Take one message: at once, or when one arrives within `wait` seconds.
 
-        It is thereby acknowledged, unless a `lease` in seconds is asked for. What arrives for a
-        call that was cancelled meanwhile goes back to the queue.
+        Args:
+            order: "oldest" by arrival, "priority" strictly by priority.
+            sender: only messages from this client, by id or name.
+            context: only the reply with this context, addressed to this client.
+            wait: seconds to wait; 0 returns at once.
+            lease: seconds for which the caller holds the message and must settle it. `None`
+                acknowledges the message on arrival.
+
+        Without a lease the acknowledgement is not confirmed, so the message may come again if the
+        connection breaks at that moment. If the call is cancelled, a message that arrives
+        afterwards is returned to the queue.
+
+        Raises:
+            NoMessagesInQueue: the queue is empty.
+            NoMessagesRetrieved: the queue is paused, or no message matches.
+            QueueNotExisting: no queue has that name or id.
         """
         if order not in ORDERS:
             raise InvalidValue(f"order is one of {', '.join(ORDERS)}, not {order!r}")
@@ -112,7 +131,10 @@ class ReadCalls(PutCalls):
         return batches_of([run], found.answer.body, holder, self._lifeline.generation)[0][0]
 
     async def _read_plain(self, queue_id: int, packet: MakePacket, deadline: float) -> Found | None:
-        """Read from one queue; None: it has become a logical one, whose alias nobody reads."""
+        """Read from a plain queue; return `None` if it has become a logical queue.
+
+        Consumers cannot read from the alias of a logical queue.
+        """
         loop = asyncio.get_running_loop()
         while True:
             link = await self.connected()
@@ -122,7 +144,7 @@ class ReadCalls(PutCalls):
             except (*NOT_YET, IoFailure) as refusal:
                 if isinstance(refusal, NotOwner) and (await self.queue(queue_id)).elastic:
                     return None
-                # It was under lease, so whatever was on its way to us goes back.
+                # The read has a lease, so the node takes back a message that was on its way here.
                 if loop.time() >= deadline:
                     raise
                 await asyncio.sleep(_AGAIN_S)
@@ -130,12 +152,15 @@ class ReadCalls(PutCalls):
     async def _read_replicas(
         self, queue_id: int, packet: MakePacket, deadline: float, *, only_home: bool
     ) -> Found | None:
-        """Read from whichever replica has something, ours first; wait at all of them.
+        """Read from the first replica that has a message; if none has, wait at all of them.
 
-        What is addressed to us, and replies to us, are at our home. None: it is a plain queue.
+        The assigned replica comes first. With `only_home`, ask the assigned replica only, which
+        holds replies and other messages addressed to this client. Return `None` if the queue has
+        become a plain one.
         """
         loop = asyncio.get_running_loop()
-        # Where messages were a moment ago they mostly are; an empty hand asks again.
+        # Start with the cached topology, which is mostly still right. Fetch a new one if no replica
+        # has a message.
         topology = self._topologies.get(queue_id)
         is_old = topology is not None
         while True:
@@ -183,7 +208,15 @@ class ReadCalls(PutCalls):
         content_type: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> Message:
-        """Put a request and wait for its reply, which `reply()` on the other side sends."""
+        """Put a request and return its reply, which the other side sends with `reply()`.
+
+        `receiver` is the id of the client that may read the request; `None` means any. The other
+        options are those of `put`.
+
+        Raises:
+            NoReply: no reply came within `timeout` seconds. The request is still in the queue or
+                being handled.
+        """
         check_seconds("timeout", timeout, at_least=0.0)
         context = secrets.randbits(62)
         await self.put(
@@ -208,7 +241,11 @@ class ReadCalls(PutCalls):
         content_type: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> asyncio.Future[int]:
-        """Answer a request, into the queue it came from, for its sender only."""
+        """Send a reply to a request, into the same queue, addressed to the request's sender.
+
+        Return a future as `put` does. A message without a context is no request and raises
+        `InvalidValue`.
+        """
         if message.context is None:
             raise InvalidValue("this message asks for no reply: it has no context")
         return self.put(
@@ -231,7 +268,10 @@ async def _read(link: Link, queue_id: int, packet: Request) -> Found:
 async def _read_first(
     link: Link, places: list[int], packet: MakePacket, wait_s: float
 ) -> Found | None:
-    """Wait at several queues; what more than one of them has goes back."""
+    """Wait at several queues for the first message; return additional messages to their queues.
+
+    Return `None` if no queue has a message within `wait_s` seconds.
+    """
     wait_ms = max(math.ceil(wait_s * 1e3), 1)
     reads = {asyncio.ensure_future(_read(link, where, packet(where, wait_ms))) for where in places}
     waiting = set(reads)
@@ -257,7 +297,7 @@ async def _read_first(
 
 
 def _return(found: Found) -> None:
-    """Nobody was meant to have it."""
+    """Return a message that was read in excess; it does not count as a failed delivery."""
     run = found.answer.packet.run  # type: ignore[attr-defined]
     found.link.submit(
         Return(found.queue_id, 0, [(run.tag, run.tag)], unstarted=True),
@@ -267,7 +307,7 @@ def _return(found: Found) -> None:
 
 
 def _give_back(link: Link, queue_id: int, packet_id: int, answer: Packet | None) -> None:
-    """Nobody waits for this read any more: withdraw it, and return what came all the same."""
+    """Withdraw an abandoned read, or return the message if its answer has come already."""
     if answer is None:
         link.submit(Withdraw(queue_id, packet_id), None, lambda answer, body: None)
         return

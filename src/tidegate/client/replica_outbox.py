@@ -1,12 +1,12 @@
-"""Batches on their way to one replica of a logical queue, and what becomes of them when it goes.
+"""Batches on their way to one replica of a logical queue, and their handling when it fails.
 
-    refused for certain    dealt to other replicas at once, under new numbers
-    no room for it         offered to each of the others, once; refused when none has room
-    outcome unknown        sent again to the same replica, until somebody answers for it
-    its replica is gone    its fate is asked for: stored, or dealt to others
+    refused for certain      goes to other replicas at once, under new numbers
+    no room                  offered to each other replica once; fails if none has room
+    result unknown           sent again to the same replica until a node knows the result
+    replica does not exist   ask the alias whether it was stored; if not, send it elsewhere
 
-What has to stay together (a group, a receiver's messages, a dedup id) has a home and goes nowhere
-else: it waits for its home, in order, and follows when the home moves.
+Messages with an assigned replica (a group, a receiver, a dedup id) go nowhere else. They wait for
+that replica, in order, and follow when the assignment changes.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from tidegate.wire.packets.puts import PutMessageResponse
 if TYPE_CHECKING:
     from tidegate.client.spread import Spread
 
-# A replica that confirms nothing for so long is left to the others, until it does.
+# A replica that confirms nothing for this long gets no new messages until it answers, in seconds.
 STALL_S = 1.0
-# Answers to a batch that was stored, by whoever stored it.
+# The answer for a batch that was stored at a replica that is gone; its ids are not known.
 _STORED = PutMessageResponse(0)
 
 
 class ReplicaOutbox(Outbox):
-    """What is on its way to one replica, or to the alias itself."""
+    """Collects and sends messages to one replica, or to the alias."""
 
     __slots__ = ("_answered_at", "_fates", "_spread")
 
@@ -46,9 +46,9 @@ class ReplicaOutbox(Outbox):
         super().__init__(spread.client, spread.queue)
         self._spread = spread
         self.queue_id = queue_id
-        # When it was last heard of, or began to be waited for.
+        # The time of its last answer, or of the first batch sent after a pause.
         self._answered_at = 0.0
-        # Batches whose fate is being asked for.
+        # Look-ups of results of batches.
         self._fates: set[asyncio.Task[None]] = set()
 
     @property
@@ -60,7 +60,8 @@ class ReplicaOutbox(Outbox):
         return not (self._payloads or self._in_flight or self._resend or self._fates)
 
     def is_stalled(self, now: float) -> bool:
-        """Whether it has been silent for longer than anybody who works is."""
+        """Return whether it has had batches in flight for longer than `STALL_S` without an answer.
+        """
         return bool(self._in_flight) and now - self._answered_at > STALL_S
 
     def _send(self, batch: Batch) -> None:
@@ -77,7 +78,7 @@ class ReplicaOutbox(Outbox):
         if isinstance(error, IoFailure):
             batch.is_unknown = True
         if isinstance(error, NotHome):
-            # It was looked for, and whatever was feared, it is not stored there.
+            # The replica has looked for the batch and does not have it.
             batch.is_unknown = False
             self._not_home(batch, error)
         elif isinstance(error, QueueNotExisting):
@@ -106,10 +107,10 @@ class ReplicaOutbox(Outbox):
         return now - batch.failing_since <= self._client.reconnect_s
 
     def _refused(self, batch: Batch, error: TidegateError) -> None:
-        """Nothing of it is stored: others may have it."""
+        """Give a batch that is certainly not stored to another replica."""
         link = self._client.link
         if link is None or not link.alive:
-            # Not the replica's fault: everything goes on when we are connected again.
+            # The transport failed, not the replica: keep the batch for the reconnect.
             self._put_back(batch)
             return
         self._spread.away(self, gone=isinstance(error, QueueNotExisting))
@@ -117,11 +118,11 @@ class ReplicaOutbox(Outbox):
             self._try_later(batch)
 
     def _finds_room(self, batch: Batch) -> bool:
-        """Whether there is a replica left that may have room for it; then it goes there."""
+        """Pass the batch to a replica that may have room; return `False` if there is none."""
         return self._spread.find_room(self, batch)
 
     def _not_home(self, batch: Batch, error: TidegateError) -> None:
-        """Some of it has to go somewhere in particular."""
+        """Distribute a batch again, some of whose messages have another assigned replica."""
         unsent = Unsent.of(batch)
         if unsent is not None and self._has_patience(batch):
             self._spread.take(unsent)
@@ -134,7 +135,7 @@ class ReplicaOutbox(Outbox):
         task.add_done_callback(self._fate_known)
 
     def _fate_known(self, task: asyncio.Task[None]) -> None:
-        """Or no longer asked for: something may have waited for that."""
+        """Flush after a look-up has ended, since batches may have waited for it."""
         self._fates.discard(task)
         if not task.cancelled():
             self.flush()
@@ -161,14 +162,15 @@ class ReplicaOutbox(Outbox):
 
 
 class HomeOutbox(ReplicaOutbox):
-    """What has one home in common, wherever that is."""
+    """Collects and sends the messages of one assignment slot to its current replica."""
 
     __slots__ = ("_index", "_may_wait_at_alias")
 
     def __init__(self, spread: Spread, index: int, *, may_wait_at_alias: bool) -> None:
         super().__init__(spread, 0)
         self._index = index
-        # Addressed messages may: only order and dedup ids need the one place.
+        # Addressed messages may wait at the alias. Groups and dedup ids need a single place: an
+        # order or a duplicate is only known there.
         self._may_wait_at_alias = may_wait_at_alias
         self.queue_id = self._target() or spread.queue_id
 
@@ -177,7 +179,8 @@ class HomeOutbox(ReplicaOutbox):
 
     def _flush(self) -> None:
         if self._fates:
-            # What is asked for may have to be sent again, before all that was put after it.
+            # The looked-up batch may have to be sent again, before everything that was put after
+            # it.
             self._scheduled = False
             return
         target = self._target()
@@ -188,14 +191,14 @@ class HomeOutbox(ReplicaOutbox):
         link = self._client.link
         if link is None or not link.alive:
             return
-        # Only what must still go to the old home.
+        # Send to the former replica only batches that it may have stored.
         self._send_unknown()
         if target is not None and not self._in_flight:
             self.queue_id = target
             super()._flush()
 
     def _not_home(self, batch: Batch, error: TidegateError) -> None:
-        """Somebody knows better than we do where its home is."""
+        """Refresh the topology and try again, since the assignment has changed."""
         if self._has_patience(batch):
             self._spread.membership.join_again()
             self._try_later(batch)

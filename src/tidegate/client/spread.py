@@ -1,9 +1,32 @@
-"""Puts to a logical queue, dealt to its replicas by their shares.
+"""Puts to a logical queue, distributed over its replicas.
 
-What is put within a turn of the event loop is dealt at its end, in runs: each replica gets its
-share, with an error of less than a message. Every replica has an outbox with batches and numbers
-of its own, so a resend is known where it was stored. Replicas that cannot be reached get nothing
-for a while; with none left everything goes to the alias, which keeps it for them.
+Theory of operation. A `ReplicaRouter` is the producer of a logical queue. It gathers the puts of
+one turn of the event loop, and distributes them at its end in consecutive runs. Each replica gets
+its share of them, with an error below one message per replica. Each replica has a `ReplicaProducer`
+with batches and numbers of its own, so a resent batch is recognised where it was stored.
+
+Messages of a group, with a receiver or with a dedup id go to their assigned replica. They have one
+`AssignedReplicaProducer` per assignment slot, which follows when the assignment changes.
+
+A `QueueMembership` supplies the topology, and under the policy "clients" the replica of this
+producer. Then all other messages go to that replica.
+
+A replica gets no new messages while it is
+
+- away: it refused a batch, lost its transport or was silent for `STALL_S`. It is tried again after
+  0.05 s to 1 s. The last replica with a share is not put away for silence, since slow is better
+  than nothing.
+- gone: it no longer exists. This holds until a topology without it arrives.
+- full: it had no room a moment ago, and other replicas have room.
+
+The shares of the remaining replicas grow accordingly. If no replica is left, messages go to the
+alias, which stores them and hands them over later.
+
+What a replica has refused for certain goes to other replicas under new numbers. What it may have
+stored is sent only to that replica, until its result is known; see `ReplicaProducer`.
+
+If the queue turns out to be deleted or plain, messages that are certainly not stored go to a new
+producer of that name, which looks it up. Batches in doubt and batches of `put_many` stay here.
 """
 
 from __future__ import annotations
@@ -35,12 +58,12 @@ if TYPE_CHECKING:
 
 _AWAY_FIRST_S = 0.05
 _AWAY_MAX_S = 1.0
-# A replica at its limit gets nothing new for so long, while others have room.
+# How long a full replica gets no new messages while others have room, in seconds.
 _FULL_S = 0.25
 
 
 class Spread:
-    """What is on its way to one logical queue."""
+    """Distributes the messages to one logical queue over its replicas."""
 
     def __init__(
         self,
@@ -68,31 +91,32 @@ class Spread:
         self._futures: list[asyncio.Future[int]] = []
         self._special: list[Special] | None = None
         self._scheduled = False
-        # Producers that begin elsewhere do not all send their first message to one replica.
+        # A random start, so that many clients that put one message each do not all use the same
+        # replica.
         self._splitter = Splitter({}, random.random())
         self._places: dict[int, ReplicaPlace] = {}
         self._alias = ReplicaOutbox(self, queue_id)
         self._outboxes: dict[int, ReplicaOutbox] = {queue_id: self._alias}
         self._homes: dict[tuple[int, bool], HomeOutbox] = {}
         self._watching = False
-        # Queues that get nothing now, and how often in a row each has refused.
+        # Ids of replicas that get nothing now, and how often in a row each has refused.
         self._away: set[int] = set()
         self._refusals: dict[int, int] = {}
         self._gone: set[int] = set()
-        # Queues that had no room a moment ago.
+        # Ids of replicas that had no room a moment ago.
         self._full: set[int] = set()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._ready.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.membership.start()
 
     async def ready(self) -> None:
-        """Wait until it is known where messages go."""
+        """Wait until the topology is known."""
         await asyncio.shield(self._ready)
 
-    # Gathering
+    # Gathering messages
 
     def add(self, payload: bytes) -> asyncio.Future[int]:
-        """A plain message."""
+        """Add a message with default options; return the future of its id."""
         future: asyncio.Future[int] = self._loop.create_future()
         self._payloads.append(payload)
         self._futures.append(future)
@@ -104,7 +128,7 @@ class Spread:
         return future
 
     def add_special(self, payload: bytes, special: Special) -> asyncio.Future[int]:
-        """A message with a receiver, context, priority or attributes."""
+        """Add a message with options of its own; return the future of its id."""
         if self._special is None:
             self._special = [PLAIN] * len(self._payloads)
         future = self.add(payload)
@@ -112,9 +136,9 @@ class Spread:
         return future
 
     async def add_many(self, payloads: list[bytes], priority: int) -> list[list[int]]:
-        """Many at once, each replica's run in batches of its own."""
+        """Send many messages in batches per replica; return the ids of each batch."""
         await self.ready()
-        self._deal()  # what was put before goes first
+        self._deal()  # messages that were put earlier are sent first
         self._watch()
         runs = []
         at = 0
@@ -125,7 +149,7 @@ class Spread:
         return [ids for answers in await asyncio.gather(*runs) for ids in answers]
 
     def take(self, unsent: Unsent) -> None:
-        """Messages that were gathered elsewhere."""
+        """Add messages that another producer had gathered, and distribute them."""
         if unsent.special is not None and self._special is None:
             self._special = [PLAIN] * len(self._payloads)
         self._payloads += unsent.payloads
@@ -135,7 +159,7 @@ class Spread:
         self._deal()
 
     def take_over(self, outbox: Outbox) -> None:
-        """What an outbox gathered before it was known that the queue is a logical one."""
+        """Take over the unsent messages of a producer whose queue has become a logical queue."""
         refused, unsent = outbox.give_refused(), outbox.give_unsent()
         for batch in refused:
             messages = Unsent.of(batch)
@@ -149,7 +173,7 @@ class Spread:
     def unconfirmed(self) -> int:
         return len(self._payloads) + sum(outbox.unconfirmed for outbox in self._all())
 
-    # Dealing
+    # Distributing messages
 
     def _deal(self) -> None:
         self._scheduled = False
@@ -180,7 +204,7 @@ class Spread:
     def _send_home(
         self, payloads: list[bytes], futures: list[asyncio.Future[int]], special: list[Special]
     ) -> tuple[list[bytes], list[asyncio.Future[int]], list[Special]]:
-        """Hand over what has a home; the rest may go anywhere."""
+        """Send messages with an assigned replica there; return the others."""
         rest: list[tuple[bytes, asyncio.Future[int], Special]] = []
         for message in zip(payloads, futures, special, strict=True):
             about = message[2].attributes
@@ -203,7 +227,11 @@ class Spread:
         return outbox
 
     def home(self, index: int, *, may_be_alias: bool) -> int | None:
-        """The queue in which everything of a home belongs now; None: it is about to move there."""
+        """Return the queue id to which messages of an assignment slot go now.
+
+        `None` means that the slot is closed while its messages move to another replica. With
+        `may_be_alias`, the alias is returned then, and also while the replica cannot be reached.
+        """
         topology = self.membership.topology
         number = topology.homes[index] if topology is not None and topology.homes else ALIAS
         if number < 0 and not may_be_alias:
@@ -225,10 +253,10 @@ class Spread:
     def _all(self) -> list[ReplicaOutbox]:
         return [*self._outboxes.values(), *self._homes.values()]
 
-    # Where to
+    # Choosing replicas
 
     def _learned(self) -> None:
-        """The topology has changed, or the replica that we are at."""
+        """Apply a new topology, or a new replica of this producer."""
         topology = self.membership.topology
         assert topology is not None
         self._places = {place.number: place for place in topology.replicas}
@@ -247,7 +275,7 @@ class Spread:
             home.flush()
 
     def _watch(self) -> None:
-        """Look for replicas that are silent, for as long as anything waits for an answer."""
+        """Check for silent replicas as long as messages are unconfirmed."""
         if not self._watching:
             self._watching = True
             self._loop.call_later(STALL_S / 2, self._look_for_stalls)
@@ -258,7 +286,7 @@ class Spread:
         others = set(self._splitter.shares)
         for number in list(others):
             outbox = self._outbox_of(number)
-            # The last one is waited for: slow is better than nowhere.
+            # Keep the last replica: slow confirmations are better than none.
             if outbox.is_stalled(now) and len(others) > 1:
                 others.discard(number)
                 self.away(outbox)
@@ -273,7 +301,7 @@ class Spread:
         )
 
     def _choose(self) -> None:
-        """Who gets what of new messages."""
+        """Recompute which share of new messages each replica gets."""
         places = [place for place in self._places.values() if self._is_reachable(place)]
         roomy = [place for place in places if place.queue_id not in self._full]
         shares = self._shares_among(roomy) or self._shares_among(places)
@@ -289,14 +317,19 @@ class Spread:
         }
 
     def away(self, outbox: Outbox, *, gone: bool = False) -> None:
-        """A replica refused, or did not answer: others get its share until it is tried again."""
+        """Give a replica's share to others until it is tried again.
+
+        Called when the replica has refused a batch or has not answered. Messages that wait for the
+        replica and are certainly not stored go to others. `gone` means that the replica does not
+        exist any more.
+        """
         queue_id, link = outbox.queue_id, self.client.link
         if link is None or not link.alive:
-            return  # that is nobody's fault over there
+            return  # the transport failed, not the replica
         if queue_id is None or queue_id == self.queue_id or queue_id in self._away:
             return
         if gone:
-            # Until a topology that we are about to hear of says what is there instead.
+            # The next topology will not contain it.
             self._gone.add(queue_id)
         self._away.add(queue_id)
         times = self._refusals[queue_id] = self._refusals.get(queue_id, 0) + 1
@@ -319,14 +352,15 @@ class Spread:
             home.flush()
 
     def answered(self, outbox: Outbox) -> None:
-        """It takes messages."""
+        """Give a replica its share again, since it has confirmed a batch."""
         queue_id = outbox.queue_id
         if self._refusals and queue_id is not None and self._refusals.pop(queue_id, 0):
             self._away.discard(queue_id)
             self._choose()
 
     def _empty(self, outbox: ReplicaOutbox) -> None:
-        """Deal what waits in an outbox to others; only what may be stored there stays."""
+        """Give the waiting messages of a replica to others, except batches that it may have stored.
+        """
         refused, unsent = outbox.give_refused(), outbox.give_unsent()
         for batch in refused:
             self._outbox_of(self._splitter.next()).adopt(batch)
@@ -334,7 +368,7 @@ class Spread:
             self.take(unsent)
 
     def deal_again(self, outbox: ReplicaOutbox, batch: Batch) -> bool:
-        """Give a refused batch, whole, to another replica; False: there is none."""
+        """Give a refused batch as a whole to another replica; return `False` if there is none."""
         other = self._outbox_of(self._splitter.next())
         if other is outbox:
             return False
@@ -342,7 +376,8 @@ class Spread:
         return True
 
     def find_room(self, outbox: ReplicaOutbox, batch: Batch) -> bool:
-        """Offer a batch to a replica that has not refused it yet; False: all of them are full."""
+        """Offer a batch to a replica that has not refused it yet; return `False` if all are full.
+        """
         queue_id = batch.packet.queue_id
         batch.full_at += (queue_id,)
         if queue_id not in self._full:
@@ -356,7 +391,8 @@ class Spread:
         ]
         if not left:
             return False
-        # It may not fit where a smaller one does: those that were full come last, but they come.
+        # A small batch may fit where a large one does not. So replicas that were full come last,
+        # but are tried.
         self._outbox_of(
             min(left, key=lambda place: (place.queue_id in self._full, random.random())).number
         ).adopt(batch)
@@ -370,15 +406,15 @@ class Spread:
             self._choose()
 
     async def fate(self, replica_id: int, producer: int, batch: int) -> bool:
-        """Whether a replica that is gone had stored a batch."""
+        """Return whether a replica that is gone had stored a batch."""
         answered = await self.client.ask(GetFate(self.queue_id, replica_id, producer, batch))
         assert isinstance(answered.packet, GetFateResponse)
         return answered.packet.stored
 
-    # Connections come and go
+    # Reconnecting and closing
 
     def flush(self) -> None:
-        """There is a new connection."""
+        """Join again and send all waiting batches, after a reconnect."""
         self.membership.join_again()
         self._away.clear()
         if self._ready.done():
@@ -387,7 +423,7 @@ class Spread:
             outbox.flush()
 
     def fail(self, error: TidegateError) -> None:
-        """Nothing of this will arrive."""
+        """Fail all unconfirmed messages with `error`."""
         for outbox in self._all():
             outbox.fail(error)
         for future in self._futures:
@@ -398,12 +434,13 @@ class Spread:
             self._ready.set_exception(error)
 
     def _not_joined(self, error: TidegateError) -> None:
-        """Nobody may join: it was deleted, or is a logical queue no longer, or we may not write."""
+        """Handle a refused join: the queue is deleted or plain now, or this client may not write.
+        """
         self.client.forget_outbox(self, error)
         if not isinstance(error, QueueNotExisting | NotOwner):
             self.fail(error)
             return
-        # A queue of that name may have been made anew, or be a plain one: that is looked up.
+        # The name may belong to a new queue or to a plain one: a new producer looks it up.
         left = [Unsent(self._payloads, self._futures, self._special)]
         self._payloads, self._futures, self._special = [], [], None
         for outbox in self._all():
@@ -416,5 +453,5 @@ class Spread:
             self._ready.set_exception(error)
 
     async def close(self) -> None:
-        """Leave; what is under way goes on."""
+        """Leave the logical queue; batches in flight still get their answers."""
         await self.membership.leave()

@@ -1,4 +1,4 @@
-"""TLS to a node: 1.2 at least, and the certificate must be the host's."""
+"""TLS contexts of clients: at least TLS 1.2, with the host's certificate verified."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ CA_FILE_VARIABLE = "TIDEGATE_CA_FILE"
 
 
 def verifying_context(authority: Path | None = None) -> ssl.SSLContext:
-    """Trusts the authorities of a PEM file (named here or by the environment), or the machine's."""
+    """Return a context that trusts the authorities of a PEM file, or those of the machine.
+
+    `authority` is the file; `None` means the file in TIDEGATE_CA_FILE, if set.
+    """
     if authority is None and (named := os.environ.get(CA_FILE_VARIABLE)):
         authority = Path(named)
     try:

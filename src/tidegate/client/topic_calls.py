@@ -1,4 +1,4 @@
-"""Topics: what is published once, and goes to every queue that has subscribed."""
+"""The calls about topics: a message published once goes to every matching subscription."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ class TopicCalls(PutCalls):
     _guests: Guests
 
     async def create_topic(self, name: str, *, exist_ok: bool = False) -> TopicInfo:
-        """Create a topic: what is published to it goes to every subscription that matches."""
+        """Create a topic and return it.
+
+        With `exist_ok`, an existing topic of that name is returned. Otherwise it raises
+        `TopicNameNotUnique`.
+        """
         try:
             answered = await self._lifeline.ask(CreateTopic(name), repeatable=exist_ok)
         except TopicNameNotUnique:
@@ -42,11 +46,11 @@ class TopicCalls(PutCalls):
         return answered.packet.topic
 
     async def delete_topic(self, name: str) -> None:
-        """Delete a topic; the queues of its subscriptions stay."""
+        """Delete a topic; the queues of its subscriptions remain."""
         await self._lifeline.ask(DeleteTopic(name), repeatable=False)
 
     async def topics(self) -> list[TopicInfo]:
-        """All topics, with their subscriptions."""
+        """Return all topics with their subscriptions."""
         packet = (await self._lifeline.ask(GetTopics())).packet
         assert isinstance(packet, GetTopicsResponse)
         return packet.topics
@@ -59,10 +63,17 @@ class TopicCalls(PutCalls):
         filter: Filter | None = None,  # noqa: A002
         durable: bool = True,
     ) -> QueueInfo:
-        """Let a queue have what is published to a topic from now on; it is made if need be.
+        """Subscribe a queue to a topic, and return the queue.
 
-        `filter` names headers that must match, as in `{"region": "eu", "kind": ["a", "b"]}`. With
-        `durable=False` the queue must be new, and is deleted when this connection ends.
+        The queue receives messages that are published from now on. If no queue of that name exists,
+        it is created.
+
+        Args:
+            filter: headers that a message must have, such as `{"region": "eu", "kind": ["a",
+                "b"]}`. A list means any of its values. `None` means every message.
+            durable: `False` creates a temporary queue, whose name must be new. The node deletes it
+                when this connection ends. After a reconnect the client creates it again; messages
+                that were published meanwhile are lost.
         """
         check_filter(filter)
         packet = SubscribeTopic(topic, queue, filter, durable)
@@ -75,16 +86,17 @@ class TopicCalls(PutCalls):
         return self.note_queue(info)
 
     async def unsubscribe_from(self, topic: str, queue: str) -> None:
-        """End a subscription; the queue stays, with what is in it."""
+        """End a subscription; the queue remains with its messages."""
         self._guests.forget(queue)
         await self._lifeline.ask(UnsubscribeTopic(topic, queue), repeatable=False)
 
     def publish(
         self, topic: str, payload: bytes, **options: Unpack[PutOptions]
     ) -> asyncio.Future[int]:
-        """Put once, for every subscription that matches. Await it: it is on disk in all of them.
+        """Publish a message to all matching subscriptions, and return a future.
 
-        The options are those of `put`; it returns how many subscriptions got it.
+        Await the future: it is done once the message is on disk in all of them. Its result is the
+        number of subscriptions. The options and errors are those of `put`.
         """
         outbox = self._topic_outbox(topic)
         payload = checked_payload(payload)
@@ -94,7 +106,8 @@ class TopicCalls(PutCalls):
     async def publish_many(
         self, topic: str, payloads: Iterable[bytes], **options: Unpack[PutOptions]
     ) -> list[int]:
-        """Publish many with the same options; how many subscriptions got each."""
+        """Publish many messages with the same options; return the number of subscriptions of each.
+        """
         return await asyncio.gather(
             *(self.publish(topic, payload, **options) for payload in payloads)
         )

@@ -15,16 +15,17 @@ if TYPE_CHECKING:
 
 
 class TopicOutbox(Outbox):
-    """What is on its way to one topic. A future gives how many subscriptions got the message."""
+    """Collects and sends publications; a future's result is the number of matching subscriptions.
+    """
 
     __slots__ = ()
 
-    # A node stores batches of a topic beside each other: one at a time keeps their order.
+    # A node stores batches of a topic concurrently, so only one batch in flight keeps their order.
     in_flight_max = 1
 
     def __init__(self, client: Client, topic: str) -> None:
         super().__init__(client, topic)
-        # Topics are asked for by name: nothing to find out.
+        # Publications name their topic, so there is no id to look up.
         self.queue_id = 0
 
     def _request(self, batch: Batch) -> Packet:

@@ -1,4 +1,4 @@
-"""What is unsent: messages that are in no batch yet, or in none any more."""
+"""Messages that are in no batch, taken from one producer to another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidegate.client.options import Special
 
 
 class Unsent(NamedTuple):
-    """Columns of messages, with who waits for each."""
+    """Columns of messages with their futures."""
 
     payloads: list[bytes]
     futures: list[asyncio.Future[int]]
@@ -19,7 +19,10 @@ class Unsent(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch) -> Unsent | None:
-        """The messages of a batch that is stored nowhere; None: they are plain, and stay one."""
+        """Return the messages of a batch that is not stored; `None` for a batch of `put_many`.
+
+        A batch of `put_many` has one future for all messages, so it cannot be split.
+        """
         if isinstance(batch.futures, asyncio.Future):
             return None
         packet, body = batch.packet, memoryview(b"".join(batch.bodies))
