@@ -1,4 +1,4 @@
-"""An application of workers: functions on queues, run together over one connection.
+"""An application of workers: functions that handle the messages of queues.
 
     app = tidegate.App("tidegate://127.0.0.1:7411")
 
@@ -7,9 +7,16 @@
 
     app.run()
 
-A decorated function stays what it was and can be called and tested as such. `run()` is for
-programs, `serve()` for those that have a loop, `running()` for whoever does something meanwhile,
-`connected()` for producers.
+A decorated function is unchanged, and tests can call it directly. There are four ways to run an
+app:
+
+- `run()` starts an event loop and works until a signal, for programs.
+- `serve()` works until `stop()`, for programs with an event loop of their own.
+- `running()` works while a block runs.
+- `connected()` only connects, for producers.
+
+All workers of an app share one connection. Each worker has a `WorkerRunner`, and all share one
+`GracefulShutdown`, so a worker that fails ends the others in an orderly way.
 """
 
 from __future__ import annotations
@@ -61,7 +68,7 @@ DRAIN_S = 30.0
 
 
 class Staffing(NamedTuple):
-    """A worker with what it runs with now."""
+    """A worker with the settings of this run."""
 
     worker: Worker
     concurrency: int
@@ -70,19 +77,27 @@ class Staffing(NamedTuple):
 
 
 class App:
-    """Workers, and what is around them."""
+    """Workers with their middleware and hooks."""
 
     def __init__(self, url: str | None = None, **connection: Any) -> None:
-        """The keywords are those of `tidegate.connect`."""
+        """Declare an app; it connects when it runs.
+
+        Args:
+            url: as for `tidegate.connect`; `None` means TIDEGATE_URL, or a node on this machine.
+            connection: further arguments of `tidegate.connect`.
+
+        Raises:
+            InvalidValue: a bad URL or argument.
+        """
         self.url = url or usual_url()
-        connect(self.url, **connection)  # bad ones fail here
+        connect(self.url, **connection)  # raises for bad arguments
         self._connection = connection
         self._workers: dict[str, Worker] = {}
         self._layers: list[Middleware] = []
         self._on_start: list[Callable[[], Any]] = []
         self._on_stop: list[Callable[[], Any]] = []
         self._on_prefetch_step: list[OnStep] = []
-        # While it runs:
+        # Set while the app runs:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: Closing | None = None
         self._engine: EngineClient | None = None
@@ -90,10 +105,10 @@ class App:
         self._asking: asyncio.Task[EngineClient] | None = None
         self._url_in_use = self.url
         self._shifts: dict[str, Shift] = {}
-        # Whether the last run has left something that had not finished.
+        # Whether the last run ended while handlers were still running.
         self.has_cut_off = False
 
-    # Declaring
+    # Declaring workers
 
     def worker(
         self,
@@ -103,11 +118,25 @@ class App:
         prefetch: Prefetch = None,
         policy: QueuePolicy | None = None,
     ) -> Callable[[Function], Function]:
-        """Have a function called for each message of a queue, `concurrency` of them at a time.
+        """Register the decorated function as the handler of a queue.
 
-        A function that is not async runs in a thread. `prefetch` messages are held at most, twice
-        the concurrency unless said otherwise; a `tidegate.PrefetchGoal` in place of the number has
-        it set itself. The queue is made if there is none, with this policy.
+        Args:
+            queue: a queue has at most one worker in an app. If the queue does not exist when the
+                app starts, it is created.
+            concurrency: how many messages are handled at a time. A function that is not async runs
+                in a thread.
+            prefetch: the most messages held, running ones included; at least `concurrency`. `None`
+                means twice the concurrency. A `tidegate.PrefetchGoal` controls the prefetch
+                automatically, and a `PrefetchModel` does so with this model.
+            policy: the policy for a queue that is created; an existing queue keeps its own.
+
+        The function's first parameter receives the payload, decoded by its annotation. A parameter
+        that is annotated `tidegate.Message` receives the message. See `Reject` and `Retry` for its
+        exceptions.
+
+        Raises:
+            InvalidValue: a bad argument, a second worker for the queue, or a parameter type that
+                cannot be decoded.
         """
         if callable(queue):
             raise InvalidValue('a worker names its queue: @app.worker("orders")')
@@ -125,7 +154,11 @@ class App:
         return declare
 
     def middleware(self, around: Layer) -> Layer:
-        """Have `async def around(message, call_next)` stand around every call."""
+        """Register `async def around(message, call_next)`, which wraps every call of a handler.
+
+        The first middleware registered is the outermost. A function that is not async raises
+        `InvalidValue`.
+        """
         if not inspect.iscoroutinefunction(around) and not inspect.iscoroutinefunction(
             getattr(around, "__call__", None)  # noqa: B004
         ):
@@ -134,17 +167,20 @@ class App:
         return around
 
     def on_start(self, hook: Hook) -> Hook:
-        """Call this, async or not, when connected and before the first message is taken."""
+        """Register a function, async or not, to call after connecting, before the first message."""
         self._on_start.append(hook)
         return hook
 
     def on_stop(self, hook: Hook) -> Hook:
-        """Call this, async or not, after the last message, while still connected."""
+        """Register a function, async or not, to call after the last message.
+
+        The app is still connected then.
+        """
         self._on_stop.append(hook)
         return hook
 
     def on_prefetch_step(self, hook: StepHook) -> StepHook:
-        """Call this with every `PrefetchStep` of workers whose prefetch has a goal."""
+        """Register a function to call with every `PrefetchStep` of workers with a prefetch goal."""
         self._on_prefetch_step.append(hook)
         return hook
 
@@ -167,10 +203,24 @@ class App:
         drain_s: float = DRAIN_S,
         url: str | None = None,
     ) -> None:
-        """Work until SIGTERM or Ctrl-C; then finish what runs. A second one hurries.
+        """Run the workers until SIGTERM or Ctrl-C, then let running handlers finish.
 
-        A third ends whatever else waits: a hook, or a node that does not answer. What hears none
-        of them is ended with the process, `drain_s` and ten seconds after the first.
+        A second signal stops without waiting for handlers. A third one cancels everything else,
+        such as a hook or a node that does not answer. If the process still runs `drain_s` + 10
+        seconds after the first signal, or 10 seconds after the second, a thread ends it with exit
+        code 1.
+
+        Args:
+            queues: run only the workers of these queues; `None` means all.
+            concurrency, prefetch: take precedence over the values in `worker()`.
+            drain_s: how long running handlers may take to finish, in seconds. After that their
+                messages return to the queue.
+            url: takes precedence over the URL of the app.
+
+        Raises:
+            Unavailable: no node answers at the start. Later outages are waited for.
+            QueueNotExisting: a queue was deleted; the other workers finish first.
+            InvalidValue: a bad argument, or an app without workers.
         """
         import uvloop
 
@@ -178,7 +228,7 @@ class App:
         hurries = False
 
         def heard(*_: object) -> None:
-            # By the interpreter itself: a handler may have blocked the loop.
+            # The interpreter calls this even if a handler blocks the event loop.
             nonlocal hurries
             last_exit.within(GOODBYE_S if hurries else drain_s + GOODBYE_S)
             hurries = True
@@ -203,11 +253,14 @@ class App:
 
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, told)
-                # The loop hears of it by its own way still.
+                # `signal.signal` replaces only Python's handler. The event loop is still notified
+                # by its wakeup file descriptor.
                 signal.signal(number, heard)
             await asyncio.wait({serving})
             if self.has_cut_off:
-                # The loop would join what it runs in threads, whose messages others have by now.
+                # Closing the loop would wait for threads of its default executor. Handlers that
+                # were stopped may still run there, and their messages have gone back. So close an
+                # empty executor.
                 loop.set_default_executor(ThreadPoolExecutor())
             if not serving.cancelled():
                 serving.result()
@@ -216,7 +269,7 @@ class App:
         try:
             uvloop.run(run())
         finally:
-            # Python itself joins the threads of what was cut off when the program ends.
+            # At exit Python waits for threads. With stopped handlers, leave the forced exit armed.
             if not self.has_cut_off:
                 last_exit.call_off()
 
@@ -229,7 +282,10 @@ class App:
         drain_s: float = DRAIN_S,
         url: str | None = None,
     ) -> None:
-        """Work until `stop()`, then finish what runs; cancelled, give it back at once."""
+        """Run the workers until `stop()`, then let running handlers finish.
+
+        The arguments are those of `run`. If cancelled, return all unfinished messages at once.
+        """
         async with self.running(
             queues=queues, concurrency=concurrency, prefetch=prefetch, drain_s=drain_s, url=url
         ):
@@ -237,7 +293,7 @@ class App:
             await self._closing.asked.wait()
 
     def stop(self) -> None:
-        """Take no more messages, finish what runs, end. A second time: now."""
+        """Stop taking messages and let running handlers finish; a second call stops at once."""
         if self._closing is not None:
             log.info("stopping now" if self._closing.asked.is_set() else "stopping")
             self._closing.ask()
@@ -252,10 +308,13 @@ class App:
         drain_s: float = DRAIN_S,
         url: str | None = None,
     ) -> AsyncIterator[App]:
-        """Work while the block runs, and finish at its end."""
+        """Run the workers while the block runs, and stop them at its end.
+
+        The arguments are those of `run`.
+        """
         check_seconds("drain_s", drain_s, at_least=0.0)
         staff = self._staff(queues, concurrency, prefetch)
-        # Before we are connected: who is told to stop by then need not start.
+        # Created before connecting, so that an app that is stopped meanwhile does not start.
         closing = Closing(drain_s)
         async with self._connected(url, closing) as client:
             for one in staff:
@@ -269,9 +328,9 @@ class App:
 
     @contextlib.asynccontextmanager
     async def connected(self, *, url: str | None = None) -> AsyncIterator[App]:
-        """For who only puts: `put`, `send` and `request` work while the block runs, workers do not.
+        """Connect while the block runs, for producers; workers and hooks do not run.
 
-        Neither do the hooks.
+        `put`, `send` and `request` work inside.
         """
         async with self._connected(url, None):
             yield self
@@ -301,7 +360,7 @@ class App:
     def _staff(
         self, queues: Iterable[str] | None, concurrency: int | None, prefetch: Prefetch
     ) -> list[Staffing]:
-        """Who works, and with how many slots; what is given here goes before what was declared."""
+        """Return the workers to run; arguments take precedence over declared settings."""
         if not self._workers:
             raise InvalidValue(
                 "the app has no workers: decorate a function with @app.worker(queue), in a module "
@@ -368,11 +427,14 @@ class App:
     async def _call(self, worker: Worker, threads: Threads, message: Message) -> object:
         return await call_through(self._layers, message, partial(worker.call, message, threads))
 
-    # What workers, and others, use meanwhile
+    # For workers and producers
 
     @property
     def client(self) -> Client:
-        """The connection to nodes, while there is one: for transactions, topics and the rest."""
+        """The connected Tidegate client, for transactions, topics and other calls.
+
+        Raises `InvalidValue` while not connected, or if the app uses another engine.
+        """
         if not isinstance(self.engine, Client):
             raise InvalidValue(
                 "app.client is for Tidegate's own nodes, and this app is on another engine: "
@@ -382,7 +444,7 @@ class App:
 
     @property
     def engine(self) -> EngineClient:
-        """The connection to whatever holds the messages, while there is one."""
+        """The connected client of the app's engine; raises `InvalidValue` while not connected."""
         if self._engine is None:
             raise InvalidValue(
                 "the app is not connected: it is inside its workers, and in a block of "
@@ -391,12 +453,18 @@ class App:
         return self._engine
 
     def subscription(self, queue: str) -> EngineSubscription | None:
-        """Of the worker of a queue, while it runs: another one after an outage."""
+        """Return the current subscription of a worker; `None` if the worker does not run.
+
+        After an outage the worker has another subscription.
+        """
         shift = self._shifts.get(queue)
         return None if shift is None else shift.subscription
 
     async def put(self, queue: str, payload: object, **options: Unpack[PutOptions]) -> int:
-        """Put bytes, text, or anything that can be JSON; returns when it is on disk."""
+        """Put bytes, text, or a value to encode as JSON; return the message id once it is on disk.
+
+        The options are those of `Client.put`.
+        """
         data, content_type = encoded(payload)
         if content_type is not None:
             options.setdefault("content_type", content_type)
@@ -405,7 +473,11 @@ class App:
     async def send(
         self, function: Callable[..., Any], payload: object, **options: Unpack[PutOptions]
     ) -> int:
-        """Put a payload where a worker's function takes it."""
+        """Put a payload into the queue of a worker's function; return the message id.
+
+        Returns once the message is on disk. A function that is no worker, or serves several queues,
+        raises `InvalidValue`.
+        """
         queues = [worker.queue for worker in self.workers if worker.function is function]
         if len(queues) != 1:
             serves = f"serves {', '.join(queues)}: put to one of them" if queues else "is no worker"
@@ -413,7 +485,7 @@ class App:
         return await self.put(queues[0], payload, **options)
 
     async def request(self, queue: str, payload: object, *, timeout: float = 30.0) -> Message:
-        """Put a request, wait for the reply; NoReply when none comes in time."""
+        """Put a request and return its reply; `NoReply` if none comes in `timeout` seconds."""
         client = await self._asking_client()
         data, content_type = encoded(payload)
         reply: Message = await client.request(
@@ -422,7 +494,11 @@ class App:
         return reply
 
     def wait(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """In a worker that is not async: `app.wait(app.put("mails", b"…"))`."""
+        """Wait for a coroutine in a handler that is not async, and return its result.
+
+        For example `app.wait(app.put("mails", b"…"))`. In the event loop's thread it raises
+        `InvalidValue`, since it would block the loop.
+        """
         loop = self._loop
         try:
             here: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
@@ -433,7 +509,8 @@ class App:
             if here is not None:
                 raise InvalidValue("app.wait would block the event loop here: await it instead")
             raise InvalidValue("the app is not connected: use tidegate.connect(url)")
-        # A loop with virtual time (tidegate.testing) stood still for this thread, until now.
+        # A virtual-time loop (tidegate.testing) stops its clock while a handler's thread runs. The
+        # thread waits for the loop now, so let the clock run.
         moving_on = getattr(loop, "moving_on", contextlib.nullcontext)
 
         async def waited_for() -> Result:
@@ -443,10 +520,12 @@ class App:
         return asyncio.run_coroutine_threadsafe(waited_for(), loop).result()
 
     async def _asking_client(self) -> EngineClient:
-        """A connection of its own: a reply is addressed to who asked, and what is addressed to us
-        goes to our workers.
+        """Return a separate connection for requests.
+
+        Replies are addressed to the client that asks. On the workers' connection, messages that are
+        addressed to the client go to the workers.
         """
-        _ = self.engine  # running?
+        _ = self.engine  # raises unless the app runs
         if self._asking is None or (self._asking.done() and self._asking.exception()):
             connecting = connect(self._url_in_use, **{**self._connection, "name": None})
             self._asking = asyncio.get_running_loop().create_task(self._enter(connecting))
@@ -463,7 +542,10 @@ class App:
 
 
 async def _queue_made(client: EngineClient, worker: Worker) -> None:
-    """Looked up first: whoever may read a queue need not be allowed to make one."""
+    """Create the queue of a worker if it does not exist.
+
+    It is looked up first, since a user who may read a queue need not be allowed to create one.
+    """
     client.adopt_policy(worker.queue, worker.policy)
     try:
         await client.queue(worker.queue)
@@ -473,7 +555,7 @@ async def _queue_made(client: EngineClient, worker: Worker) -> None:
 
 
 async def _started(task: asyncio.Task[None], subscribed: asyncio.Event) -> None:
-    """Wait until it takes messages; raise when it cannot."""
+    """Wait until a worker receives messages; raise its error if it ends before that."""
     waiting = asyncio.get_running_loop().create_task(subscribed.wait())
     await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
@@ -482,7 +564,7 @@ async def _started(task: asyncio.Task[None], subscribed: asyncio.Event) -> None:
 
 
 async def _ended(tasks: list[asyncio.Task[None]], closing: Closing) -> None:
-    """Wait for their ends; cancelled meanwhile, not as long."""
+    """Wait until all tasks end; if cancelled meanwhile, stop them at once."""
     if not tasks:
         return
     try:

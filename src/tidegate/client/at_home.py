@@ -1,8 +1,9 @@
-"""What of a logical queue is addressed to us: fetched at our home, wherever we were elected to.
+"""Messages of a logical queue that are addressed to this client.
 
-Messages for one receiver are at one replica. A subscription that stands at another has a second
-leg there, which gets nothing else and is counted by nobody. It follows when the home moves, and is
-given up while the subscription itself stands at home.
+One replica holds all messages for a receiver. If a subscription is assigned to another replica, it
+has an additional consumer there. That consumer gets only addressed messages and does not count as a
+member. It follows when the assignment changes, and ends when the subscription itself moves to that
+replica.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
 
 _BACKOFF_FIRST_S = 0.02
 _BACKOFF_MAX_S = 1.0
-# Of the prefetch of a subscription, on top of it: what is addressed is seldom much.
+# The divisor of the subscription's prefetch that gives the prefetch of the additional consumer.
+# Addressed messages are seldom many.
 _PREFETCH_PART = 8
 
 
 class AtHome:
-    """The second leg of one subscription."""
+    """The additional consumer of a subscription for addressed messages."""
 
     def __init__(self, subscription: Subscription, footing: Footing) -> None:
         self._subscription = subscription
@@ -37,7 +39,7 @@ class AtHome:
         return max(self._subscription.prefetch // _PREFETCH_PART, 1)
 
     def look(self) -> None:
-        """Something has changed: be where we are to be, if that is elsewhere."""
+        """Start to move the consumer to the right replica, if it is at another one."""
         if not self._going and self._is_elsewhere():
             self._going = True
             self._subscription.spawn(self._go())
@@ -47,7 +49,7 @@ class AtHome:
             self.leg = None
 
     async def set_prefetch(self) -> None:
-        """After that of the subscription."""
+        """Adapt to a new prefetch of the subscription."""
         if self.leg is not None and self.leg.is_connected:
             await self.leg.set_prefetch(self.prefetch)
 
@@ -76,7 +78,7 @@ class AtHome:
             try:
                 await leg.subscribe()
             except (RetryLater, QueueNotExisting):
-                # Nobody serves us there now; perhaps it is no longer our home.
+                # The replica does not serve this client now. Its assignment may have changed.
                 subscription.lose(leg)
                 subscription.join_again()
                 await asyncio.sleep(backoff_s)

@@ -1,4 +1,7 @@
-"""The same API without async: a thread runs the event loop, calls wait for it."""
+"""The API without async: a thread runs the event loop, and calls wait for their results.
+
+A method has the same name as its asynchronous counterpart, and the same results and errors.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ Result = TypeVar("Result")
 
 
 class LoopThread:
-    """An event loop in a thread of its own."""
+    """An event loop in a daemon thread."""
 
     def __init__(self) -> None:
         self._ready = threading.Event()
@@ -61,7 +64,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def call(self, function: Callable[[], asyncio.Future[Result]]) -> Future[Result]:
-        """A call that returns a future over there, as a future here."""
+        """Call a function that returns a future in the loop; return a future for this thread."""
         self._check_alive()
 
         async def run() -> Result:
@@ -79,7 +82,7 @@ class LoopThread:
 
 
 class BlockingMessage:
-    """A message whose calls wait."""
+    """A message whose calls wait; its attributes are those of `Message`."""
 
     __slots__ = ("_message", "_thread")
 
@@ -119,7 +122,7 @@ class BlockingMessage:
 
 
 class BlockingBatch:
-    """A batch whose calls wait."""
+    """A batch whose calls wait; see `MessageBatch`."""
 
     __slots__ = ("_batch", "_thread", "payloads")
 
@@ -149,7 +152,7 @@ class BlockingBatch:
 
 
 class BlockingSubscription:
-    """Use with `with`, then iterate."""
+    """A subscription for `with`; iterate over it. See `Subscription`."""
 
     def __init__(self, thread: LoopThread, make: Callable[[], Subscription]) -> None:
         self._thread = thread
@@ -197,7 +200,7 @@ class BlockingSubscription:
 
 
 class BlockingProducer:
-    """Use with `with`."""
+    """A producer of one queue, for `with`. `put` returns the id once the message is on disk."""
 
     def __init__(self, thread: LoopThread, make: Callable[[], Producer]) -> None:
         self._thread = thread
@@ -226,7 +229,7 @@ class BlockingProducer:
 
 
 class BlockingTransaction:
-    """Use with `with`; what is put and acknowledged in the block is done when it ends."""
+    """A transaction for `with`; it is committed at the end of the block. See `Transaction`."""
 
     def __init__(self, thread: LoopThread, make: Callable[[], Transaction]) -> None:
         self._thread = thread
@@ -251,7 +254,12 @@ class BlockingTransaction:
 
 
 class BlockingClient:
-    """The API of Client with plain calls. Get one from `with tidegate.connect(url) as mq`."""
+    """The API of `Client` with calls that wait. Open one with `with tidegate.connect(url) as mq`.
+
+    Arguments, results and errors are those of the method of the same name in `Client`. `ephemeral`
+    of `create_queue` and `steps` of `stats` are missing. Only `put_soon` returns a future, a
+    `concurrent.futures.Future`. Methods may be called from any thread.
+    """
 
     def __init__(self, make: Callable[[], Client], thread: LoopThread | None = None) -> None:
         self._thread = thread or LoopThread()
@@ -388,7 +396,7 @@ class BlockingClient:
         return self._thread.wait(self._client.put_to(queues, payload, partial=partial, **more))
 
     def transaction(self) -> BlockingTransaction:
-        """`with mq.transaction() as tx:`, and in it `tx.put(...)` and `tx.ack(message)`."""
+        """Return a transaction: `with mq.transaction() as tx:`; see `Client.transaction`."""
         return BlockingTransaction(self._thread, self._client.transaction)
 
     def create_topic(self, name: str, *, exist_ok: bool = False) -> TopicInfo:
@@ -470,7 +478,7 @@ class BlockingClient:
         )
 
     def producer(self, queue: str, *, replica: int | None = None) -> BlockingProducer:
-        """`with mq.producer("orders") as orders:`, and in it `orders.put(...)`."""
+        """Return a producer: `with mq.producer("orders") as orders:`, with `orders.put(...)`."""
         return BlockingProducer(self._thread, lambda: self._client.producer(queue, replica=replica))
 
     def topology(self, queue: str | int) -> Topology:
@@ -505,7 +513,10 @@ class BlockingClient:
     def consume(
         self, queue: str, handler: Callable[[BlockingMessage], Any], *, prefetch: int = 200
     ) -> None:
-        """Call `handler` for each message: acked when it returns, given back when it raises."""
+        """Call `handler` for each message, without end.
+
+        A message is acknowledged when the handler returns, and returned as failed when it raises.
+        """
         with self.subscribe(queue, prefetch=prefetch) as subscription:
             for message in subscription:
                 try:

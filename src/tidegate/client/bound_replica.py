@@ -1,6 +1,8 @@
-"""The replica that this process lives with: a machine starts workers beside the replica they serve.
+"""The replica to which this process is bound.
 
-TIDEGATE_REPLICA=orders#2
+A machine starts workers beside the replica they serve, with this environment variable:
+
+    TIDEGATE_REPLICA=orders#2
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ VARIABLE = "TIDEGATE_REPLICA"
 
 
 def bound_replica(queue: str) -> int | None:
-    """The number of the replica of a queue that the environment names; None: it names none."""
+    """Return the replica number that the environment names for `queue`; `None` if none."""
     name = os.environ.get(VARIABLE, "")
     if not name:
         return None

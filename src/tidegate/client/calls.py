@@ -85,8 +85,7 @@ class Calls:
 
     @property
     def info(self) -> ClientInfo:
-        """The client as it is registered at the nodes; `InvalidValue` before the client is opened.
-        """
+        """The client's registration at the nodes; `InvalidValue` before it is opened."""
         if self._lifeline.info is None:
             raise InvalidValue("not connected: use `async with tidegate.connect(url) as mq`")
         return self._lifeline.info

@@ -278,8 +278,7 @@ class CatalogueCalls(Calls):
         return msgspec.json.decode(answered.body, type=ClusterNumbers)
 
     async def rights(self) -> tuple[str, list[Grant]]:
-        """Return the user and the granted roles; an empty user means that the node needs no login.
-        """
+        """Return the user and the granted roles; the user is empty if no login is needed."""
         packet = (await self._lifeline.ask(GetRights())).packet
         assert isinstance(packet, GetRightsResponse)
         return packet.user, packet.grants

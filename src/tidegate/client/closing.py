@@ -1,4 +1,4 @@
-"""How work comes to its end: first nothing new is begun, then what runs is waited for no longer."""
+"""The shutdown of workers: they stop taking messages, and later stop waiting for handlers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import asyncio
 
 
 class Closing:
-    """Asked once: finish within `drain_s`. Asked again: now."""
+    """The shutdown state that all workers of an app share.
+
+    The first request lets handlers finish within `drain_s` seconds. A second one stops them now.
+    """
 
     def __init__(self, drain_s: float) -> None:
         self._drain_s = drain_s
         self.asked = asyncio.Event()
-        # The deadline has come.
+        # Set at the deadline, or by a second request.
         self.over = asyncio.Event()
-        # Something ran then, and was not waited for.
+        # Whether handlers were still running at the deadline.
         self.has_cut_off = False
 
     def ask(self) -> None:
@@ -23,12 +26,12 @@ class Closing:
             self.begin()
 
     def begin(self) -> None:
-        """As if asked for the first time; nothing if it has been."""
+        """Begin the shutdown, unless it has begun."""
         if not self.asked.is_set():
             self.asked.set()
             asyncio.get_running_loop().call_later(self._drain_s, self.over.set)
 
     def hurry(self) -> None:
-        """Finish now."""
+        """Stop without waiting for handlers."""
         self.asked.set()
         self.over.set()

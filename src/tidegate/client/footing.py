@@ -1,7 +1,8 @@
-"""The footing of a subscription: the leg it stands on, and those that it leaves.
+"""The consumers of a subscription: the current one, and the retiring ones.
 
-It leaves a leg when it goes over to another replica: it takes no more there, gives back what nobody
-has looked at, and unsubscribes when the last message that the application holds is settled.
+A subscription that moves to another replica retires its consumer. A retiring consumer receives no
+more and returns untouched messages. It unregisters when the application has settled the last
+message of its.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Footing:
-    """The legs of one subscription, all of which bring to its inbox."""
+    """The consumers of one subscription, all of which deliver into one buffer."""
 
     def __init__(
         self,
@@ -43,13 +44,13 @@ class Footing:
         self._on_ended = on_ended
         self._on_prefetch = on_prefetch
         self.leg: Leg | None = None
-        # Those that hold what was taken before we went over to another replica.
+        # Consumers at former replicas, with messages that the application has not settled.
         self.leaving: set[Leg] = set()
 
     def new_leg(
         self, queue_id: int, number: int, link: Link, prefetch: int, *, mine_only: bool = False
     ) -> Leg:
-        """One that may be subscribed; nobody stands on it yet."""
+        """Make a consumer that is not registered yet, and is not the current one."""
         leg = Leg(
             self._queue,
             queue_id,
@@ -72,14 +73,14 @@ class Footing:
             self.part_from(former)
 
     def part_from(self, leg: Leg) -> None:
-        """Take no more there; it is over with the last message that is held."""
+        """Retire a consumer: it receives no more and ends with its last unsettled message."""
         if not leg.lost:
             self.leaving.add(leg)
             self._client.spawn(self._leave(leg))
 
     async def _leave(self, leg: Leg) -> None:
-        """Finish at a replica that we have gone from."""
-        # If it fails, the connection or the queue is gone, and everything has gone back.
+        """Retire a consumer, and wait until its messages are settled."""
+        # An error means that the transport or the queue is gone, and its messages were returned.
         with contextlib.suppress(TidegateError):
             await leg.withdraw_credit()
             if not self._automatic:
@@ -92,7 +93,7 @@ class Footing:
             self._client.drop_leg(leg)
 
     def lose(self, leg: Leg) -> None:
-        """What it held has gone back."""
+        """Discard a consumer, whose messages the node has returned to the queue."""
         leg.lost = True
         self._client.drop_leg(leg)
         self.leaving.discard(leg)

@@ -1,4 +1,4 @@
-"""How much a worker's handlers do: messages processed, and the time that slots were at work."""
+"""Meters of a worker's handlers: messages processed, and busy time of its slots."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 
 class Handled(NamedTuple):
-    """Since the worker began."""
+    """Totals since the worker began."""
 
     messages: int
-    # Of all slots together: two at work for a second are two.
+    # Summed over all slots: two slots that are busy for a second count two.
     busy_s: float
 
 
 class Handling:
-    """Counts as handlers begin and end."""
+    """Counts when handlers begin and end."""
 
     def __init__(self, slots: int, clock: Callable[[], float]) -> None:
         self.slots = slots

@@ -1,6 +1,6 @@
-"""The inbox of a subscription: messages that have arrived, until somebody takes them.
+"""The receive buffer of a subscription: messages received and not yet taken.
 
-What came with a leg that was lost has gone back to its queue, and is dropped here.
+Messages of a lost consumer are dropped, since the node has returned them to their queue.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tidegate.core.errors import InvalidValue, TidegateError
 
 
 class Inbox:
-    """Batches in the order in which they came. Several tasks may take from it."""
+    """Batches in the order of arrival. Several tasks may take messages from it."""
 
     __slots__ = (
         "_arrived",
@@ -30,11 +30,11 @@ class Inbox:
 
     def __init__(self) -> None:
         self._arrived: deque[MessageBatch] = deque()
-        # The rest of the batch that is being taken message by message, and whose it is.
+        # The rest of the batch that is iterated message by message, and its consumer.
         self._opened: Iterator[Message] = iter(())
         self._opened_of: Leg | None = None
         self._opened_left = 0
-        # Messages that have come since it began.
+        # Messages received since the subscription began.
         self.delivered = 0
         self._news = asyncio.Event()
         self._failure: TidegateError | None = None
@@ -46,32 +46,32 @@ class Inbox:
         self._news.set()
 
     def fail(self, error: TidegateError) -> None:
-        """Nothing more comes; whoever waits hears why."""
+        """End the iteration: all tasks that wait for messages raise `error`."""
         self._failure = error
         self._news.set()
 
     def close(self) -> None:
         self.is_open = False
-        self._news.set()  # tasks that still iterate hear that it is over
+        self._news.set()  # wakes the iterating tasks, which raise `InvalidValue`
 
-    # Taking
+    # Taking messages
 
     @property
     def held(self) -> int:
-        """Messages that lie here, not yet taken by anybody."""
+        """Messages received but not yet taken by the application."""
         opened_of = self._opened_of
         opened = 0 if opened_of is None or opened_of.lost else self._opened_left
         return opened + sum(map(len, self._arrived))
 
     async def batches(self) -> AsyncIterator[MessageBatch]:
-        """Messages as they come together."""
+        """Iterate over batches."""
         while True:
             while self._arrived:
                 yield self._arrived.popleft()
             await self._wait_for_news()
 
     async def messages(self) -> AsyncIterator[Message]:
-        """Message by message."""
+        """Iterate over messages."""
         while True:
             opened = self._opened
             for message in opened:
@@ -80,13 +80,13 @@ class Inbox:
                     break
                 yield message
             if opened is not self._opened:
-                continue  # another task has opened the next batch meanwhile, and not emptied it
+                continue  # another task has opened the next batch, and not finished it
             if self._arrived:
                 batch = self._arrived.popleft()
                 self._opened, self._opened_of = iter(batch), batch._holder  # type: ignore[assignment]
                 self._opened_left = len(batch)
-                self._news.set()  # whoever shares the subscription may help with it
-                # Between batches, so that acknowledgements and other tasks get their turn.
+                self._news.set()  # other tasks may take messages of this batch, too
+                # Let acknowledgements and other tasks run between two batches.
                 await asyncio.sleep(0)
             else:
                 await self._wait_for_news()
@@ -99,10 +99,10 @@ class Inbox:
         self._news.clear()
         await self._news.wait()
 
-    # Going back
+    # Returning messages
 
     def untouched(self, leg: Leg) -> list[tuple[int, int]]:
-        """Tags of what nobody has looked at, which thereby is no longer here."""
+        """Remove the messages of a consumer that were not taken; return their tags as ranges."""
         opened: list[Message] = []
         if self._opened_of is leg:
             opened, self._opened_left = list(self._opened), 0
@@ -112,5 +112,5 @@ class Inbox:
         return ranges
 
     def forget(self, leg: Leg) -> None:
-        """What came with it has gone back."""
+        """Drop the messages of a lost consumer."""
         self._arrived = deque(batch for batch in self._arrived if batch._holder is not leg)

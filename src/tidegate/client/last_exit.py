@@ -1,8 +1,8 @@
-"""The end of a process that was told to end, whatever hangs in it.
+"""The forced end of a process in which something hangs.
 
-A loop that is blocked hears no deadline, and threads of users' code are joined by Python for as
-long as they like. A thread of our own needs neither. It is told through a queue, since that is what
-a handler of signals may use in the middle of anything.
+A blocked event loop cannot enforce a deadline, and Python waits for threads of user code at exit.
+So a thread of its own watches the deadline. It receives deadlines through a `SimpleQueue`, which
+signal handlers may use at any point.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import threading
 import time
 from queue import Empty, SimpleQueue
 
-# What a worker may take beyond its drain: hooks, and goodbye.
+# The time for hooks and disconnecting, beyond the time for running handlers, in seconds.
 GOODBYE_S = 10.0
 _STDERR_FD = 2
 _WORDS = b"tidegate: a handler or a hook hangs: the process did not end in time, and is ended\n"
 
 
 class LastExit:
-    """Nothing until a time is set; the earliest that was set counts."""
+    """Ends the process at the earliest deadline that was set; does nothing before one is set."""
 
     def __init__(self) -> None:
-        # Times by the monotonic clock; None: no longer needed.
+        # Deadlines by the monotonic clock; `None` cancels.
         self._times: SimpleQueue[float | None] = SimpleQueue()
         threading.Thread(target=self._wait, name="tidegate-last-exit", daemon=True).start()
 
     def within(self, seconds: float) -> None:
-        """Have the process gone by then."""
+        """End the process in `seconds` from now, unless called off."""
         self._times.put(time.monotonic() + seconds)
 
     def call_off(self) -> None:
-        """It has ended what it had to end."""
+        """Cancel the forced end, since the process ends by itself."""
         self._times.put(None)
 
     def _wait(self) -> None:
@@ -49,7 +49,8 @@ class LastExit:
 
 
 def _say_last() -> None:
-    # Neither through a logger, whose lock may be what hangs, nor into a pipe that is full.
+    # A logger's lock may be what hangs, and writing to a full pipe would block. So write directly,
+    # and only if that does not block.
     with contextlib.suppress(OSError, ValueError):
         if select.select([], [_STDERR_FD], [], 0.0)[1]:
             os.write(_STDERR_FD, _WORDS)

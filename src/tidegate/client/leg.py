@@ -1,10 +1,12 @@
-"""One consumer as a node knows it: a queue, a number, a connection; and what it holds there.
+"""A consumer registered at one node.
 
-A subscription stands on one leg, on two while it goes over to another replica, and has one more at
-its home, for what is addressed to it. A message
-belongs to the leg that it came with: there it is acknowledged, in ranges, given back or extended.
-With its connection, or its queue's owner, a leg is lost: what it held has gone back to the queue
-and comes again, so what is left of it here is dropped, and a late ack is too.
+A `RemoteConsumer` belongs to one queue and one transport. It receives messages within its prefetch,
+and settles them: it acknowledges them in ranges, returns them, or extends their leases.
+
+A `Subscription` uses one `RemoteConsumer`, two while it moves to another replica, and one more for
+messages that are addressed to the client. When the transport or the queue's owner fails, the
+consumer is lost: the node returns all its messages to the queue and delivers them again. The
+consumer then drops what it still has, and ignores late acknowledgements.
 """
 
 from __future__ import annotations
@@ -32,14 +34,14 @@ from tidegate.wire.packets.subscriptions import (
     Unsubscribe,
 )
 
-# Acknowledgements that leave the node enough credit may wait for company this long: a packet
-# each would cost the node more than the messages do.
+# How long acknowledgements wait for more, in seconds, while the node has enough credit. One packet
+# per acknowledgement would cost the node more than the messages.
 _ACK_LINGER_S = 0.003
 UNSTARTED = Comeback(unstarted=True)
 
 
 class Leg:
-    """A holder of messages."""
+    """A consumer number at one queue over one transport, with the messages that it holds."""
 
     def __init__(
         self,
@@ -56,7 +58,7 @@ class Leg:
         on_ended: Callable[[Leg, ConsumerEnded], None],
         on_prefetch: Callable[[Leg, int], None],
     ) -> None:
-        # The name that users know.
+        # The name of the logical or plain queue, not of a replica.
         self.queue = queue
         self.queue_id = queue_id
         self.consumer = consumer
@@ -70,7 +72,7 @@ class Leg:
         self._on_arrived = on_arrived
         self._on_ended = on_ended
         self._on_prefetch = on_prefetch
-        # Tags count up from 1.
+        # Tags number the deliveries of this consumer from 1.
         self._last_tag = 0
         self._ack_low = 0
         self._ack_high = -1
@@ -85,7 +87,7 @@ class Leg:
     def is_connected(self) -> bool:
         return not self.lost and self._link.alive
 
-    # Coming and going
+    # Registering and unregistering
 
     async def subscribe(self) -> None:
         answered = await self._link.ask(
@@ -104,33 +106,33 @@ class Leg:
     async def unsubscribe(self) -> None:
         if self._link.alive:
             self.flush_acks()
-            # If it fails, the connection or the queue is gone, and the subscription with it.
+            # An error means that the transport or the queue is gone, and the registration with it.
             with contextlib.suppress(TidegateError):
                 await self._link.ask(Unsubscribe(self.queue_id, self.consumer))
 
     def abandon(self) -> None:
-        """Unsubscribe without waiting: it may stand already, or be about to."""
+        """Unregister without waiting, since the registration may exist already or be under way."""
         self.lost = True
         self._link.submit(
             Unsubscribe(self.queue_id, self.consumer), None, lambda answer, body: None
         )
 
     async def withdraw_credit(self) -> None:
-        """Take no more. What was sent before the node knew has arrived when this returns."""
+        """Set the prefetch to 0. When this returns, all messages sent before have arrived."""
         self.flush_acks()
         await self._link.ask(SetPrefetch(self.queue_id, self.consumer, 0))
 
     async def give_back(self, ranges: list[tuple[int, int]]) -> None:
-        """As if they had never been delivered."""
+        """Return messages by tag ranges; they count as never delivered."""
         if ranges:
             await self._link.ask(
                 Return(self.queue_id, self.consumer, ranges, **UNSTARTED._asdict())
             )
 
     async def until_settled(self) -> None:
-        """Wait until nothing is held any more; until then it stays ours.
+        """Wait until no message is held; until then renew the leases.
 
-        What is held is asked of the node, who counts it anyway.
+        The number of held messages is asked from the node, which counts them.
         """
         while self.is_connected and self._last_tag:
             self._settled.clear()
@@ -147,12 +149,12 @@ class Leg:
                 await asyncio.wait_for(self._settled.wait(), self.lease_s / 3)
 
     async def renew(self) -> None:
-        """While we live, what we hold stays ours."""
+        """Renew the leases of all held messages."""
         if self.is_connected:
             with contextlib.suppress(TidegateError):
                 await self._link.ask(Extend(self.queue_id, self.consumer))
 
-    # Pushes
+    # Pushes from the node
 
     def delivered(self, packet: Deliver, body: memoryview) -> None:
         if self.lost:
@@ -166,9 +168,9 @@ class Leg:
         self._on_ended(self, packet)
 
     async def waiting(self) -> int | None:
-        """Messages that are ready where it stands; None: its node has no numbers of the queue."""
-        # Only the node that delivers: many ask, and often, and the others know nothing of it.
-        # Nothing of its consumers: each of them asks.
+        """Return the number of ready messages; `None` if the node has no stats of the queue."""
+        # Ask only the owner, since other nodes have no stats of this queue. Leave out consumers,
+        # since every one of them asks regularly.
         asked = Stats(self.queue_id, cluster=False, consumers=False)
         answered = await self._link.ask(asked)
         numbers = msgspec.json.decode(answered.body, type=ClusterNumbers)
@@ -186,10 +188,14 @@ class Leg:
         await self._link.ask(SetPrefetch(self.queue_id, self.consumer, prefetch))
         self.prefetch = prefetch
 
-    # Settling
+    # Settling messages
 
     def lease_of(self, generation: int) -> tuple[Link, int, int]:
-        """Connection, queue and consumer; LeaseLost when the connection was another one."""
+        """Return transport, queue id and consumer number of a held message.
+
+        Raise `LeaseLost` if the consumer is lost, and `InvalidValue` if it acknowledges
+        automatically.
+        """
         if self.automatic:
             raise InvalidValue("this subscription acknowledges by itself")
         self._check_held()
@@ -204,7 +210,7 @@ class Leg:
 
     def ack_range(self, first: int, last: int, generation: int) -> None:
         if self.lost or self.automatic:
-            return  # it has gone back to the queue, and will come again flagged
+            return  # the node has returned it to the queue and will deliver it again
         if first == self._ack_high + 1:
             self._ack_high = last
         else:
@@ -214,7 +220,7 @@ class Leg:
         self._acks_pending += last - first + 1
         if self._ack_timer is None:
             self._ack_timer = self._loop.call_later(_ACK_LINGER_S, self.flush_acks)
-        # A quarter of the prefetch: the node still has work for us while they travel.
+        # Send when a quarter of the prefetch is acknowledged, so the node always has credit left.
         if not self._acks_scheduled and 4 * self._acks_pending >= self.prefetch:
             self._acks_scheduled = True
             self._loop.call_soon(self.flush_acks)
@@ -229,7 +235,7 @@ class Leg:
             return
         self._acks.append((self._ack_low, self._ack_high))
         ranges, self._acks = self._acks, []
-        # Continue after the last one, so that a run of acks stays one range.
+        # Continue behind the last tag, so that consecutive acknowledgements stay one range.
         self._ack_low = self._ack_high + 1
         if not self.lost:
             self._link.post(Settle(self.queue_id, self.consumer, ranges))

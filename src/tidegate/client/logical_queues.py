@@ -32,8 +32,7 @@ class LogicalQueueCalls(Calls):
     """The part of a client that knows replicas."""
 
     async def topology(self, queue: str | int) -> Topology:
-        """Return the topology of a logical queue: its replicas, their states, shares and addresses.
-        """
+        """Return the replicas of a logical queue with their states, shares and addresses."""
         answered = await self._lifeline.ask(GetTopology(await self.queue_id(queue)))
         assert isinstance(answered.packet, GetTopologyResponse)
         return answered.packet.topology

@@ -11,8 +11,7 @@ from tidegate.wire.packets.login import Authenticate, AuthenticateResponse, Prov
 
 
 async def log_in(link: Link, credentials: Credentials) -> None:
-    """Log in on a transport; raise `NotAuthenticated` if the node or the client rejects the other.
-    """
+    """Log in on a transport; raise `NotAuthenticated` if either side rejects the other."""
     login = ClientLogin(credentials.user, credentials.password)
     challenge = (await link.ask(Authenticate(login.first()))).packet
     assert isinstance(challenge, AuthenticateResponse)

@@ -1,9 +1,9 @@
-"""Coming to a logical queue: asked for on every connection, and again every few seconds.
+"""Membership of a producer or consumer in a logical queue.
 
-The owner of the alias counts who has come, says where they are to be, and pushes what changes. It
-may go away and another one take its place, who knows nobody: then a client is told to come again,
-by the one that went or by the node in between. In case nobody could tell it, it says where it is
-every few seconds, whether or not it has heard anything.
+The owner of the alias counts the members, assigns each a replica, and pushes changes. It keeps them
+in memory only, so a new owner starts without members. The former owner, or the node in between,
+then asks the client to join again. That push may get lost. So the client also joins every 5 s and
+names its replica.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BACKOFF_MAX_S = 1.0
 
 
 class Membership:
-    """One producer or consumer of a logical queue, and where it is."""
+    """One producer or consumer of a logical queue, and the replica assigned to it."""
 
     def __init__(
         self,
@@ -45,19 +45,20 @@ class Membership:
         self.role = role
         self.member = member
         self._wanted = wanted
-        # There or nowhere, as a worker is that lives with its replica.
+        # Whether only `wanted` will do, as for a worker that was started beside its replica.
         self._is_bound = is_bound
         self._on_news = on_news
         self._on_refused = on_refused
         self._again = asyncio.Event()
         self._joining: asyncio.Task[None] | None = None
         self.topology: Topology | None = None
-        # Where it is to be; 0: everywhere, or (for a consumer) nowhere yet.
+        # The queue id of the assigned replica. 0 means all replicas for a producer, and none yet
+        # for a consumer.
         self.replica_id = 0
 
     @property
     def place(self) -> ReplicaPlace | None:
-        """The replica that it was elected onto."""
+        """The assigned replica; `None` if there is none."""
         if self.topology is None or not self.replica_id:
             return None
         return next((p for p in self.topology.replicas if p.queue_id == self.replica_id), None)
@@ -67,7 +68,10 @@ class Membership:
         self._joining = self._client.spawn(self._keep_joined())
 
     def join_again(self, *, elsewhere: bool = False) -> None:
-        """There is a new connection, or where we are (`elsewhere`) is not where we can be."""
+        """Join now, after a reconnect or because the assigned replica does not serve this client.
+
+        `elsewhere` gives up the assigned replica.
+        """
         if elsewhere:
             self.replica_id = 0
         self._again.set()
@@ -78,7 +82,7 @@ class Membership:
             self._joining.cancel()
         link = self._client.link
         if link is not None and link.alive:
-            # If it fails, whoever counted us is gone.
+            # An error means that the owner, which counted this member, is gone.
             with contextlib.suppress(TidegateError):
                 await link.ask(Leave(self.queue_id, self.role, self.member))
 
@@ -110,14 +114,14 @@ class Membership:
                 await asyncio.wait_for(self._again.wait(), REFRESH_S)
 
     async def _is_plain(self) -> bool:
-        """Whether the queue has no replicas, and nobody can join it."""
+        """Return whether the queue is plain, so that it has no members."""
         try:
             return not (await self._client.queue(self.queue_id)).elastic
         except TidegateError:
             return False
 
     def learn(self, topology: Topology) -> None:
-        """What has changed; an older truth than the one we know is none."""
+        """Apply a topology, unless a newer one is known."""
         if self.topology is None or topology.version >= self.topology.version:
             self.topology = topology
         self._on_news()

@@ -1,4 +1,8 @@
-"""A message as an application sees it: made when it is looked at, out of the batch it came in."""
+"""A message as the application sees it.
+
+A node sends messages in runs, as columns. `Message` objects are made only when the application
+looks at them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ _NO_ATTRIBUTES = Attributes()
 
 
 class Comeback(NamedTuple):
-    """How a message goes back: failed, hopeless, or never begun."""
+    """How a message goes back to its queue: failed, rejected, or not begun."""
 
     delay_ms: int | None = None
     error: str | None = None
@@ -31,7 +35,7 @@ class Comeback(NamedTuple):
 
 
 class Holder(Protocol):
-    """Who settles delivered messages."""
+    """Settles delivered messages; tags number the deliveries of a consumer."""
 
     queue: str
 
@@ -43,7 +47,13 @@ class Holder(Protocol):
 
 
 class Message:
-    """One delivered message."""
+    """One delivered message.
+
+    Settle it once: `ack`, `nack`, `reject` or `release`. A subscription renews the lease until
+    then. If the process or the connection fails, or the lease of a `get` ends, the message comes
+    again. Messages from `browse`, and from `get` without a lease, are not held; settling them
+    raises `InvalidValue`.
+    """
 
     __slots__ = ("_generation", "_holder", "_index", "_run", "payload")
 
@@ -87,7 +97,7 @@ class Message:
 
     @property
     def arrived_at(self) -> float:
-        """Seconds since 1970, by the node's clock."""
+        """When the node stored it, in seconds since 1970 by the node's clock."""
         return self._run.arrived_at
 
     @property
@@ -118,22 +128,22 @@ class Message:
 
     @property
     def expires_at(self) -> float | None:
-        """Seconds since 1970; None: it does not say."""
+        """When it expires, in seconds since 1970; `None` if the message itself sets no time."""
         return self._attributes.expires_at
 
     @property
     def deaths(self) -> list[Death]:
-        """Of a dead letter: how it came to be one, the latest last."""
+        """The history of a dead letter, the latest death last; empty for other messages."""
         return self._attributes.deaths or []
 
     @property
     def delivery_count(self) -> int:
-        """How often it was delivered, as far as the node that delivered it knows."""
+        """How often it was delivered, this time included, as far as the node knows."""
         return _of(self._run.deliveries, self._index)
 
     @property
     def redelivered(self) -> bool:
-        """It may have been delivered before; never False when it was."""
+        """Whether it may have been delivered before. `False` is certain."""
         return self._run.redelivered or self.delivery_count > 1
 
     def _held_by(self) -> Holder:
@@ -145,36 +155,55 @@ class Message:
         return self._holder
 
     def held_under(self) -> tuple[Link, int, int, int]:
-        """Connection, queue, consumer and tag by which it is held; LeaseLost: it is not."""
+        """Return transport, queue id, consumer number and tag; `LeaseLost` if it is not held."""
         holder = self._held_by()
         return (*holder.lease_of(self._generation), self._run.tag + self._index)
 
     def ack(self) -> None:
-        """Acknowledge, without waiting: gathered with its neighbours and sent within a turn."""
+        """Acknowledge the message without waiting.
+
+        Acknowledgements are sent in ranges after at most a few milliseconds. If the connection
+        breaks before that, the message comes again. If it is no longer held, a message of a
+        subscription ignores the call, and a message of `get` raises `LeaseLost`.
+        """
         self._held_by().ack_tag(self._run.tag + self._index, self._generation)
 
     async def ack_confirmed(self) -> None:
-        """Acknowledge, and return when it is on disk; LeaseLost if it was no longer ours."""
+        """Acknowledge the message, and return when this is on disk.
+
+        Raise `LeaseLost` if the message was no longer held; it may then be delivered again.
+        """
         tag = self._run.tag + self._index
         await self._held_by().ack_tags(tag, tag, self._generation)
 
     async def ack_through(self) -> None:
-        """Acknowledge this message and everything its consumer was given before it."""
+        """Acknowledge this message and all messages delivered to its consumer before it."""
         await self._held_by().ack_tags(1, self._run.tag + self._index, self._generation)
 
     async def nack(self, *, delay: float | None = None, error: str | None = None) -> None:
-        """It failed: deliver it again, flagged, after `delay` seconds or as the queue backs off.
+        """Return the message as failed, to be delivered again.
 
-        After as many deliveries as the queue allows it goes to the dead letters.
+        Args:
+            delay: seconds until the next delivery; `None` means the delay of the queue's policy.
+            error: a text that is kept with the message.
+
+        The delivery counts as failed. After `deliveries_max` failures the message goes to the dead
+        letters. Raise `LeaseLost` if the connection was lost.
         """
         await self._return(_failed(delay, error))
 
     async def reject(self, *, error: str | None = None) -> None:
-        """It is hopeless: to the dead letters at once."""
+        """Move the message to the dead letters at once, with `error` as the reason.
+
+        Raise `LeaseLost` if the connection was lost.
+        """
         await self._return(Comeback(error=_text_of(error), reject=True))
 
     async def release(self) -> None:
-        """It was not begun: deliver it to somebody else at once; it does not count as failed."""
+        """Return a message that was not begun; it is delivered again at once.
+
+        The delivery does not count as failed. Raise `LeaseLost` if the connection was lost.
+        """
         await self._return(Comeback(unstarted=True))
 
     async def _return(self, how: Comeback) -> None:
@@ -182,13 +211,13 @@ class Message:
         await self._held_by().return_tags(tag, tag, self._generation, how)
 
     async def extend(self, lease: float) -> None:
-        """Hold it for `lease` more seconds from now; LeaseLost if it was no longer ours."""
+        """Extend the lease to `lease` seconds from now; `LeaseLost` if it was not held."""
         tag = self._run.tag + self._index
         await self._held_by().extend_tags(tag, tag, self._generation, lease)
 
 
 class MessageBatch:
-    """Messages that came together."""
+    """Messages that were sent together. It has a length and can be indexed and iterated."""
 
     __slots__ = ("_generation", "_holder", "_run", "payloads")
 
@@ -216,7 +245,7 @@ class MessageBatch:
         return self._run.tag, self._run.tag + len(self.payloads) - 1
 
     def ack(self) -> None:
-        """Acknowledge all of them, without waiting."""
+        """Acknowledge all messages of the batch without waiting."""
         if self._holder is not None:
             first, last = self._tags()
             self._holder.ack_range(first, last, self._generation)  # type: ignore[attr-defined]
@@ -226,7 +255,7 @@ class MessageBatch:
             await self._holder.ack_tags(*self._tags(), self._generation)
 
     async def nack(self, *, delay: float | None = None, error: str | None = None) -> None:
-        """All of them failed."""
+        """Return all messages of the batch as failed; see `Message.nack`."""
         if self._holder is not None:
             how = _failed(delay, error)
             await self._holder.return_tags(*self._tags(), self._generation, how)
@@ -239,7 +268,7 @@ def _failed(delay: float | None, error: str | None) -> Comeback:
 
 
 def _text_of(error: str | None) -> str | None:
-    """A sentence to keep, of bounded length."""
+    """Return an error text of bounded length without NUL; raise `InvalidValue` if it is no text."""
     if error is not None:
         check_text(error)
     return error[:ERROR_LENGTH_MAX].replace("\x00", "") if error else None
@@ -252,8 +281,8 @@ def _of(column: Sequence[int], index: int) -> int:
 def batches_of(
     runs: list[Run], body: memoryview | bytes, holder: Holder | None, generation: int
 ) -> list[MessageBatch]:
-    """Cut the body of a packet into the payloads of its runs."""
-    # One copy frees the receive buffer; slices of bytes are cheaper than of a view.
+    """Split the body of a packet into the payloads of its runs."""
+    # One copy releases the receive buffer. Slices of bytes are cheaper than slices of a view.
     data = bytes(body)
     batches = []
     at = 0

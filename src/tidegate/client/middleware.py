@@ -1,13 +1,13 @@
-"""What stands around every call of a worker's function.
+"""Middleware: code around every call of a worker's function.
 
     @app.middleware
     async def timed(message: tidegate.Message, call_next: tidegate.CallNext) -> object:
         with timer(message.queue):
             return await call_next()
 
-One shape for all: what precedes `call_next` happens before, what follows it after, `try` sees
-failures, and `with` holds a span or a database session open in between. The first one declared is
-the outermost. The message is acknowledged when the outermost has returned.
+Code before `call_next` runs before the function, and code after it runs afterwards. `try` sees
+exceptions, and `with` keeps a span or a database session open during the call. The first middleware
+declared is the outermost. The message is acknowledged after the outermost one returns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Middleware = Callable[[Message, CallNext], Awaitable[Any]]
 async def call_through(
     layers: Sequence[Middleware], message: Message, innermost: CallNext
 ) -> object:
-    """Call the innermost through all layers; what the outermost returns."""
+    """Call `innermost` through all middleware, and return the result of the outermost one."""
     call = innermost
     for layer in reversed(layers):
         call = partial(layer, message, call)

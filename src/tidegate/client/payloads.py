@@ -1,9 +1,9 @@
-"""Payloads as values: bytes, text, or JSON in the form of a type.
+"""Conversion between payloads and values: bytes, text, or JSON of a type.
 
-Strategy: a type becomes a decoder once, when a worker is declared, so a type that cannot be
-decoded is refused there. JSON is msgspec's affair (dataclass, Struct, TypedDict, list, …) unless
-a pydantic model is in the type; pydantic is never imported here, for whoever has such a model has
-imported it.
+Each type gets a decoder when its worker is declared, so a type that cannot be decoded fails there.
+msgspec handles JSON of dataclasses, Structs, TypedDicts, lists and so on. A type that contains a
+pydantic model is handled by pydantic. This module never imports pydantic, since an application with
+such a type has imported it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,21 @@ Decode = Callable[[bytes], Any]
 
 
 class Encoded(NamedTuple):
-    """A value as it travels."""
+    """A payload with its content type."""
 
     payload: bytes
     content_type: str | None
 
 
 class Undecodable(Exception):
-    """These bytes are not of the wanted type, and never will be."""
+    """The payload is not of the wanted type, so a retry would fail, too."""
 
 
 def encoded(value: object) -> Encoded:
-    """Bytes as they are, text as UTF-8, anything else as JSON."""
+    """Encode a value: bytes unchanged, text as UTF-8, anything else as JSON.
+
+    A value that JSON cannot represent raises `InvalidValue`.
+    """
     if isinstance(value, bytes | bytearray | memoryview):
         return Encoded(bytes(value), None)
     if isinstance(value, str):
@@ -53,7 +56,7 @@ def encoded(value: object) -> Encoded:
 
 
 def _plain(value: Any) -> Any:
-    """A pydantic model inside something else."""
+    """Convert a pydantic model inside another value."""
     kind: Any = type(value)
     if _is_pydantic(kind):
         return _pydantic_adapter(kind).dump_python(value, mode="json")
@@ -61,7 +64,7 @@ def _plain(value: Any) -> Any:
 
 
 def decoder_of(wanted: Any) -> Decode:
-    """How payloads become values of a type; InvalidValue when they cannot."""
+    """Return a function that decodes payloads to a type; `InvalidValue` if impossible."""
     if wanted is bytes:
         return bytes
     if wanted is str:
@@ -75,7 +78,7 @@ def decoder_of(wanted: Any) -> Decode:
     except (TypeError, ValueError) as failure:
         raise InvalidValue(f"JSON does not become a {name}: {failure}") from None
     if unknown:
-        # msgspec would find out message by message.
+        # msgspec itself would fail only when a message is decoded.
         raise InvalidValue(
             f"JSON does not become a {name}, for nobody knows how {unknown.pop()} is written: use "
             "dataclasses, TypedDicts, msgspec or pydantic models, lists, dicts and the like"
@@ -84,16 +87,16 @@ def decoder_of(wanted: Any) -> Decode:
     def from_json(payload: bytes) -> Any:
         try:
             return decode(payload)
-        except Exception as failure:  # a model's own checks raise what they like
+        except Exception as failure:  # the checks of a model may raise any exception
             raise Undecodable(f"the payload is no {name}: {failure}") from failure
 
     return from_json
 
 
 def _unknown_in(info: object, seen: set[int]) -> set[str]:
-    """Types within a type that JSON has no form for."""
+    """Return the names of types within a type that JSON cannot represent."""
     if id(info) in seen:
-        return set()  # a type that holds itself
+        return set()  # a recursive type
     seen.add(id(info))
     if isinstance(info, msgspec.inspect.CustomType):
         return {getattr(info.cls, "__name__", str(info.cls))}
@@ -117,7 +120,7 @@ def _is_pydantic(wanted: Any) -> bool:
 
 
 def _mentions_pydantic(wanted: Any) -> bool:
-    """A model, or a list, union, … of them."""
+    """Return whether a type is or contains a pydantic model."""
     return _is_pydantic(wanted) or any(_mentions_pydantic(part) for part in get_args(wanted))
 
 
@@ -134,7 +137,7 @@ def _pydantic_decoder(wanted: Any, name: str) -> Decode:
         try:
             return validate(payload)
         except invalid as failure:
-            # Its own text quotes the payload, which has no business in logs.
+            # pydantic's own text quotes the payload, which must not get into logs.
             found = failure.errors(include_url=False, include_input=False, include_context=False)
             faults = "; ".join(
                 f"{one['msg']} at {'.'.join(map(str, one['loc'])) or 'the top'}" for one in found

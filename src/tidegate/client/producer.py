@@ -97,8 +97,7 @@ class Producer:
     async def put_many(
         self, payloads: Iterable[bytes], *, priority: int = PRIORITY_DEFAULT
     ) -> list[int]:
-        """Put many messages in as few batches as possible; return their ids once all are on disk.
-        """
+        """Put many messages in few batches; return their ids once all are on disk."""
         chosen = [checked_payload(payload) for payload in payloads]
         checked_options({"priority": priority})
         if not chosen:

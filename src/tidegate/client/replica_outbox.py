@@ -60,8 +60,7 @@ class ReplicaOutbox(Outbox):
         return not (self._payloads or self._in_flight or self._resend or self._fates)
 
     def is_stalled(self, now: float) -> bool:
-        """Return whether it has had batches in flight for longer than `STALL_S` without an answer.
-        """
+        """Return whether batches in flight have had no answer for longer than `STALL_S`."""
         return bool(self._in_flight) and now - self._answered_at > STALL_S
 
     def _send(self, batch: Batch) -> None:

@@ -1,16 +1,30 @@
-"""A worker at work: takes messages, has as many in hand as it may, and settles each one.
+"""The runner of one worker: takes messages of a queue, calls the handler, and settles each message.
 
-Strategy: a message is taken only when a slot is free, so what was not begun still lies in the
-subscription and can be given back as untouched. Each message is a task; what its function returns
-or raises decides what becomes of it:
+Theory of operation. A `WorkerRunner` subscribes to one queue. It takes a message from the
+subscription only when one of its `concurrency` slots is free. So all messages that are not begun
+are still in the subscription, and `drain` can return them as never delivered. Each taken message is
+handled by a task of its own. The result of the handler settles the message:
 
-    returned            a reply if one is asked for, then the ack
-    Reject              to the dead letters
-    Retry(after=30)     again in 30 seconds
-    anything else       again, as the queue backs off
-    cut off at the end  again, at once
+    returns              send a reply if one is asked for, then acknowledge
+    Reject               move to the dead letters
+    Retry(after=30)      deliver again in 30 seconds
+    another exception    deliver again, with the delay of the queue's policy
+    stopped at shutdown  deliver again at once
 
-A shift survives outages of any length; it ends when told to, or when its queue is gone.
+The reply is stored before the request is acknowledged. So a crash may repeat a reply, and never
+loses one.
+
+Outages: when the subscription raises `RetryLater`, the runner subscribes again every second, for
+any length of time. It gives up on other errors, such as a deleted queue.
+
+Shutdown: `GracefulShutdown` is shared by all runners of an app.
+
+- asked: each runner stops taking, returns untouched messages, and waits for its running tasks.
+- over (after `drain_s`, or when asked twice): each runner cancels its running tasks and returns
+  their messages. After 2 s it ends in any case. Messages of tasks that ignore the cancellation
+  return with the subscription. Threads cannot be cancelled and end with the process.
+
+A runner that ends for any reason begins the shutdown of the others.
 """
 
 from __future__ import annotations
@@ -34,13 +48,13 @@ from tidegate.core.prefetch import PrefetchGoal
 log = logging.getLogger(__name__)
 
 _OUTAGE_S = 1.0
-# How long what was cut off may take to clean up.
+# How long cancelled handlers may take to clean up, in seconds.
 _CUT_OFF_S = 2.0
 CUT_OFF = "the worker was stopped before it had finished"
 
 
 class Shift:
-    """One queue, served until `closing` says otherwise."""
+    """Runs a handler for every message of one queue until it is asked to stop."""
 
     def __init__(
         self,
@@ -65,9 +79,9 @@ class Shift:
         self._in_outage = False
         self._finished = False
         self.subscribed = asyncio.Event()
-        # While there is one: for those who look at it or steer it.
+        # `None` during an outage. For `App.subscription` and the automatic prefetch.
         self.subscription: EngineSubscription | None = None
-        # Of a prefetch that has a goal.
+        # Set if the prefetch has a goal.
         self._handling: Handling | None = None
         self._steered: SteeredPrefetch | None = None
         if goal is not None:
@@ -82,7 +96,7 @@ class Shift:
             )
 
     async def run(self) -> None:
-        """Work until the closing is asked for and everything begun has ended."""
+        """Handle messages until the shutdown is asked for and all begun handlers have ended."""
         try:
             while not self._closing.asked.is_set():
                 try:
@@ -92,7 +106,7 @@ class Shift:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._closing.asked.wait(), _OUTAGE_S)
         finally:
-            # Whoever cannot go on takes the others along, in good order.
+            # A runner that cannot continue ends the other runners of the app, in an orderly way.
             self._closing.begin()
             await self._finish()
 
@@ -104,7 +118,7 @@ class Shift:
 
     async def _work(self) -> None:
         if self._steered is not None:
-            # After an outage it goes on where it was.
+            # After an outage, start with the prefetch that the loop had reached.
             self._prefetch = self._steered.steering.tick()
         subscription = self._client.subscribe(self._queue, prefetch=self._prefetch)
         async with subscription:
@@ -128,7 +142,7 @@ class Shift:
                 await subscription.drain()
                 await self._finish()
             else:
-                await taking  # it failed: raise that
+                await taking  # it failed: raise its error
 
     async def _steer(self, subscription: EngineSubscription) -> None:
         if self._steered is None:
@@ -136,7 +150,7 @@ class Shift:
         try:
             await self._steered.run(subscription)
         except Exception:
-            # Messages are worth more than their pace.
+            # A failed prefetch loop must not stop the handling of messages.
             log.exception("the prefetch stays as it is", extra={"queue": self._queue})
 
     async def _take(self, subscription: EngineSubscription) -> None:
@@ -145,7 +159,7 @@ class Shift:
             while len(self._running) >= self._concurrency:
                 self._slot_freed.clear()
                 await self._slot_freed.wait()
-            # Cancelled here it has taken nothing; from here to the task nothing waits.
+            # A cancellation here loses no message. There is no await between here and the new task.
             message = await anext(stream)
             task = asyncio.get_running_loop().create_task(self._handle(message))
             self._running.add(task)
@@ -162,7 +176,7 @@ class Shift:
             log.error("a message was not settled", exc_info=failure, extra={"queue": self._queue})
 
     async def _finish(self) -> None:
-        """Wait for what runs; at the deadline cut it off."""
+        """Wait for running handlers; cancel them when the shutdown is over."""
         if not self._running or self._finished:
             return
         ended = asyncio.ensure_future(asyncio.wait(set(self._running)))
@@ -177,17 +191,17 @@ class Shift:
         self._closing.has_cut_off = True
         for task in self._running:
             task.cancel()
-        # Who does not listen to that loses its message with the subscription.
+        # A handler that ignores the cancellation loses its message when the subscription closes.
         await asyncio.wait({ended}, timeout=_CUT_OFF_S)
 
-    # One message
+    # Handling one message
 
     async def _handle(self, message: EngineMessage) -> None:
         try:
             settle = await self._outcome(message)
         except asyncio.CancelledError as cancelled:
             if self._closing.over.is_set():
-                # Not its fault: at once, to somebody who has the time.
+                # The handler did not fail. Deliver the message at once to another worker.
                 settle = message.nack(delay=0.0, error=CUT_OFF)
             else:
                 settle = message.nack(error=error_text(cancelled))
@@ -197,18 +211,18 @@ class Shift:
         try:
             await settle
         except TidegateError as lost:
-            # With its connection, or its lease: it comes again by itself.
+            # Its connection or lease is lost, so the message comes again anyway.
             log.info(
                 "a message had gone back already",
                 extra={**self._about(message), "reason": str(lost)},
             )
 
     async def _outcome(self, message: EngineMessage) -> Awaitable[None] | None:
-        """Call the function; how to give the message back, None when it is done."""
+        """Call the handler; return how to return the message, or `None` to acknowledge it."""
         try:
             result = await self._call(message)
             if result is not None and message.context is not None:
-                # Before the ack: a reply may come twice, but not never.
+                # Reply before the acknowledgement: a reply may come twice, but must not get lost.
                 answer = encoded(result)
                 await self._client.reply(message, answer.payload, content_type=answer.content_type)
         except Reject as hopeless:
@@ -220,7 +234,8 @@ class Shift:
         except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:
-            # A panic of a library is no Exception, and yet no reason to hold the message for ever.
+            # Some libraries raise panics that are no `Exception`. Return the message for them, too;
+            # otherwise it would be held for ever.
             self._tell("a message failed", message, error, traceback=True)
             return message.nack(error=error_text(error))
         return None
@@ -240,14 +255,14 @@ class Shift:
 
 
 def _tell_doubts(goal: PrefetchGoal, queue: str, engine: str) -> None:
-    """A model of something else may serve well, and may not."""
+    """Log a warning if the goal's model was measured on another queue or engine."""
     doubts = "" if goal.model is None else goal.model.doubts(queue, engine)
     if doubts:
         log.warning("a model of something else", extra={"queue": queue, "reason": doubts})
 
 
 async def _first_of(task: asyncio.Future[Any], event: asyncio.Event) -> None:
-    """Wait until a task has ended or an event has come."""
+    """Wait until a task has ended or an event is set."""
     async with _cancelled_at_the_end(event.wait()) as coming:
         await asyncio.wait({task, coming}, return_when=asyncio.FIRST_COMPLETED)
 
@@ -261,4 +276,4 @@ async def _cancelled_at_the_end(work: Any) -> AsyncIterator[asyncio.Task[Any]]:
         task.cancel()
         await asyncio.wait({task})
         if not task.cancelled():
-            task.exception()  # seen, whether anybody raises it or not
+            task.exception()  # mark the exception as seen, so that asyncio does not log it

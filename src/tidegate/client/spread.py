@@ -359,8 +359,7 @@ class Spread:
             self._choose()
 
     def _empty(self, outbox: ReplicaOutbox) -> None:
-        """Give the waiting messages of a replica to others, except batches that it may have stored.
-        """
+        """Give a replica's waiting messages to others, except batches it may have stored."""
         refused, unsent = outbox.give_refused(), outbox.give_unsent()
         for batch in refused:
             self._outbox_of(self._splitter.next()).adopt(batch)
@@ -376,8 +375,7 @@ class Spread:
         return True
 
     def find_room(self, outbox: ReplicaOutbox, batch: Batch) -> bool:
-        """Offer a batch to a replica that has not refused it yet; return `False` if all are full.
-        """
+        """Offer a batch to a replica that has not refused it; return `False` if all are full."""
         queue_id = batch.packet.queue_id
         batch.full_at += (queue_id,)
         if queue_id not in self._full:
@@ -434,8 +432,7 @@ class Spread:
             self._ready.set_exception(error)
 
     def _not_joined(self, error: TidegateError) -> None:
-        """Handle a refused join: the queue is deleted or plain now, or this client may not write.
-        """
+        """Handle a refused join: the queue is deleted or plain, or access is denied."""
         self.client.forget_outbox(self, error)
         if not isinstance(error, QueueNotExisting | NotOwner):
             self.fail(error)

@@ -1,13 +1,15 @@
-"""A worker's prefetch that sets itself, on any engine.
+"""Automatic prefetch of a worker, on any engine.
 
-    steered = SteeredPrefetch("orders", PrefetchGoal(rate_per_s=400.0), start=10)
-    await steered.run(subscription)        until cancelled; again with the next subscription
+    prefetch = AutomaticPrefetch("orders", PrefetchGoal(rate_per_s=400.0), start=10)
+    await prefetch.run(subscription)        until cancelled; again with the next subscription
 
-Strategy: several ticks a sample set the whole numbers whose mean is the controller's level, and at
-each sample's end what arrived, was handled and lay here meanwhile goes to PrefetchSteering. It
-measures at the consumer itself, since nobody knows its arrivals better. While the subscription is
-broken nothing is measured: the loop holds, falls back when that lasts, and goes on without a bump.
-A new prefetch that has not come through yet is waited for, and no second one sent after it.
+A sample is divided into ticks. At each tick the prefetch is set to a whole number, so that the mean
+over the sample is the controller's level. At the end of the sample the controller gets what
+arrived, what was handled, and what was held meanwhile. All of it is measured at the consumer.
+
+While the subscription is broken, nothing is measured. The loop then keeps its prefetch, uses the
+fallback if the outage lasts, and continues without a jump. A change of prefetch that has not been
+confirmed is waited for before the next one is sent.
 """
 
 from __future__ import annotations
@@ -31,30 +33,30 @@ from tidegate.laws.prefetch_steering import PrefetchSteering
 log = logging.getLogger(__name__)
 
 TICKS = 20
-# Where each change costs a resubscription.
+# Ticks per sample where each change costs a new subscription.
 TICKS_COSTLY = 2
 TICK_S_MIN = 0.02
-# Of a sample, how long we wait to hear whether the queue has anything.
+# The part of a sample for which the loop waits for the number of waiting messages.
 ASKED_FOR = 0.5
-# What goes on is told again so seldom.
+# The least time between two log entries about an unchanged condition, in seconds.
 TOLD_AGAIN_S = 60.0
 
 
 class PrefetchStep(NamedTuple):
-    """One step of a worker's loop, for whoever listens."""
+    """One control step of a worker's prefetch, as passed to `App.on_prefetch_step`."""
 
     queue: str
     goal: PrefetchGoal
-    # In use; None: nothing is known yet.
+    # The model in use; `None` if there is none yet.
     model: PrefetchModel | None
-    # None: it was lost.
+    # `None` if the measurement was lost.
     sample: ConsumerSample | None
     step: ControlStep
-    # As set by now.
+    # The prefetch after this step.
     prefetch: int
 
     def explained(self) -> Decision:
-        """In the words of every loop."""
+        """Return the step as a `Decision`, the form that all control loops use."""
         return explained(self.step, self.goal, self.model, service=self.queue, output=self.prefetch)
 
 
@@ -68,7 +70,7 @@ class _Reading(NamedTuple):
 
 
 class SteeredPrefetch:
-    """The loop of one consumer; it outlives the subscriptions that it steers."""
+    """The prefetch loop of one consumer; it survives the subscriptions that it controls."""
 
     def __init__(
         self,
@@ -87,13 +89,13 @@ class SteeredPrefetch:
         self._on_step = on_step
         self._clock = clock or asyncio.get_running_loop().time
         self._setting: asyncio.Task[None] | None = None
-        # Of the sample under way:
+        # Of the current sample:
         self._since = _Reading(0.0, 0, None)
         self._ticked_at = 0.0
         self._prefetch_s = 0.0
         self._held_s = 0.0
         self._was_broken = False
-        # What was told last, and when.
+        # What was logged last, and when.
         self._told: tuple[Mode, Saturation, bool] | None = None
         self._told_at = -math.inf
 
@@ -102,7 +104,7 @@ class SteeredPrefetch:
         return self.steering.goal
 
     async def run(self, subscription: EngineSubscription) -> None:
-        """Steer this subscription until cancelled."""
+        """Control the prefetch of this subscription until cancelled."""
         self._begin_sample(subscription)
         try:
             while True:
@@ -136,7 +138,7 @@ class SteeredPrefetch:
         )
 
     async def sense(self, subscription: EngineSubscription) -> ConsumerSample | None:
-        """What was measured since the sample began; None: nothing that counts."""
+        """Return the measurement since the sample began; `None` if the subscription was broken."""
         self._count(subscription)
         before, now = self._since, self._read(subscription)
         interval_s = now.at - before.at
@@ -159,14 +161,18 @@ class SteeredPrefetch:
         )
 
     async def _is_starved(self, subscription: EngineSubscription, arrived: int) -> bool:
-        """Whether the queue has nothing for us; where nobody can tell, nothing came of it."""
+        """Return whether the queue has no messages for this consumer.
+
+        If the broker does not know, the queue counts as empty when no message has arrived.
+        """
         if subscription.held:
             return False
         waiting: int | None = None
         with contextlib.suppress(TidegateError, TimeoutError):
             async with asyncio.timeout(ASKED_FOR * self.goal.sample_s):
                 waiting = await subscription.waiting()
-        # More prefetch brings nothing out of a queue that gives nothing, whatever waits in it.
+        # A higher prefetch gets nothing from a queue that delivers nothing, even if messages wait
+        # in it.
         return not arrived if waiting is None else waiting == 0
 
     # Ticks
@@ -186,7 +192,7 @@ class SteeredPrefetch:
         try:
             await subscription.set_prefetch(prefetch)
         except TidegateError as failure:
-            # Whoever takes messages hears it too, and knows what to do about it.
+            # The task that takes messages gets the same error and handles it.
             self._was_broken = True
             log.debug("a prefetch was not set: %s", failure, extra={"queue": self.queue})
 
@@ -201,14 +207,14 @@ class SteeredPrefetch:
         return _Reading(self._clock(), subscription.delivered, handled)
 
     def _count(self, subscription: EngineSubscription) -> None:
-        """What was set and lay here since the last tick."""
+        """Add the prefetch and the held messages since the last tick to the sample."""
         now = self._clock()
         lasted_s, self._ticked_at = now - self._ticked_at, now
         self._prefetch_s += lasted_s * subscription.prefetch
         self._held_s += lasted_s * subscription.held
         self._was_broken = self._was_broken or not subscription.is_live
 
-    # Telling
+    # Reporting
 
     def _tell(self, told: PrefetchStep) -> None:
         if self._on_step is not None:

@@ -1,10 +1,32 @@
-"""A subscription: messages pushed by a node, wherever the queue's messages are.
+"""A subscription: messages of one queue, pushed by the node that owns it.
 
-It stands on a leg: a consumer at one queue, on one connection. When the connection breaks or the
-queue changes its owner, it gets another one. Of a logical queue it stands at the replica that it
-was elected onto; told to go over to another, it subscribes there first and leaves this one: see
-footing.py. What is addressed to the client is fetched at its home: see at_home.py. What has arrived
-lies in its inbox. Whoever iterates notices nothing of all this.
+Theory of operation. A `Subscription` receives through `RemoteConsumer`s, which are registered at a
+queue over one transport. All of them deliver into one `ReceiveBuffer`, from which the application
+iterates. Consumers may fail and be replaced while the application iterates.
+
+Its consumers are:
+
+- the current consumer, registered at the queue, or at the assigned replica of a logical queue.
+  There is none while the subscription is looking for a node or replica.
+- retiring consumers, at former replicas. They receive no more and end when the application has
+  settled the last message of theirs; see `ConsumerSet`.
+- the addressed consumer, at the replica that holds messages for this client's id, if that is
+  another replica; see `AddressedReads`.
+
+On failures:
+
+- The transport fails: all consumers are lost. The node has returned their messages to the queue,
+  and messages still in the buffer are dropped. Acknowledgements of lost messages are ignored. After
+  the reconnect the subscription registers again.
+- The owner of the queue changes, or a replica is deleted: the node ends the consumer. The
+  subscription registers at the new owner, or joins the logical queue again and gets another
+  replica.
+- A registration is refused with `RetryLater`: it is retried, with a delay from 0.02 s to 1 s.
+- A plain queue becomes a logical queue, or the reverse: the subscription looks the queue up and
+  joins it, or registers at it directly.
+- The queue is deleted, or access is denied: iterating raises the error.
+
+The leases of held messages are renewed at a third of their length, so two renewals may fail.
 """
 
 from __future__ import annotations
@@ -44,12 +66,16 @@ log = logging.getLogger(__name__)
 
 _BACKOFF_FIRST_S = 0.02
 _BACKOFF_MAX_S = 1.0
-# How long we hold still, when a logical queue has no replica for us, before we ask again.
+# How long to wait for a replica of a logical queue before joining again, in seconds.
 _NOWHERE_S = 1.0
 
 
 class Subscription:
-    """Use with `async with`, then iterate."""
+    """Messages of one queue, pushed by the node. Use it with `async with`, then iterate.
+
+    Several tasks may iterate over one subscription; each message goes to one of them. Leaving the
+    block returns unsettled messages to the queue, which does not count as a failed delivery.
+    """
 
     def __init__(
         self,
@@ -66,12 +92,12 @@ class Subscription:
         self._client = client
         self._named = queue
         self.queue = str(queue)
-        # By this number it joins a logical queue, and begins to consume.
+        # Its number in the membership, and of its first consumer.
         self._member = consumer
         self.consumer = consumer
         self.prefetch = prefetch
         self.automatic = automatic
-        # How often it has lost what it stood on.
+        # How often the current consumer was lost.
         self.interruptions = 0
         self._wanted = wanted
         self._is_bound = is_bound
@@ -87,14 +113,14 @@ class Subscription:
             on_ended=self._ended,
             on_prefetch=self._prefetch_changed,
         )
-        # What is addressed to us, while our leg is elsewhere.
+        # Receives messages that are addressed to this client and held by another replica.
         self._at_home = AtHome(self, self._footing)
         self._drained = False
         self._subscribing = False
         self._placed = asyncio.Event()
         self._renewal: asyncio.Task[None] | None = None
 
-    # Coming and going
+    # Opening and closing
 
     async def __aenter__(self) -> Subscription:
         self._queue_id = await self._client.queue_id(self._named)
@@ -106,7 +132,7 @@ class Subscription:
             if self._target():
                 await self._subscribe()
             else:
-                # Where there is nobody yet to subscribe to, iterating waits.
+                # A logical queue without a replica: iterating waits for the first one.
                 self._subscribe_behind()
         except BaseException:
             self._inbox.is_open = False
@@ -131,12 +157,12 @@ class Subscription:
             await self._membership.leave()
 
     async def _join(self) -> None:
-        """Come to a logical queue, and hear where we are to be."""
+        """Join the logical queue, and wait for the answer with the assigned replica, if any."""
         joined = asyncio.get_running_loop().create_future()
 
         def refused(error: TidegateError) -> None:
             if isinstance(error, NotOwner):
-                # A plain queue, by now: it is consumed from as such.
+                # The queue is plain by now: consume from it directly.
                 self._client.drop_membership(self._membership)
                 self._membership = None
                 news()
@@ -164,23 +190,26 @@ class Subscription:
         await joined
 
     def _legs(self) -> list[Leg]:
-        """All that hold something, or may."""
+        """Return all consumers that may hold messages."""
         legs = (self._footing.leg, self._at_home.leg, *self._footing.leaving)
         return [leg for leg in legs if leg is not None]
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run something for as long as the client lives."""
+        """Run a coroutine as a task that is cancelled when the client closes."""
         self._client.spawn(work)
 
     def wants_more(self) -> bool:
         return self._inbox.is_open and not self._drained
 
     def _target(self) -> int:
-        """The queue to consume from; 0: none yet."""
+        """Return the id of the queue to consume from; 0 if no replica is assigned."""
         return self._queue_id if self._membership is None else self._membership.replica_id
 
     def home_id(self) -> int:
-        """The queue to have a second leg at, for what is addressed to us; 0: none."""
+        """Return the id of the replica for an addressed consumer; 0 if none is needed.
+
+        None is needed if the current consumer is registered at that replica, or after `drain`.
+        """
         topology = None if self._membership is None else self._membership.topology
         if topology is None or not self.wants_more():
             return 0
@@ -189,24 +218,24 @@ class Subscription:
         return 0 if place is None or place.queue_id == self._target() else place.queue_id
 
     def join_again(self) -> None:
-        """What we know of the logical queue may hold no longer."""
+        """Refresh the membership, since the known topology may be out of date."""
         if self._membership is not None:
             self._membership.join_again()
 
     @property
     def replica(self) -> int | None:
-        """The number of the replica that it is at; None: the queue is a plain one, or has none."""
+        """The number of the assigned replica; `None` for a plain queue, or if none is assigned."""
         place = None if self._membership is None else self._membership.place
         return None if place is None else place.number
 
     @property
     def address(self) -> str | None:
-        """Of the node that serves that replica."""
+        """The address of the node that serves the assigned replica; `None` if there is none."""
         place = None if self._membership is None else self._membership.place
         return None if place is None else place.address
 
     async def _subscribe(self) -> None:
-        """Stand on a leg at where we are to be, as often as it takes; one at a time."""
+        """Register a consumer at the target, with retries; only one task does so at a time."""
         backoff_s = _BACKOFF_FIRST_S
         self._subscribing = True
         leg: Leg | None = None
@@ -235,7 +264,8 @@ class Subscription:
                     backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
                     continue
                 except UniqueConstraint:
-                    # The end that we heard was an older one's: what stands there is ours.
+                    # The node still has a consumer of this number, since the end that arrived was
+                    # that of an older one. Remove it and register again.
                     self.lose(leg)
                     await leg.unsubscribe()
                     continue
@@ -261,11 +291,11 @@ class Subscription:
             self._membership.join_again()
 
     async def _refused(self, refusal: TidegateError) -> None:
-        """Where we want to be, nobody serves us now."""
+        """Handle a refused registration: join again, or check if the queue has become logical."""
         if self._membership is not None:
             self._membership.join_again(elsewhere=not self._is_bound)
         elif isinstance(refusal, NotOwner):
-            # It may have become a logical queue, from which nobody consumes.
+            # The queue may have become a logical queue, whose alias serves no consumers.
             info = await self._client.queue(self._named)
             if info.elastic:
                 self._queue_id = info.queue_id
@@ -274,7 +304,7 @@ class Subscription:
     async def _new_leg(self, queue_id: int) -> Leg:
         link = await self._client.connected()
         if self._membership is not None:
-            # By the number that the owner of the alias knows, unless a former leg still has it.
+            # Use the number of the membership, unless a retiring consumer still has it.
             taken = self._client.has_leg(self._member)
             self.consumer = self._client.next_consumer() if taken else self._member
         elif self._footing.leg is not None:
@@ -282,19 +312,19 @@ class Subscription:
         return self._footing.new_leg(queue_id, self.consumer, link, self.prefetch)
 
     async def new_leg_at_home(self, queue_id: int, prefetch: int) -> Leg:
-        """One that gets only what is addressed to us."""
+        """Make a consumer that receives only messages addressed to this client."""
         link = await self._client.connected()
         number = self._client.next_consumer()
         return self._footing.new_leg(queue_id, number, link, prefetch, mine_only=True)
 
     def lose(self, leg: Leg) -> None:
-        """What it held has gone back."""
+        """Discard a consumer, whose messages the node has returned to the queue."""
         self.interruptions += leg is self._footing.leg
         self._footing.lose(leg)
         self._at_home.lost(leg)
 
     def resubscribe(self, queue_id: int | None = None) -> None:
-        """The client has a new connection, or the queue was made anew."""
+        """Register again after a reconnect, or when the queue was created again as `queue_id`."""
         if not self._inbox.is_open:
             return
         self._queue_id = queue_id or self._queue_id
@@ -305,7 +335,7 @@ class Subscription:
         self._at_home.look()
 
     def _subscribe_behind(self) -> None:
-        """Subscribe while others iterate; whoever is at it meets what is new by itself."""
+        """Register in a task; if one is running, it notices the new target by itself."""
         self._placed.set()
         if self._subscribing or self._drained or not self._inbox.is_open:
             return
@@ -320,10 +350,10 @@ class Subscription:
         self._client.spawn(again())
 
     def _place_changed(self) -> None:
-        """Where we are to be is known, or has changed."""
+        """Move to the assigned replica, which was just assigned or has changed."""
         target = self._target()
         if target and (self._footing.leg is None or self._footing.leg.queue_id != target):
-            # On entering, whoever enters subscribes.
+            # While the block is being entered, `__aenter__` registers the consumer itself.
             if self._renewal is not None:
                 self._subscribe_behind()
             self._placed.set()
@@ -333,7 +363,7 @@ class Subscription:
     def fail(self, error: TidegateError) -> None:
         self._inbox.fail(error)
 
-    # Pushes
+    # Pushes from the node
 
     def _ended(self, leg: Leg, packet: ConsumerEnded) -> None:
         error = from_code(packet.code, packet.text)
@@ -357,38 +387,42 @@ class Subscription:
         if leg is self._footing.leg:
             self.prefetch = prefetch
 
-    # Taking
+    # Iterating
 
     @property
     def held(self) -> int:
-        """Messages that lie here, not yet taken by anybody."""
+        """Messages received but not yet taken by the application."""
         return self._inbox.held
 
     @property
     def delivered(self) -> int:
-        """Messages that have come to it since it began."""
+        """Messages received since the subscription began."""
         return self._inbox.delivered
 
     async def waiting(self) -> int | None:
-        """Messages that are ready to be delivered where we stand; None: not known."""
+        """Return the number of messages ready at the queue or replica; `None` if not known."""
         return None if self._footing.leg is None else await self._footing.leg.waiting()
 
     @property
     def is_live(self) -> bool:
-        """Whether messages can come now."""
+        """Whether messages can arrive now."""
         return self._footing.leg is not None and self._footing.leg.is_connected
 
     @property
     def is_prefetch_costly(self) -> bool:
-        """No: credit is a word to the node."""
+        """False: a change of prefetch costs one small packet."""
         return False
 
     def batches(self) -> AsyncIterator[MessageBatch]:
-        """Messages as they come together."""
+        """Iterate over batches of messages as the node sent them."""
         return self._inbox.batches()
 
     def __aiter__(self) -> AsyncIterator[Message]:
-        """Message by message; several tasks may share a subscription, and go on after a break."""
+        """Iterate over messages.
+
+        Several tasks may iterate over one subscription. An iteration that was left may be
+        continued.
+        """
         return self._inbox.messages()
 
     async def run(
@@ -397,7 +431,11 @@ class Subscription:
         *,
         on_error: Callable[[Message, Exception], Any] | None = None,
     ) -> None:
-        """Call the handler for each message: acked when it returns, given back when it raises."""
+        """Call `handler` for each message until cancelled, one message at a time.
+
+        A message is acknowledged when the handler returns, and returned to the queue as failed when
+        it raises. `on_error` is called after that; without it, the traceback is logged.
+        """
         handler = tracing.traced_handler(handler)
         async for message in self:
             try:
@@ -409,7 +447,7 @@ class Subscription:
                     exc_info=on_error is None,
                 )
                 if not self.automatic:
-                    # Lost with its connection, it goes back by itself.
+                    # If the lease was lost, the message comes again anyway.
                     with contextlib.suppress(LeaseLost):
                         await message.nack(error=error_text(error))
                 if on_error is not None:
@@ -418,10 +456,10 @@ class Subscription:
                 if not self.automatic:
                     message.ack()
 
-    # Steering
+    # Controlling deliveries
 
     async def set_prefetch(self, prefetch: int) -> None:
-        """Change how many messages may be on their way to us or in our hands."""
+        """Change how many unacknowledged messages this subscription may have."""
         check_count("prefetch", prefetch)
         await self._client.connected()
         if self._footing.leg is not None:
@@ -430,22 +468,24 @@ class Subscription:
         await self._at_home.set_prefetch()
 
     async def drain(self) -> None:
-        """Take no more: what was not yet looked at goes back, as if it had never been delivered.
+        """Stop receiving, and return messages that the application has not taken.
 
-        What was taken stays ours, to be settled as usual.
+        The returned messages count as never delivered. Messages that were taken stay held, and are
+        settled as usual.
         """
         self._drained = True
         self._placed.set()
         for leg in (self._footing.leg, self._at_home.leg):
             if leg is None or not leg.is_connected:
-                continue  # what we had went back with the connection
-            # If it fails, the connection or the queue is gone, and everything has gone back.
+                continue  # the node has returned its messages when the transport failed
+            # An error means that the transport or the queue is gone, and its messages were
+            # returned.
             with contextlib.suppress(TidegateError):
                 await leg.withdraw_credit()
                 await leg.give_back(self._inbox.untouched(leg))
 
     async def _renew(self) -> None:
-        """A third of the lease: two may be lost."""
+        """Renew the leases at a third of their length, so that two renewals may fail."""
         while True:
             legs = [leg for leg in (self._footing.leg, self._at_home.leg) if leg is not None]
             await asyncio.sleep(min([60.0, *(leg.lease_s for leg in legs)]) / 3)

@@ -1,8 +1,8 @@
-"""Threads for functions that block, as many as may run at once.
+"""Threads for handlers that are not async, up to a maximum number.
 
-The standard library's pool joins its threads when the process ends, so that one hanging function
-would keep a worker from ever stopping. These are daemons: what they do at the deadline is cut off
-with the process, and its message has gone back by then.
+The standard library's pool joins its threads when the process ends, so one hanging handler would
+keep a worker from stopping. These threads are daemons: they end with the process. The messages of
+handlers that still run have gone back to their queues by then.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 
 class Threads(Executor):
-    """Started when first needed."""
+    """An executor that starts threads when they are first needed."""
 
     def __init__(self, name: str, count_max: int) -> None:
         self._name = name
@@ -28,7 +28,7 @@ class Threads(Executor):
         self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """Call a function in a thread, with our context variables, and wait for it."""
+        """Call a function in a thread with the caller's context variables; return its result."""
         with_context = partial(contextvars.copy_context().run, function)
         return await asyncio.get_running_loop().run_in_executor(self, with_context)
 
@@ -48,7 +48,8 @@ class Threads(Executor):
                 try:
                     result = call()
                 except (StopIteration, SystemExit, KeyboardInterrupt, GeneratorExit) as error:
-                    # To the loop these are orders to itself; here a job has failed, no more.
+                    # These exceptions would stop the event loop that receives them, though only a
+                    # job has failed.
                     failure = RuntimeError(f"{type(error).__name__}: {error}")
                     failure.__cause__ = error
                     future.set_exception(failure)
@@ -56,11 +57,11 @@ class Threads(Executor):
                     future.set_exception(error)
                 else:
                     future.set_result(result)
-            # Held while idle, they would keep what the message was made of alive.
+            # An idle thread must not keep the message and its arguments in memory.
             del job, future, call
             self._idle.release()
 
     def end(self) -> None:
-        """Those that are idle end now, the others with their job."""
+        """End idle threads now, and busy ones after their job."""
         for _ in range(self._count):
             self._jobs.put(None)

@@ -106,8 +106,7 @@ class TopicCalls(PutCalls):
     async def publish_many(
         self, topic: str, payloads: Iterable[bytes], **options: Unpack[PutOptions]
     ) -> list[int]:
-        """Publish many messages with the same options; return the number of subscriptions of each.
-        """
+        """Publish many messages with the same options; return each one's subscription count."""
         return await asyncio.gather(
             *(self.publish(topic, payload, **options) for payload in payloads)
         )

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class TopicOutbox(Outbox):
-    """Collects and sends publications; a future's result is the number of matching subscriptions.
+    """Collects and sends publications to a topic.
+
+    The result of a future is the number of matching subscriptions.
     """
 
     __slots__ = ()

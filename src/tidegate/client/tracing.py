@@ -1,14 +1,14 @@
-"""Traces: OpenTelemetry spans of puts and handlers, when the application is traced.
+"""OpenTelemetry spans of puts and handlers.
 
-    put      →  span "publish orders", its context in the message's headers (W3C: `traceparent`,
-                `tracestate`); it ends with the confirmation
-    handler  →  span "process orders", child of the one that put the message, and linked to it
+    put      →  span "publish orders", whose context goes into the message's headers (W3C:
+                `traceparent`, `tracestate`); it ends with the confirmation
+    handler  →  span "process orders", child of the put's span, and linked to it
 
-Nothing is imported, and a put takes not one instruction more, unless the application has set a
-tracer provider (`opentelemetry.trace.set_tracer_provider`) before it makes its client: who has not
-imported OpenTelemetry cannot have set one. Names and attributes are those of OpenTelemetry's
-messaging conventions. The extra `tidegate[otel]` brings the API; which SDK is for the application
-to choose.
+Without a tracer provider, nothing is imported and a put costs no extra instruction. The application
+sets one with `opentelemetry.trace.set_tracer_provider` before it creates its client. So if the
+application has not imported OpenTelemetry, there is none. Names and attributes follow
+OpenTelemetry's messaging conventions. The extra `tidegate[otel]` installs the API; the application
+chooses the SDK.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 
 class Traceable(Protocol):
-    """What a span is about: a message, of either client."""
+    """A message of either client, as needed for a span."""
 
     @property
     def queue(self) -> str: ...
@@ -44,7 +44,7 @@ class Traceable(Protocol):
 
 
 class Putting(Protocol):
-    """How messages are put."""
+    """The signature of `put` and `publish`."""
 
     def __call__(
         self, destination: str, payload: bytes, /, **options: Unpack[PutOptions]
@@ -52,7 +52,10 @@ class Putting(Protocol):
 
 
 def context_of(message: Traceable) -> Context:
-    """The context in which a message was put, as a parent for spans of your own."""
+    """Return the context in which a message was put, for use as a parent of other spans.
+
+    Raise `ModuleNotFoundError` if OpenTelemetry is not installed.
+    """
     try:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
     except ModuleNotFoundError:
@@ -63,7 +66,10 @@ def context_of(message: Traceable) -> Context:
 
 
 def process_span(message: Traceable) -> contextlib.AbstractContextManager[Span | None]:
-    """Around what handles a message: its span, current within; None when nobody traces."""
+    """Return a context manager that makes a span for handling a message current.
+
+    Its value is the span, or `None` without tracing.
+    """
     tracer = _tracer()
     return contextlib.nullcontext() if tracer is None else _processing(tracer, message)
 
@@ -72,9 +78,9 @@ def process_span(message: Traceable) -> contextlib.AbstractContextManager[Span |
 def publishing(
     destination: str, headers: dict[str, str] | None = None, *, count: int = 1
 ) -> Iterator[dict[str, str] | None]:
-    """Around what puts messages: gives the headers to put them with, the context among them.
+    """Yield the headers for a put, with the context of a new span.
 
-    Its span is the parent of nothing but what handles the messages.
+    The span ends with the block. Without tracing, the headers are unchanged.
     """
     tracer = _tracer()
     if tracer is None:
@@ -93,9 +99,9 @@ def publishing(
 
 
 def traced_put(put: Putting, *, answers_id: bool = True) -> Putting | None:
-    """The same put with a span around each; None when nobody traces.
+    """Return `put` with a span around each call; `None` without tracing.
 
-    What is published to a topic is put in the same way, and answered with another number.
+    With `answers_id=False`, the result of a call is no message id, as for `publish`.
     """
     tracer = _tracer()
     if tracer is None:
@@ -121,7 +127,7 @@ def traced_put(put: Putting, *, answers_id: bool = True) -> Putting | None:
 def traced_handler(
     handler: Callable[[Any], Awaitable[Result]],
 ) -> Callable[[Any], Awaitable[Result]]:
-    """The same handler with a span around each message; itself when nobody traces."""
+    """Return the handler with a span around each message; unchanged without tracing."""
     tracer = _tracer()
     if tracer is None:
         return handler
@@ -155,7 +161,7 @@ def _publishing(tracer: Tracer, queue: str, headers: Any) -> tuple[Span, Any]:
         attributes=_attributes(queue, "publish", "send"),
     )
     if headers is not None and not isinstance(headers, dict):
-        return span, headers  # the put will say what is wrong with them
+        return span, headers  # the put raises the error about them
     carrier = dict(headers or {})
     TraceContextTextMapPropagator().inject(carrier, set_span_in_context(span))
     return span, carrier
@@ -172,7 +178,7 @@ def _processing(tracer: Tracer, message: Traceable) -> Iterator[Span]:
     attributes["messaging.message.id"] = str(message.message_id)
     with tracer.start_as_current_span(
         f"process {message.queue}",
-        # What was put by nobody traced belongs to whoever handles it, if that is traced.
+        # If the put was not traced, the span belongs to the handler's own trace, if there is one.
         context=put_in if span_of_put else None,
         kind=SpanKind.CONSUMER,
         attributes=attributes,
@@ -197,7 +203,7 @@ def _attributes(queue: str, name: str, kind: str) -> dict[str, str]:
 
 
 def _ended_with(span: Span, done: asyncio.Future[int], answers_id: bool) -> None:
-    """The put is confirmed, or it failed."""
+    """End the span of a put with its result."""
     if done.cancelled():
         _blame(span, asyncio.CancelledError("nobody waited for the confirmation"))
     elif (error := done.exception()) is not None:

@@ -1,9 +1,11 @@
-"""A transaction: what is put and acknowledged in its block is done together at its end, or not.
+"""A transaction: the puts and acknowledgements of a block, committed together at its end.
 
-Everything is gathered here and travels as one packet; when an exception leaves the block, nothing
-is sent, and what is held stays held. A packet whose answer was lost is sent again under the same
-number: with puts in it the node knows whether it was done. Acknowledgements alone leave no trace,
-so then the outcome stays unknown, and IoFailure says so.
+The client gathers everything and sends it as one request. If an exception leaves the block, nothing
+is sent and held messages stay held.
+
+A request whose answer was lost is sent again under the same number. If it contains puts, the node
+knows whether it was committed. Acknowledgements alone leave no record, so their result stays
+unknown, and the transaction raises `IoFailure`.
 """
 
 from __future__ import annotations
@@ -32,19 +34,24 @@ _BACKOFF_MAX_S = 0.5
 
 
 class Transaction:
-    """Use with `async with mq.transaction() as tx`."""
+    """A transaction; use it as `async with mq.transaction() as tx`.
+
+    The end of the block raises `IoFailure` if it is not known whether the transaction was
+    committed, and `LeaseLost` if a message to acknowledge is no longer held.
+    """
 
     def __init__(self, client: Client, patience_s: float) -> None:
         self._client = client
-        # How long it is asked for, when nodes come and go.
+        # For how long the commit is retried, in seconds.
         self._patience_s = patience_s
-        # Queue → position among all puts, payload, options.
+        # By queue: the position among all puts, the payload and the options.
         self._puts: dict[str, list[tuple[int, bytes, Special]]] = {}
         self._count = 0
         self._bytes = 0
         self._acked: dict[tuple[int, int, int], Message] = {}
         self._open = False
-        # Once it is done: the ids of what was put, in order; 0: not known, as after a resend.
+        # The ids of the puts in their order, after the commit. 0 means not known, as after a
+        # resend.
         self.message_ids: list[int] = []
 
     async def __aenter__(self) -> Transaction:
@@ -57,7 +64,10 @@ class Transaction:
             await self._commit()
 
     def put(self, queue: str, payload: bytes, **options: Unpack[PutOptions]) -> None:
-        """Put a message when the block ends; the options are those of `put`."""
+        """Put a message when the block ends; the options are those of `Client.put`.
+
+        The payloads of a transaction are limited to 16 MiB in total; more raises `TooLarge`.
+        """
         self._check_open()
         if not isinstance(queue, str) or not queue:
             raise InvalidValue(f"a queue is named by a string that is not empty, not {queue!r}")
@@ -73,7 +83,7 @@ class Transaction:
         self._count += 1
 
     def ack(self, message: Message) -> None:
-        """Acknowledge a message when the block ends."""
+        """Acknowledge a message when the block ends; it must be held by the same client."""
         self._check_open()
         link, queue_id, consumer, tag = message.held_under()
         if link is not self._client.link:
@@ -84,7 +94,7 @@ class Transaction:
         if not self._open:
             raise InvalidValue("the transaction is not open: use `async with mq.transaction()`")
 
-    # At the end
+    # Committing
 
     async def _commit(self) -> None:
         packet, bodies = await self._packet()
@@ -96,7 +106,7 @@ class Transaction:
             link = await client.connected()
             if packet.acks and not packet.resent:
                 for message in self._acked.values():
-                    message.held_under()  # the connection may have been another one
+                    message.held_under()  # raises `LeaseLost` if the transport has changed since
             try:
                 answered = await link.ask(packet, bodies)
                 break
@@ -110,7 +120,8 @@ class Transaction:
                     raise IoFailure(
                         f"{failure}; whether the transaction was done is not known"
                     ) from None
-                # Numbers of leases may mean others by now: it counts only if it was done before.
+                # After a reconnect the same tags may mean other messages. The node then only tells
+                # whether the transaction was committed before.
                 packet.resent = bool(packet.acks)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
@@ -140,7 +151,7 @@ class Transaction:
             else:
                 mine.append((tag, tag))
         acks = [Acknowledged(*whose, tags) for whose, tags in ranges.items()]
-        # A producer of its own: resends are recognised, and nothing else is taken for one.
+        # A producer id of its own, so that the node recognises a resend and nothing else.
         return Transact(secrets.randbits(62) + 1, 1, puts, acks), bodies
 
     def _note_ids(self, answer: TransactResponse) -> None:

@@ -1,4 +1,4 @@
-"""What a worker's function raises to decide for itself what becomes of its message."""
+"""Exceptions with which a worker's function decides what happens to its message."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from tidegate.client.options import check_seconds
 
 
 class Reject(Exception):
-    """It is hopeless: to the dead letters at once, with this text."""
+    """Moves the message to the dead letters at once, with this text as the reason."""
 
 
 class Retry(Exception):
-    """Not now: deliver it again after so many seconds; without, as the queue backs off.
+    """Returns the message to the queue, to be delivered again after `after` seconds.
 
-    It counts as a delivery: after as many as the queue allows the message is given up.
+    `None` means the delay of the queue's policy. It counts as a failed delivery, so after
+    `deliveries_max` of them the message goes to the dead letters.
     """
 
     def __init__(self, text: str = "", *, after: float | None = None) -> None:
@@ -23,9 +24,10 @@ class Retry(Exception):
 
 
 def said_by(error: BaseException) -> str:
-    """What an exception says, as it can travel: names of files, say, may hold halves of characters.
+    """Return the text of an exception, in characters that UTF-8 can encode.
 
-    Whatever it says, its message has to go back: one that is never settled is held for ever.
+    A file name in it, for example, may hold lone surrogates. This function never raises, since a
+    message whose error cannot be sent would stay held for ever.
     """
     try:
         return str(error).encode(errors="backslashreplace").decode()
@@ -34,5 +36,5 @@ def said_by(error: BaseException) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """An exception as dead letters keep it: `type: text`."""
+    """Return an exception as dead letters keep it: `type: text`."""
     return f"{type(error).__name__}: {said_by(error)}"

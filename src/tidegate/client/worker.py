@@ -1,9 +1,9 @@
-"""A worker: a function, the queue it serves, and how a message becomes its arguments.
+"""A handler: a function, the queue it serves, and the conversion of a message to its arguments.
 
-Strategy: the signature is read once, when the worker is declared, so that whatever is wrong with
-it is said there. The function's first parameter is the payload, decoded by its annotation (bytes
-without one); a parameter annotated `Message` gets the message. What does not decode is rejected:
-it would not the next time either.
+The signature is read once, when the worker is declared, so that errors in it are raised there. The
+first parameter is the payload, decoded by its annotation, or bytes without one. A parameter that is
+annotated `Message` gets the message. A payload that cannot be decoded is rejected, since a retry
+would fail, too.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from tidegate.core.model import QueuePolicy
 from tidegate.core.prefetch import PrefetchGoal, PrefetchModel
 
 CONCURRENCY_MAX = 10_000
-# For each that runs, one at hand: the way to the node is hidden, and nothing is hoarded.
+# One message waits for each running one. This hides the round trip to the node, and is too few to
+# hoard messages that other workers could handle.
 PREFETCH_PER_SLOT = 2
 
-# A number; or what it is steered to; or how the consumer answers, to keep up by.
+# A fixed number, a goal to control it to, or a model of the consumer for controlling it.
 Prefetch = int | PrefetchGoal | PrefetchModel | None
 
 
 class Worker:
-    """What `@app.worker(queue)` declares."""
+    """A function and its settings, as declared by `@app.worker(queue)`."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class Worker:
         self.function = function
         self.policy = policy
         self.concurrency = checked_concurrency(concurrency)
-        # Where it begins, if it has a goal.
+        # With a goal, this is the initial prefetch.
         self.prefetch, self.goal = prefetch_and_goal(prefetch, concurrency)
         self._is_async = _is_async(function)
         self._arguments = _Arguments(function)
@@ -57,29 +58,31 @@ class Worker:
         return f"<Worker {name_of(self.function)} of queue {self.queue!r}>"
 
     async def call(self, message: Message, threads: Threads) -> object:
-        """Call the function: here when it is async, in a thread when it may block."""
+        """Call the function with a message: an async one directly, another one in a thread."""
         if self._is_async:
             by_position, by_name = self._arguments.of(message)
             return await self.function(*by_position, **by_name)
 
         def call() -> object:
-            # Decoding runs a model's own checks: they may block too.
+            # Decode in the thread, too: the checks of a model may block.
             by_position, by_name = self._arguments.of(message)
             return self.function(*by_position, **by_name)
 
         result = await threads.run(call)
-        # A plain function around an async one.
+        # A function that is not async but returns an awaitable, such as a wrapper of an async
+        # function.
         return await result if inspect.isawaitable(result) else result
 
 
 class _Arguments:
-    """How a message becomes the arguments of a function."""
+    """Converts a message to the arguments of a function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         name = name_of(function)
         if _generates(function):
             raise InvalidValue(f"{name} is a generator: a worker returns its result")
-        # By name, or None for those that go by position only; no decoder: the message itself.
+        # By parameter: its name, or `None` if it is positional only; its decoder, or `None` for the
+        # message.
         self._given: list[tuple[str | None, Decode | None]] = []
         payload_seen = False
         for parameter, wanted in _parameters(function, name):
@@ -101,7 +104,7 @@ class _Arguments:
             raise InvalidValue(f"{name} takes nothing: a worker takes a payload, or a message")
 
     def of(self, message: Message) -> tuple[list[Any], dict[str, Any]]:
-        """By position, and by name."""
+        """Return the positional arguments and the keyword arguments."""
         by_position: list[Any] = []
         by_name: dict[str, Any] = {}
         for name, decode in self._given:
@@ -117,7 +120,7 @@ class _Arguments:
 
 
 def _parameters(function: Callable[..., Any], name: str) -> list[tuple[inspect.Parameter, Any]]:
-    """Parameters with the types they are annotated with; bytes for those that are not."""
+    """Return the parameters of a function with their annotations, which default to bytes."""
     annotated = function if hasattr(function, "__annotations__") else type(function).__call__
     try:
         hints = get_type_hints(inspect.unwrap(annotated), include_extras=True)
@@ -156,7 +159,10 @@ def checked_concurrency(concurrency: object) -> int:
 
 
 def checked_prefetch(prefetch: int | None, concurrency: int) -> int:
-    """The prefetch, or one that follows from the concurrency."""
+    """Return the prefetch, which defaults to a multiple of the concurrency.
+
+    A prefetch below the concurrency raises `InvalidValue`, since it would limit the concurrency.
+    """
     if prefetch is None:
         return PREFETCH_PER_SLOT * concurrency
     check_count("prefetch", prefetch)
@@ -169,7 +175,7 @@ def checked_prefetch(prefetch: int | None, concurrency: int) -> int:
 
 
 def prefetch_and_goal(prefetch: Prefetch, concurrency: int) -> tuple[int, PrefetchGoal | None]:
-    """The prefetch to begin with, and what it is steered to; None: it stays."""
+    """Return the initial prefetch, and its goal; `None` means that it stays fixed."""
     if isinstance(prefetch, PrefetchModel):
         prefetch = PrefetchGoal(model=prefetch)
     if not isinstance(prefetch, PrefetchGoal):
