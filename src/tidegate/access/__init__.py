@@ -1,1 +1,1 @@
-"""Users, roles, SCRAM, and what who may do."""
+"""Users, roles, permissions and SCRAM."""

@@ -1,12 +1,12 @@
-"""What a user may do with a queue: denied, unless a grant says otherwise.
+"""What a user may do with a queue: nothing, unless a grant allows it.
 
     read        take, browse and settle messages
     write       put messages
     configure   create, delete, purge, pause, change the policy
-    admin       all of these, and move queues, steer consumers of others
+    admin       all of these, move queues, and set the prefetch of other clients' consumers
 
-Each is granted on a pattern of queue names. Any of them lets its user see that the queue is there.
-A queue of dead letters is a queue of its own: `orders` does not fit `orders.dead`, `orders*` does.
+Each role is granted on a pattern of queue names. Any role lets the user see that the queue exists.
+A dead-letter queue is a queue of its own: `orders` does not match `orders.dead`, `orders*` does.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from tidegate.core.users import ROLES, Grant, Right
 
 EVERY_QUEUE = "*"
 _PATTERN_LENGTH_MAX = 255
-# Names whose answers are remembered; then all are forgotten, so that nobody's names fill memory.
+# The number of cached answers. The cache is cleared when full, so that many names cannot fill
+# memory.
 _REMEMBERED_MAX = 10_000
 
 
 def fits(pattern: str, name: str) -> bool:
-    """Whether a name fits a pattern; in one pass, however many stars a pattern has."""
+    """Return whether a name matches a pattern, in one pass for any number of stars."""
     first, *others = pattern.split("*")
     if not others:
         return name == pattern
@@ -48,14 +49,14 @@ def check_pattern(pattern: str) -> str:
 
 
 class Permissions:
-    """The grants of one user, ready to be asked."""
+    """The grants of one user, with cached answers."""
 
     __slots__ = ("_grants", "_remembered", "is_everything")
 
     def __init__(self, grants: Iterable[Grant]) -> None:
         self._grants = {role: [g.pattern for g in grants if g.role is role] for role in ROLES}
         self._remembered: dict[tuple[Right, str], bool] = {}
-        # Then nobody has to ask.
+        # True means that no single check is needed.
         self.is_everything = EVERY_QUEUE in self._grants[Right.ADMIN]
 
     def allows(self, right: Right, queue: str) -> bool:

@@ -1,13 +1,14 @@
 """SCRAM-SHA-256 (RFC 5802, RFC 7677): a login that never sends the password, by `scramp`.
 
     client                               node
-    n,,n=ann,r=…          ───────▶       looks the keys up
+    n,,n=ann,r=…          ───────▶       looks up the keys
                           ◀───────       r=…,s=salt,i=iterations
     c=…,r=…,p=proof       ───────▶       checks the proof
     checks the signature  ◀───────       v=signature
 
-Both sides prove that they know something: the client the password, the node the keys. A user that
-does not exist gets a challenge like any other, and fails at the proof as a wrong password does.
+The client proves that it knows the password, and the node that it knows the keys. A user that does
+not exist gets a challenge, too, and fails at the proof like a wrong password. So a login does not
+reveal which users exist.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from scramp import ScramClient, ScramException, ScramMechanism
 from tidegate.core.errors import InvalidValue, NotAuthenticated
 from tidegate.core.users import Keys
 
-# RFC 7677 asks for 4096 at least; this costs a client some ten milliseconds per login.
+# RFC 7677 asks for at least 4096; this number costs a client about ten milliseconds per login.
 ITERATIONS = 16_384
 _SALT_BYTES = 32
 PASSWORD_LENGTH_MIN = 8
@@ -33,7 +34,7 @@ WRONG = "user or password is wrong"
 
 
 def check_user_name(name: str) -> str:
-    """A name that looks the same in a URL, in a log and in a list."""
+    """Raise `InvalidValue` unless the name looks the same in a URL, in a log and in a list."""
     plain = name.replace("-", "a").replace("_", "a").replace(".", "a")
     if not 0 < len(name) <= USER_LENGTH_MAX or not (plain.isascii() and plain.isalnum()):
         raise InvalidValue(
@@ -44,7 +45,7 @@ def check_user_name(name: str) -> str:
 
 
 def keys_of(password: str, *, iterations: int = ITERATIONS) -> Keys:
-    """What a store may keep of a password."""
+    """Derive the keys that a store keeps of a password; `InvalidValue` for a bad password."""
     if not PASSWORD_LENGTH_MIN <= len(password) <= PASSWORD_LENGTH_MAX:
         raise InvalidValue(
             f"a password has {PASSWORD_LENGTH_MIN} to {PASSWORD_LENGTH_MAX} characters"
@@ -52,12 +53,12 @@ def keys_of(password: str, *, iterations: int = ITERATIONS) -> Keys:
     try:
         return Keys(*ScramMechanism(_MECHANISM).make_auth_info(password, iterations))
     except ScramException:
-        # The library's own sentence may quote what it complains about.
+        # The library's own text may quote the password.
         raise InvalidValue("a password cannot hold control characters") from None
 
 
 def decoy_keys(name: str, secret: bytes) -> Keys:
-    """Keys of a user that does not exist: the same salt each time, and no password fits."""
+    """Return keys for a user that does not exist: the salt is stable, and no password matches."""
     salt = hmac.digest(secret, b"salt " + name.encode(), hashlib.sha256)[:_SALT_BYTES]
     unknown = hmac.digest(secret, b"key " + name.encode(), hashlib.sha256)
     return Keys(salt, unknown, unknown, ITERATIONS)
@@ -69,7 +70,7 @@ class ServerLogin:
     __slots__ = ("_server", "user")
 
     def __init__(self, keys_for: Callable[[str], Keys]) -> None:
-        # Whom the first message names; the proof is still to come.
+        # The user named in the first message, whose proof is still to come.
         self.user = ""
 
         def look_up(user: str) -> tuple[bytes, bytes, bytes, int]:
@@ -87,7 +88,7 @@ class ServerLogin:
             raise NotAuthenticated("that is no SCRAM-SHA-256 message") from None
 
     def verify(self, client_final: str) -> str:
-        """The node's signature for who has proved to know the password."""
+        """Return the node's signature; raise `NotAuthenticated` if the client's proof is wrong."""
         try:
             self._server.set_client_final(client_final)
             return str(self._server.get_server_final())
@@ -110,7 +111,10 @@ class ClientLogin:
         return str(self._client.get_client_first())
 
     def proof(self, server_first: str) -> str:
-        """Takes milliseconds of work: not for an event loop."""
+        """Return the proof for a challenge.
+
+        Hashing takes milliseconds, so do not call it in an event loop.
+        """
         try:
             self._client.set_server_first(server_first)
             return str(self._client.get_client_final())

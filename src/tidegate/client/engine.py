@@ -1,7 +1,7 @@
 """The interfaces that an engine implements for `App`, its workers and its control loops.
 
-    tidegate://…    Tidegate's own nodes: client.Client
-    amqp://…        RabbitMQ: adapters/rabbitmq
+    tidegate://…    Tidegate's own nodes: `Client`
+    amqp://…        RabbitMQ, with the extra `rabbitmq`
 
 `connect` finds an engine by URL scheme among the entry points of the group `tidegate.engines`. The
 client package therefore never imports an engine. If an engine cannot do a call, it raises

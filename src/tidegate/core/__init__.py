@@ -1,1 +1,1 @@
-"""Nouns, ports and the error tree: what every room shares."""
+"""Nouns, store interfaces and errors, which all other packages share."""

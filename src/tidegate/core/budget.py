@@ -1,23 +1,23 @@
-"""How much memory messages may take in a node, and how much they do."""
+"""The memory for messages in a node: its limit and its use."""
 
 from __future__ import annotations
 
 
 class Budget:
-    """Counters with a bound; queues add to them, a node asks them."""
+    """Counters with a limit; queues update them, and the node checks them."""
 
     __slots__ = ("bound_bytes", "used_bytes", "waiting_bytes")
 
     def __init__(self, bound_bytes: int) -> None:
         self.bound_bytes = bound_bytes
-        # Stored messages that are kept in memory.
+        # Bytes of stored messages in memory.
         self.used_bytes = 0
-        # Accepted messages that are not on disk yet.
+        # Bytes of accepted messages that are not on disk yet.
         self.waiting_bytes = 0
 
     @property
     def is_flooded(self) -> bool:
-        """Whether the store cannot keep up: then producers have to wait at their sockets."""
+        """Whether the store cannot keep up, so that the node must stop reading from producers."""
         return self.waiting_bytes > self.bound_bytes // 8
 
     def has_room_for(self, wanted_bytes: int) -> bool:

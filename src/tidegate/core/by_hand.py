@@ -1,11 +1,11 @@
-"""What a person has said about an HTTP service: it goes before the law until it is given back.
+"""The override of an HTTP service: settings by a human, which take precedence over the scaling law.
 
-    instances        so many serve, whatever is in hand               None: the law decides
-    least, most      the law decides between these                    None: as is agreed
-    concurrency      requests that each instance has at a time        None: as deployed and adapted
-    in_flight_max    requests that all doors have in hand at a time   None: as the law bounds them
+    instances        the number of serving instances                 None: the law decides
+    least, most      bounds for the law                              None: those of the agreement
+    concurrency      requests that each instance has at a time       None: as deployed or adapted
+    in_flight_max    requests that all doors have at a time          None: as the law limits them
 
-Nothing of what the law has found is overwritten by it, so giving back is to forget what was said.
+An override does not change the law's own results, so removing it restores them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import msgspec
 
 from tidegate.core.scaling import REPLICAS_MAX
 
-# As of `deploy --concurrency`.
+# The limit of `deploy --concurrency`.
 REQUESTS_MAX = 100_000
 
 
 class ByHand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A person's word about one service; None: nothing was said."""
+    """An override of one service; `None` means no override of that setting."""
 
     instances: int | None = None
     least: int | None = None
@@ -28,7 +28,10 @@ class ByHand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     in_flight_max: int | None = None
 
     def bounds(self, agreed_least: int, agreed_most: int | None) -> tuple[int, int]:
-        """Between what the law decides; one bound that was said moves the other if it must."""
+        """Return the least and most instances, at least 1.
+
+        If only one bound is overridden and contradicts the agreed one, it replaces the agreed one.
+        """
         least = agreed_least if self.least is None else self.least
         most = agreed_most if self.most is None else self.most
         most = REPLICAS_MAX if most is None else most
@@ -49,7 +52,7 @@ _WORDS = {
 
 
 def complaints(by_hand: ByHand, agreed_least: int = 1, agreed_most: int | None = None) -> list[str]:
-    """What is impossible, or does not go together; nothing: it can be used."""
+    """Return the problems of an override; an empty list means that it is usable."""
     found = []
     for field, value in msgspec.structs.asdict(by_hand).items():
         highest = REPLICAS_MAX if field in ("instances", "least", "most") else REQUESTS_MAX
@@ -67,7 +70,7 @@ def complaints(by_hand: ByHand, agreed_least: int = 1, agreed_most: int | None =
 
 
 def told(before: ByHand, after: ByHand) -> str:
-    """What is different, in a sentence; "": nothing."""
+    """Return the changes between two overrides as a sentence; empty if there are none."""
     changes = []
     for field, (name, nothing) in _WORDS.items():
         old, new = getattr(before, field), getattr(after, field)

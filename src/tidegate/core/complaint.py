@@ -1,4 +1,4 @@
-"""The words of a complaint about what people wrote: the value, and what they may have meant."""
+"""Parts of error messages about values that users wrote: the value, and suggestions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, get_args
 
 from tidegate.core.secrecy import without_secrets
 
-# Letters of a value that anybody reads, and of those that secrets are looked for in.
+# How many characters of a value are shown, and how many are searched for secrets.
 _SHOWN_MAX = 200
 _SEARCHED_MAX = 10 * _SHOWN_MAX
 
 
 def meant(word: str, known: Iterable[str]) -> str:
-    """The end of a sentence about a word that is not known: the nearest one, or all of them."""
+    """Return the end of a sentence about an unknown word: the nearest known one, or all of them."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1)
     if close:
@@ -25,7 +25,7 @@ def meant(word: str, known: Iterable[str]) -> str:
 
 
 def allowed(kind: Any) -> str:
-    """What a field of this type takes, in words: of a value that it does not take."""
+    """Return in words which values a field of this type accepts."""
     kinds = [one for one in get_args(kind) or (kind,) if one is not NoneType]
     words = [_ALLOWED.get(one) or _one_of(one) for one in kinds]
     if NoneType in get_args(kind):
@@ -43,11 +43,11 @@ def _one_of(kind: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as it was written, without secrets; of a long one the beginning."""
+    """Return a value for an error message, without secrets and shortened if it is long."""
     try:
-        # First of all shorter: to look for secrets takes longer the longer it is.
+        # Shorten the text first, since searching a long text for secrets takes long.
         text = without_secrets(repr(value)[:_SEARCHED_MAX])
     except (ValueError, RecursionError):
-        # Python writes out no number of thousands of digits, and nothing nested so deep.
+        # Python refuses to write numbers of thousands of digits and very deeply nested values.
         return "(too long to show)"
     return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"

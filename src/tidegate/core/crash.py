@@ -1,10 +1,10 @@
-"""Named points at which a process dies when it is told to, for testing what survives.
+"""Named points at which a test can kill the process.
 
     TIDEGATE_CRASH_POINT=after-commit-before-confirm:20      the 20th time that point is reached
 
-Dying is SIGKILL to ourselves: no handler runs, no buffer is flushed, as in a real crash. The
-points stand where a promise is about to be made or has just been kept; one is reached once per
-commit, not per message. Without the variable a point is a call of an empty function.
+The process kills itself with SIGKILL, so no handler runs and no buffer is flushed, as in a real
+crash. The points are before and after steps that make or keep a promise. A point is reached once
+per commit, not per message. Without the variable, a point is a call of an empty function.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 from collections.abc import Callable
 
 VARIABLE = "TIDEGATE_CRASH_POINT"
-# On the way of every message.
+# On the path of every message.
 PATH_POINTS = (
     "before-commit",
     "after-commit-before-confirm",
@@ -25,7 +25,7 @@ PATH_POINTS = (
 )
 # When messages move to another queue.
 MOVE_POINTS = ("before-move", "after-move")
-# When segments go over to another store; and when whoever finds them on their way ends it.
+# When segments move to another store, and when the owner completes such a move.
 STORE_POINTS = (
     "before-departure",
     "after-departure",
@@ -34,10 +34,10 @@ STORE_POINTS = (
     "after-leaving",
     "after-asking",
 )
-# When a replica begins or ends in another store than the catalogue.
+# When a replica is created or deleted in another store than the catalogue.
 REPLICA_POINTS = ("after-replica-noted", "after-end-noted", "after-replica-ended")
-# When whole segments go from a queue to its sibling: at the giver around the move, and at the taker
-# before it asks, when it was answered, and when it has read what came.
+# When whole segments move between replicas: at the source around the move; at the target before the
+# request, after the answer, and after reading the segments.
 EXCHANGE_POINTS = (
     "before-pull",
     "before-exchange",
@@ -47,7 +47,7 @@ EXCHANGE_POINTS = (
 )
 # At the commit of a transaction, of a publication, and of a put to several queues.
 JOINT_POINTS = ("before-joint-commit", "after-joint-commit")
-# When a leader carries out what was decided about replicas and machines: around each order.
+# When a leader executes decisions about replicas and machines: around each action.
 STEERING_POINTS = (
     *("before-drain", "after-drain"),
     *("before-shares", "after-shares"),
@@ -59,20 +59,21 @@ STEERING_POINTS = (
     *("before-boot-row", "after-boot-row", "before-boot", "after-boot"),
     *("before-halt-row", "after-halt-row", "before-halt", "after-halt", "after-machine-removed"),
 )
-# When a leader carries out what was decided about an HTTP service: it is kept for the next leader,
-# then around each order.
+# When a leader executes decisions about an HTTP service: after its state is stored, and around each
+# action.
 SERVICE_POINTS = ("after-service-kept", "before-service-order", "after-service-order")
-# When the prefetch of a queue's consumers is steered because its agreement is in danger.
+# When the prefetch of a queue's consumers is controlled because its agreement is in danger.
 AGREEMENT_POINTS = ("before-keep-up", "after-keep-up")
-# When an elastic queue on RabbitMQ is steered: off the ring and not on it again; consumers told.
+# On RabbitMQ: while the binding of a replica is replaced, and after a draining replica is marked,
+# so that its consumers leave it.
 RABBITMQ_POINTS = ("after-unbind", "after-let-go")
-# When a machine lets a worker of a replica go.
+# When a machine stops a worker of a replica.
 MACHINE_POINTS = ("before-worker-told", "after-worker-told", "after-worker-gone")
-# When an instance of a service is given a slot, and when its machine has started it.
+# When an instance of a service gets a slot, and when its machine has started it.
 HOSTING_POINTS = ("before-instance-placed", "after-instance-placed", "after-instance-started")
-# When telemetry is written, and when small files of it become one.
+# When telemetry files are written, and when small files are merged.
 LAKE_POINTS = ("before-file-in-place", "after-file-in-place", "before-replaced-deleted")
-# When `tidegate watch` stores what a batch found.
+# When `tidegate watch` stores the results of a batch.
 WATCH_POINTS = ("before-watch-batch", "after-watch-batch")
 POINTS = (
     *PATH_POINTS,
@@ -93,11 +94,11 @@ POINTS = (
 
 
 def _never(name: str) -> None:
-    """No crash was asked for."""
+    """Do nothing, since no crash is configured."""
 
 
 def _at(wanted: str) -> Callable[[str], None]:
-    """A function that kills the process when it is called with that name for the nth time."""
+    """Return a function that kills the process at its nth call with the configured name."""
     point, _, nth = wanted.partition(":")
     if point not in POINTS or not (nth or "1").isdigit():
         raise ValueError(f"{VARIABLE} is one of {', '.join(POINTS)} and :n, not {wanted!r}")

@@ -1,9 +1,8 @@
-"""What a door saw between two of its samples.
+"""What a door measured between two samples.
 
-Totals of a door count from its beginning, so that a lost sample loses nothing; whoever judges or
-records needs what one interval brought. A door that is another since (restarted), an instance that
-is new, and totals that ran backwards count from zero: what they say has happened since. What came
-to a door before it ever had an instance counts for nothing.
+A door's totals count from its start, so a lost sample loses nothing. Evaluation and recording need
+the difference between two samples. The difference is counted from zero for a restarted door, a new
+instance, or a total that decreased. Requests before a door's first instance are not counted.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from tidegate.core.hosting import DoorSample, Durations, InstanceSample
 
 
 def since(before: DoorSample | None, after: DoorSample) -> DoorSample:
-    """The same sample, its counts those of the time since the one before."""
+    """Return the sample with counts since the sample before."""
     if not after.has_begun:
         return msgspec.structs.replace(after, accepted=0, answered=0, refused=0, by_class={})
     if before is None or before.door != after.door:

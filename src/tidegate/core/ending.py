@@ -1,8 +1,8 @@
-"""Ending tasks for certain.
+"""Cancelling tasks reliably.
 
-A cancellation may get lost: psycopg, cancelled in the middle of a query, waits for the server's
-word, and when the server has just died raises that instead. A loop that is made to survive a store
-that is away takes it for an outage, and goes on. So whoever is to end is told until it has.
+A cancellation can get lost. psycopg, cancelled during a query, waits for the server's answer. If
+the server has just died, psycopg raises that error and not `CancelledError`. A loop that survives
+store outages then continues. So the cancellation is repeated until the task has ended.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _AGAIN_S = 0.5
 
 
 async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel them, again and again, until all are over; what they raise is nobody's any more."""
+    """Cancel tasks repeatedly until all have ended; their exceptions are ignored."""
     left = {task for task in tasks if task is not asyncio.current_task()}
     while left:
         for task in left:

@@ -1,41 +1,41 @@
-"""What can go wrong, and whose fault it is.
+"""The exceptions of Tidegate, grouped by the caller's right reaction.
 
-TidegateError
-├── CallerError                  the request was wrong: change it
-│   ├── UnexpectedPacket             a packet that this side cannot take now
-│   ├── UniqueConstraint
-│   │   ├── QueueNameNotUnique
-│   │   ├── TopicNameNotUnique
-│   │   └── ClientNameNotUnique
-│   ├── ClientNotExisting
-│   ├── QueueNotExisting
-│   ├── TopicNotExisting
-│   ├── RequiredParameterMissing
-│   ├── ModeForbids
-│   ├── Forbidden                    the user lacks a role on the queue
-│   ├── NotAuthenticated             a login is needed, or failed
-│   ├── TooLarge
-│   ├── ChangedMeanwhile             somebody else was first: look again
-│   └── InvalidValue
-├── Notice                       nothing is wrong, there is just nothing there
-│   ├── NoQueues
-│   ├── NoActiveQueues
-│   ├── NoMessagesInQueue            the queue is empty
-│   ├── NoMessagesRetrieved          it is not, but nothing in it matches
-│   └── NoReply                      a request was not answered in time
-├── RetryLater                   the same request may succeed in a moment
-│   ├── LimitReached
-│   ├── NotOwner                     another node owns the queue
-│   │   └── NotHome                      the message belongs into another replica
-│   ├── StaleEpoch                   this node owned it and no longer does
-│   ├── Unavailable                  store or node cannot be reached
-│   └── IoFailure
-├── LeaseLost                    the lease on a delivered message has ended
-├── Malformed                    bytes that are no frame: the connection closes
-└── InternalError                our bug
+    TidegateError
+    ├── CallerError                  the request was wrong: change it
+    │   ├── UnexpectedPacket             a packet that this side cannot handle in its state
+    │   ├── UniqueConstraint
+    │   │   ├── QueueNameNotUnique
+    │   │   ├── TopicNameNotUnique
+    │   │   └── ClientNameNotUnique
+    │   ├── ClientNotExisting
+    │   ├── QueueNotExisting
+    │   ├── TopicNotExisting
+    │   ├── RequiredParameterMissing
+    │   ├── ModeForbids
+    │   ├── Forbidden                    the user lacks a role on the queue
+    │   ├── NotAuthenticated             a login is needed, or failed
+    │   ├── TooLarge
+    │   ├── ChangedMeanwhile             another client changed it first: read it again
+    │   └── InvalidValue
+    ├── Notice                       no error, but there is no result
+    │   ├── NoQueues
+    │   ├── NoActiveQueues
+    │   ├── NoMessagesInQueue            the queue is empty
+    │   ├── NoMessagesRetrieved          the queue is not empty, but no message matches
+    │   └── NoReply                      a request was not answered in time
+    ├── RetryLater                   the same request may succeed later
+    │   ├── LimitReached
+    │   ├── NotOwner                     another node owns the queue
+    │   │   └── NotHome                      another replica is assigned to the message
+    │   ├── StaleEpoch                   this node owned the queue and no longer does
+    │   ├── Unavailable                  store or node cannot be reached
+    │   └── IoFailure
+    ├── LeaseLost                    the lease on a delivered message has ended
+    ├── Malformed                    bytes that are no frame: the connection closes
+    └── InternalError                a bug in Tidegate
 
-Every class has a number that never changes: it is what travels on the wire.
-Telesto's fourteen codes (its table 4.2) are 1 to 14, ours start at 32.
+Every class has a number, which the wire protocol uses and which never changes. Numbers 1 to 14 are
+the codes of Telesto (its table 4.2); Tidegate's own start at 32.
 """
 
 from __future__ import annotations
@@ -44,37 +44,37 @@ from typing import ClassVar
 
 
 class TidegateError(Exception):
-    """Anything Tidegate raises on purpose."""
+    """The base of all exceptions that Tidegate raises on purpose."""
 
     code: ClassVar[int] = 0
     name: ClassVar[str] = "ERROR"
-    # Whether the connection on which it was reported stays open.
+    # Whether the connection stays open after this error.
     connection_survives: ClassVar[bool] = True
 
 
 class CallerError(TidegateError):
-    """The request was wrong."""
+    """The request was wrong; the same request would fail again."""
 
 
 class Notice(TidegateError):
-    """Nothing is wrong, there is just nothing to return."""
+    """No error, but there is no result to return."""
 
 
 class RetryLater(TidegateError):
-    """The same request may succeed in a moment."""
+    """The same request may succeed later."""
 
 
 class InternalError(TidegateError):
-    """A bug of ours; the log of the node says more."""
+    """A bug in Tidegate; the log of the node has details."""
 
     code = 1
     name = "INTERNAL_ERROR"
 
 
 class IoFailure(RetryLater):
-    """The network or the store failed in the middle; the outcome may be unknown.
+    """The network or the store failed during the request, so its result may be unknown.
 
-    The other answers to a put that ask for patience say that nothing of it was stored.
+    Of all answers to a put that ask to retry, this is the only one after which it may be stored.
     """
 
     code = 2
@@ -82,35 +82,35 @@ class IoFailure(RetryLater):
 
 
 class UnexpectedPacket(CallerError):
-    """A packet that cannot be handled in this state."""
+    """The packet cannot be handled in the state of the connection."""
 
     code = 3
     name = "UNEXPECTED_PACKET"
 
 
 class UniqueConstraint(CallerError):
-    """Something that must be unique already exists."""
+    """A name or number that must be unique is already in use."""
 
     code = 4
     name = "UNIQUE_CONSTRAINT"
 
 
 class QueueNameNotUnique(UniqueConstraint):
-    """A queue of that name exists."""
+    """A queue of that name exists already."""
 
     code = 5
     name = "QUEUE_NAME_NOT_UNIQUE"
 
 
 class ClientNameNotUnique(UniqueConstraint):
-    """A client of that name exists."""
+    """A client of that name exists already."""
 
     code = 6
     name = "CLIENT_NAME_NOT_UNIQUE"
 
 
 class TopicNameNotUnique(UniqueConstraint):
-    """A topic of that name exists."""
+    """A topic of that name exists already."""
 
     code = 60
     name = "TOPIC_NAME_NOT_UNIQUE"
@@ -138,7 +138,7 @@ class QueueNotExisting(CallerError):
 
 
 class RequiredParameterMissing(CallerError):
-    """The packet lacks a parameter that its method needs."""
+    """The packet lacks a required parameter."""
 
     code = 9
     name = "REQUIRED_PARAMETER_MISSING"
@@ -159,7 +159,7 @@ class NoActiveQueues(Notice):
 
 
 class NoQueues(Notice):
-    """There are no queues at all."""
+    """There are no queues."""
 
     code = 12
     name = "NO_QUEUES_EXISTING"
@@ -180,7 +180,7 @@ class NoMessagesRetrieved(Notice):
 
 
 class NoReply(Notice, TimeoutError):
-    """No reply came in time; the request may still be answered."""
+    """No reply came in time; the request may still be handled later."""
 
     code = 40
     name = "NO_REPLY"
@@ -208,9 +208,10 @@ class NotOwner(RetryLater):
 
 
 class NotHome(NotOwner):
-    """A group, a receiver or a dedup id has its home elsewhere, or nowhere yet.
+    """A group, a receiver or a dedup id is assigned to another replica, or is moving to one.
 
-    The batch was looked for before it was refused: whatever was feared, it is not stored here.
+    The replica looked for the batch before it refused it, so the batch is certainly not stored
+    there.
     """
 
     code = 41
@@ -218,28 +219,28 @@ class NotHome(NotOwner):
 
 
 class StaleEpoch(RetryLater):
-    """The node lost the queue to another one; nothing was stored."""
+    """The node has lost the queue to another node; nothing was stored."""
 
     code = 35
     name = "STALE_EPOCH"
 
 
 class Unavailable(RetryLater):
-    """Store or node cannot be reached now."""
+    """The store or the node cannot be reached now."""
 
     code = 36
     name = "UNAVAILABLE"
 
 
 class InvalidValue(CallerError):
-    """A parameter is outside what is allowed."""
+    """A parameter has a value that is not allowed."""
 
     code = 37
     name = "INVALID_VALUE"
 
 
 class ChangedMeanwhile(CallerError):
-    """Somebody else has changed it since it was read; nothing was done."""
+    """Another client has changed the object since it was read; nothing was done."""
 
     code = 62
     name = "CHANGED_MEANWHILE"
@@ -253,21 +254,21 @@ class Forbidden(CallerError):
 
 
 class NotAuthenticated(CallerError):
-    """A login is needed, or failed, or no longer holds."""
+    """A login is needed, failed, or is no longer valid."""
 
     code = 51
     name = "NOT_AUTHENTICATED"
 
 
 class LeaseLost(TidegateError):
-    """The message was given to someone else, or is done: this ack counts for nothing."""
+    """The lease on the message has ended; the call had no effect."""
 
     code = 38
     name = "LEASE_LOST"
 
 
 class Malformed(TidegateError):
-    """Bytes that are no frame."""
+    """The bytes are no frame."""
 
     code = 39
     name = "MALFORMED"
@@ -285,5 +286,5 @@ BY_CODE: dict[int, type[TidegateError]] = {e.code: e for e in _tree(TidegateErro
 
 
 def from_code(code: int, text: str) -> TidegateError:
-    """The error that a peer reported, as an exception of ours."""
+    """Return the exception for a reported error; an unknown code gives `InternalError`."""
     return BY_CODE.get(code, InternalError)(text)

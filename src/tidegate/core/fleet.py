@@ -1,4 +1,4 @@
-"""Machines: what boots, holds workloads in its slots, and halts; who leads them."""
+"""Machines, their slots, the providers that boot them, and the leader."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import msgspec
 from tidegate.core.harmless import harmless
 from tidegate.core.secrecy import without_secrets
 
-# Characters of what is said about a machine.
+# The most characters of a text about a machine.
 DETAIL_MAX = 2000
 
 
 def told(text: str) -> str:
-    """What is said about a machine, as it may be kept: commands and workers say what they like."""
+    """Return a text of a command or worker about a machine, safe to store and show."""
     return harmless(without_secrets(text))[:DETAIL_MAX]
 
 
 class MachineState(enum.StrEnum):
-    """The life of a machine. Only `up` and `warm` count as running."""
+    """The state of a machine. Only `up` and `warm` count as running."""
 
     BOOTING = "booting"
     WARM = "warm"  # booted, and kept without work
     UP = "up"
     HALTING = "halting"
-    FAILED = "failed"  # it did not boot, or died: reported, and never counted as running
+    FAILED = "failed"  # did not boot, or died: reported, and never counted as running
 
 
 class MachineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,17 +36,17 @@ class MachineInfo(msgspec.Struct, frozen=True, kw_only=True):
     provider: str
     slots: int
     state: MachineState
-    # Where it sits, when the provider knows.
+    # Its physical host, if the provider knows it.
     host: str | None = None
-    # The member that its node is; None: it has not joined yet.
+    # The member id of its node; `None` before it joins.
     member_id: int | None = None
-    # Whether that member's lease holds.
+    # Whether its node's lease is valid.
     alive: bool = False
     address: str | None = None
     # Seconds since 1970.
     ordered_at: float = 0.0
     joined_at: float | None = None
-    # Why it failed, or what its boot command said last.
+    # Why it failed, or the latest output of its boot command.
     detail: str = ""
 
 
@@ -55,29 +55,30 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     machine_id: int
     host: str | None = None
-    # "booting", "running", "halted", "stopped" (in good order, and not by a leader): in the
-    # provider's own eyes.
+    # The provider's state: "booting", "running", "halted" or "stopped" (in an orderly way, and not
+    # by a leader).
     state: str = "running"
     detail: str = ""
 
 
 class SlotKind(enum.StrEnum):
-    """What may be in a slot."""
+    """What can occupy a slot."""
 
     REPLICA = "replica"  # of a queue
-    INSTANCE = "instance"  # of a service, which is an HTTP application
+    INSTANCE = "instance"  # of a service, that is an HTTP application
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica of a queue, or an instance of a service, that has its place on a machine."""
+    """An occupied slot: a replica of a queue, or an instance of a service, on a machine."""
 
     machine_id: int
-    # The queue or the service as people know it, and which of its replicas or instances.
+    # The name of the queue or service, and the number of the replica or instance.
     queue: str
     number: int
-    # Of the replica: starting, serving, draining; of the instance: ordered, starting, ready …
+    # Of a replica: starting, serving or draining. Of an instance: ordered, starting, ready and so
+    # on.
     state: str
-    # Of the messages; of an instance the weight that doors give it.
+    # The share of new messages; of an instance, its weight.
     share: float = 0.0
     kind: SlotKind = SlotKind.REPLICA
 
@@ -88,53 +89,53 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """All machines, who leads them, and what is in which slot."""
+    """All machines, the leader, and the occupied slots."""
 
-    # The member that leads; None: nobody does, or nobody who lives.
+    # The member id of the leader; `None` means that no live node leads.
     leader: int | None = None
     epoch: int = 0
     machines: list[MachineInfo] = []
     slots: list[Slot] = []
-    # Machines that run without work.
+    # Running machines without work.
     warm: int = 0
-    # Replicas that no machine serves: any node may.
+    # Replicas without a machine, which any node may serve.
     unplaced: int = 0
     # Instances of services that wait for a slot.
     instances_waiting: int = 0
 
     def held_by(self, machine_id: int) -> list[str]:
-        """The names of the replicas and instances of a machine."""
+        """Return the names of the replicas and instances on a machine."""
         return [one.name for one in self.slots if one.machine_id == machine_id]
 
 
 class Provider(Protocol):
-    """Whoever makes machines. Calls are bounded in time and raise RetryLater when they fail."""
+    """A provider of machines. Calls are limited in time and raise `RetryLater` on failure."""
 
     name: str
 
-    # Begin to boot; a machine that runs `tidegate machine` joins the store by itself. A second
-    # call with the same id boots nothing twice.
+    # Begin to boot. The machine runs `tidegate machine`, which joins the store by itself. A second
+    # call with the same id boots nothing.
     async def boot(self, machine_id: int, slots: int, host: str | None) -> Machine: ...
-    # Whether or not it still runs.
+    # Also for a machine that no longer runs.
     async def halt(self, machine_id: int) -> None: ...
     async def list(self) -> list[Machine]: ...
     async def close(self) -> None: ...
 
 
 class FleetStore(Protocol):
-    """The part of a store that knows machines and the leader (the catalogue's).
+    """The part of a store that keeps machines and the leader.
 
-    Changes under an epoch that is no longer the leader's raise StaleEpoch.
+    Changes with an epoch that is not the leader's raise `StaleEpoch`.
     """
 
-    # The epoch of a member that leads; None: another does. Whoever leads and lives stays; after it
-    # comes the living one with the smallest id.
+    # Returns the epoch if this node leads, and `None` if another does. A live leader stays leader.
+    # After it the live node with the smallest id leads.
     async def lead(self, member_id: int) -> int | None: ...
-    # Who leads, and in which epoch.
+    # The leader's member id, and its epoch.
     async def leader(self) -> tuple[int | None, int]: ...
-    # How many machines there may be, as whoever leads has said; 0: nobody boots any.
+    # The leader's limit on the number of machines; 0 means that none is booted.
     async def bound_machines(self, machines_max: int, leader_epoch: int) -> None: ...
-    # None: nobody has said it yet.
+    # `None` means that no leader has set it.
     async def machines_bound(self) -> int | None: ...
     async def add_machine(
         self, provider: str, slots: int, host: str | None, leader_epoch: int
@@ -142,13 +143,13 @@ class FleetStore(Protocol):
     async def set_machine_state(
         self, machine_id: int, state: MachineState, leader_epoch: int, detail: str = ""
     ) -> bool: ...
-    # The machine itself says so, whoever leads; False: nobody wants it, it is to end.
+    # Called by the machine, without the leader. `False` means that it is not wanted and is to end.
     async def machine_joined(self, machine_id: int, member_id: int) -> bool: ...
-    # The same, with what is wrong with it ("": nothing); False: nobody wants it.
+    # The same, with its problem (empty: none). `False` means that it is not wanted.
     async def report_machine(self, machine_id: int, detail: str) -> bool: ...
     async def remove_machine(self, machine_id: int, leader_epoch: int) -> bool: ...
     async def machines(self) -> list[MachineInfo]: ...
-    # Recent decisions, each a JSON document; the newest 500 of a service are kept.
+    # Recent decisions as JSON; the latest 500 of a service are kept.
     async def note_decision(self, service: str, document: bytes, leader_epoch: int) -> None: ...
-    # The newest first.
+    # The latest first.
     async def decisions(self, service: str, count: int) -> list[bytes]: ...

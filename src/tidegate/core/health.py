@@ -1,7 +1,8 @@
-"""How long an instance may take to say that it is well: its machine, doors and probe agree on it.
+"""How long an instance may take to answer a health check.
 
-Who were less patient than the machine would send nothing, ever, to an instance that the machine
-calls ready; the usual health path is a page like others, and asks the application's own loop.
+Machines, doors and the probe use the same limit. A door with a shorter limit would never send
+requests to an instance that its machine reports as ready. The default health path is a page of the
+application, which its own event loop answers.
 """
 
 from __future__ import annotations

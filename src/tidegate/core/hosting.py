@@ -1,11 +1,12 @@
-"""HTTP applications: what is hosted, its replicas in slots, the doors before them.
+"""HTTP applications: services, their instances, and the doors before them.
 
     Service    one application under one agreement, in a version
-    Instance   one replica of it: a process in a slot of a machine
-    Door       who takes requests and balances them over the instances: embedded, or HAProxy
+    Instance   one process of it, in a slot of a machine
+    Door       accepts requests and distributes them over the instances: embedded, or HAProxy
 
-A service is a row, so is each of its instances; the leader orders, machines carry out, doors
-follow. Each of them may die: what is wanted stands in the store, and the next one goes on.
+Services and instances are rows in the store. The leader changes the rows, machines start and stop
+processes accordingly, and doors follow. Each of them may fail: the wanted state is in the store, so
+its successor continues from there.
 """
 
 from __future__ import annotations
@@ -18,77 +19,78 @@ import msgspec
 
 from tidegate.core.by_hand import NOTHING_SAID, ByHand
 
-# Durations of requests: the upper bound of a bucket in seconds, and how many were in it.
+# A histogram of request durations: the upper bound of a bucket in seconds, and its count.
 Durations = list[tuple[float, int]]
 
 
 def decided_about(service: str) -> str:
-    """What decisions about a service are kept under; no queue can be called so."""
+    """Return the key of decisions about a service; no queue can have this name."""
     return f"#http/{service}"
 
 
 class Engine(enum.StrEnum):
-    """What stands before the instances."""
+    """The program that is the door."""
 
     GATEWAY = "gateway"
     HAPROXY = "haproxy"
 
 
 class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody wants to be hosted."""
+    """A service as it was deployed."""
 
-    # As its agreement says in `http = …`.
+    # The name in the agreement's `http = …`.
     name: str
     # module:attribute of an ASGI application.
     target: str
-    # The agreement as it was written (TOML); it may change without a new version.
+    # The agreement as TOML; it may change without a new version.
     agreement: str
-    # Requests that one instance may have at a time; the door holds no more than that.
+    # The most requests that one instance gets at a time.
     concurrency: int = 100
-    # Instances that are started and get nothing until they are needed.
+    # The number of spare instances, which run without requests until they are needed.
     spares: int = 0
     engine: Engine = Engine.GATEWAY
-    # A policy by its name; or module:Class, which doors of the gateway import where they run.
+    # The name of a policy, or module:Class, which gateway doors import.
     balancing: str = "better-of-two"
     sticky: bool = False
-    # How long an instance that drains keeps its sessions; new ones go elsewhere at once.
+    # How long a draining instance still gets requests of its sessions, in seconds.
     session_grace_s: float = 60.0
-    # Asked for health, and by the probe.
+    # The path for health checks and the probe.
     health_path: str = "/"
-    # From a request's head to the end of its answer, trying again included; None: no bound.
+    # From the head of a request to the end of its response, retries included; `None` means no
+    # limit.
     deadline_s: float | None = None
-    # How long an instance may be silent before its answer begins, and in the middle of it.
+    # How long an instance may send nothing, before and within its response.
     answer_timeout_s: float = 60.0
-    # Longer bodies of requests are refused; None: any length, since they are streamed.
+    # The largest request body; `None` means no limit, since bodies are streamed.
     body_bytes_max: int | None = None
-    # Environment of the instances; never shown.
+    # The environment of the instances; never shown.
     environment: dict[str, str] = {}
-    # SHA-256 of the code that machines are sent; None: they have it.
+    # SHA-256 of the code package that machines receive; `None` means that they have the code.
     package: str | None = None
-    # Where instances run on machines that have the code; None: where their machine does.
+    # The working folder on machines that have the code; `None` means that of the machine's process.
     folder: str | None = None
-    # What that code was when it was deployed: another one, and instances are started anew.
+    # A hash of the code at deployment; another one makes the instances restart.
     revision: str = ""
-    # Slots of a machine that is booted for it.
+    # The slots of a machine that is booted for the service.
     slots_per_machine: int = 4
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """A service as the store knows it."""
+    """A service as the store keeps it."""
 
     spec: ServiceSpec
-    # Counts up with everything that instances must be started anew for.
+    # Grows with every change that requires a restart of the instances.
     version: int
-    # What has become of the last reconfiguration, for people; "": nothing is wrong.
+    # The problem of the latest reconfiguration, for people; empty means none.
     detail: str = ""
-    # Signs the cookies of its sessions: made with the first deploy, the same for all its doors and
+    # Signs the session cookies. Made at the first deployment, and the same for all doors and
     # versions. Never shown.
     secret: str = ""
-    # What a person has said; it stays with every deploy, until it is given back.
+    # The override; later deployments keep it until it is removed.
     by_hand: ByHand = NOTHING_SAID
 
     def held(self, instances: Sequence[Instance]) -> Sequence[Instance]:
-        """Instances with the requests at a time that a person has said, if anybody has."""
+        """Return the instances with the concurrency of the override, if there is one."""
         concurrency = self.by_hand.concurrency
         if concurrency is None:
             return instances
@@ -96,43 +98,44 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstanceState(enum.StrEnum):
-    """The life of an instance."""
+    """The state of an instance."""
 
-    ORDERED = "ordered"  # it has no slot, or its machine has not begun yet
+    ORDERED = "ordered"  # it has no slot, or its machine has not started it
     STARTING = "starting"
-    READY = "ready"  # answers, and gets what its weight says
-    # Doors send nothing new, and for a while what belongs to its sessions. It runs until the leader
-    # removes it, who knows from their samples that nothing is outstanding (or that it has lasted
-    # too long); then its machine ends it.
+    READY = "ready"  # answers, and gets requests by its weight
+    # Doors send nothing new, except requests of its sessions for a while. It runs until the leader
+    # removes it, when door samples show no outstanding requests or when it takes too long. Then its
+    # machine stops the process.
     DRAINING = "draining"
-    # Does not start, died, or does not answer; the leader replaces it. Its machine tries again
-    # until it is removed, so it may come back by itself, unless the leader has said it.
+    # Does not start, died, or does not answer; the leader replaces it. Until it is removed its
+    # machine tries again, so it may recover, unless the leader set this state.
     FAILED = "failed"
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica of a service."""
+    """One instance of a service."""
 
     instance_id: int
     service: str
     version: int
     state: InstanceState
     machine_id: int | None = None
-    # host:port, as soon as it answers.
+    # host:port, once it answers.
     address: str | None = None
-    # What doors give it beside the others; 0: a spare.
+    # The weight by which doors send it requests; 0 means a spare.
     weight: float = 1.0
-    # Requests at a time, as the leader has set it last; None: as the service says.
+    # The most requests at a time, as the leader set it last; `None` means that of the service.
     concurrency: int | None = None
-    # What it may still take, as its machine measures it; None: not yet.
+    # The memory that it may still take, measured by its machine; `None` means not yet measured.
     free_memory_bytes: float | None = None
-    # Seconds since 1970; ordered anew when its machine was lost.
+    # Seconds since 1970; set again when it is moved from a lost machine.
     ordered_at: float = 0.0
     ready_at: float | None = None
     detail: str = ""
-    # What it has of its machine's memory now; None: not yet.
+    # Its resident memory; `None` means not yet measured.
     resident_bytes: float | None = None
-    # While it drains, its sessions still go there until then, in seconds since 1970; None: not.
+    # Until when it gets requests of its sessions while it drains, in seconds since 1970; `None`
+    # means not at all.
     sessions_until: float | None = None
 
     @property
@@ -141,71 +144,70 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstanceSample(msgspec.Struct, frozen=True, kw_only=True):
-    """What a door has seen of one instance; counts are totals since the door began."""
+    """What a door has measured of one instance; counts are totals since the door began."""
 
     instance_id: int
     outstanding: int = 0
     sent: int = 0
     answered: int = 0
-    # Answers of 500 and above; and requests without a whole answer.
+    # Responses with status 500 and above, and requests without a complete response.
     server_errors: int = 0
     failed: int = 0
-    # Of answers, from sending the request to the end of the answer.
+    # Of responses: from sending the request to the end of the response.
     response: Durations = []
-    # Out of the balancing for now, and why.
+    # Why the door sends it nothing for now; `None` means that it does.
     ejected: str | None = None
 
 
 class DoorSample(msgspec.Struct, frozen=True, kw_only=True):
-    """What one door has seen of its service so far; counts are totals since it began."""
+    """What one door has measured of its service; counts are totals since the door began."""
 
     service: str
-    # One running door: another after a restart, so that totals never run backwards.
+    # Identifies the running process: a restart changes it, so that totals never decrease.
     door: str
     # Seconds since 1970.
     at: float
     address: str
-    # Came; whole answers of instances that went to clients; and requests whose client got none:
-    # turned away by the door itself (503, 504, 502 …), or cut off in the middle of the answer.
+    # Requests received; complete responses of instances; and requests without one, since the door
+    # refused them (502, 503, 504 …) or the response was cut off.
     accepted: int = 0
     answered: int = 0
     refused: int = 0
-    # Answers that clients got by the class of their status, "2xx" and so on, those of the door
-    # itself too; empty: it does not count them.
+    # Responses to clients by class of status, such as "2xx", those of the door included. Empty
+    # means that the door does not count them.
     by_class: dict[str, int] = {}
-    # Requests that wait in the door for an instance, and all that it has in hand.
+    # Requests that wait in the door for an instance, and all that the door has.
     waiting: int = 0
     in_flight: int = 0
-    # Of these, requests that no byte of an answer has come to, by how long they have waited at
-    # least; the probe's are not among them.
+    # Of these, requests without a first byte of response, by the least time they have waited.
+    # Probes are excluded.
     unanswered: Durations = []
     # As clients see it, waiting in the door included.
     response: Durations = []
     instances: list[InstanceSample] = []
-    # What the door cannot do now; "": it can.
+    # Why the door cannot serve now; empty means that it can.
     trouble: str = ""
-    # Whether it has ever had an instance. Before that the service has not begun: what is refused
-    # then, by whoever waits for it, breaks no promise.
+    # Whether it has ever had an instance. Before that, the service has not begun and refused
+    # requests break no promise.
     has_begun: bool = True
-    # When its totals were 0, in seconds since 1970; None: just before it was first seen.
+    # When its totals were 0, in seconds since 1970; `None` means just before the first sample.
     began_at: float | None = None
-    # Instances that clients without a session may come to, spares included; None: it does not say,
-    # or is not sure.
+    # Instances that clients without a session may get, spares included; `None` means not known.
     gives_to: list[int] | None = None
 
 
 class Backend(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance as a door is told of it."""
+    """An instance, as a door needs it."""
 
     instance_id: int
     host: str
     port: int
     weight: float = 1.0
-    # Requests at a time.
+    # The most requests at a time.
     concurrency: int = 100
     draining: bool = False
-    # While it drains, what belongs to its sessions still goes there until then, in seconds since
-    # 1970; None: nothing does.
+    # Until when it gets requests of its sessions while it drains, in seconds since 1970; `None`
+    # means not at all.
     sessions_until: float | None = None
 
     @property
@@ -214,66 +216,67 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def instance_of(backend_name: str) -> int | None:
-    """Whose backend it is, by its name; None: that is none of ours."""
+    """Return the instance id for the name of a backend; `None` if the name is not one of ours."""
     number = backend_name.removeprefix("i")
     return int(number) if number != backend_name and number.isdecimal() else None
 
 
 class Door(Protocol):
-    """Whoever stands before the instances of one service (adapters/gateway, adapters/haproxy).
+    """A door before the instances of one service.
 
-    Changes never break a request that is under way. A door that dies is started again by itself.
+    Changes never interrupt a running request. A door process that dies is started again.
     """
 
     engine: Engine
 
-    # Unavailable, with what to do, when its address is taken or its program is missing.
+    # Raises Unavailable, with advice, if its address is in use or its program is missing.
     async def start(self) -> None: ...
-    # How many connections were cut off.
+    # Returns the number of connections that were cut off.
     async def stop(self, timeout_s: float = 30.0) -> int: ...
     @property
     def address(self) -> str: ...
-    # These and no others from now on; who is missing or drains answers what it has.
+    # Replaces all backends. A backend that is missing or draining still answers its requests.
     async def set_backends(self, backends: Sequence[Backend]) -> None: ...
-    # Admission: requests in hand at most, all others are refused at once; None: no bound.
+    # The most requests in the door; it refuses all others at once. `None` means no limit.
     async def set_admission(self, in_flight_max: int | None) -> None: ...
     async def sample(self) -> DoorSample: ...
 
 
 @runtime_checkable
 class MemoryWeighing(Protocol):
-    """A door whose policies know memory: it is told what each instance may still take."""
+    """A door whose balancing policies use the free memory of instances."""
 
-    # Of one that it was told of by `set_backends`.
+    # For an instance that was passed to `set_backends`.
     def report_free_memory(self, instance_id: int, free_memory_bytes: float) -> None: ...
 
 
 class HostingStore(Protocol):
-    """The part of a store that knows services (the catalogue's).
+    """The part of a store that keeps services.
 
-    Changes under an epoch that is no longer the leader's raise StaleEpoch.
+    Changes with an epoch that is not the leader's raise `StaleEpoch`.
     """
 
-    # Anybody may deploy; a version counts up if instances must be started anew for it.
+    # Needs no epoch. The version grows if instances must be restarted.
     async def deploy(self, spec: ServiceSpec) -> Service: ...
-    # False: there is none of that name. Its instances go, too.
+    # `False` means that there is no service of that name. Its instances are deleted, too.
     async def undeploy(self, name: str) -> bool: ...
     async def services(self) -> list[Service]: ...
-    # A person's word about a service that has had `before` so far, else ChangedMeanwhile; False:
-    # there is no such service.
+    # Set the override if it equals `before`, else raise ChangedMeanwhile. `False` means that there
+    # is no such service.
     async def steer_service(self, name: str, by_hand: ByHand, before: ByHand) -> bool: ...
-    # As it was deployed under a version; None: that one is no more. Kept while there are instances
-    # of it: those that a new version has not replaced yet may have to be started again.
+    # The deployment of a version; `None` if it is no longer kept. It is kept while there are
+    # instances of that version, which may have to be restarted.
     async def spec_of(self, service: str, version: int) -> ServiceSpec | None: ...
     async def set_service_detail(self, name: str, detail: str, leader_epoch: int) -> None: ...
-    # The leader's orders. InvalidValue: there is no such service.
+    # Called by the leader. Raises InvalidValue if there is no such service.
     async def add_instance(self, service: str, weight: float, leader_epoch: int) -> Instance: ...
-    # Another machine than before: ordered anew. False: it is gone, ends, or there is no machine.
+    # Another machine than before resets the instance to ORDERED. `False` means that it does not
+    # exist or is draining, or that there is no such machine.
     async def assign_instance(
         self, instance_id: int, machine_id: int, leader_epoch: int
     ) -> bool: ...
-    # DRAINING and FAILED stay, whatever its machine reports, until another state is set here.
-    # ORDERED takes it from its machine. `sessions_until` goes with DRAINING.
+    # DRAINING and FAILED stay, regardless of its machine's reports, until this method sets another
+    # state. ORDERED takes it from its machine. `sessions_until` belongs to DRAINING.
     async def set_instance(
         self,
         instance_id: int,
@@ -288,8 +291,8 @@ class HostingStore(Protocol):
     async def remove_instance(self, instance_id: int, leader_epoch: int) -> bool: ...
     # Of one service, or of all.
     async def instances(self, service: str | None = None) -> list[Instance]: ...
-    # Its machine says so, whoever leads; False: nobody wants it there, it is to end. DRAINING:
-    # its machine ends it, and no session goes on there.
+    # Called by its machine, without the leader. `False` means that it is to be stopped there.
+    # DRAINING as `state` means that its machine stops it and its sessions end.
     async def report_instance(
         self,
         instance_id: int,
@@ -300,23 +303,23 @@ class HostingStore(Protocol):
         detail: str,
         resident_bytes: float | None = None,
     ) -> bool: ...
-    # Doors say what they see; the last sample of each is kept for so long as it is fresh.
+    # Called by doors; the latest sample of each is kept while it is recent.
     async def report_door(self, sample: DoorSample) -> None: ...
     async def door_samples(self, service: str) -> list[DoorSample]: ...
-    # How many requests all doors of a service may have in hand; None: no bound.
+    # The most requests in all doors of a service; `None` means no limit.
     async def set_admission(
         self, service: str, in_flight_max: int | None, leader_epoch: int
     ) -> None: ...
     async def admission(self, service: str) -> int | None: ...
-    # What the leader has decided (control.kept_configuration, as JSON), for the next one; None:
-    # nothing yet. Gone with the service.
+    # The leader's state of a service as JSON, for the next leader; `None` if there is none. Deleted
+    # with the service.
     async def keep_configuration(
         self, service: str, document: bytes, leader_epoch: int
     ) -> None: ...
     async def kept_configuration(self, service: str) -> bytes | None: ...
-    # Code by its SHA-256; put twice is there once.
+    # Code packages by SHA-256; storing one twice has no effect.
     async def put_package(self, content: bytes) -> str: ...
     async def package(self, digest: str) -> bytes | None: ...
-    # Where an agreement stands (agreement.history, as JSON), for the next leader.
+    # The status of an agreement as JSON, for the next leader.
     async def keep_standing(self, agreement: str, document: bytes, leader_epoch: int) -> None: ...
     async def standings(self) -> dict[str, bytes]: ...

@@ -1,4 +1,4 @@
-"""Ids of messages as ranges, each of a first and a last id."""
+"""Message ids as ranges [first, last]."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BEHIND_ALL = 1 << 63
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
-    """The same ids in order, in ranges that neither overlap nor touch."""
+    """Return the same ids as sorted ranges that neither overlap nor touch."""
     apart: list[Range] = []
     for first, last in sorted(ranges):
         if apart and first <= apart[-1][1] + 1:
@@ -22,6 +22,6 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
 
 
 def holds(ranges: list[Range], message_id: int) -> bool:
-    """Whether an id lies in one of some ranges that are in order and apart."""
+    """Return whether sorted, disjoint ranges contain an id."""
     at = bisect_right(ranges, (message_id, _BEHIND_ALL)) - 1
     return at >= 0 and message_id <= ranges[at][1]

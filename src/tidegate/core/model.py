@@ -1,4 +1,4 @@
-"""The nouns that every room shares: clients, queues, and what travels about them."""
+"""The nouns that all packages share: clients, queues, and attributes of messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PRIORITY_HIGHEST = 10
 
 
 class Mode(enum.IntEnum):
-    """What a client may do (Telesto §3.1.1, plus admin)."""
+    """What a client may do (Telesto section 3.1.1, plus admin)."""
 
     READ_ONLY = 1
     READ_WRITE = 2
@@ -23,7 +23,7 @@ class Mode(enum.IntEnum):
 
 
 class Order(enum.IntEnum):
-    """Which message a read takes first."""
+    """The order in which messages are taken."""
 
     OLDEST = 1
     PRIORITY = 2
@@ -40,51 +40,53 @@ class ClientInfo(msgspec.Struct, array_like=True, frozen=True):
 class Overflow(enum.StrEnum):
     """What happens to a put when the queue is at its limit."""
 
-    SLOW = "slow"  # its confirm waits until there is room
+    SLOW = "slow"  # the confirmation waits until there is room
     REFUSE = "refuse"
-    DROP = "drop"  # the oldest goes to the dead letters
+    DROP = "drop"  # the oldest message goes to the dead letters
 
 
 class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a queue promises beyond storing: retries, dead letters, order, limits."""
+    """The settings of a queue: leases, retries, dead letters, order and limits."""
 
-    # How long a consumer may hold a message without a sign of life; None: the node's default.
+    # How long a consumer may hold a message without renewing its lease; `None` means the node's
+    # default.
     lease_s: float | None = None
-    # Deliveries of a message before it is given up; 0: never.
+    # Failed deliveries after which a message is given up; 0 means never.
     deliveries_max: int = 10
-    # Where messages go that are given up; None: the queue's name with DEAD_SUFFIX. Empty: nowhere,
-    # they are dropped and counted.
+    # The queue for messages that are given up. `None` means the queue's name with `DEAD_SUFFIX`.
+    # Empty means none: such messages are dropped and counted.
     dead_letter: str | None = None
-    # The wait before the second delivery after a failure; it doubles (`retry_factor`) up to a most.
+    # The delay of the second delivery after a failure. It is multiplied by `retry_factor` each
+    # time, up to `retry_max_s`.
     retry_first_s: float = 1.0
     retry_factor: float = 2.0
     retry_max_s: float = 300.0
-    # How much of each wait is left to chance, so that what failed together does not return so.
+    # The random part of each delay, so that messages that failed together do not return together.
     retry_jitter: float = 0.2
-    # How long messages live that say nothing themselves; None: for ever.
+    # The time to live of messages that set none; `None` means unlimited.
     ttl_s: float | None = None
-    # Whether the expired go to the dead letters; else they are dropped and counted.
+    # Whether expired messages go to the dead letters; otherwise they are dropped and counted.
     keep_expired: bool = False
     # How long a dedup id is remembered.
     dedup_window_s: float = 300.0
-    # Seconds of waiting that weigh as much as one step of priority; 0: priority alone decides.
+    # Seconds of waiting that equal one step of priority; 0 means that priority alone decides.
     ageing_s: float = 60.0
     length_max: int | None = None
     bytes_max: int | None = None
     overflow: Overflow = Overflow.SLOW
     paused: bool = False
-    # What the node steers the prefetch of its consumers to; None: each has the one it asked for.
+    # The goal to which the node controls the prefetch of consumers; `None` means no control.
     prefetch: PrefetchGoal | None = None
 
     def dead_letter_queue(self, queue: str) -> str | None:
-        """The name of the queue for what `queue` gives up; None: there is none."""
+        """Return the name of the dead-letter queue of `queue`; `None` if there is none."""
         if self.dead_letter is None:
             return queue + DEAD_SUFFIX
         return self.dead_letter or None
 
 
 def promised_by_another(queue: int | str) -> ChangedMeanwhile:
-    """Of two who change what a queue promises at the same time, the second hears this."""
+    """Return the error for the second of two clients that change a policy at the same time."""
     return ChangedMeanwhile(
         f"somebody else has changed the policy of queue {queue!r} meanwhile: look at it, and say "
         "it again"
@@ -93,7 +95,7 @@ def promised_by_another(queue: int | str) -> ChangedMeanwhile:
 
 DEFAULT_POLICY = QueuePolicy()
 DEAD_SUFFIX = ".dead"
-# Dead letters are kept until somebody looks at them.
+# Dead letters stay until a person handles them.
 DEAD_LETTER_POLICY = QueuePolicy(deliveries_max=0, dead_letter="")
 
 
@@ -104,26 +106,27 @@ class QueueInfo(msgspec.Struct, array_like=True, frozen=True):
     name: str
     durable: bool = True
     policy: QueuePolicy = DEFAULT_POLICY
-    # Whether it is an alias, with replicas that hold its messages.
+    # Whether it is the alias of a logical queue, whose replicas hold the messages.
     elastic: bool = False
-    # Of a replica: the alias, and which one it is; 0: it is none.
+    # Of a replica: the id of the alias and the replica's number. An `alias_id` of 0 means no
+    # replica.
     alias_id: int = 0
     number: int = 0
 
     @property
     def title(self) -> str:
-        """For sentences, in the words of its users: `'orders'`, or `'orders', replica 2`."""
+        """The name for messages to users: `'orders'`, or `'orders', replica 2`."""
         if not self.alias_id:
             return repr(self.name)
-        # Its own name is that of the logical queue, a mark and the number.
+        # A replica is named by the logical queue, a mark and its number.
         return f"{self.name.rpartition('#')[0]!r}, replica {self.number}"
 
 
 class Failure(msgspec.Struct, array_like=True, frozen=True):
-    """One delivery that came to nothing."""
+    """A failed delivery."""
 
     at: float
-    # "nack", "lease expired", "consumer gone"
+    # "nack", "lease expired" or "consumer gone".
     reason: str
     error: str | None = None
 
@@ -131,14 +134,14 @@ class Failure(msgspec.Struct, array_like=True, frozen=True):
 class DeathReason(enum.StrEnum):
     """Why a message was given up."""
 
-    DELIVERIES = "deliveries"  # delivered as often as the queue allows
-    REJECTED = "rejected"  # a consumer said that it is hopeless
+    DELIVERIES = "deliveries"  # delivered and failed as often as the queue allows
+    REJECTED = "rejected"  # rejected by a consumer
     EXPIRED = "expired"
     OVERFLOW = "overflow"
 
 
 class Death(msgspec.Struct, array_like=True, frozen=True):
-    """How a message came to be a dead letter; one for each time that it did."""
+    """An entry in the history of a dead letter: when and why it was given up."""
 
     queue: str
     reason: DeathReason
@@ -147,25 +150,25 @@ class Death(msgspec.Struct, array_like=True, frozen=True):
     at: float
     message_id: int
     failures: list[Failure] = []
-    # What it has again when it is sent back.
+    # Restored when the message is sent back to its queue.
     receiver: int | None = None
     group: str | None = None
     tenant: str | None = None
 
 
 class Attributes(msgspec.Struct, array_like=True, frozen=True):
-    """What a message may carry beside its payload; most carry none of it."""
+    """Optional properties of a message beside its payload; most messages have none."""
 
     content_type: str | None = None
     headers: dict[str, str] | None = None
-    # One message of a group is in flight at a time, in order.
+    # Messages of a group are delivered in order, one at a time.
     group: str | None = None
-    # Capacity is shared over tenants.
+    # Tenants share the capacity of the queue evenly.
     tenant: str | None = None
-    # Of messages with the same one, within the queue's window, the first is stored.
+    # Only the first message with this id within the queue's window is stored.
     dedup_id: str | None = None
-    # Seconds since 1970: not before, and not after.
+    # Delivery not before and not after these times, in seconds since 1970.
     deliver_at: float | None = None
     expires_at: float | None = None
-    # Dead letters only, the latest last.
+    # The history of a dead letter, the latest death last; `None` for other messages.
     deaths: list[Death] | None = None

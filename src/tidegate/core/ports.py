@@ -1,4 +1,4 @@
-"""What the rooms above ask of the rooms below: the store, and the clock."""
+"""The interfaces of the store and the clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tidegate.core.users import UserStore
 
 
 class Clock:
-    """Time from outside, so that tests can turn it."""
+    """Wall time and monotonic time, which tests can replace."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Clock:
 
 
 class Write:
-    """A segment to store, fenced by an epoch, with the batches of producers that it holds."""
+    """A segment to store, fenced by an epoch, with the producers' batches in it."""
 
     __slots__ = ("batches", "dedup_ids", "epoch", "producers", "segment")
 
@@ -51,7 +51,8 @@ class Write:
         self.epoch = epoch
         self.producers = producers
         self.batches = batches
-        # Remembered together with the segment, so that the same ids are not stored again.
+        # Stored with the segment, so that later messages with these ids are recognised as
+        # duplicates.
         self.dedup_ids = dedup_ids
 
 
@@ -59,7 +60,7 @@ class Attempt(NamedTuple):
     """A message whose deliveries have failed."""
 
     failed: int
-    # Seconds since 1970 before which it is not delivered again; None: at once.
+    # Seconds since 1970 before which it must not be delivered again; `None` means at once.
     due_at: float | None
     failures: list[Failure]
 
@@ -72,43 +73,43 @@ class Settlement:
     def __init__(self, queue_id: int, epoch: int) -> None:
         self.queue_id = queue_id
         self.epoch = epoch
-        # First ids of segments whose last message is done.
+        # First ids of segments whose last message was settled.
         self.finished: list[int] = []
-        # First id → done offsets [low, high) of segments that live on.
+        # By first id: settled offsets [low, high) of segments with unsettled messages.
         self.partly: dict[int, list[tuple[int, int]]] = {}
-        # First id and offset → what came of its deliveries so far.
+        # By first id and offset: the failures so far.
         self.attempts: dict[tuple[int, int], Attempt] = {}
-        # First ids of finished segments that had any.
+        # First ids of finished segments that had failures.
         self.forgotten: list[int] = []
 
 
 class Target(NamedTuple):
-    """One of the queues that a publication goes to, and what differs there."""
+    """One of the queues of a publication, with the values that differ per queue."""
 
     queue_id: int
     epoch: int
     first_id: int
-    # Offsets [low, high) that are not for this queue: done before they began.
+    # Offsets [low, high) of messages that do not match this queue's filter; stored as settled.
     done: list[tuple[int, int]]
     dedup_ids: list[str] | None = None
 
 
 class Publication:
-    """The same messages for several queues: their columns and their payload are stored once."""
+    """The same messages for several queues; columns and payload are stored once."""
 
     __slots__ = ("batches", "messages", "producers", "targets")
 
     def __init__(
         self, messages: Segment, targets: list[Target], producers: list[int], batches: list[int]
     ) -> None:
-        # What all queues share; whose they are and their ids are said by the targets.
+        # What all queues share. Queue id and message ids are those of the targets.
         self.messages = messages
         self.targets = targets
         self.producers = producers
         self.batches = batches
 
     def segment(self, target: Target) -> Segment:
-        """The messages as one of the queues has them; the payload is the same object in all."""
+        """Return the messages as a segment of one target; all segments share the payload."""
         messages = self.messages
         segment = Segment(
             queue_id=target.queue_id,
@@ -129,7 +130,7 @@ class Publication:
 
 
 class Claim:
-    """A queue that has become ours."""
+    """A queue that this node now owns."""
 
     __slots__ = ("epoch", "next_id")
 
@@ -139,7 +140,7 @@ class Claim:
 
 
 class LaneSummary:
-    """What the store holds of one lane."""
+    """A summary of one lane in the store."""
 
     __slots__ = (
         "addressed",
@@ -167,12 +168,12 @@ class LaneSummary:
         self.last_id = last_id
         self.count = count
         self.payload_bytes = payload_bytes
-        # When the first of it came, which need not be that with the lowest id.
+        # When its first message arrived, which is not always the message with the lowest id.
         self.arrived_at = arrived_at
 
 
 class Location:
-    """Where a queue is served."""
+    """The owner and address of a queue."""
 
     __slots__ = ("address", "alive", "owner", "queue")
 
@@ -199,17 +200,17 @@ class MemberInfo:
 
 
 class Store(UserStore, ReplicationStore, FleetStore, HostingStore, Protocol):
-    """Truth: the catalogue, who owns what, and the messages.
+    """The store: catalogue, ownership of queues, and messages.
 
-    Every method may raise Unavailable (nothing is known of the outcome) or LimitReached
-    (nothing was stored). Writes return one flag each: True, or False when fenced.
+    Every method may raise `Unavailable` (the result is not known) or `LimitReached` (nothing was
+    stored). Writes return a flag each: `True`, or `False` if the epoch is out of date.
     """
 
     async def open(self) -> None: ...
     async def close(self) -> None: ...
 
     # Clients and queues
-    # A client belongs to the user that made it; without a user any is found.
+    # A client belongs to the user that registered it. Without a user, the search finds any client.
     async def register_client(
         self, name: str, mode: Mode, user: str | None = None
     ) -> ClientInfo | None: ...
@@ -221,7 +222,7 @@ class Store(UserStore, ReplicationStore, FleetStore, HostingStore, Protocol):
     async def create_queue(
         self, name: str, durable: bool, policy: QueuePolicy = DEFAULT_POLICY
     ) -> QueueInfo | None: ...
-    # With `before` only if it has promised this until now, else ChangedMeanwhile.
+    # With `before`, changes the policy only if it equals `before`, else raises ChangedMeanwhile.
     async def set_policy(
         self, queue_id: int, policy: QueuePolicy, before: QueuePolicy | None = None
     ) -> bool: ...
@@ -230,24 +231,26 @@ class Store(UserStore, ReplicationStore, FleetStore, HostingStore, Protocol):
     async def active_queues(self, client_id: int) -> list[QueueInfo]: ...
     async def delete_queue(self, queue_id: int) -> bool: ...
 
-    # Members and ownership
+    # Nodes and ownership
     async def join(self, name: str, address: str, lease_s: float) -> int: ...
     async def renew(self, member_id: int, lease_s: float) -> bool: ...
     async def leave(self, member_id: int) -> None: ...
-    # How often we have joined the store that a queue is in; None: it has not heard of us for a
-    # lease, and nothing may be delivered. Another number than when a queue was claimed: it is lost.
+    # How many times this node has joined the store of the queue. `None` means that the store has
+    # not heard of the node for the length of a lease, so it must deliver nothing. A number that
+    # differs from the one at the claim means that the claim is lost.
     def standing(self, queue_id: int) -> int | None: ...
     async def members(self) -> list[MemberInfo]: ...
     async def locate(self, queue_id: int) -> Location | None: ...
-    # Those that a member may claim: not what the living machine of another one is to serve.
+    # Unowned queues that a node may claim, except those assigned to a machine that lives elsewhere.
     async def orphans(self, member_id: int | None = None) -> list[int]: ...
     async def claim(self, queue_id: int, member_id: int) -> Claim | None: ...
     async def release(self, queue_id: int, epoch: int, heir: int | None) -> bool: ...
     async def reserve_ids(self, queue_id: int, epoch: int, count: int) -> int | None: ...
 
     # Messages
-    # A callback, since every confirm waits for this one: no turn of the loop to spare.
-    # Commits of one writer are stored, and answered, in the order they are submitted.
+    # It takes a callback, since every confirmation waits for it and a turn of the event loop would
+    # cost time. Commits with the same `writer` are stored and answered in the order of their
+    # submission.
     def submit(
         self,
         writes: Sequence[Write],
@@ -256,14 +259,14 @@ class Store(UserStore, ReplicationStore, FleetStore, HostingStore, Protocol):
         writer: int = 0,
     ) -> None: ...
     async def settle(self, settlements: Sequence[Settlement]) -> list[bool]: ...
-    # All or nothing; False: one of the epochs is no longer its queue's.
+    # All or nothing; `False` means that one of the epochs is out of date.
     async def transact(
         self,
         writes: Sequence[Write],
         settlements: Sequence[Settlement],
         publications: Sequence[Publication] = (),
     ) -> bool: ...
-    # Segments of which every message is done: left by a transaction that could not know it.
+    # Delete segments whose messages are all settled, which a transaction may leave behind.
     async def drop_done(self, queue_id: int, epoch: int) -> bool: ...
     async def stored(self, queue_id: int, first_ids: list[int]) -> set[int]: ...
     async def lanes(self, queue_id: int) -> list[LaneSummary]: ...
@@ -277,7 +280,7 @@ class Store(UserStore, ReplicationStore, FleetStore, HostingStore, Protocol):
         count_max: int,
         bytes_max: int,
     ) -> list[Segment]: ...
-    # Segments that hold any of these ids, of whatever lane, in order; none that are for later.
+    # Segments of all lanes that hold any of these ids, in order; without delayed messages.
     async def read_between(
         self, queue_id: int, from_id: int, to_id: int, count_max: int, bytes_max: int
     ) -> list[Segment]: ...
@@ -291,12 +294,12 @@ class Store(UserStore, ReplicationStore, FleetStore, HostingStore, Protocol):
         priority: int | None,
         count_max: int,
     ) -> list[Segment]: ...
-    # Segments for later, in the order of (due, first id), from behind a place in it.
+    # Delayed segments in the order of (due, first id), after the position `behind`.
     async def read_due(
         self, queue_id: int, behind: tuple[float, int], count_max: int, bytes_max: int
     ) -> list[Segment]: ...
     async def count_due(self, queue_id: int) -> int: ...
-    # Id → seconds since it was seen.
+    # By dedup id: seconds since it was seen.
     async def dedup_ids(self, queue_id: int, newer_than_s: float) -> dict[str, float]: ...
     async def forget_dedup(self) -> int: ...
     async def marks(self, queue_id: int) -> dict[int, list[tuple[int, int]]]: ...
@@ -308,16 +311,16 @@ class Store(UserStore, ReplicationStore, FleetStore, HostingStore, Protocol):
     async def delete_topic(self, name: str) -> bool: ...
     async def find_topic(self, name: str) -> TopicInfo | None: ...
     async def list_topics(self) -> list[TopicInfo]: ...
-    # With a member, the queue is a new one and goes with a connection to it; None: it goes with
-    # none, the queue is made if there is none, and what filter it had is replaced. No answer: the
-    # topic is gone, or the name of the new queue is taken.
+    # With `member_id`, create a new temporary queue, which is deleted with a connection to that
+    # node. With `None`, create the queue if there is none, and replace its filter. Return `None` if
+    # the topic does not exist, or if the name of the new queue is taken.
     async def add_subscription(
         self, topic: str, queue: str, header_filter: Filter | None, member_id: int | None
     ) -> QueueInfo | None: ...
     async def drop_subscription(self, topic: str, queue_id: int) -> bool: ...
-    # Queues that went with a connection to a member that is gone.
+    # Temporary queues whose node has failed.
     async def lost_subscriptions(self) -> list[int]: ...
-    # Queue → the address of its living owner.
+    # By queue id: the address of its living owner.
     async def owners(self, queue_ids: Sequence[int]) -> dict[int, str]: ...
-    # Payloads that no segment uses any more; how many there were.
+    # Delete payloads that no segment uses; return their number.
     async def free_payloads(self) -> int: ...

@@ -1,8 +1,9 @@
-"""Prefetch as a controlled variable: what is wanted, what was measured, what was identified.
+"""Prefetch as a controlled variable: goals, measurements and models.
 
-A goal says what people understand (a rate, or to keep up; a settling time; an overshoot). A model
-says how a consumer answers to its prefetch, y(k+1) = a·y(k) + b·u(k) + offset; `tidegate tune
-prefetch` writes one to a file, and Spark learns them from history. Gains follow from both.
+A goal is in terms that users know: a rate or "keep up", a settling time, an overshoot. A model
+tells how a consumer's arrival rate follows its prefetch: y(k+1) = a·y(k) + b·u(k) + offset.
+`tidegate tune prefetch` writes a model to a file, and Spark learns models from history. The
+controller's gains follow from goal and model.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ import msgspec
 from tidegate.core.complaint import meant
 from tidegate.core.errors import InvalidValue
 
-# RabbitMQ's wire has 16 bits for it.
+# RabbitMQ's protocol has 16 bits for it.
 PREFETCH_MAX = 65_535
 OVERSHOOT_MAX = 0.5
-# Of held-out data, the part that a model explains if it is to be steered by.
+# The least R² on held-out data of a model that may be used for control.
 R2_ACCEPTED = 0.8
-# What a unit of prefetch can be worth: a message goes round in a microsecond at best, and in some
-# days at worst.
+# Bounds on the gain of one unit of prefetch, in msg/s. A round trip takes at least a microsecond
+# and at most some days.
 WORTH_PER_S_MAX = 1e6
 WORTH_PER_S_MIN = 1e-6
-# A model that is wrong by more than so many times is no model of this consumer.
+# A goal whose rate is this many times below the gain of the model does not fit the model.
 WORTH_TIMES_MAX = 10.0
 SAMPLE_S_MAX = 86_400.0
-# Of model files; one that means something else by the same words would be another.
+# The version of model files; it changes when a field changes its meaning.
 FILE_VERSION = 1
-# What `tidegate tune prefetch` adds to a model file for people.
+# Fields that `tidegate tune prefetch` adds to a model file for people.
 FOR_PEOPLE = frozenset({"target_per_s", "controller", "a_error", "b_error", "measured_on", "notes"})
 
 
 class ControllerKind(enum.StrEnum):
-    """Which law steers."""
+    """The control law."""
 
     P = "P"
     PI = "PI"
@@ -49,27 +50,28 @@ class PrefetchModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     a: float
     b: float
     offset_per_s: float = 0.0
-    # One sample of what it was fitted on; gains hold for samples of this length.
+    # The sampling interval of the data. Gains are valid for this interval only.
     sample_s: float = 1.0
-    # Prefetch within which it holds.
+    # The range of prefetch in which the model is valid.
     low: int = 1
     high: int = 360
-    # The most that the handler was seen to do; NaN: the range was never left.
+    # The highest rate that the handler reached; NaN means that it was never saturated.
     ceiling_per_s: float = math.nan
-    # On samples that it was not fitted on.
+    # Measured on data that was not used for fitting.
     r2_test: float = math.nan
     rmse_test_per_s: float = math.nan
     r2_train: float = math.nan
     rmse_train_per_s: float = math.nan
     n_train: int = 0
     n_test: int = 0
-    # Where it comes from: "rabbitmq", "tidegate"; the queue; seconds since 1970.
+    # Its origin: "rabbitmq" or "tidegate", the queue, and the time in seconds since 1970.
     engine: str = ""
     queue: str = ""
     made_at: float = 0.0
 
     def __post_init__(self) -> None:
-        # JSON has no NaN. The default one is left out, and any other becomes that one.
+        # JSON has no NaN. `omit_defaults` leaves out the default object only, so replace other NaNs
+        # by it.
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if isinstance(value, float) and math.isnan(value):
@@ -77,12 +79,15 @@ class PrefetchModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @property
     def worth_per_s(self) -> float:
-        """What one unit of prefetch is worth at rest, msg/s."""
+        """The gain at rest: how many msg/s one more unit of prefetch yields."""
         return self.b / (1.0 - self.a)
 
     @classmethod
     def load(cls, file: str | Path) -> Self:
-        """The model that `tidegate tune prefetch --out` wrote, if it is one to steer by."""
+        """Read a model file of `tidegate tune prefetch --out`.
+
+        Raise `InvalidValue` if it is no model file, or if the model is not usable for control.
+        """
         try:
             document = msgspec.json.decode(Path(file).read_bytes(), type=dict[str, Any])
             _check_document(file, document, {*cls.__struct_fields__, *FOR_PEOPLE})
@@ -107,7 +112,10 @@ class PrefetchModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return found
 
     def save(self, file: str | Path) -> None:
-        """Whole or not at all: a loop may be reading it."""
+        """Write a model file atomically, since a loop may be reading it.
+
+        Raise `InvalidValue` if it cannot be written.
+        """
         beside = Path(f"{file}.new")
         document = {"version": FILE_VERSION, **msgspec.json.decode(msgspec.json.encode(self))}
         try:
@@ -119,7 +127,7 @@ class PrefetchModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             ) from None
 
     def check(self) -> None:
-        """Raises unless it is a plant that can be steered."""
+        """Raise `InvalidValue` unless the model describes a consumer that can be controlled."""
         if not (abs(self.a) < 1.0 and 0.0 < self.b < math.inf and self.sample_s > 0.0):
             raise InvalidValue(
                 f"a = {self.a:g}, b = {self.b:g} per {self.sample_s:g} s is no model of a consumer "
@@ -138,7 +146,7 @@ class PrefetchModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             )
 
     def doubts(self, queue: str, engine: str) -> str:
-        """Why it may be the wrong one for consumers of this queue; "": it says nothing else."""
+        """Return why the model may not fit consumers of this queue; empty if there is no reason."""
         if self.queue and self.queue != queue:
             return f"the model was measured on queue {self.queue}, and is used for {queue}"
         if self.engine and self.engine != engine:
@@ -147,9 +155,9 @@ class PrefetchModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class PrefetchGoal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the prefetch of a queue's consumers is steered to."""
+    """The goal to which the prefetch of a queue's consumers is controlled."""
 
-    # Messages a second that are to arrive at each consumer; None: as many as its handler can do.
+    # Messages per second for each consumer; `None` means as many as its handler can process.
     rate_per_s: float | None = None
     settle_s: float = 30.0
     overshoot: float = 0.05
@@ -157,22 +165,22 @@ class PrefetchGoal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     sample_s: float = 1.0
     low: int = 1
     high: int = 360
-    # Set when measurements stop.
+    # The prefetch to use when measurements stop.
     fallback: int = 10
-    # Of keep up: messages that may wait in the consumer, unbegun; None: one for each two that are
-    # on their way or at work, since they come in lots.
+    # "Keep up" only: how many messages may wait in the consumer. `None` means one for every two
+    # that are on their way or being handled, since messages arrive in batches.
     held: float | None = None
-    # Whether the model follows the plant while it runs.
+    # Whether the model is adapted while the loop runs.
     adaptive: bool = True
-    # A person's value; None: automatic.
+    # An override of the prefetch; `None` means automatic.
     manual: int | None = None
-    # Nothing was steered before the person's value came: when that goes, nothing is again.
+    # Whether there was no control before the override. If so, removing the override ends control.
     only_manual: bool = False
-    # None: the learned one, else a cautious guess from the first samples.
+    # `None` means the learned model, or else a cautious guess from the first samples.
     model: PrefetchModel | None = None
 
     def check(self) -> None:
-        """Raises unless it can be steered to, with a sentence that says what to change."""
+        """Raise `InvalidValue`, with advice, if the goal cannot be pursued."""
         if self.rate_per_s is not None and not 0.0 < self.rate_per_s < math.inf:
             raise InvalidValue(
                 f"a target of {self.rate_per_s:g} messages a second cannot be steered to: say a "
@@ -212,7 +220,7 @@ class PrefetchGoal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def _check_document(file: str | Path, document: dict[str, Any], known: set[str]) -> None:
-    """Whether all of it is understood: what was meant by the rest, nobody can say."""
+    """Raise `InvalidValue` unless the version and all fields are known."""
     version = document.pop("version", FILE_VERSION)
     if version != FILE_VERSION:
         raise InvalidValue(
@@ -229,17 +237,17 @@ def _check_document(file: str | Path, document: dict[str, Any], known: set[str])
 class ConsumerSample(msgspec.Struct, frozen=True, kw_only=True):
     """One consumer over one sampling interval."""
 
-    # Its end, by the loop's own clock.
+    # The end of the interval, by the loop's own clock.
     at: float
     interval_s: float
-    # y: deliveries a second.
+    # y: deliveries per second.
     arrived_per_s: float
-    # Handled a second, and the part of the time in which the handler was at work; None: not known.
+    # Messages handled per second, and the busy part of the interval; `None` means not known.
     processed_per_s: float | None = None
     busy: float | None = None
-    # Messages that wait unbegun in the consumer; None: not known.
+    # Messages that wait in the consumer; `None` means not known.
     held: float | None = None
-    # As set during the interval, on average.
+    # The mean prefetch during the interval.
     prefetch: float = math.nan
-    # The queue had nothing for it: the rate says nothing about the prefetch.
+    # The queue had no messages for it, so the rate tells nothing about the prefetch.
     starved: bool = False

@@ -1,12 +1,12 @@
-"""A goal of prefetch control as people write it, in settings and on a command line.
+"""Prefetch goals as text, in settings and on a command line.
 
-    prefetch = "400/s"                     so many messages a second to each consumer
-    prefetch = "keep-up"                   as many as its handler can do
-    prefetch = 12                          by hand
-    prefetch = "off"                       each consumer has what it asked for
+    prefetch = "400/s"                     this rate for each consumer
+    prefetch = "keep-up"                   as many as its handler can process
+    prefetch = 12                          an override
+    prefetch = "off"                       each consumer gets the prefetch it asked for
     prefetch = { rate = "400/s", settle = "30s", overshoot = "5%", high = 100 }
 
-Every complaint says which key, what was written and what is allowed.
+Every error names the key, the given value and the allowed values.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from tidegate.core.quantities import (
 PART_IS = "a part, such as 5% or 0.05"
 KEEP_UP = "keep-up"
 OFF = ("off", "none")
-# Fewer samples say nothing of a settling.
+# Settling cannot be observed in fewer samples.
 SETTLING_SAMPLES_MIN = 4
-# Beyond this nothing makes sense.
+# Longer times make no sense.
 _DURATION_S_MAX = 86_400.0
-# A node looks at its consumers about twenty times a second.
+# A node polls its consumers about twenty times a second.
 _SAMPLE_S_MIN = 0.1
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
 
 
 def parse_part(text: str) -> float:
-    """The part of 1 that `5%` or `0.05` stands for."""
+    """Return the part of 1 for text such as `5%` or `0.05`."""
     match = _PART.fullmatch(text)
     if match is None:
         raise InvalidValue(f"{text!r} is not {PART_IS}")
@@ -63,7 +63,7 @@ def _part(value: Any) -> float:
 
 
 def _model(value: Any) -> PrefetchModel:
-    # In settings a file is named; elsewhere it was read already.
+    # In settings the value is a file name; otherwise it is the model itself.
     return PrefetchModel.load(value) if isinstance(value, str) else _as(PrefetchModel)(value)
 
 
@@ -71,7 +71,7 @@ def _as(kind: Any) -> Callable[[Any], Any]:
     return lambda value: msgspec.convert(value, kind, strict=not isinstance(value, str))
 
 
-# What people write → the field, what it takes, and how that is read.
+# By key in the text: the field, the allowed values, and the function that reads a value.
 _KEYS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
     "rate": ("rate_per_s", f"{RATE_IS}, or {KEEP_UP}", _rate),
     "settle": ("settle_s", DURATION_IS, _duration),
@@ -89,7 +89,7 @@ _KEYS: dict[str, tuple[str, str, Callable[[Any], Any]]] = {
 
 
 def goal_of(value: Any, before: PrefetchGoal | None = None) -> PrefetchGoal | None:
-    """The goal that somebody wrote, on top of one that there was; None: off."""
+    """Return the goal for a value in text form, based on an earlier goal; `None` means off."""
     goal = before or PrefetchGoal()
     if isinstance(value, Mapping):
         return changed(goal, value)
@@ -109,18 +109,18 @@ def goal_of(value: Any, before: PrefetchGoal | None = None) -> PrefetchGoal | No
 
 
 def by_hand(before: PrefetchGoal | None, prefetch: int) -> PrefetchGoal:
-    """A person's value in place of what there was, which `given_back` finds again."""
+    """Return the goal with an override of the prefetch, which `given_back` removes."""
     goal = PrefetchGoal(only_manual=True) if before is None else before
     return changed(goal, {"manual": prefetch})
 
 
 def given_back(goal: PrefetchGoal) -> PrefetchGoal | None:
-    """As it was before a person's value came; None: nothing was steered."""
+    """Return the goal without its override; `None` if there was no control before it."""
     return None if goal.only_manual else changed(goal, {"manual": None})
 
 
 def changed(goal: PrefetchGoal, changes: Mapping[str, Any]) -> PrefetchGoal:
-    """The same with some keys as people wrote them; InvalidValue when they make no sense."""
+    """Return the goal with some keys changed; raise `InvalidValue` for a bad key or value."""
     fields: dict[str, Any] = {}
     for key, value in changes.items():
         if key not in _KEYS:
@@ -130,10 +130,10 @@ def changed(goal: PrefetchGoal, changes: Mapping[str, Any]) -> PrefetchGoal:
             fields[field] = read(value)
         except (InvalidValue, msgspec.ValidationError) as wrong:
             if key == "model" and isinstance(wrong, InvalidValue):
-                raise  # it says what is wrong with the file
+                raise  # its text names the problem of the file
             raise InvalidValue(f"prefetch.{key} = {shown(value)}: must be {must}") from None
     if "rate_per_s" in fields:
-        # Who names a goal wants it pursued.
+        # A new rate means that control is wanted, so it ends an override.
         fields.setdefault("manual", None)
         fields["only_manual"] = False
     found = msgspec.structs.replace(goal, **fields)
@@ -142,7 +142,7 @@ def changed(goal: PrefetchGoal, changes: Mapping[str, Any]) -> PrefetchGoal:
 
 
 def check_goal(goal: PrefetchGoal) -> None:
-    """Raises unless a node can pursue it, and a store can keep it."""
+    """Raise `InvalidValue` unless a node can pursue the goal and a store can keep it."""
     goal.check()
     if not _SAMPLE_S_MIN <= goal.sample_s <= _DURATION_S_MAX:
         raise InvalidValue(f"sample {goal.sample_s:g} s: must be at least {_SAMPLE_S_MIN:g} s")
@@ -157,8 +157,8 @@ def check_goal(goal: PrefetchGoal) -> None:
             f"manual {goal.manual}: must be between low {goal.low} and high {goal.high}"
         )
     if goal.model is not None:
-        # JSON knows neither infinity nor NaN, and a policy that cannot be read back stops its
-        # queue. What may be unknown is left out.
+        # JSON has neither infinity nor NaN, and a policy that cannot be read back makes its queue
+        # unusable. Fields that may be unknown are left out of the JSON.
         for field in msgspec.structs.fields(goal.model):
             value = getattr(goal.model, field.name)
             may_be_unknown = isinstance(field.default, float) and math.isnan(field.default)
@@ -169,7 +169,7 @@ def check_goal(goal: PrefetchGoal) -> None:
 
 
 def told(goal: PrefetchGoal | None) -> str:
-    """A goal in a few words."""
+    """Return a goal in a few words."""
     if goal is None:
         return "off"
     if goal.manual is not None:
@@ -183,7 +183,7 @@ def told(goal: PrefetchGoal | None) -> str:
 
 
 def written(goal: PrefetchGoal) -> dict[str, Any]:
-    """Every key as one would write it."""
+    """Return every key of a goal in its text form."""
     shown_as: dict[str, Any] = {}
     for key, (field, _, _) in _KEYS.items():
         value = getattr(goal, field)

@@ -1,9 +1,9 @@
-"""The mark of a probe: by it a door knows that a request is the leader's own, and leaves it out.
+"""The mark by which a door recognises the leader's probe and leaves it out of its counts.
 
-A probe asks as a client would, and is none: a window in which nobody else asks has no data, and a
-quick health path must not pass for quick answers. The mark follows from the secret of the service,
-which only its doors and whoever leads have, so nobody else hides requests from the counts. Doors
-never pass it on.
+A window in which only the probe asks must count as having no data, and fast answers to the probe
+must not improve the measured response times. The mark is derived from the service's secret, which
+only its doors and the leader know. So no client can exclude its requests from the counts. Doors
+never pass the mark on.
 """
 
 from __future__ import annotations
@@ -15,5 +15,5 @@ FIELD = "Tidegate-Probe"
 
 
 def probe_mark(secret: str) -> str:
-    """What a probe of a service with this secret says; "" without a secret."""
+    """Return the value of the probe's header; empty if the service has no secret."""
     return hmac.new(secret.encode(), b"tidegate probe", sha256).hexdigest() if secret else ""

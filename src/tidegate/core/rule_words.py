@@ -1,19 +1,18 @@
-"""Rules of laws in plain words: what programs know by a name, people read as a clause.
+"""The rules of laws as text for people.
 
     needed ≈ replicas            there are as many replicas as are needed
     held: cool-down              nothing is changed: replicas have come or gone a moment ago
     capacity unknown: …          what a replica can do is not known yet: …
 
-A decision keeps the name (`Decision.rule`), so that what is stored, counted and compared stays the
-same. Whoever shows one to people takes these words. A rule that is said in words already is left as
-it is.
+A decision stores the rule's name (`Decision.rule`), so that programs can compare and count it.
+Views for people translate it with this table. A rule without an entry is shown unchanged.
 """
 
 from __future__ import annotations
 
 _HELD = "held: "
 _UNKNOWN = "capacity unknown: "
-# What the guards put behind a rule (control/guards.py), and the limits of a prefetch.
+# Endings that guards append to a rule, and the limits of a prefetch.
 _ENDS = {
     ", at max": ", but no more are allowed",
     ", at min": ", but no fewer are allowed",
@@ -21,7 +20,7 @@ _ENDS = {
     ", saturated high": ", up to its upper limit",
 }
 _WORDS = {
-    # By messages that wait (laws/elasticity.py).
+    # Policy "load": by waiting messages.
     "avg_load > max_load": "more messages wait for each replica than max_load allows",
     "avg_load < min_load": "fewer messages wait for each replica than min_load says",
     "min_load ≤ avg_load ≤ max_load": "as many messages wait for each replica as may",
@@ -32,17 +31,17 @@ _WORDS = {
     "avg_load < min_load: plan goes on": "few messages wait, and a replica is going already",
     "inhibited": "the replica that was added last is still to show what it does",
     "backed off": "one replica fewer was too few for this rate before",
-    # By what is needed (laws/feed_forward.py, laws/wait_sizing.py).
+    # Policies "feed-forward" and "agreement": by the number of replicas needed.
     "needed > replicas": "more replicas are needed than there are",
     "needed < replicas − room": "fewer replicas are needed than there are, with room to spare",
     "needed ≈ replicas": "there are as many replicas as are needed",
     "oldest age at the aim": "the oldest message has nearly waited for too long",
     "the agreement is in danger": "the agreement is in danger, so no replica may go",
-    # By length (laws/length_target.py).
+    # Policy "length".
     "messages / queue_length": "there are to be as many replicas as messages ask for at "
     "queue_length each",
     "stabilisation window": "more replicas were needed within the stabilisation window",
-    # By clients (laws/election.py).
+    # Policy "clients".
     "R5: L_c ≥ 1, a new replica": "the replicas have as many clients as they can take",
     "R5: L_c ≥ 1, a marked replica stays": "the replicas have as many clients as they can take: "
     "the one that was to go stays",
@@ -54,7 +53,7 @@ _WORDS = {
     "elected": "a client was given a replica",
     "marked and empty": "a replica that was to go is empty",
     "nothing to change": "there is nothing to change",
-    # Guards (control/guards.py, control/autoscaler.py, control/reading.py).
+    # Guards.
     "reversal guard": "more replicas lowered the throughput before",
     "below min": "there are fewer replicas than the least that there may be",
     "something to do": "there is something to do",
@@ -69,14 +68,14 @@ _WORDS = {
     "manual": "it was set by hand",
     "fixed": "the number is fixed",
     "judged": "the agreement was judged",
-    # Machines (control/provisioner.py).
+    # Machines.
     "a free slot": "there is a free slot",
     "no free slot": "there is no free slot",
     "warm pool below NPP": "fewer machines are kept warm than there should be",
     "warm pool above NPP": "more machines are warm than there need be",
     "waiting for a boot": "a machine is booting",
     "nothing to do": "there is nothing to do",
-    # HTTP services (control/service_*.py, control/inside.py).
+    # HTTP services.
     "inside first": "first what can be changed inside, then how many there are",
     "more in hand than is answered in time": "more requests are in hand than are answered in time",
     "not a matter of load": "a promise is in danger, and more instances would not help",
@@ -93,7 +92,7 @@ _WORDS = {
     "hanging": "an instance does not answer",
     "one is renewed": "an instance is replaced by a newer one",
     "spares are refilled": "spares are missing",
-    # Prefetch (laws/prefetch_decision.py).
+    # Prefetch.
     "automatic": "the controller steers the prefetch",
     "held": "nothing new was measured, and nothing is changed",
     "fallback": "measurements have stopped, and the fallback counts",
@@ -101,7 +100,7 @@ _WORDS = {
 
 
 def in_words(rule: str) -> str:
-    """What a rule says, for people."""
+    """Return a rule as text for people."""
     if rule in _WORDS:
         return _WORDS[rule]
     if rule.startswith(_HELD):

@@ -1,13 +1,15 @@
-"""What a user says about how a queue scales; KEDA's words where they mean the same.
+"""The settings of how a logical queue scales, named as in KEDA where they mean the same.
 
-[queues.orders]
-replicas = { min = 1, max = 8 }       KEDA: minReplicaCount, maxReplicaCount
-policy = "feed-forward"
-max_wait = "2s"                       what is promised; max_load follows from it
-worker = "shop.jobs:app"
-slots_per_machine = 2
-polling_interval = "1s"               KEDA: pollingInterval
-cooldown_period = "60s"               KEDA: cooldownPeriod, here before every scale-in
+In a settings file:
+
+    [queues.orders]
+    replicas = { min = 1, max = 8 }       KEDA: minReplicaCount, maxReplicaCount
+    policy = "feed-forward"
+    max_wait = "2s"                       the longest wait; max_load follows from it
+    worker = "shop.jobs:app"
+    slots_per_machine = 2
+    polling_interval = "1s"               KEDA: pollingInterval
+    cooldown_period = "60s"               KEDA: cooldownPeriod, here before every scale-in
 """
 
 from __future__ import annotations
@@ -17,33 +19,33 @@ import enum
 import msgspec
 
 REPLICAS_MAX = 10_000
-# Who knows what is coming need not feel the way there replica by replica.
+# A policy that predicts the load need not add replicas one by one.
 STEP_MAX_AHEAD = 4
 
 
 class ScalingPolicy(enum.StrEnum):
-    """Which law says how many replicas there are."""
+    """The law that decides how many replicas there are."""
 
-    FIXED = "fixed"  # `replicas.min` of them, whatever happens
-    LOAD = "load"  # Elastic queues: waiting messages per replica between min_load and max_load
-    CLIENTS = "clients"  # Replicated queues: clients against the capacity for clients
-    FEED_FORWARD = "feed-forward"  # ours: the arrival rate ahead, the oldest message's age behind
+    FIXED = "fixed"  # always `replicas.min` replicas
+    LOAD = "load"  # Elastic queues: waiting messages per replica stay between min_load and max_load
+    CLIENTS = "clients"  # Replicated queues: clients compared with the capacity for clients
+    FEED_FORWARD = "feed-forward"  # predicted arrival rate, corrected by oldest age
     LENGTH = "length"  # KEDA: waiting messages divided by queue_length
-    AGREEMENT = "agreement"  # what its agreement promises: waits, oldest age, throughput
+    AGREEMENT = "agreement"  # the waits, oldest age and throughput that the agreement promises
 
 
 class Steering(enum.StrEnum):
-    """Who has the say."""
+    """Whether the law's decisions are executed."""
 
     AUTO = "auto"
-    RECOMMEND = "recommend-only"  # decisions are made, explained and not carried out
-    MANUAL = "manual"  # `replicas_wanted` of them, as a person has said
+    RECOMMEND = "recommend-only"  # decisions are made and explained, but not executed
+    MANUAL = "manual"  # an override: `replicas_wanted` replicas
 
 
 class Provisioning(enum.StrEnum):
-    """Which machine a replica comes to."""
+    """Which machine gets a new replica."""
 
-    ENERGY = "energy"  # fewest machines, then fewest hosts
+    ENERGY = "energy"  # the fewest machines, then the fewest hosts
     PERFORMANCE = "performance"  # a machine each, on the least loaded host
 
 
@@ -55,56 +57,57 @@ class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a logical queue scales. Loads are messages that wait per replica."""
+    """How a logical queue scales. Loads are waiting messages per replica."""
 
     replicas: Range = Range()
     policy: ScalingPolicy = ScalingPolicy.LOAD
     steering: Steering = Steering.AUTO
-    # For manual: how many.
+    # The number of replicas if `steering` is manual.
     replicas_wanted: int | None = None
     min_load: float = 50.0
     max_load: float = 200.0
-    # How long a message may wait; when given, max_load is this times a replica's rate.
+    # The longest wait of a message; if given, max_load is this time multiplied by a replica's rate.
     max_wait_s: float | None = None
-    # KEDA's target of the policy "length": waiting messages per replica.
+    # Target of the policy "length": waiting messages per replica.
     queue_length: float = 100.0
-    # Of the policy "clients": how many clients a replica is best with; None: learned, else 3.
+    # Policy "clients": the best number of clients per replica. `None` means the learned one, or 3.
     capacity_clients: float | None = None
-    # msg/s of one replica with its workers; None: measured.
+    # Messages per second of one replica with its workers; `None` means measured.
     capacity_per_s: float | None = None
     # Between two decisions.
     polling_interval_s: float = 1.0
-    # After a scale-up no other one, until it has had time to show (the papers' inhibition).
+    # The pause after a scale-up, until its effect can be measured (the papers' inhibition).
     inhibition_s: float = 10.0
-    # After any change no scale-in for so long.
+    # The pause before a scale-in after any change.
     cooldown_period_s: float = 60.0
-    # Replicas that one decision may add, or begin to remove; None: 4 of feed-forward and agreement,
-    # else 1.
+    # The most replicas that one decision may add or begin to remove. `None` means 4 for
+    # feed-forward and agreement, else 1.
     step_max: int | None = None
-    # Measurements that are older are not acted on.
+    # Older measurements are not used.
     stale_s: float = 5.0
     # How long a scale-up that lowered throughput is remembered.
     reversal_memory_s: float = 600.0
-    # User code that a replica's workers run; None: workers come by themselves.
+    # The code that a replica's workers run; `None` means that workers are started by other means.
     worker: str | None = None
     workers_per_replica: int = 1
-    # Stated limit of what one replica delivers, for experiments on one computer; None: none.
+    # An artificial limit on deliveries per replica, for experiments on one computer; `None` means
+    # none.
     rate_max_per_s: float | None = None
     slots_per_machine: int = 1
     provisioning: Provisioning = Provisioning.ENERGY
-    # Machines kept warm; None: NPP from what was learned or is said here, else 0.
+    # Machines kept warm. `None` means computed from learned or given values, else 0.
     warm: int | None = None
     boot_s: float | None = None
-    # The largest growth of the arrival rate that is to be kept up with, msg/s².
+    # The largest growth of the arrival rate to keep up with, in msg/s².
     sla_delta: float | None = None
-    # Parts of new messages by number of the replica, as a person has said; None: the law decides.
+    # An override of the shares, by number of the replica; `None` means that the law decides.
     shares: dict[int, float] | None = None
-    # Its agreement as it was written (TOML): judged under every policy, obeyed under "agreement".
+    # The agreement as TOML. It is evaluated under every policy, and obeyed under "agreement".
     agreement: str | None = None
 
     @property
     def replicas_per_step(self) -> int:
-        """`step_max`, or what is best for the policy (docs/simulation.md)."""
+        """`step_max`, or the best value for the policy (docs/simulation.md)."""
         if self.step_max is not None:
             return self.step_max
         ahead = (ScalingPolicy.FEED_FORWARD, ScalingPolicy.AGREEMENT)

@@ -1,10 +1,10 @@
-"""A queue's scaling as people write it, in settings and on a command line; and what makes sense.
+"""The scaling of a queue as text, in settings and on a command line, and its checks.
 
     max_wait = "2s"        a duration: the field is max_wait_s
-    min, max               of replicas, beside replicas = { min = 1, max = 8 }
-    warm = "none"          not said; what was learned counts
+    min, max               of replicas, as in replicas = { min = 1, max = 8 }
+    warm = "none"          no value: the learned one is used
 
-Every complaint says which key, what was written and what is allowed.
+Every error names the key, the given value and the allowed values.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tidegate.core.quantities import DURATION_IS, format_duration, parse_duratio
 from tidegate.core.scaling import REPLICAS_MAX, Range, Scaling, ScalingPolicy, Steering
 
 SLOTS_MAX = 1_000
-# It travels with the topology to everybody who asks for that.
+# It is sent with the topology to all clients that ask for one.
 AGREEMENT_CHARACTERS_MAX = 16_384
 _FIELDS = {field.name: field for field in msgspec.structs.fields(Scaling)}
 _WORKER = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _NAME = re.compile(r"""^\s*name\s*=\s*["']([^"'\n]{1,100})["']""", re.MULTILINE)
-# Beyond this no quantity makes sense, and not every store can keep it.
+# Larger values make no sense, and some stores cannot keep them.
 _MOST = 1e12
 _BOUNDS = ("min", "max")
 
@@ -37,12 +37,12 @@ def _is_duration(field: str) -> bool:
     return field.endswith("_s") and not field.endswith("_per_s")
 
 
-# What people write → the field.
+# By key in the text: the field.
 KEYS = {name.removesuffix("_s") if _is_duration(name) else name: name for name in _FIELDS}
 
 
 def changed(scaling: Scaling, changes: Mapping[str, Any]) -> Scaling:
-    """The same with some keys as people wrote them; InvalidValue when they make no sense."""
+    """Return the scaling with some keys changed; `InvalidValue` if it is not usable."""
     fields: dict[str, Any] = {}
     bounds = {"min": scaling.replicas.min, "max": scaling.replicas.max}
     for key, value in changes.items():
@@ -61,7 +61,7 @@ def changed(scaling: Scaling, changes: Mapping[str, Any]) -> Scaling:
 
 
 def field_called(key: str) -> str:
-    """The field of a key; `max_wait` and `max-wait` are `max_wait_s`."""
+    """Return the field of a key; `max_wait` and `max-wait` are `max_wait_s`."""
     name = key.replace("-", "_")
     field = KEYS.get(name, name)
     if field not in _FIELDS:
@@ -79,7 +79,7 @@ def _value(key: str, field: str, value: Any) -> Any:
         except InvalidValue:
             raise InvalidValue(f"{key} = {shown(value)}: must be {DURATION_IS}") from None
     if field == "shares" and isinstance(value, Mapping):
-        # Keys of TOML and JSON are texts.
+        # The keys of TOML and JSON are text.
         value = {_number(one): part for one, part in value.items()}
     return _converted(key, value, kind)
 
@@ -97,7 +97,7 @@ def _converted(key: str, value: Any, kind: Any) -> Any:
 
 
 def written(scaling: Scaling) -> dict[str, Any]:
-    """Every key as one would write it, an agreement by its name; None: not said."""
+    """Return every key in its text form; an agreement by its name, `None` for no value."""
     shown_as: dict[str, Any] = {}
     for key, field in KEYS.items():
         value = getattr(scaling, field)
@@ -114,14 +114,14 @@ def written(scaling: Scaling) -> dict[str, Any]:
 
 
 def agreement_shown(text: str) -> str:
-    """Which agreement it is, in a few words: its name, and a mark that another text has another."""
+    """Return a short form of an agreement: its name and a hash of its text."""
     name = _NAME.search(text)
     mark = hashlib.sha256(text.encode()).hexdigest()[:8]
     return f"{name[1]} ({mark})" if name else mark
 
 
 def complaints(scaling: Scaling) -> list[str]:
-    """What does not go together or is impossible; nothing: it can be used."""
+    """Return the problems of a scaling; an empty list means that it is usable."""
     found = []
     least, most = scaling.replicas.min, scaling.replicas.max
     if not 0 <= least <= most:
@@ -136,7 +136,8 @@ def complaints(scaling: Scaling) -> list[str]:
         if scaling.steering is Steering.MANUAL:
             told += "; steering is manual: say how many (--to), or let the policy decide (--auto)"
         found.append(told)
-    # Infinity too: JSON has none, and a queue that cannot be read back stops the loops of all.
+    # Reject infinity, too: JSON has none, and a queue that cannot be read back stops all control
+    # loops.
     if not 0.0 <= scaling.min_load < scaling.max_load < math.inf:
         found.append(
             f"min_load {scaling.min_load:g}, max_load {scaling.max_load:g}: must be "
@@ -189,7 +190,7 @@ def _above(
         return []
     key = next(key for key, name in KEYS.items() if name == field)
     must = "above 0" if least is None else f"at least {least:g}"
-    # The bound that no quantity comes near is said only to who went past it.
+    # The largest value is mentioned only if the value exceeds it.
     if most != _MOST or not value <= most:
         must += f" and at most {most:g}"
     return [f"{key} {value:g}: must be {must}"]

@@ -1,11 +1,11 @@
 """A segment: messages of one queue and one priority that were stored by one commit.
 
-Strategy: columns, not objects. A batch that a producer sent stays one piece of
-bytes from its socket to the store and on to a consumer's socket, so the work of a
-node grows with the number of batches. Only the ends of the system see messages.
+A segment consists of columns, not of message objects. The payloads of a producer's batch stay one
+piece of bytes, from the producer's socket to the store and to the consumer's socket. So the work of
+a node grows with the number of batches and not of messages.
 
-A column with one element speaks for all messages; an absent column says that none
-has the property. Segments hold either addressed messages only, or none.
+A column with one element applies to all messages. An absent column means that no message has the
+property. A segment holds only messages with a receiver, or only messages without.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from tidegate.core.model import Attributes, Failure
 
 Bytes = bytes | bytearray | memoryview
 
-# What a segment costs in memory beside its payload: measured with tracemalloc, rounded up.
+# The memory of a segment beside its payload: measured with tracemalloc, rounded up.
 SEGMENT_OVERHEAD_BYTES = 900
 MESSAGE_OVERHEAD_BYTES = 24
-# Of messages with attributes: the objects, and that groups and tenants have messages one by one.
+# Per message with attributes: the objects, and entries for groups and tenants.
 ATTRIBUTES_OVERHEAD_BYTES = 300
-# Of the failures of a message, the last ones are remembered.
+# How many of the latest failures of a message are kept.
 FAILURES_KEPT = 10
 
 
 class Segment:
-    """Columns of messages, with ids `first_id` to `first_id + count - 1`."""
+    """Columns of messages with the ids `first_id` to `first_id + count - 1`."""
 
     __slots__ = (
         "_offsets",
@@ -81,23 +81,24 @@ class Segment:
         self.receivers = receivers
         self.contexts = contexts
         self.attributes = attributes
-        # Seconds since 1970 before which its messages are nobody's.
+        # Seconds since 1970 before which its messages must not be delivered; `None` means at once.
         self.due_at = due_at
-        # Deliveries are not written to disk: whatever comes back from the store
-        # may have been delivered before.
+        # Deliveries are not written to the store, so messages that were read back may have been
+        # delivered before.
         self.reloaded = reloaded
         self.count = len(lengths)
         self.open = self.count
         self.done: list[tuple[int, int]] = []
-        # When its first message expires, by what the messages say; a queue may add its own.
+        # When the first message expires by its own attributes; the queue's time to live may come
+        # earlier.
         self.expires_at = _first_expiry(attributes)
         self.expires_by_policy: float | None = None
-        # Of messages that were delivered and came back: how often in all, how often because they
-        # had failed, and what went wrong.
+        # By offset, of messages that were delivered and came back: all deliveries, failed
+        # deliveries, and the failures themselves.
         self.attempts: dict[int, int] | None = None
         self.failed: dict[int, int] | None = None
         self.failures: dict[int, list[Failure]] | None = None
-        # Of reloaded ones that are to be tried again later: when.
+        # By offset, of messages read back from the store: when they are to be delivered again.
         self.retry_at: dict[int, float] | None = None
         self._offsets: list[int] | None = None
 
@@ -107,14 +108,14 @@ class Segment:
 
     @property
     def cost_bytes(self) -> int:
-        """What keeping the segment in memory costs."""
+        """The memory that the segment takes."""
         each = MESSAGE_OVERHEAD_BYTES
         if self.attributes is not None:
             each += ATTRIBUTES_OVERHEAD_BYTES
         return self.payload_bytes + SEGMENT_OVERHEAD_BYTES + each * self.count
 
     def body(self, low: int, high: int) -> memoryview:
-        """The payloads of messages `low` to `high - 1`, one after the other."""
+        """Return the payloads of messages `low` to `high - 1` as one view."""
         view = memoryview(self.payload)
         if low == 0 and high == self.count:
             return view
@@ -124,7 +125,7 @@ class Segment:
         return view[offsets[low] : offsets[high]]
 
     def cut(self, low: int, high: int) -> Segment:
-        """Messages `low` to `high - 1` as a segment of their own, under the ids that they have."""
+        """Return messages `low` to `high - 1` as a segment of their own, with the same ids."""
         receivers = self.receivers
         return Segment(
             queue_id=self.queue_id,
@@ -137,7 +138,7 @@ class Segment:
             receivers=receivers[low:high] if receivers and len(receivers) > 1 else receivers,
             contexts=None if self.contexts is None else self.contexts[low:high],
             attributes=None if self.attributes is None else self.attributes[low:high],
-            # Whoever has had one of them may have had these.
+            # Any of them may have been delivered before.
             reloaded=self.reloaded or self.attempts is not None,
         )
 
@@ -148,7 +149,7 @@ class Segment:
         return None if self.contexts is None else self.contexts[offset]
 
     def mark_done(self, low: int, high: int) -> bool:
-        """Settle messages `low` to `high - 1`; True when the whole segment is done."""
+        """Settle messages `low` to `high - 1`; return whether the whole segment is settled."""
         self.open -= high - low
         if self.open == 0:
             return True
@@ -162,7 +163,7 @@ class Segment:
         return False
 
     def mark_attempted(self, low: int, high: int) -> None:
-        """Messages that were delivered and have come back."""
+        """Note that messages were delivered and came back."""
         attempts = self.attempts
         if attempts is None:
             attempts = self.attempts = {}
@@ -170,24 +171,24 @@ class Segment:
             attempts[offset] = attempts.get(offset, 0) + 1
 
     def was_attempted(self, offset: int) -> bool:
-        """Whether a message was delivered and came back, as far as is known."""
+        """Return whether a message was delivered and came back, as far as is known."""
         return self.attempts is not None and offset in self.attempts
 
     def expiry(self, offset: int) -> float | None:
-        """When a message expires by what it says, else when its queue lets it."""
+        """Return when a message expires: by its own attributes, or else by the queue's policy."""
         attributes = None if self.attributes is None else self.attributes[offset]
         if attributes is not None and attributes.expires_at is not None:
             return attributes.expires_at
         return self.expires_by_policy
 
     def expire_by_policy(self, ttl_s: float | None) -> None:
-        """The queue's own time to live, for messages that say nothing."""
+        """Apply the queue's time to live to messages without one of their own."""
         self.expires_by_policy = None if ttl_s is None else self.arrived_at + ttl_s
         times = [_first_expiry(self.attributes), self.expires_by_policy]
         self.expires_at = min((at for at in times if at is not None), default=None)
 
     def mark_failed(self, offset: int, failure: Failure) -> int:
-        """A delivery came to nothing; how many did so far."""
+        """Note a failed delivery; return the number of failed deliveries so far."""
         if self.failed is None:
             self.failed = {}
         if self.failures is None:
@@ -199,7 +200,7 @@ class Segment:
     def remember(
         self, offset: int, failed: int, retry_at: float | None, failures: list[Failure]
     ) -> None:
-        """What the store knows of a message that was delivered and came back."""
+        """Apply the stored failures of a message."""
         self.attempts = self.attempts or {}
         self.attempts[offset] = failed
         self.failed = self.failed or {}
@@ -213,15 +214,15 @@ class Segment:
 
     @property
     def open_end_id(self) -> int:
-        """One more than the id of its last open message.
+        """The id after the last unsettled message.
 
-        From there on segments of their own may lie that were cut off it, though its ids go on.
+        Ids from there on may belong to segments that were cut off this one.
         """
         ranges = self.open_ranges()
         return self.first_id + (ranges[-1][1] if ranges else self.count)
 
     def open_ranges(self) -> list[tuple[int, int]]:
-        """What is not done yet."""
+        """Return the offsets of unsettled messages as ranges [low, high)."""
         ranges, low = [], 0
         for done_low, done_high in _merged(self.done):
             if done_low > low:

@@ -1,6 +1,6 @@
-"""What loops see, decide and do: samples of queues and machines, actions, explained decisions.
+"""Samples of queues and machines, actions of control loops, and decisions.
 
-What loops see of an HTTP service is in `core.hosting`.
+Samples of HTTP services are in the module about services.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import msgspec
 from tidegate.core.fleet import MachineState, SlotKind
 from tidegate.core.replication import ReplicaState, Role
 
-# The service of decisions about machines; no queue can be called so.
+# The service of decisions about machines; no queue can have this name.
 FLEET = "#fleet"
-# The law of what somebody has changed by hand.
+# The law of decisions that record a human's override.
 PERSON = "person"
 
 
@@ -23,10 +23,10 @@ class ReplicaSample(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     state: ReplicaState = ReplicaState.SERVING
-    # p_i and c_i: messages put and acknowledged a second.
+    # p_i and c_i: messages put and acknowledged per second.
     produced_per_s: float = 0.0
     consumed_per_s: float = 0.0
-    # l_i: ready messages, and those in consumers' hands.
+    # l_i: ready messages, and delivered unacknowledged ones.
     waiting: int = 0
     unacknowledged: int = 0
     oldest_age_s: float = 0.0
@@ -35,21 +35,21 @@ class ReplicaSample(msgspec.Struct, frozen=True, kw_only=True):
     consumers: int = 0
     share: float = 0.0
     machine_id: int | None = None
-    # Since it serves.
+    # Since it began to serve.
     age_s: float = 0.0
     # Whether its owner answered.
     reachable: bool = True
-    # Reads and subscriptions with credit that have nothing to do.
+    # Reads and subscriptions with credit that wait for messages.
     waiting_consumers: int = 0
 
     @property
     def is_attended(self) -> bool:
-        """Whether anybody consumes from it."""
+        """Whether any client consumes from it."""
         return bool(self.consumers or self.waiting_consumers or self.consumed_per_s > 0.0)
 
     @property
     def is_empty(self) -> bool:
-        """Nothing in it, and nobody at it."""
+        """Whether it has no messages and no clients."""
         return not (self.waiting or self.unacknowledged or self.producers or self.consumers)
 
 
@@ -57,82 +57,82 @@ class QueueSample(msgspec.Struct, frozen=True, kw_only=True):
     """A logical queue over the last period."""
 
     queue: str
-    # Seconds, of the loop's own clock.
+    # Seconds, by the loop's own clock.
     at: float
     replicas: list[ReplicaSample]
-    # What came to the logical queue, wherever it went.
+    # Messages put to the logical queue, for all replicas.
     arrived_per_s: float = 0.0
-    # The alias's own backlog.
+    # Messages that wait at the alias.
     alias_waiting: int = 0
-    # Replicas that were ordered and have no place yet: a machine is booting for them.
+    # Replicas that were ordered and wait for a machine to boot.
     pending: int = 0
-    # Slots without a replica on machines that run; None: not known.
+    # Free slots on running machines; `None` means not known.
     slots_free: int | None = None
     # Whether the fleet keeps a machine warm.
     keeps_warm: bool = False
-    # The largest of CPU, memory and store-wait loads; 1: busy.
+    # The largest of the CPU, memory and store-wait loads; 1 means busy.
     resource_load: float = 0.0
-    # How old the oldest measurement in it is.
+    # The age of the oldest measurement in it.
     age_s: float = 0.0
-    # Consumers are at every replica, and come to a new one by themselves.
+    # Whether consumers are at every replica, and come to a new one by themselves.
     consumers_roam: bool = False
 
 
 class MachineSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine as the provisioner sees it."""
+    """One machine, as the provisioner uses it."""
 
     machine_id: int
     state: MachineState
     slots: int
     used: int = 0
     host: str | None = None
-    # Counts up with every machine; the newest has the largest.
+    # Grows with every machine; the newest one has the largest value.
     added_at: float = 0.0
-    # Draining replicas among the used: they will be free.
+    # Draining replicas among the used slots; their slots become free.
     draining: int = 0
 
 
-# What to do
+# Actions
 
 
 class AddReplica(msgspec.Struct, frozen=True, tag=True):
-    """Another replica, as soon as there is a slot for it."""
+    """Add replicas, as soon as there are slots for them."""
 
     count: int = 1
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
-    """Begin to remove a replica; its share goes down step by step."""
+    """Begin to remove a replica; its share decreases step by step."""
 
     number: int
 
 
 class CancelDrain(msgspec.Struct, frozen=True, tag=True):
-    """It stays after all."""
+    """Keep a replica that was being drained."""
 
     number: int
 
 
 class Retire(msgspec.Struct, frozen=True, tag=True):
-    """It is empty: remove it, and free its slot."""
+    """Remove an empty replica and free its slot."""
 
     number: int
 
 
 class CancelPending(msgspec.Struct, frozen=True, tag=True):
-    """Replicas that were ordered and have no slot yet are not needed any more."""
+    """Cancel ordered replicas that have no slot yet."""
 
     count: int
 
 
 class SetShares(msgspec.Struct, frozen=True, tag=True):
-    """Parts of new messages, by number of the replica."""
+    """Set the shares of new messages, by number of the replica."""
 
     shares: dict[int, float]
 
 
 class Exchange(msgspec.Struct, frozen=True, tag=True):
-    """Move about so many waiting messages, in whole segments; source 0 is the alias."""
+    """Move about `count` waiting messages, in whole segments; source 0 is the alias."""
 
     source: int
     target: int
@@ -140,7 +140,7 @@ class Exchange(msgspec.Struct, frozen=True, tag=True):
 
 
 class Migrate(msgspec.Struct, frozen=True, tag=True):
-    """Let so many connected clients go over to another replica."""
+    """Move `count` connected clients to another replica."""
 
     role: Role
     source: int
@@ -149,7 +149,7 @@ class Migrate(msgspec.Struct, frozen=True, tag=True):
 
 
 class KeepUp(msgspec.Struct, frozen=True, tag=True):
-    """The prefetch of a queue's consumers is steered, to keep up with their handlers."""
+    """Control the prefetch of a queue's consumers, so that they keep up with their handlers."""
 
 
 Action: TypeAlias = (
@@ -166,7 +166,7 @@ Action: TypeAlias = (
 
 
 class Boot(msgspec.Struct, frozen=True, tag=True):
-    """Another machine; `warm` when nothing waits for it yet."""
+    """Boot a machine; `warm` means that no replica or instance waits for it yet."""
 
     slots: int
     warm: bool = False
@@ -174,15 +174,15 @@ class Boot(msgspec.Struct, frozen=True, tag=True):
 
 
 class Halt(msgspec.Struct, frozen=True, tag=True):
-    """A machine is not needed any more."""
+    """Halt a machine that is not needed any more."""
 
     machine_id: int
 
 
 class Place(msgspec.Struct, frozen=True, tag=True):
-    """A replica of a queue, or an instance of a service, comes to a slot of a machine."""
+    """Place a replica of a queue, or an instance of a service, in a slot of a machine."""
 
-    # The queue or the service.
+    # The name of the queue or service.
     queue: str
     machine_id: int
     kind: SlotKind = SlotKind.REPLICA
@@ -191,55 +191,55 @@ class Place(msgspec.Struct, frozen=True, tag=True):
 FleetAction: TypeAlias = Boot | Halt | Place
 
 
-# What to do about an HTTP service: first inside its instances, then how many there are
+# Actions about HTTP services: changes inside instances come first, then their number.
 
 
 class SetConcurrency(msgspec.Struct, frozen=True, tag=True):
-    """So many requests at a time may an instance have."""
+    """Set how many requests an instance may have at a time."""
 
     instance_id: int
     concurrency: int
 
 
 class Weigh(msgspec.Struct, frozen=True, tag=True):
-    """What doors give each instance beside the others; none of them is a spare, nor becomes one."""
+    """Set the weights by which doors distribute requests among instances that are not spares."""
 
     weights: dict[int, float]
 
 
 class Promote(msgspec.Struct, frozen=True, tag=True):
-    """A spare serves from now on."""
+    """Let a spare instance serve."""
 
     instance_id: int
 
 
 class MakeSpare(msgspec.Struct, frozen=True, tag=True):
-    """An instance is not needed for now, and stays as a spare."""
+    """Keep an instance that is not needed now as a spare."""
 
     instance_id: int
 
 
 class AddInstance(msgspec.Struct, frozen=True, tag=True):
-    """Another instance, as soon as there is a slot for it."""
+    """Add instances, as soon as there are slots for them."""
 
     count: int = 1
     is_spare: bool = False
 
 
 class DrainInstance(msgspec.Struct, frozen=True, tag=True):
-    """Nothing new comes to an instance; it goes when it has answered what it has."""
+    """Send nothing new to an instance; it is removed when it has answered its requests."""
 
     instance_id: int
 
 
 class RemoveInstance(msgspec.Struct, frozen=True, tag=True):
-    """An instance has nothing left, or failed: it goes, and its slot is free."""
+    """Remove an instance that has no requests left, or that failed, and free its slot."""
 
     instance_id: int
 
 
 class Admit(msgspec.Struct, frozen=True, tag=True):
-    """Doors have so many requests in hand at most and refuse the others; None: no bound."""
+    """Limit the requests in doors, which refuse all others; `None` means no limit."""
 
     in_flight_max: int | None
 
@@ -257,34 +257,37 @@ HostingAction: TypeAlias = (
 
 AnyAction: TypeAlias = Action | FleetAction | HostingAction
 
-# What goes on among the replicas that there are, and changes nothing about how many.
+# Actions among the existing replicas or instances, which do not change their number.
 WITHIN = SetShares | Exchange | Migrate | KeepUp | Weigh
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """What a loop has decided, and why: for telemetry, the console and `tidegate explain`."""
+    """A decision of a control loop with its reasons.
+
+    It is recorded as telemetry, and shown by the console and `tidegate explain`.
+    """
 
     at: float
-    # "queue", "fleet", "http"
+    # "queue", "fleet" or "http".
     loop: str
-    # The queue, FLEET, or core.hosting.decided_about a service.
+    # The queue, FLEET, or `decision_subject` of a service.
     service: str
     law: str
-    # Which rule of the law spoke, in a few words: "avg_load > max_load", "R5", "held: stale".
+    # The rule of the law, in a few words: "avg_load > max_load", "R5", "held: stale".
     rule: str
     inputs: dict[str, float] = {}
     outputs: dict[str, float] = {}
     actions: list[AnyAction] = []
-    # Sentences for people: why, and what would have changed it.
+    # Sentences for people: the reason, and what would have changed the decision.
     reason: str = ""
     otherwise: str = ""
-    # False: recommended only, or refused on the way; `outcome` says which.
+    # `False` means recommended only, or refused on the way; `outcome` tells which.
     carried_out: bool = True
     outcome: str = ""
-    # The user or client, when law is PERSON.
+    # The user or client, if the law is an override.
     by: str = ""
 
     @property
     def is_worth_keeping(self) -> bool:
-        """Whether anything was done or wanted, beside the usual turning of shares."""
+        """Whether it contains an action other than the regular change of shares."""
         return any(not isinstance(action, SetShares) for action in self.actions)

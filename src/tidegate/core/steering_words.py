@@ -1,4 +1,4 @@
-"""Decisions in words: what was measured, what was done. For `tidegate explain` and the console."""
+"""Decisions as text: measurements and actions, for `tidegate explain` and the console."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Line = tuple[str, str]
 
 
 def lines_of(decision: Decision) -> list[Line]:
-    """What there is to say, one label each."""
+    """Return the labelled lines of a decision, without empty ones."""
     done = ", ".join(map(sentence, decision.actions))
     if decision.law != PERSON:
         done = done or "nothing"
@@ -49,17 +49,17 @@ def lines_of(decision: Decision) -> list[Line]:
 
 
 def figures(numbers: dict[str, float]) -> str:
-    """Each with its name."""
+    """Return all numbers with their names."""
     return ", ".join(f"{name} {figure(value)}" for name, value in numbers.items())
 
 
 def figure(value: float) -> str:
-    """A measured number, as long as it need be."""
+    """Return a number with four significant digits, or as a whole number from 1000 on."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def sentence(action: AnyAction) -> str:
-    """What an action does, in words."""
+    """Return a description of an action."""
     match action:
         case AddReplica(count):
             return f"{counted(count, 'replica')} more"
@@ -110,5 +110,5 @@ def sentence(action: AnyAction) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 replica`, `2 replicas`."""
+    """Return a count with its noun: `1 replica`, `2 replicas`."""
     return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"

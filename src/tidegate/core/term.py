@@ -1,8 +1,8 @@
-"""What a law of plain arithmetic takes: a number, a numpy array, or a Spark Column.
+"""The operand type of laws in plain arithmetic: a number, a numpy array, or a Spark Column.
 
-All three know + − × ÷ and comparison, and `&` between comparisons, and nothing else that is common
-to them. So laws that say `Term` use nothing else: no `max`, no `if`. The type is open because
-their results are what went in, which no type that we have can say without importing all three.
+These types have + − × ÷, comparisons, and `&` between comparisons in common, and nothing else. Laws
+that use `Term` therefore contain no `max` and no `if`. The type is `Any`, since a result has the
+type of the operands. No type can express that without importing numpy and Spark.
 """
 
 from __future__ import annotations

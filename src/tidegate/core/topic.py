@@ -1,11 +1,11 @@
-"""A topic: published once, and every subscription whose filter matches gets it.
+"""Topics: a message published once goes to every subscription whose filter matches.
 
-A filter names headers, all of which must match; a list of values means any of them:
+A filter names headers, all of which must match. A list of values matches any of them:
 
     {"region": "eu", "kind": ["order", "refund"]}
 
-matches what has the header `region` with the value "eu" and the header `kind` with one of the
-two. No filter, or an empty one, matches everything.
+matches messages with the header `region` equal to "eu" and the header `kind` equal to one of the
+two. No filter, or an empty one, matches every message.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ FILTER_LENGTH_MAX = 16 * 1024
 
 
 class SubscriptionInfo(msgspec.Struct, array_like=True, frozen=True):
-    """A queue that gets what is published to a topic."""
+    """A queue that receives the messages published to a topic."""
 
     queue_id: int
     queue: str
     filter: Filter | None = None
-    # Else it goes with the connection that made it.
+    # False means that it is deleted with the connection that made it.
     durable: bool = True
 
 
@@ -43,7 +43,7 @@ class TopicInfo(msgspec.Struct, array_like=True, frozen=True):
 
 
 def matches(header_filter: Filter | None, attributes: Attributes | None) -> bool:
-    """Whether a message with these attributes is for a subscription with that filter."""
+    """Return whether a message with these attributes matches a filter."""
     if not header_filter:
         return True
     headers = (attributes.headers if attributes is not None else None) or {}
@@ -57,7 +57,7 @@ def matches(header_filter: Filter | None, attributes: Attributes | None) -> bool
 def unmatched(
     header_filter: Filter | None, attributes: Sequence[Attributes | None] | None, count: int
 ) -> set[int]:
-    """The offsets of those of `count` messages that are not for the subscription."""
+    """Return the offsets of those of `count` messages that do not match the filter."""
     if not header_filter:
         return set()
     if attributes is None:
@@ -66,7 +66,7 @@ def unmatched(
 
 
 def ranges_of(offsets: set[int]) -> Ranges:
-    """Offsets as ranges [low, high)."""
+    """Return offsets as ranges [low, high)."""
     ranges: Ranges = []
     for offset in sorted(offsets):
         if ranges and ranges[-1][1] == offset:
@@ -77,7 +77,7 @@ def ranges_of(offsets: set[int]) -> Ranges:
 
 
 def check_filter(header_filter: object) -> None:
-    """A filter as the module says, of bounded size."""
+    """Raise `InvalidValue` for a bad filter, and `TooLarge` for one above the limits."""
     if header_filter is None:
         return
     if not isinstance(header_filter, dict):

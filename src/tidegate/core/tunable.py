@@ -1,7 +1,7 @@
-"""A consumer that somebody experiments with: its prefetch is set, and what comes of it is measured.
+"""The interface of a consumer in an experiment: its prefetch is set, and the effect is measured.
 
-One implementation for each way there is to such a consumer: standing ones of a node, an
-application's own worker, or a probe of ours on a queue of its own (adapters, tuning).
+There are implementations for existing consumers of a node, for an application's own worker, and for
+a probe consumer on a queue of its own.
 """
 
 from __future__ import annotations
@@ -10,25 +10,26 @@ from typing import Protocol
 
 from tidegate.core.prefetch import ConsumerSample
 
-# Of a probe's messages, of which some thousand wait in a broker's memory.
+# The largest message of a probe. Some thousands of them wait in a broker's memory.
 PROBE_BYTES_MAX = 1024 * 1024
 
 
 class TunableConsumer(Protocol):
-    """What an experiment needs of a consumer."""
+    """A consumer whose prefetch an experiment sets."""
 
-    # For people: whose consumer it is, and what therefore is measured.
+    # Text for people: which consumer it is, and thus which one the experiment measures.
     says: str
-    # For people who interrupt: what is so again, once it is closed.
+    # Text for people who interrupt: the state that `close` restores.
     leaves: str
-    # Whether it puts the messages itself that it consumes; else they are somebody's, and may end.
+    # Whether it puts the messages that it consumes. If not, they are an application's and may run
+    # out.
     feeds_itself: bool
 
     async def set_prefetch(self, prefetch: int) -> None:
-        """From now on."""
+        """Set the prefetch from now on."""
 
     async def measure(self, interval_s: float) -> ConsumerSample:
-        """What arrives from now on for so long."""
+        """Measure for this time from now on."""
 
     async def close(self) -> None:
-        """Leave everything as it was before."""
+        """Restore the state before the experiment."""

@@ -1,4 +1,4 @@
-"""Users: who may log in, and what they may do with which queues."""
+"""Users, their roles, and the store of users."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import msgspec
 
 
 class Right(enum.StrEnum):
-    """What a request needs on each queue that it names; all but the first are granted as roles."""
+    """What a request needs on each queue it names; all but `SEE` are granted as roles."""
 
-    SEE = "see"  # any role on the queue gives it
+    SEE = "see"  # included in every role on the queue
     READ = "read"
     WRITE = "write"
     CONFIGURE = "configure"
-    ADMIN = "admin"  # gives all the others
+    ADMIN = "admin"  # includes all the others
 
 
 ROLES = (Right.READ, Right.WRITE, Right.CONFIGURE, Right.ADMIN)
 
 
 class Grant(msgspec.Struct, array_like=True, frozen=True):
-    """A role on every queue whose name fits the pattern; `*` stands for any characters."""
+    """A role on all queues whose name matches the pattern; `*` matches any characters."""
 
     role: Right
     pattern: str
 
 
 class Keys(msgspec.Struct, frozen=True):
-    """What is kept of a password: enough to check who knows it, too little to be them."""
+    """What the store keeps of a password: it can verify a login, and cannot be used to log in."""
 
     salt: bytes
     stored_key: bytes
@@ -49,15 +49,15 @@ class User(msgspec.Struct, frozen=True):
 
 
 class UserStore(Protocol):
-    """The part of a store that knows users; all nodes on a store share it."""
+    """The part of a store that keeps users; all nodes of the cluster share it."""
 
     async def add_user(self, user: User) -> bool: ...
     async def set_user_keys(self, name: str, keys: Keys) -> bool: ...
     async def set_user_grants(self, name: str, grants: list[Grant]) -> bool: ...
-    # Its clients go with it.
+    # Also deletes the clients of the user.
     async def remove_user(self, name: str) -> bool: ...
     async def list_users(self) -> list[User]: ...
-    # Another one after every change of any user.
+    # Changes after every change of any user.
     async def users_version(self) -> int: ...
-    # What nodes know each other by: the first candidate ever handed in.
+    # The secret by which nodes of a cluster recognise each other. The first candidate is stored.
     async def cluster_secret(self, candidate: bytes) -> bytes: ...

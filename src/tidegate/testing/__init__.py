@@ -1,11 +1,11 @@
-"""Test workers with no server and no sleep: a broker in memory, in virtual time.
+"""Tests of workers without a server and without sleeping: an in-memory broker in virtual time.
 
     async def test_a_failed_order_is_retried(tidegate_broker):
         mq = await tidegate_broker.connect()
         …
         await tidegate_broker.advance(60)
 
-It is the real node and the real client, in the test's own event loop; so leases, retries, delays
+It runs the real node and the real client in the test's own event loop. So leases, retries, delays
 and dead letters behave as in production. See docs/testing.md.
 """
 

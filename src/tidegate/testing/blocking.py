@@ -1,7 +1,7 @@
-"""The broker for tests without async: calls turn the loop, in the test's own thread.
+"""The broker for tests without async: calls run the event loop in the test's own thread.
 
-Strategy: no thread and no waiting; between two calls nothing happens, during a call everything that
-it needs. So a test that blocks is as repeatable as one that does not.
+There is no other thread and no real waiting. During a call everything happens that it needs, and
+between two calls nothing happens. So a blocking test is as repeatable as an asynchronous one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 
 class TurnedLoop(LoopThread):
-    """A loop that runs while somebody waits for it, where they wait."""
+    """An event loop that runs only during a call, in the thread of the caller."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner(loop_factory=VirtualTimeLoop)
@@ -35,7 +35,7 @@ class TurnedLoop(LoopThread):
         return self._runner.run(work)
 
     def call(self, function: Callable[[], asyncio.Future[Result]]) -> Future[Result]:
-        # Whoever holds it has no loop to wait in, so it is waited for here.
+        # The caller cannot run the loop to wait for the future, so complete it here.
         future: Future[Result] = Future()
 
         async def run() -> Result:
@@ -48,14 +48,14 @@ class TurnedLoop(LoopThread):
         return future
 
     def stop(self) -> None:
-        """Clients come and go; the broker ends it."""
+        """Do nothing when a client closes, since the broker owns the loop and closes it."""
 
     def end(self) -> None:
         self._runner.close()
 
 
 class BlockingBroker:
-    """Use with `with`."""
+    """An in-memory broker for tests without async; use it with `with`. See `Broker`."""
 
     def __init__(self, *, limits: Limits = DEFAULT_LIMITS) -> None:
         self._turned = TurnedLoop()
@@ -74,19 +74,19 @@ class BlockingBroker:
         return self._broker.deliveries
 
     def connect(self, **settings: Any) -> BlockingClient:
-        """A client, with the keywords of `tidegate.connect`."""
+        """Return a connected client; the settings are those of `Client` without the URL."""
         return BlockingClient(lambda: Client(self._broker.url, **settings), self._turned)
 
     def time(self) -> float:
-        """The broker's clock, in seconds since 1970."""
+        """Return the broker's time in seconds since 1970."""
         return self._broker.time()
 
     def advance(self, seconds: float) -> None:
-        """Let time pass: whatever is due within it happens."""
+        """Let `seconds` of virtual time pass, in which everything due happens; then settle."""
         self._turned.wait(self._broker.advance(seconds))
 
     def settle(self) -> None:
-        """Let everything run until nothing moves any more."""
+        """Run everything until no packet moves any more; see `Broker.settle`."""
         self._turned.wait(self._broker.settle())
 
     def restart(self) -> None:
@@ -94,24 +94,27 @@ class BlockingBroker:
         self._turned.wait(self._broker.restart())
 
     def messages(self, queue: str) -> list[BlockingMessage]:
-        """The messages that wait in a queue."""
+        """Return the waiting messages of a queue, the oldest first.
+
+        The list is empty if there is no such queue.
+        """
         return self._here(self._turned.wait(self._broker.messages(queue)))
 
     def dead(self, queue: str) -> list[BlockingMessage]:
-        """The dead letters of a queue."""
+        """Return the dead letters of a queue."""
         return self._here(self._turned.wait(self._broker.dead(queue)))
 
     def _here(self, messages: list[Message]) -> list[BlockingMessage]:
         return [BlockingMessage(message, self._turned) for message in messages]
 
     def queue(self, queue: str) -> QueueNumbers:
-        """A queue's numbers."""
+        """Return the stats of a queue; raise `QueueNotExisting` if there is none."""
         return self._turned.wait(self._broker.queue(queue))
 
     def scale(self, queue: str, replicas: int) -> Topology:
-        """Spread a queue over so many replicas."""
+        """Spread a queue over this number of replicas, and return its topology."""
         return self._turned.wait(self._broker.scale(queue, replicas))
 
     def run(self, app: Application) -> None:
-        """Run an app's workers until nothing moves any more."""
+        """Run an app's workers until no packet moves any more."""
         self._turned.wait(self._broker.run(app))

@@ -1,11 +1,11 @@
-"""A broker inside a test: a real node on the in-memory store, in the test's own event loop.
+"""An in-memory broker for tests: a real node in the test's own event loop.
 
-Strategy: the same semantics as in production, because it is the same code: `Node`, `Session`,
-`Client` and the wire protocol between them. Exchanged are what they stand on: the store is the
-in-memory twin, connections are made in memory (network.py), and time is virtual (virtual_time.py).
+The node, its sessions, the client and the protocol between them are those of production. Three
+things are replaced: the store is in memory, connections are in memory (`InMemoryNetwork`), and time
+is virtual (`VirtualTimeLoop`).
 
-Time passes when the test lets it (`advance`) or when the test itself waits for something that only
-time brings, such as `get(wait=30)` on an empty queue. It never passes by itself.
+Time passes only when the test calls `advance`, or when the test waits for something that takes
+time, such as `get(wait=30)` on an empty queue.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ from tidegate.testing.replicas import Replicas
 from tidegate.testing.virtual_time import PATIENCE_S, VirtualTimeLoop
 
 HOST = "broker" + DOMAIN
-# A node alone need not prove each second that it lives; acks reach the store almost at once.
+# A single node need not renew its lease every second. Acknowledgements reach the store almost at
+# once.
 DEFAULT_LIMITS = Limits(lease_s=60.0, settle_linger_s=0.001)
-# Longer than anything in the client or the node waits for company.
+# Longer than any delay with which client or node batch packets, in seconds.
 _LINGER_S = 0.01
 _SETTLE_STEPS_MAX = 1000
 BROWSE_MAX = 100_000
 
 
 class Application(Protocol):
-    """What `running` runs: a `tidegate.App`."""
+    """The part of `tidegate.App` that the broker uses."""
 
     url: str
 
@@ -50,11 +51,20 @@ class Application(Protocol):
 
 
 class Broker:
-    """Use with `async with`; without, it starts when it is first asked for something."""
+    """An in-memory broker; use it with `async with`, or let its first method start it.
+
+    Args:
+        limits: limits of the node.
+        patience_s: how much virtual time the test may wait for something before it counts as
+            hanging and raises `TimeoutError`.
+
+    A broker belongs to one event loop, so use a new one for each test. `deliveries` lists every
+    message that was sent to a consumer or reader, in order.
+    """
 
     def __init__(self, *, limits: Limits = DEFAULT_LIMITS, patience_s: float = PATIENCE_S) -> None:
         self._limits = limits
-        # How much virtual time the test may spend waiting before that counts as hanging.
+        # How much virtual time the test may wait before it counts as hanging.
         self._patience_s = patience_s
         self._loop: VirtualTimeLoop | None = None
         self._node: Node | None = None
@@ -63,12 +73,12 @@ class Broker:
         self._store: MemoryStore
         self._address: tuple[str, int]
         self._clients: list[Client] = []
-        # Who looks into queues for the test.
+        # The broker's own client, for its views of queues.
         self._looker: Client | None = None
-        # Everything that was handed to a consumer or reader, in order.
+        # Every message that was sent to a consumer or reader, in order.
         self.deliveries: list[Delivery] = []
 
-    # Life
+    # Starting and stopping
 
     async def __aenter__(self) -> Broker:
         await self.start()
@@ -78,7 +88,10 @@ class Broker:
         await self.stop()
 
     async def start(self) -> None:
-        """Take over the time of the running loop, and start."""
+        """Make the running loop's time virtual, and start the node; does nothing if started.
+
+        Raise `InvalidValue` in another event loop than at the first start.
+        """
         running = asyncio.get_running_loop()
         if self._loop is running and self._starting is not None:
             await asyncio.shield(self._starting)
@@ -117,9 +130,10 @@ class Broker:
         self._loop.network.listeners[self._address].taps = self._observe
 
     async def restart(self) -> None:
-        """Stop the node and start it again on the same store; clients connect again by themselves.
+        """Stop the node and start it again on the same store; clients reconnect by themselves.
 
-        What consumers held goes back. Time passes while they do, some hundredths of a second.
+        Messages that consumers held return to their queues. This takes some hundredths of a second
+        of virtual time.
         """
         await self.start()
         await self._started().stop()
@@ -136,20 +150,20 @@ class Broker:
         return logical_name(self._started().replicas[queue_id].info.name)
 
     async def stop(self) -> None:
-        """End everything, and give the loop its own time back."""
+        """Close all clients, stop the node, and give the loop its own time back."""
         if self._loop is None or self._node is None:
             return
         for client in (*self._clients, self._looker):
             if client is not None:
                 await client.close()
         await self._node.stop()
-        # Sessions end in their own turn.
+        # Let the sessions end, which takes turns of the loop.
         await self._loop.timeline.quiet()
         self._loop.let_go()
         self._loop = self._node = self._looker = None
 
     def drop(self) -> None:
-        """End from outside of the loop; of a loop that is closed there is nothing left to end."""
+        """Stop the broker from outside the loop; do nothing if the loop is closed."""
         loop = self._loop
         if loop is not None and not loop.is_closed() and not loop.is_running():
             loop.run_until_complete(self.stop())
@@ -168,11 +182,14 @@ class Broker:
 
     @property
     def url(self) -> str:
-        """For `tidegate.connect` and `tidegate.App`, within this test's event loop."""
+        """The URL for `tidegate.connect` and `tidegate.App` in this event loop."""
         return self._started().address
 
     async def connect(self, **settings: Any) -> Client:
-        """A client, with the keywords of `tidegate.connect`; closed with the broker."""
+        """Return a connected client, which is closed with the broker.
+
+        The settings are those of `Client` without the URL, such as `name` and `mode`.
+        """
         await self.start()
         client = await Client(self.url, **settings).open()
         self._clients.append(client)
@@ -181,12 +198,12 @@ class Broker:
     # Time
 
     def time(self) -> float:
-        """The broker's clock, in seconds since 1970; for `deliver_at` and `expires_at`."""
+        """Return the broker's time in seconds since 1970, for `deliver_at` and `expires_at`."""
         self._started()
         return self._clock.wall()
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass: whatever is due within it happens, each at its own moment; then settle."""
+        """Let `seconds` of virtual time pass: everything due happens in order; then settle."""
         if not 0 <= seconds < float("inf"):
             raise InvalidValue(f"time goes forward, not by {seconds!r} s")
         await self.start()
@@ -195,9 +212,11 @@ class Broker:
         await self.settle()
 
     async def settle(self) -> None:
-        """Let everything run until nothing moves any more; takes some hundredths of a second.
+        """Run everything until no packet moves any more.
 
-        Handlers that sleep are not waited for: `advance` does that.
+        This takes some hundredths of a second of virtual time. Handlers that sleep are not waited
+        for; use `advance` for them. Raise `TimeoutError` if packets never stop, for example because
+        a worker puts what it takes.
         """
         await self.start()
         assert self._loop is not None
@@ -212,17 +231,20 @@ class Broker:
             "worker put what it takes, for ever? Then `await broker.advance(...)` instead"
         )
 
-    # Looking
+    # Views of queues
 
     async def messages(self, queue: str) -> list[Message]:
-        """The messages that wait in a queue, oldest first; none if it does not exist."""
+        """Return the waiting messages of a queue, the oldest first.
+
+        The list is empty if there is no such queue.
+        """
         try:
             return await (await self._look()).browse(queue, limit=BROWSE_MAX)
         except QueueNotExisting:
             return []
 
     async def dead(self, queue: str) -> list[Message]:
-        """The dead letters of a queue, with `message.deaths`."""
+        """Return the dead letters of a queue, with their `deaths`."""
         try:
             info = await (await self._look()).queue(queue)
         except QueueNotExisting:
@@ -231,7 +253,10 @@ class Broker:
         return [] if dead_letters is None else await self.messages(dead_letters)
 
     async def queue(self, queue: str) -> QueueNumbers:
-        """A queue's numbers: waiting, unacknowledged, put, delivered, acked, returned and more."""
+        """Return the stats of a queue; raise `QueueNotExisting` if there is none.
+
+        They count waiting, unacknowledged, put, delivered, acked and returned messages, and more.
+        """
         numbers = (await (await self._look()).stats(queue)).queue(queue)
         if numbers is None:
             raise QueueNotExisting(f"no queue {queue!r}")
@@ -240,9 +265,9 @@ class Broker:
     # Logical queues
 
     async def scale(self, queue: str, replicas: int) -> Topology:
-        """Spread a queue over so many replicas, or fewer than before; its clients go on.
+        """Spread a queue over this number of replicas, and return its topology.
 
-        Time passes when some have to go, until they are empty.
+        Clients stay connected. If replicas are removed, virtual time passes until they are empty.
         """
         info = await (await self._look()).queue(queue)
         return await Replicas(self._started(), info.queue_id).become(replicas, self.advance)
@@ -251,7 +276,7 @@ class Broker:
 
     @asynccontextmanager
     async def running(self, app: Application) -> AsyncIterator[None]:
-        """Run an app's workers against this broker, wherever its own URL points."""
+        """Run an app's workers on this broker while the block runs, ignoring the app's URL."""
         await self.start()
         elsewhere = app.url
         try:
@@ -262,6 +287,6 @@ class Broker:
             app.url = elsewhere
 
     async def run(self, app: Application) -> None:
-        """Run an app's workers until nothing moves any more."""
+        """Run an app's workers until no packet moves any more."""
         async with self.running(app):
             await self.settle()

@@ -1,4 +1,4 @@
-"""What a broker handed out: read off the wire, so it is what consumers really got."""
+"""Recording of deliveries from the bytes on the connection, so it shows what consumers received."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _decode_response = msgspec.msgpack.Decoder(ReadResponseResponse).decode
 
 
 class Observer:
-    """Follows one connection: who asked for which queue, and what came."""
+    """Records the deliveries of one connection from the bytes in both directions."""
 
     def __init__(
         self,
@@ -55,12 +55,12 @@ class Observer:
         self._wall = wall
         self._requests = FrameReader(FRAME_BYTES_MAX)
         self._answers = FrameReader(FRAME_BYTES_MAX)
-        # Consumer, and packet id of a read → queue.
+        # By consumer number, and by packet id of a read: the queue id.
         self._consumers: dict[int, int] = {}
         self._reads: dict[int, int] = {}
 
     def asked(self, data: bytes) -> None:
-        """What the client wrote."""
+        """Process bytes that the client wrote."""
         for frame in self._requests.receive(data):
             if frame.method == Subscribe.method:
                 subscribe = _decode_subscribe(frame.meta)
@@ -71,7 +71,7 @@ class Observer:
                 self._reads[frame.packet_id] = _decode_read_response(frame.meta).queue_id
 
     def answered(self, data: bytes) -> None:
-        """What the node wrote."""
+        """Process bytes that the node wrote."""
         for frame in self._answers.receive(data):
             queue_id = self._reads.pop(frame.packet_id, None)
             if frame.method == Deliver.method:

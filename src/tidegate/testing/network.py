@@ -1,8 +1,8 @@
-"""Connections in memory: what one side writes, the other reads in the next turn of the loop.
+"""Connections in memory: what one side writes, the other reads in the next turn of the event loop.
 
-Strategy: as a socket does it, as far as a protocol can tell. Bytes arrive in order, in pieces; who
-does not read makes the other side pause its writing; a close is seen after the last byte, an abort
-at once. So a node and its clients run unchanged, and nothing listens on any port.
+They behave like sockets, as far as a protocol can observe. Bytes arrive in order and in pieces. A
+side that does not read makes the other pause its writing. A close arrives after the last byte, an
+abort at once. So nodes and clients run unchanged, and no port is used.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-# No host of the real world ends like this (RFC 6761 keeps "test" for us).
+# No real host has this suffix (RFC 6761 reserves "test").
 DOMAIN = ".tidegate.test"
 FIRST_PORT = 7411
 LOOPBACK = "127.0.0.1"
-# As much as asyncio reads from a socket at once: frames come in pieces here too.
+# As much as asyncio reads from a socket at once, so that frames arrive in pieces here, too.
 READ_BYTES_MAX = 256 * 1024
 
 Bytes = bytes | bytearray | memoryview
@@ -32,7 +32,7 @@ class Side(asyncio.Transport):
         self._loop = loop
         self._protocol: Any = protocol
         self.other: Side
-        # Told of everything that is written here.
+        # Called with everything that is written on this side.
         self.tap: Callable[[bytes], None] | None = None
         self._inbox: deque[bytes] = deque()
         self._inbox_bytes = 0
@@ -50,7 +50,7 @@ class Side(asyncio.Transport):
         self.writelines([data])
 
     def writelines(self, list_of_data: Iterable[Bytes]) -> None:
-        # A copy: payloads are views of what the node keeps.
+        # Copy the data, since payloads are views of the node's memory.
         data = b"".join(list_of_data)
         if self._closing or not data:
             return
@@ -123,7 +123,7 @@ class Side(asyncio.Transport):
         if self._inbox or self._inbox_ended:
             self._schedule_read()
 
-    # The end
+    # Closing
 
     def is_closing(self) -> bool:
         return self._closing
@@ -154,7 +154,7 @@ class Side(asyncio.Transport):
 
 
 class Address:
-    """What a listening socket says about itself."""
+    """A listening socket, reduced to its address."""
 
     def __init__(self, host: str, port: int) -> None:
         self._name = (host, port)
@@ -164,7 +164,7 @@ class Address:
 
 
 class Listener:
-    """A server that nobody outside can reach."""
+    """A server that only the test's own event loop can reach."""
 
     def __init__(
         self,
@@ -174,14 +174,15 @@ class Listener:
     ) -> None:
         self._network = network
         self._protocol_factory = protocol_factory
-        # As near as can be: nobody comes from another machine.
+        # A loopback address, since no other machine can connect.
         self.sockets = (Address(LOOPBACK, port),)
-        # Called for each connection; told what the client and what the server writes.
+        # Called for each connection; returns callbacks for the bytes that the client and the server
+        # write.
         self.taps: Callable[[], tuple[Callable[[bytes], None], Callable[[bytes], None]]] | None
         self.taps = None
 
     def accept(self, client: asyncio.BaseProtocol, loop: asyncio.AbstractEventLoop) -> Side:
-        """Connect a client's protocol to one of ours; the client's side."""
+        """Connect a client's protocol to a new server protocol; return the client's side."""
         name, nowhere = self.sockets[0].getsockname(), (LOOPBACK, 0)
         server = self._protocol_factory()
         here = Side(loop, server, peername=nowhere, sockname=name)
@@ -194,7 +195,7 @@ class Listener:
         return there
 
     async def start_serving(self) -> None:
-        """It does from the start."""
+        """Do nothing, since the listener serves from the start."""
 
     def close(self) -> None:
         self._network.forget(self)
@@ -203,11 +204,11 @@ class Listener:
         return self in self._network.listeners.values()
 
     async def wait_closed(self) -> None:
-        """Connections are closed by their own protocols."""
+        """Do nothing, since the protocols close their connections themselves."""
 
 
 class Network:
-    """Who listens where, within one loop."""
+    """The listeners of one event loop, by address."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -1,8 +1,8 @@
-"""The pytest plugin: the fixture `tidegate_broker`.
+"""The pytest plugin with the fixture `tidegate_broker`.
 
-A plain fixture, so that it needs no plugin for async tests and gets along with each: the broker
-starts in whichever loop first asks it for something, and what lives in memory only needs no
-goodbye when that loop is closed.
+The fixture is synchronous, so it works with every plugin for asynchronous tests and with none. The
+broker starts in the event loop that first calls it. If that loop is closed before the end of the
+test, nothing is left to stop, since the broker exists in memory only.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def tidegate_broker() -> Iterator[Broker]:
-    """A Tidegate broker in memory, with virtual time; new for each test."""
-    # Not above: pytest imports plugins in every project, also where nobody uses them.
+    """Provide an in-memory Tidegate broker with virtual time, new for each test."""
+    # Import late: pytest loads this plugin in every project, even if no test uses it.
     from tidegate.testing.broker import Broker
 
     broker = Broker()

@@ -1,8 +1,8 @@
-"""Replicas by hand: what the leader of a fleet orders, for tests that say themselves how many.
+"""Replicas as the leader makes them, for tests that set their number themselves.
 
-Strategy: the orders are the real ones, given to the real store in the broker's own name; only who
-decides is the test. A replica that is to go is emptied first, as a fleet does it: no new messages,
-no new clients, what waits goes to another one.
+The actions are the real ones, on the real store with the leader's epoch; only the decision is the
+test's. A replica that is to be removed is emptied first, as in production: it gets no new messages
+and no new clients, and its waiting messages move to another replica.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tidegate.node.server import Node
 
 REPLICAS_MAX = 64
 _MOVED_AT_ONCE = 10_000
-# Clients say again where they are every few seconds, and hear then that they are to go.
+# Clients join again every few seconds, and learn then that their replica is to be removed.
 _STEP_S = 1.0
 _STEPS_MAX = 30
 
 
 class Replicas:
-    """Of one logical queue."""
+    """The replicas of one logical queue."""
 
     def __init__(self, node: Node, queue_id: int) -> None:
         self._node = node
@@ -34,7 +34,7 @@ class Replicas:
         self._leader_epoch = 0
 
     async def become(self, count: int, pass_time: Callable[[float], Awaitable[None]]) -> Topology:
-        """Let there be so many; those that go last came last."""
+        """Create replicas, or remove the latest ones, until there are `count`."""
         if type(count) is not int or not 1 <= count <= REPLICAS_MAX:
             raise InvalidValue(f"a queue has from 1 to {REPLICAS_MAX} replicas, not {count!r}")
         leader_epoch = await self._store.lead(self._node.member_id)
@@ -43,7 +43,7 @@ class Replicas:
         scaling = Scaling(
             replicas=Range(1, REPLICAS_MAX),
             policy=ScalingPolicy.FIXED,
-            # Whatever else there is that decides, here the test does.
+            # No control loop may change the number that the test has set.
             steering=Steering.RECOMMEND,
         )
         if await self._store.topology(self._queue_id) is None:
@@ -73,7 +73,7 @@ class Replicas:
         return place.number
 
     async def _bring_here(self, queue_id: int) -> Replica:
-        """Also when somebody else wants it at the same moment."""
+        """Make this node the owner of a queue, with retries while the queue moves."""
         return await insist(lambda: self._node.ownership.bring_here(queue_id))
 
     async def _set_state(self, number: int, state: ReplicaState) -> None:
@@ -99,7 +99,7 @@ class Replicas:
                 await self._node.aliases.look(again=True)
                 return
             taker = await self._bring_here(taking.queue_id)
-            # What it holds may be on its way already.
+            # The messages may be moving already.
             with contextlib.suppress(TidegateError):
                 await self._node.exchange.pull(taker, leaving.queue_id, _MOVED_AT_ONCE)
             await pass_time(_STEP_S)

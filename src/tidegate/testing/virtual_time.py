@@ -1,17 +1,19 @@
-"""An event loop in which waiting takes no time.
+"""An event loop in which waiting takes no real time.
 
-Strategy: nodes and clients wait by the event loop (`asyncio.sleep`, `call_later`,
-`asyncio.timeout`) at a dozen places, so the loop is the one place where time can be turned for all
-of them, and for the handlers under test too. A loop waits in its selector and nowhere else: ours
-moves the clock to the next timer instead of waiting for it. Everything that is due on the way
-happens, in order, each at its own time; what is not due does not.
+Theory of operation. Nodes, clients and tested handlers wait through the event loop
+(`asyncio.sleep`, `call_later`, `asyncio.timeout`). The loop itself waits only in its selector.
+`VirtualSelector` does not wait there; it moves the clock to the next timer. So everything that is
+due happens in order, each at its own time, and nothing else happens.
 
-Only work that the loop cannot see runs in real time: threads of an executor (blocking handlers).
-While one runs, the clock stands.
+Work in threads (blocking handlers) runs in real time, since the loop cannot see it. The clock does
+not move while such a thread runs, except while the thread itself waits for the loop.
 
-The test's loop is usually made by somebody else (pytest-asyncio, anyio, `asyncio.run`). A plain
-asyncio loop can be adopted while it runs: it gets our selector and our methods, and its own back
-at the end. No timer gets lost, since virtual time starts at the loop's present time.
+A test framework usually creates the loop (pytest-asyncio, anyio, `asyncio.run`). A plain asyncio
+loop can be adopted while it runs: it gets this selector and these methods, and its own back at the
+end. Virtual time starts at the loop's present time, so all timers stay valid.
+
+Two limits detect a test that hangs: more than `patience_s` of virtual time without an event, and
+more than `TURNS_MAX` turns of the loop at one moment. Both raise `TimeoutError` in the test.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ from tidegate.testing.network import Network
 
 Result = TypeVar("Result")
 
-# A test that waits longer than this for something waits for ever.
+# A test that waits longer for something is considered as hanging, in seconds of virtual time.
 PATIENCE_S = 24 * 3600.0
-# A loop that turns as often without any time passing turns for ever.
+# A loop that turns more often at one moment is considered as never ending.
 TURNS_MAX = 500_000
 
 
@@ -39,13 +41,13 @@ class Timeline(selectors.BaseSelector):
     def __init__(self, sockets: selectors.BaseSelector, now: float) -> None:
         self.sockets = sockets
         self.now = now
-        # Pieces of work in threads; they take real time.
+        # The number of threads at work, which take real time.
         self.threads = 0
         self.patience_s = PATIENCE_S
         self._waited_s = 0.0
         self._turns = 0
         self._for_quiet: list[asyncio.Future[None]] = []
-        # Those who let time pass.
+        # Futures of running `pass_time` calls.
         self._passing: set[asyncio.Future[None]] = set()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -55,7 +57,7 @@ class Timeline(selectors.BaseSelector):
             if self._turns > TURNS_MAX:
                 self._turns_for_ever()
             return found
-        # Nothing is ready: all that could happen now has happened.
+        # Nothing is ready, so everything that can happen at this moment has happened.
         if self.threads:
             return self.sockets.select(None)
         if self._for_quiet:
@@ -90,14 +92,14 @@ class Timeline(selectors.BaseSelector):
             raise error
 
     async def quiet(self) -> None:
-        """Return when nothing can happen any more before the clock moves."""
+        """Return when nothing can happen before the clock moves."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._for_quiet.append(future)
         await future
 
     async def pass_time(self, seconds: float) -> None:
-        """Let everything that is due within that time happen."""
-        # Asked for, so it is no sign of a test that hangs.
+        """Let `seconds` pass, in which everything due happens."""
+        # The test asked for this time, so it is not counted as hanging.
         self._waited_s = -seconds
         loop = asyncio.get_running_loop()
         passed: asyncio.Future[None] = loop.create_future()
@@ -120,14 +122,14 @@ class Timeline(selectors.BaseSelector):
             self.threads -= change
 
     def standing_still(self) -> AbstractContextManager[None]:
-        """A thread is at work, which the loop cannot see."""
+        """Return a context manager that stops the clock while a thread works."""
         return self._counting(1)
 
     def moving_on(self) -> AbstractContextManager[None]:
-        """A thread that is at work waits for the loop."""
+        """Return a context manager that lets the clock move while a thread waits for the loop."""
         return self._counting(-1)
 
-    # Sockets that are not ours stay where they were.
+    # Other sockets stay in the original selector.
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         return self.sockets.register(fileobj, events, data)
@@ -151,7 +153,7 @@ def _done(future: asyncio.Future[None]) -> None:
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """A loop with virtual time and a network of its own."""
+    """An event loop with virtual time and connections in memory."""
 
     def __init__(self) -> None:
         sockets = selectors.DefaultSelector()
@@ -164,7 +166,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     @classmethod
     def adopt(cls, loop: asyncio.AbstractEventLoop) -> VirtualTimeLoop:
-        """Give a plain loop virtual time, until as many let it go as adopted it."""
+        """Give a running plain loop virtual time, until `let_go` was called as often as `adopt`.
+
+        Raise `InvalidValue` for a loop of another kind, such as uvloop.
+        """
         if not isinstance(loop, cls):
             if type(loop) is not asyncio.SelectorEventLoop:
                 raise InvalidValue(
@@ -183,11 +188,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         loop._adopters += 1
         return loop
 
-    # Whether it was a virtual loop from the start.
+    # Whether it was created as a virtual loop. An adopted loop sets it to False.
     _made_plain = True
 
     def let_go(self) -> None:
-        """Who adopted it needs it no longer."""
+        """End one adoption; after the last one, the loop gets its own time back."""
         self._adopters -= 1
         if self._adopters == 0 and not self._made_plain and not self.is_closed():
             self._selector = self.timeline.sockets
@@ -210,11 +215,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self.timeline.threads -= 1
 
     def standing_still(self) -> AbstractContextManager[None]:
-        """For who has threads of their own: while one is at work, time does not pass."""
+        """Return a context manager that stops time, for code that runs threads of its own."""
         return self.timeline.standing_still()
 
     def moving_on(self) -> AbstractContextManager[None]:
-        """While such a thread waits for the loop, it does."""
+        """Return a context manager that lets time pass while such a thread waits for the loop."""
         return self.timeline.moving_on()
 
     async def shutdown_default_executor(self, *args: Any) -> None:
@@ -239,6 +244,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a test in virtual time, as `asyncio.run` would in real time."""
+    """Run a test in virtual time, as `asyncio.run` does in real time; return its result."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(work)

@@ -1,1 +1,1 @@
-"""The binary protocol: bytes in, events out, no sockets."""
+"""The binary protocol without I/O: bytes in, packets out."""

@@ -1,8 +1,24 @@
-"""One side of a connection, without the socket: bytes in, packets out.
+"""One side of a protocol connection, without the socket: bytes in, packets out.
 
-Everything that changes the state of a connection is the table below. A node starts OPENED and
-takes only what may come before login; a login, or trust in the peer, makes it AUTHENTICATED;
-answering Register or Identify makes it IDENTIFIED and raises the limit on frames.
+Theory of operation. A `ProtocolConnection` turns received bytes into packets and packets into
+bytes. It does no I/O, so the same class serves nodes, clients, relays and tests. Everything that
+changes its state is in the table `TRANSITIONS` below. The states on the node's side are:
+
+- opened: the client has sent nothing yet, or only a ping. Only packets that are allowed before
+  login are accepted.
+- challenged: the node has sent a SCRAM challenge and expects the proof.
+- authenticated: the login succeeded, or the node requires none and the client has begun to
+  identify.
+- identified: the node has answered Register or Identify. All packets are accepted, and the limit on
+  frames rises from 8 KiB to the configured one.
+- closed: by either side, or after malformed bytes.
+
+A client follows the same states by the answers that it receives. A client does not limit frames
+before login, since it trusts the node that it chose.
+
+Errors: a frame that is well-formed but has an unknown method, comes too early or lacks parameters
+is yielded as `RejectedPacket`, and the connection stays open. A frame that is too large, malformed,
+or contains undecodable metadata closes the connection.
 """
 
 from __future__ import annotations
@@ -28,13 +44,13 @@ from tidegate.wire.packets.registry import ANSWERS, PUSHES, REQUESTS
 
 FRAME_BEFORE_LOGIN_BYTES = 8 * 1024
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
-# Room beside the largest message, or the metadata of a batch.
+# Room for metadata beside the largest message, or for the metadata of a batch.
 METADATA_BYTES_MAX = 1024 * 1024
 FRAME_BYTES_MAX = MESSAGE_BYTES_MAX + METADATA_BYTES_MAX
 
 
 class State(enum.Enum):
-    """Where a connection stands."""
+    """The state of a protocol connection."""
 
     OPENED = "opened"
     CHALLENGED = "challenged"
@@ -44,7 +60,7 @@ class State(enum.Enum):
 
 
 class Happening(enum.Enum):
-    """What moves it."""
+    """An event that changes the state of a protocol connection."""
 
     CHALLENGE = "challenge"
     PROOF = "proof"
@@ -88,7 +104,7 @@ _decoders: dict[int, msgspec.msgpack.Decoder[Packet]] = {
 
 
 class Received:
-    """A packet that came in, with its body."""
+    """A received packet with its body."""
 
     __slots__ = ("body", "frame", "packet", "packet_id")
 
@@ -100,7 +116,7 @@ class Received:
 
 
 class Refused:
-    """A frame that was understood as a frame but not as a packet; the connection goes on."""
+    """A frame with a bad packet; the connection stays open."""
 
     __slots__ = ("error", "packet_id")
 
@@ -110,7 +126,7 @@ class Refused:
 
 
 class Connection:
-    """The protocol of one connection; `server` says which side it is."""
+    """The protocol of one connection, on the side of a node (`server`) or of a client."""
 
     __slots__ = (
         "_frame_bytes_max",
@@ -129,11 +145,13 @@ class Connection:
         frame_before_login_bytes: int = FRAME_BEFORE_LOGIN_BYTES,
     ) -> None:
         self.server = server
-        # A node says so before the first bytes; whether it trusts us, a client cannot know.
+        # A node sets this before the first bytes. A client cannot know whether the node requires a
+        # login.
         self.login_required = False
         self.state = State.OPENED
         self._frame_bytes_max = frame_bytes_max
-        # A client trusts the node it has chosen; a node trusts nobody before login.
+        # A node limits unauthenticated peers to small frames; a client trusts the node that it
+        # chose.
         self._reader = FrameReader(frame_before_login_bytes if server else frame_bytes_max)
         self._methods: dict[int, type[Request]] | dict[int, type[Packet]] = (
             REQUESTS if server else {**ANSWERS, **PUSHES}
@@ -154,11 +172,15 @@ class Connection:
 
     @property
     def held_bytes(self) -> int:
-        """How much of an unfinished frame is kept."""
+        """The bytes of an incomplete frame that are kept."""
         return self._reader.held_bytes
 
     def receive(self, data: bytes) -> Iterator[Received | Refused]:
-        """What the bytes mean; Malformed and TooLarge end the connection."""
+        """Yield the packets that these bytes complete.
+
+        Raise `Malformed` or `TooLarge` for bytes that end the connection. A closed connection
+        ignores all bytes.
+        """
         if self.state is State.CLOSED:
             return
         try:
@@ -195,7 +217,7 @@ class Connection:
         return Received(packet, frame)
 
     def _progress(self, packet: Packet) -> None:
-        """What a packet that came in does to a connection that is not identified yet."""
+        """Apply the effect of a received packet on the state before identification."""
         if self.server:
             if self.state is State.OPENED and not getattr(packet, "before_login", True):
                 self._move(Happening.TRUST)
@@ -207,7 +229,7 @@ class Connection:
             raise Malformed(f"an answer out of turn: {bad}") from None
 
     def _too_early(self, kind: type[Request]) -> TidegateError | None:
-        """Why a packet cannot come yet; None: it can."""
+        """Return the reason why a packet is not allowed yet; `None` if it is allowed."""
         if not kind.before_identification:
             return UnexpectedPacket(
                 f"{kind.__name__} before identification: register or identify first"
@@ -222,7 +244,7 @@ class Connection:
         return None
 
     def _answered(self, packet: Packet) -> None:
-        """What an answer, given or received, does to the connection."""
+        """Apply the effect of an answer, sent or received, on the state."""
         if isinstance(packet, AuthenticateResponse):
             self._move(Happening.CHALLENGE)
         elif isinstance(packet, ProveResponse):
@@ -235,7 +257,7 @@ class Connection:
     def send(
         self, packet: Packet, packet_id: int, bodies: list[memoryview | bytes] | None = None
     ) -> list[memoryview | bytes]:
-        """The packet as pieces of bytes to write."""
+        """Return a packet as pieces of bytes to write."""
         if self.server and self.state is not State.IDENTIFIED:
             self._answered(packet)
         return frame_pieces(packet.method, packet_id, _encode(packet), bodies)
@@ -245,19 +267,19 @@ class Connection:
 
 
 def relayed(frame: Frame) -> list[memoryview | bytes]:
-    """A frame as it came, for passing on to another node."""
+    """Return a received frame as pieces of bytes, to relay it to another node."""
     body: list[memoryview | bytes] | None = [memoryview(frame.body)] if frame.body else None
     return frame_pieces(frame.method, frame.packet_id, bytes(frame.meta), body)
 
 
 def _explain(kind: type[Packet], bad: msgspec.ValidationError) -> TidegateError:
     text = f"{kind.__name__}: {bad}"
-    # msgspec says "Expected `array` of at least length n" when trailing fields are missing.
+    # msgspec reports "Expected `array` of at least length n" when fields at the end are missing.
     if "at least length" in str(bad) or "missing required" in str(bad):
         return RequiredParameterMissing(text)
     return UnexpectedPacket(text)
 
 
 def error_of(answer: Answer) -> TidegateError | None:
-    """The exception behind an answer, if it is an error."""
+    """Return the exception that an answer reports; `None` if it reports none."""
     return from_code(answer.code, answer.text) if isinstance(answer, Error) else None

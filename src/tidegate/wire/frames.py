@@ -1,13 +1,13 @@
-"""Frames: how packets lie in a stream of bytes.
+"""Frames: the layout of packets in a stream of bytes.
 
-    length     u32   of the whole frame, these four bytes included (as in Telesto)
-    method     u16   which packet it is
-    packet_id  u32   chosen by the asker and repeated in the answer
-    meta_bytes u32   how much of the rest is metadata
+    length     u32   of the whole frame, including these four bytes (as in Telesto)
+    method     u16   the kind of packet
+    packet_id  u32   chosen by the sender of a request and repeated in the answer
+    meta_bytes u32   the length of the metadata
     metadata         MessagePack, one array per packet
-    body             payloads of the messages, one after the other, as they are
+    body             the payloads of the messages, unchanged, one after the other
 
-All integers big-endian. A limit holds for the length before any of it is kept.
+All integers are big-endian. The length is checked against the limit before a frame is stored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Bytes = bytes | bytearray | memoryview
 
 
 class Frame:
-    """One frame, cut out of the stream but not yet understood."""
+    """One frame, separated from the stream and not yet decoded."""
 
     __slots__ = ("body", "meta", "method", "packet_id")
 
@@ -39,7 +39,7 @@ class Frame:
 def frame_pieces(
     method: int, packet_id: int, meta: bytes, bodies: list[memoryview | bytes] | None = None
 ) -> list[memoryview | bytes]:
-    """A frame as pieces for `writelines`, so that payloads are not copied."""
+    """Return a frame as pieces for `writelines`, so that payloads are not copied."""
     body_bytes = sum(map(len, bodies)) if bodies else 0
     head = HEADER.pack(HEADER_BYTES + len(meta) + body_bytes, method, packet_id, len(meta))
     if not bodies:
@@ -48,7 +48,7 @@ def frame_pieces(
 
 
 class FrameReader:
-    """Bytes in, frames out. Never holds more than one frame of the allowed size and a chunk."""
+    """Separates frames from a stream; holds at most one frame of the allowed size and a chunk."""
 
     __slots__ = ("_chunks", "_held_bytes", "_wanted_bytes", "frame_bytes_max")
 
@@ -63,7 +63,7 @@ class FrameReader:
         return self._held_bytes
 
     def receive(self, chunk: bytes) -> list[Frame]:
-        """The frames that this chunk completes."""
+        """Return the frames that this chunk completes."""
         if self._held_bytes:
             self._chunks.append(chunk)
             self._held_bytes += len(chunk)
@@ -101,7 +101,7 @@ class FrameReader:
             )
             position += length
         if position < end:
-            # A copy, so that a half frame does not keep the whole chunk alive.
+            # Copy the rest, so that half a frame does not keep the whole chunk in memory.
             self._chunks.append(bytes(view[position:]) if position else data)
             self._held_bytes = end - position
         return frames

@@ -1,4 +1,4 @@
-"""What a packet is, and those that every exchange of packets needs."""
+"""The base classes of packets, and the packets that all connections use."""
 
 from __future__ import annotations
 
@@ -13,49 +13,50 @@ Claim = tuple[Right, int | str]
 
 
 class Packet(msgspec.Struct, array_like=True):
-    """A packet's metadata; message payloads travel in the frame's body."""
+    """The metadata of a packet; message payloads are in the frame's body."""
 
     method: ClassVar[int] = 0
 
 
 class Request(Packet):
-    """From client to node."""
+    """A packet from client to node that has an answer."""
 
     answer: ClassVar[type[Packet]]
-    # Before identification only ping, register and identify answer (Telesto §4.1.2).
+    # Before identification a node accepts only ping, login, register and identify (Telesto section
+    # 4.1.2).
     before_identification: ClassVar[bool] = False
-    # Of these, ping and the login itself come before it.
+    # Before login a node accepts only ping and the login itself.
     before_login: ClassVar[bool] = False
     mode: ClassVar[Mode] = Mode.READ_ONLY
-    # What the user needs on the queue that the packet names; None: it is about no queue. Without
-    # a default, so that a new packet is of no use until it says.
+    # The right that the user needs on the queue that the packet names; `None` if it names no queue.
+    # There is no default, so that a new packet must declare it.
     right: ClassVar[Right | None]
 
     def claims(self) -> list[Claim]:
-        """Every queue that it names, by id or by name, with what the user needs there."""
+        """Return all queues that the packet names, by id or name, with the right needed on each."""
         queue_id: int | None = getattr(self, "queue_id", None)
         return [] if queue_id is None or self.right is None else [(self.right, queue_id)]
 
 
 class Answer(Packet):
-    """From node to client, repeating the packet id of the request."""
+    """A packet from node to client with the packet id of the request."""
 
 
 class Push(Packet):
-    """From node to client, unasked; packet id 0."""
+    """A packet from node to client without a request; its packet id is 0."""
 
 
-# General
+# Packets for all connections
 
 
 class Pong(Answer):
-    """The node is there."""
+    """The node answers."""
 
     method = 0x02
 
 
 class Ping(Request):
-    """Is the node there? Also the client's heartbeat."""
+    """Check that the node answers; also the client's heartbeat."""
 
     method = 0x01
     answer = Pong
@@ -65,13 +66,13 @@ class Ping(Request):
 
 
 class Success(Answer):
-    """It is done, and there is nothing to say about it."""
+    """The request was executed and has no result."""
 
     method = 0x04
 
 
 class Error(Answer):
-    """It was not done; code and sentence say why."""
+    """The request was not executed; `code` and `text` give the reason."""
 
     method = 0x06
     code: int

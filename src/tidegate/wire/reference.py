@@ -1,4 +1,4 @@
-"""The wire protocol as tables, made from the packets themselves."""
+"""The wire protocol as tables for the documentation, made from the packet classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidegate.wire.packets.run import Run
 
 
 def requests_table() -> str:
-    """Every request with its answer, its mode, the right it needs, and its fields."""
+    """Return a table of all requests with answer, mode, right and fields."""
     names = ("method", "packet", "answer", "mode", "right", "fields", "what it asks")
     lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
     for method, packet in sorted(REQUESTS.items()):
@@ -27,7 +27,7 @@ def requests_table() -> str:
 
 
 def answers_table() -> str:
-    """Every answer and push with its fields."""
+    """Return a table of all answers and pushes with their fields."""
     lines = ["| method | packet | fields | what it says |", "|" + "---|" * 4]
     for method, packet in sorted({**ANSWERS, **PUSHES}.items()):
         lines.append(
@@ -37,7 +37,7 @@ def answers_table() -> str:
 
 
 def run_table() -> str:
-    """The fields of a run."""
+    """Return a table of the fields of a run."""
     lines = ["| # | field | type |", "|" + "---|" * 3]
     for number, field in enumerate(msgspec.structs.fields(Run)):
         lines.append(f"| {number} | {field.name} | `{_shown(field.type)}` |")
@@ -45,7 +45,7 @@ def run_table() -> str:
 
 
 def errors_table() -> str:
-    """Every error code with its class and its meaning."""
+    """Return a table of all error codes with class and meaning."""
     lines = ["| code | name | Python class | what it means |", "|" + "---|" * 4]
     for code, error in sorted(BY_CODE.items()):
         lines.append(f"| {code} | {error.name} | `{error.__name__}` | {_sentence(error)} |")
@@ -53,7 +53,7 @@ def errors_table() -> str:
 
 
 def states_table() -> str:
-    """The states of a connection."""
+    """Return a table of the states of a connection."""
     lines = ["| state | on | becomes |", "|" + "---|" * 3]
     for state, moves in TRANSITIONS.items():
         for happening, following in moves.items():

@@ -1,29 +1,10 @@
-"""Every packet, once: its method id, its fields, what answers it, who may send it.
+"""All packets: their method ids, fields, answers, and the rights they need.
 
-login          to log in, and to ask what one then may do
-clients        to become a client, to find one, to delete one
-queues         to make, find, list, change, empty and delete them
-puts           to put messages, and to hear what became of a put
-reads          to take a single message
-browsing       to read without holding, and to acknowledge by id
-subscriptions  to have messages pushed
-settling       what becomes of messages that a consumer holds
-prefetch       how many these may be
-run            how messages travel to a client
-transactions   puts and acknowledgements, all or none
-topics         to publish once for many queues
-dead_letters   to send them back
-live_numbers   to ask for them
-cluster        nodes, the queues that they own, and machines
-membership     to come to a logical queue, to go, and to be sent around
-topologies     where the messages of logical queues are
-exchange       messages, from replica to replica
-steering       what the loops are to do, and what they have decided
-registry       all of them, by their ids
+Each module contains the packets about one subject, and `registry` collects them by method id.
 
-Telesto's ids (its table 3.6) are kept where the method exists. Its rule, odd from
-client to node and even from node to client, answer = request + 1, is kept too, so
-the ids where Telesto's own table breaks the rule differ: Success 0x03 → 0x04,
-Error 0x05 → 0x06, ReadMessage 0x32 → 0x33, its response 0x33 → 0x34, ReadResponse
-0x34 → 0x35. The reference in docs/wire-protocol.md is generated from them.
+Telesto's ids (its table 3.6) are kept where the method exists. Telesto's rule is kept, too: ids
+from client to node are odd, ids from node to client are even, and an answer has the id of its
+request plus 1. Telesto's own table breaks this rule in five places, where the ids differ: Success
+0x03 → 0x04, Error 0x05 → 0x06, ReadMessage 0x32 → 0x33, its response 0x33 → 0x34, ReadResponse 0x34
+→ 0x35. The reference in docs/wire-protocol.md is generated from the packets.
 """

@@ -1,4 +1,4 @@
-"""Packets for who reads without holding, and acknowledges by id when all of it is processed."""
+"""Packets to read messages without holding them, and to acknowledge them by id."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from tidegate.wire.packets.run import Run
 
 
 class GetMessagesResponse(Answer):
-    """Messages in the queue in order of their ids; payloads in the body."""
+    """Messages in the order of their ids; payloads in the body."""
 
     method = 0x2E
     runs: list[Run]
-    # The id from which on there may be more; None: that was all.
+    # The id to continue from; `None` means that there are no more.
     more_from: int | None = None
 
 
 class GetMessages(Request):
-    """Browse a queue without consuming: what waits, or what of it has these ids."""
+    """Browse waiting messages, or those with ids in a range, without taking them."""
 
     method = 0x2D
     answer = GetMessagesResponse
@@ -29,7 +29,7 @@ class GetMessages(Request):
 
 
 class GetWaitingIdsResponse(Answer):
-    """The ids, each range [first, last]; every id that was given out so far is below `below_id`."""
+    """Ids as ranges [first, last]; all ids assigned so far are below `below_id`."""
 
     method = 0x54
     ranges: list[tuple[int, int]]
@@ -37,9 +37,9 @@ class GetWaitingIdsResponse(Answer):
 
 
 class GetWaitingIds(Request):
-    """Which messages for anyone wait, the lowest ids first, up to `last_id`.
+    """List ids of waiting messages without a receiver up to `last_id`, the lowest ids first.
 
-    There may be more than are listed, even within the limit; there are none if none is.
+    The list may be incomplete even within the limit; an empty list means that no message waits.
     """
 
     method = 0x53
@@ -51,14 +51,14 @@ class GetWaitingIds(Request):
 
 
 class AcknowledgeIdsResponse(Answer):
-    """How many messages there were; that they are done is on disk."""
+    """The number of messages acknowledged; this is on disk."""
 
     method = 0x56
     count: int
 
 
 class AcknowledgeIds(Request):
-    """Acknowledge messages for anyone by their ids, each range [first, last], if they wait."""
+    """Acknowledge waiting messages without a receiver by id, each range [first, last]."""
 
     method = 0x55
     answer = AcknowledgeIdsResponse

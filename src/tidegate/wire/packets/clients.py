@@ -1,4 +1,4 @@
-"""Packets about clients: to become one, to find one, to delete one."""
+"""Packets to register, identify, find and delete clients."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from tidegate.wire.packet import Answer, Request, Success
 
 
 class RegisterClientResponse(Answer):
-    """The new client; the connection now speaks for it."""
+    """The new client, whose connection this is now."""
 
     method = 0x12
     client: ClientInfo
 
 
 class RegisterClient(Request):
-    """Create a client of a unique name."""
+    """Create a client with a unique name."""
 
     method = 0x11
     answer = RegisterClientResponse
@@ -22,19 +22,19 @@ class RegisterClient(Request):
     before_identification = True
     name: str
     mode_wanted: Mode = Mode.READ_WRITE
-    # The client is deleted when the connection ends.
+    # Delete the client when the connection ends.
     ephemeral: bool = False
 
 
 class IdentifyClientResponse(Answer):
-    """Who the connection speaks for."""
+    """The client whose connection this is now."""
 
     method = 0x14
     client: ClientInfo
 
 
 class IdentifyClient(Request):
-    """Speak for an existing client, by id or by name."""
+    """Identify as an existing client, by id or name."""
 
     method = 0x13
     answer = IdentifyClientResponse
@@ -42,12 +42,12 @@ class IdentifyClient(Request):
     before_identification = True
     client_id: int | None = None
     name: str | None = None
-    # As in RegisterClient: it came back before it was forgotten.
+    # As in RegisterClient, for a client that reconnects before it was deleted.
     ephemeral: bool = False
 
 
 class DeleteClient(Request):
-    """Delete a client: oneself, or as admin anyone."""
+    """Delete this client; in admin mode, any client."""
 
     method = 0x15
     answer = Success
@@ -56,14 +56,14 @@ class DeleteClient(Request):
 
 
 class FindClientResponse(Answer):
-    """The id that goes with the name."""
+    """The id of the client."""
 
     method = 0x18
     client_id: int
 
 
 class FindClient(Request):
-    """The id of a client by name; a name nobody has yet is reserved, so it can be addressed."""
+    """Find the id of a client by name; an unused name is reserved, so that it can be a receiver."""
 
     method = 0x17
     answer = FindClientResponse

@@ -1,4 +1,4 @@
-"""Packets about nodes, the queues that they own, and the machines that they are on."""
+"""Packets about nodes, the owners of queues, and machines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Member(msgspec.Struct, array_like=True):
 
 
 class GetMembersResponse(Answer):
-    """The nodes."""
+    """The nodes of the cluster."""
 
     method = 0x68
     members: list[Member]
@@ -35,7 +35,7 @@ class GetMembers(Request):
 
 
 class SetOwner(Request):
-    """As admin: move a queue to another node."""
+    """Move a queue to another node; needs admin mode."""
 
     method = 0x65
     answer = Success
@@ -46,13 +46,13 @@ class SetOwner(Request):
 
 
 class GetFleetResponse(Answer):
-    """Leader, machines, slots and warm pool; JSON in the body."""
+    """Leader, machines, slots and warm machines; JSON in the body."""
 
     method = 0x96
 
 
 class GetFleet(Request):
-    """Show the machines."""
+    """List the machines."""
 
     method = 0x95
     answer = GetFleetResponse

@@ -8,14 +8,14 @@ from tidegate.wire.packet import Answer, Claim, Request
 
 
 class RedriveResponse(Answer):
-    """How many messages were sent back."""
+    """The number of messages sent back."""
 
     method = 0x6C
     count: int
 
 
 class Redrive(Request):
-    """Send dead letters back to where they died, or to `to`; all, or a selection."""
+    """Send dead letters back to their queues, or to `to`: all, or a selection."""
 
     method = 0x6B
     answer = RedriveResponse
@@ -28,6 +28,6 @@ class Redrive(Request):
     limit: int | None = None
 
     def claims(self) -> list[Claim]:
-        # Without `to` they go where they died, which only the node finds out: it asks there.
+        # Without `to`, only the node knows the queues of the messages, and checks the rights there.
         where: list[Claim] = [] if self.to is None else [(Right.WRITE, self.to)]
         return [(Right.READ, self.queue_id), *where]

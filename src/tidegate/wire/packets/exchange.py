@@ -1,4 +1,4 @@
-"""Packets to move waiting messages from one replica of a logical queue to another."""
+"""Packets to move waiting messages between replicas of a logical queue."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tidegate.wire.packet import Answer, Request
 
 
 class PullResponse(Answer):
-    """How many messages came."""
+    """The number of messages moved."""
 
     method = 0x8E
     count: int
 
 
 class Pull(Request):
-    """As a loop: have the owner of a queue take waiting messages over from a sibling."""
+    """Sent by a control loop: take waiting messages from another replica into this one."""
 
     method = 0x8D
     answer = PullResponse
@@ -26,23 +26,27 @@ class Pull(Request):
     queue_id: int
     source: int
     count: int
-    # What has its home at the queue, and nothing else; else what has none.
+    # Move only messages assigned to this replica; otherwise only messages without an assignment.
     homed: bool = False
 
 
 class GiveAwayResponse(Answer):
-    """First id and count of each segment that is now the other queue's."""
+    """The first id and count of each segment that now belongs to the other queue."""
 
     method = 0x90
     segments: list[tuple[int, int]]
-    # First ids of those of which nobody has had a message yet.
+    # First ids of segments that were never delivered.
     untouched: list[int] = msgspec.field(default_factory=list)
-    # So many ids the first of them would have needed; 0: there is none to give.
+    # The number of ids that the first segment would have needed; 0 means that there is no segment
+    # to give.
     ids_needed: int = 0
 
 
 class GiveAway(Request):
-    """From node to node: move whole segments to a queue of mine, under ids that I reserved."""
+    """Sent between nodes: move whole segments to a queue of the sender.
+
+    The sender has reserved the ids for them.
+    """
 
     method = 0x8F
     answer = GiveAwayResponse
@@ -51,11 +55,12 @@ class GiveAway(Request):
     queue_id: int
     target: int
     target_epoch: int
-    # Ids from first_id on, so many.
+    # The reserved ids start at `first_id`.
     first_id: int
     id_count: int
-    # About so many messages.
+    # About this many messages.
     count: int
     move_id: str
-    # What has its home at the queue of mine, and nothing else; else what has none.
+    # Move only messages assigned to the sender's queue; otherwise only messages without an
+    # assignment.
     homed: bool = False

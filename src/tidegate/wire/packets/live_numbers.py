@@ -1,4 +1,4 @@
-"""Packets to ask for live numbers."""
+"""Packets to ask for live stats."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from tidegate.wire.packet import Answer, Request
 
 
 class StatsResponse(Answer):
-    """Live numbers, as in telemetry/numbers.py; JSON in the body."""
+    """Live stats as JSON in the body."""
 
     method = 0x62
 
 
 class Stats(Request):
-    """Live numbers of one queue, or of all this node owns; `cluster` asks the other nodes too."""
+    """Get live stats of one queue, or of all; `cluster` includes the other nodes."""
 
     method = 0x61
     answer = StatsResponse
     right = Right.SEE
     queue_id: int | None = None
     cluster: bool = True
-    # Of each consumer whose prefetch is steered, so many of the last control steps.
+    # How many of the latest control steps to include per consumer with a controlled prefetch.
     steps: int = 1
-    # False: of queues themselves, and not of each of their consumers.
+    # False leaves out the consumers.
     consumers: bool = True
-    # False: no histograms either, nor what only loops read. For who looks at all queues all the
-    # time: a tenth of the work.
+    # False leaves out histograms, and stats for control loops. This takes a tenth of the work, for
+    # clients that poll all queues.
     durations: bool = True

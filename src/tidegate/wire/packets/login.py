@@ -1,4 +1,4 @@
-"""Packets to log in, as in access/scram.py, and to ask what one then may do."""
+"""Packets to log in with SCRAM, and to get the user's rights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class AuthenticateResponse(Answer):
 
 
 class Authenticate(Request):
-    """Begin to log in: SCRAM-SHA-256's first message, which names the user."""
+    """Begin a login: the first message of SCRAM-SHA-256, which names the user."""
 
     method = 0x19
     answer = AuthenticateResponse
@@ -25,14 +25,14 @@ class Authenticate(Request):
 
 
 class ProveResponse(Answer):
-    """Logged in; the node's signature proves that it knows the user's keys."""
+    """The login succeeded; the signature proves that the node knows the user's keys."""
 
     method = 0x1C
     message: str
 
 
 class Prove(Request):
-    """End the login: the proof that the password is known."""
+    """Complete a login: the proof that the client knows the password."""
 
     method = 0x1B
     answer = ProveResponse
@@ -43,7 +43,7 @@ class Prove(Request):
 
 
 class ActFor(Request):
-    """As a node: what follows is asked by this user, or without one by a client without login."""
+    """Sent between nodes: the user of the following requests; none for a client without login."""
 
     method = 0x1D
     answer = Success
@@ -53,7 +53,7 @@ class ActFor(Request):
 
 
 class GetRightsResponse(Answer):
-    """Who is logged in (empty: nobody needs to), and what was granted."""
+    """The user (empty: the node requires no login) and the granted roles."""
 
     method = 0x6E
     user: str
@@ -61,7 +61,7 @@ class GetRightsResponse(Answer):
 
 
 class GetRights(Request):
-    """Ask who one is, and what one may do: for a page that shows only what can be done."""
+    """Get the user and its roles, for example to show only actions that are allowed."""
 
     method = 0x6D
     answer = GetRightsResponse

@@ -1,4 +1,4 @@
-"""Packets for clients of a logical queue: to come, to go, to be sent from replica to replica."""
+"""Packets for members of a logical queue: join, leave, and move to another replica."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidegate.wire.packet import Answer, Claim, Push, Request, Success
 
 
 class JoinResponse(Answer):
-    """Where its messages are, and the replica that the client was elected onto; 0: all of them."""
+    """The topology and the assigned replica; 0 means all replicas."""
 
     method = 0x82
     topology: Topology
@@ -17,18 +17,18 @@ class JoinResponse(Answer):
 
 
 class Join(Request):
-    """Come to a logical queue as a producer or a consumer; changes of its topology are pushed."""
+    """Join a logical queue as a producer or consumer; changes of its topology are pushed."""
 
     method = 0x81
     answer = JoinResponse
     right = Right.SEE
     queue_id: int
     role: Role
-    # Tells the comings of one connection apart: the consumer's number, or 0 for its producer.
+    # Distinguishes the members of one connection: the consumer's number, or 0 for the producer.
     member: int = 0
-    # The replica that it wants to be at, by number, if it can.
+    # The number of the preferred replica.
     wanted: int | None = None
-    # There or nowhere: workers live with theirs.
+    # Whether only that replica will do, as for workers that run beside it.
     bound: bool = False
 
     def claims(self) -> list[Claim]:
@@ -37,7 +37,7 @@ class Join(Request):
 
 
 class Leave(Request):
-    """Go from a logical queue; the end of a connection says the same."""
+    """Leave a logical queue; the end of the connection has the same effect."""
 
     method = 0x83
     answer = Success
@@ -48,14 +48,14 @@ class Leave(Request):
 
 
 class JoinAgain(Push):
-    """Whoever knew this connection at an alias does so no longer: somebody else owns it."""
+    """The alias has a new owner, which does not know the members of this connection: join again."""
 
     method = 0x8C
     queue_id: int
 
 
 class Migrated(Push):
-    """The client is to go over to another replica; what it holds, it settles where it was."""
+    """Another replica is assigned; messages held are settled at the former one."""
 
     method = 0x88
     queue_id: int
@@ -65,7 +65,7 @@ class Migrated(Push):
 
 
 class MigrateClients(Request):
-    """As a loop: have clients of one replica go over to another; asked of the alias's owner."""
+    """Sent by a control loop to the alias's owner: move clients from one replica to another."""
 
     method = 0x91
     answer = Success

@@ -1,4 +1,4 @@
-"""Packets about how many messages a consumer may hold."""
+"""Packets about the number of messages that a consumer may hold."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tidegate.wire.packet import Push, Request, Success
 
 
 class SetPrefetch(Request):
-    """Change how many messages this consumer may hold; 0: give it no more."""
+    """Change how many messages this consumer may hold; 0 stops deliveries."""
 
     method = 0x4B
     answer = Success
@@ -19,7 +19,7 @@ class SetPrefetch(Request):
 
 
 class SetConsumerPrefetch(Request):
-    """As admin: set the prefetch of anyone's consumer."""
+    """Set the prefetch of any client's consumer; needs admin mode."""
 
     method = 0x63
     answer = Success
@@ -29,15 +29,16 @@ class SetConsumerPrefetch(Request):
     client_id: int
     consumer: int
     prefetch: int
-    # For as long as this connection lasts, or until it says 0; one trial at a time.
+    # Part of an experiment, which ends with this connection or with a prefetch of 0. A consumer has
+    # at most one experiment at a time.
     trial: bool = False
 
 
 class PrefetchChanged(Push):
-    """An admin, or a loop, has set this consumer's prefetch."""
+    """An administrator or a control loop has changed this consumer's prefetch."""
 
     method = 0x52
     consumer: int
     prefetch: int
-    # Otherwise it is part of a trial: whoever subscribes again asks for what it had asked for.
+    # False during an experiment: a client that subscribes again then uses its own former value.
     lasting: bool = True

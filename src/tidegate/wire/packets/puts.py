@@ -1,4 +1,4 @@
-"""Packets to put messages into queues, and to hear what became of a put."""
+"""Packets to put messages into queues, and to get the result of a put."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tidegate.wire.packet import Answer, Claim, Request
 
 
 class PutMessageResponse(Answer):
-    """Stored and on disk. Ids count up from `first_id` unless `ids` lists them.
+    """The batch is on disk. Ids count up from `first_id` unless `ids` lists them.
 
-    A first id of 0 says: this batch was stored before, by the same producer.
+    A `first_id` of 0 means that the batch of this producer was stored before.
     """
 
     method = 0x32
@@ -19,10 +19,11 @@ class PutMessageResponse(Answer):
 
 
 class PutMessages(Request):
-    """Put a batch into one queue; `producer` and `batch` make a resend harmless.
+    """Put a batch into one queue; `producer` and `batch` identify it, so a resend is stored once.
 
-    `after` is a batch of the producer that was on its way when this one was sent. A node that
-    has never met it refuses: it was refused elsewhere, comes again, and must not be overtaken.
+    `after` is a batch of the producer that was in flight when this one was sent. A node that has
+    never received that batch refuses this one. That batch was refused elsewhere and comes again,
+    and it must be stored first.
     """
 
     method = 0x31
@@ -38,20 +39,20 @@ class PutMessages(Request):
     contexts: list[int | None] | None = None
     attributes: list[Attributes | None] | None = None
     after: int | None = None
-    # Seconds from now, by the node's clock: not before, and not after.
+    # Seconds from now by the node's clock: the delay, and the time to live.
     delays_s: list[float | None] | None = None
     ttls_s: list[float | None] | None = None
 
 
 class PutToQueuesResponse(Answer):
-    """The queues that took the message."""
+    """The queues that accepted the message."""
 
     method = 0x38
     queue_ids: list[int]
 
 
 class PutToQueues(Request):
-    """Put one message into several queues: all or none, or with `partial` those that can."""
+    """Put one message into several queues: into all or none, or with `partial` where possible."""
 
     method = 0x37
     answer = PutToQueuesResponse
@@ -78,7 +79,7 @@ class GetFateResponse(Answer):
 
 
 class GetFate(Request):
-    """Whether a batch, whose answer was lost, was stored by a replica that is gone since."""
+    """Ask whether a replica that no longer exists had stored a batch whose answer was lost."""
 
     method = 0x97
     answer = GetFateResponse

@@ -1,4 +1,4 @@
-"""Packets about queues themselves: to make, find, list, change, empty and delete them."""
+"""Packets to create, find, list, change, purge and delete queues."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from tidegate.wire.packet import Answer, Claim, Request, Success
 
 
 def _dead_letters(queue: int | str, policy: QueuePolicy) -> list[Claim]:
-    """Who names a queue for dead letters takes them from here and writes them there, in the end.
+    """Return the rights that a policy with a dead-letter queue needs.
 
-    Without `read`, who may only configure a queue would have its messages expire into their own.
+    Messages move from the queue to the dead-letter queue, so the user must have `read` on the first
+    and `write` on the second. Otherwise a user with `configure` alone could let messages expire
+    into a queue of their own and read them there.
     """
     return [(Right.READ, queue), (Right.WRITE, policy.dead_letter)] if policy.dead_letter else []
 
@@ -23,7 +25,7 @@ class CreateQueueResponse(Answer):
 
 
 class CreateQueue(Request):
-    """Create a queue of a unique name."""
+    """Create a queue with a unique name."""
 
     method = 0x21
     answer = CreateQueueResponse
@@ -32,7 +34,7 @@ class CreateQueue(Request):
     name: str
     durable: bool = True
     policy: QueuePolicy = QueuePolicy()
-    # It is deleted when the connection ends.
+    # Delete the queue when the connection ends.
     ephemeral: bool = False
 
     def claims(self) -> list[Claim]:
@@ -40,7 +42,7 @@ class CreateQueue(Request):
 
 
 class DeleteQueue(Request):
-    """Delete a queue and what is in it."""
+    """Delete a queue and its messages."""
 
     method = 0x23
     answer = Success
@@ -107,7 +109,7 @@ class GetActiveQueuesResponse(Answer):
 
 
 class GetActiveQueues(Request):
-    """List the queues that hold a message this client could read."""
+    """List the queues that hold a message that this client could read."""
 
     method = 0x2B
     answer = GetActiveQueuesResponse
@@ -115,7 +117,7 @@ class GetActiveQueues(Request):
 
 
 class SetPolicy(Request):
-    """Change what a queue promises."""
+    """Change the policy of a queue."""
 
     method = 0x69
     answer = Success
@@ -123,7 +125,7 @@ class SetPolicy(Request):
     mode = Mode.READ_WRITE
     queue_id: int
     policy: QueuePolicy
-    # Only if it has promised this until now, else ChangedMeanwhile; None: whatever it has.
+    # Change it only if it equals `before`, else answer ChangedMeanwhile; `None` means in any case.
     before: QueuePolicy | None = None
 
     def claims(self) -> list[Claim]:
@@ -131,14 +133,14 @@ class SetPolicy(Request):
 
 
 class PurgeQueueResponse(Answer):
-    """How many messages were dropped."""
+    """The number of messages deleted."""
 
     method = 0x30
     count: int
 
 
 class PurgeQueue(Request):
-    """Drop every waiting message of a queue."""
+    """Delete all waiting messages of a queue."""
 
     method = 0x2F
     answer = PurgeQueueResponse

@@ -1,4 +1,4 @@
-"""Packets to take a single message, and to wait for it no longer."""
+"""Packets to take a single message, and to withdraw such a read."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from tidegate.wire.packets.run import Run
 
 
 class ReadMessageResponse(Answer):
-    """The message, under lease when one was asked for."""
+    """The message, under a lease if one was asked for."""
 
     method = 0x34
     run: Run
 
 
 class ReadMessage(Request):
-    """Take one message, at once or when one comes within `wait_ms`.
+    """Take one message, at once or when one arrives within `wait_ms`.
 
-    With `lease_ms` it must be acknowledged (consumer 0), else it is by being returned.
+    With `lease_ms` it must be acknowledged (as consumer 0). Without, the node considers it
+    acknowledged when it sends it.
     """
 
     method = 0x33
@@ -39,7 +40,7 @@ class ReadResponseResponse(Answer):
 
 
 class ReadResponse(Request):
-    """Take the reply to a request of mine, by its context."""
+    """Take the reply to a request of this client, by its context."""
 
     method = 0x35
     answer = ReadResponseResponse
@@ -51,7 +52,7 @@ class ReadResponse(Request):
 
 
 class Withdraw(Request):
-    """Wait no longer with that read, which is answered with an error if it was still waiting."""
+    """End a waiting read, which is then answered with an error."""
 
     method = 0x39
     answer = Success

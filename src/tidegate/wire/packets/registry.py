@@ -1,4 +1,4 @@
-"""Every packet by its method id: what a node takes, and what a client takes."""
+"""All packets by method id: requests for nodes, answers and pushes for clients."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _Kind = TypeVar("_Kind", bound=Packet)
 def _by_method(kind: type[_Kind]) -> dict[int, type[_Kind]]:
     things = [thing for subject in _SUBJECTS for thing in vars(subject).values()]
     packets = [thing for thing in things if isinstance(thing, type) and issubclass(thing, kind)]
-    # What has no id is only there for others to be made from.
+    # A packet without an id is only a base class.
     return {one.method: one for one in packets if one.method}
 
 

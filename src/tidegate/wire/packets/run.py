@@ -1,4 +1,4 @@
-"""How messages travel to a client, wherever they do: as runs of neighbours."""
+"""The format in which messages travel to a client: runs of consecutive messages."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tidegate.core.model import Attributes
 
 
 class Run(msgspec.Struct, array_like=True):
-    """Neighbouring messages of one segment; a column of one element speaks for all.
+    """Consecutive messages of one segment; a column with one element applies to all.
 
-    `tag` numbers the deliveries of a consumer, for ack, nack and extend.
+    `tag` numbers the deliveries of a consumer and is used to settle them.
     """
 
     tag: int
@@ -23,5 +23,5 @@ class Run(msgspec.Struct, array_like=True):
     contexts: list[int | None] | None = None
     attributes: list[Attributes | None] | None = None
     redelivered: bool = False
-    # How often each was delivered, this time included; [1] for first deliveries.
+    # How often each message was delivered, this time included; [1] for first deliveries.
     deliveries: list[int] = msgspec.field(default_factory=lambda: [1])

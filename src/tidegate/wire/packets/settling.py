@@ -1,4 +1,4 @@
-"""Packets about messages that a consumer holds: done, given back, or kept longer."""
+"""Packets about messages that a consumer holds: acknowledge, return, extend the lease."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from tidegate.wire.packet import Answer, Request
 
 
 class SettleResponse(Answer):
-    """How many of the tags were no longer ours."""
+    """The number of tags that the consumer no longer held."""
 
     method = 0x46
     lost: int
 
 
 class Settle(Request):
-    """Acknowledge ranges of tags, each [first, last]; answered only when `confirm` is set."""
+    """Acknowledge ranges of tags, each [first, last]; answered only if `confirm` is set."""
 
     method = 0x45
     answer = SettleResponse
@@ -26,7 +26,7 @@ class Settle(Request):
 
 
 class Return(Request):
-    """Give ranges of tags back to the queue: they failed, are hopeless, or were never begun."""
+    """Return ranges of tags to the queue: failed, rejected or not begun."""
 
     method = 0x47
     answer = SettleResponse
@@ -34,17 +34,17 @@ class Return(Request):
     queue_id: int
     consumer: int
     ranges: list[tuple[int, int]]
-    # How long until the next delivery; None: as the queue's policy says.
+    # The delay of the next delivery; `None` means the delay of the queue's policy.
     delay_ms: int | None = None
     error: str | None = None
-    # Straight to the dead letters.
+    # Move to the dead letters.
     reject: bool = False
-    # Never begun: at once, and not counted as a failure.
+    # Not begun: deliver again at once, and do not count it as a failure.
     unstarted: bool = False
 
 
 class Extend(Request):
-    """Lengthen the leases on ranges of tags; None: all that the consumer holds."""
+    """Extend the leases on ranges of tags; `None` means all that the consumer holds."""
 
     method = 0x49
     answer = SettleResponse

@@ -1,4 +1,4 @@
-"""Packets to say what the loops are to do, and to ask what they have decided."""
+"""Packets to change scaling settings and overrides, and to get decisions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidegate.wire.packet import Answer, Claim, Request, Success
 
 
 class SetScaling(Request):
-    """Say how a queue scales; None: it becomes a plain queue, once it has no replicas."""
+    """Set how a queue scales; `None` makes it a plain queue, if it has no replicas."""
 
     method = 0x8B
     answer = Success
@@ -18,13 +18,13 @@ class SetScaling(Request):
     mode = Mode.READ_WRITE
     queue_id: int
     scaling: Scaling | None
-    # Only if it has scaled as `before` says until now, else ChangedMeanwhile; None: it was plain.
+    # Change it only if it equals `before` (`None`: plain), else answer ChangedMeanwhile.
     is_compared: bool = False
     before: Scaling | None = None
 
 
 class SteerService(Request):
-    """Say about an HTTP service what goes before the law, if it was `before` until now."""
+    """Set the override of an HTTP service, if it equals `before` until now."""
 
     method = 0x9B
     answer = Success
@@ -39,13 +39,13 @@ class SteerService(Request):
 
 
 class ExplainResponse(Answer):
-    """Decisions, the newest first; each a JSON document in the body, one a line."""
+    """Decisions, the newest first; JSON in the body, one per line."""
 
     method = 0x94
 
 
 class Explain(Request):
-    """What the loops have decided about a queue, or (None) about the fleet."""
+    """Get decisions about a queue, or with `None` about machines."""
 
     method = 0x93
     answer = ExplainResponse
@@ -61,7 +61,7 @@ class ExplainServiceResponse(Answer):
 
 
 class ExplainService(Request):
-    """What the loops have decided about an HTTP service."""
+    """Get decisions about an HTTP service."""
 
     method = 0x9D
     answer = ExplainServiceResponse

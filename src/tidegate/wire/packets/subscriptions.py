@@ -1,4 +1,4 @@
-"""Packets to have messages pushed: the subscription, its deliveries, its end."""
+"""Packets of subscriptions: registration, deliveries, and the end."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tidegate.wire.packets.run import Run
 
 
 class SubscribeResponse(Answer):
-    """Deliveries will follow."""
+    """The consumer is registered; deliveries will follow."""
 
     method = 0x42
     lease_ms: int
 
 
 class Subscribe(Request):
-    """Have messages pushed, at most `prefetch` of them unacknowledged."""
+    """Register a consumer: the node pushes messages, at most `prefetch` of them unacknowledged."""
 
     method = 0x41
     answer = SubscribeResponse
@@ -26,12 +26,12 @@ class Subscribe(Request):
     prefetch: int
     order: Order = Order.PRIORITY
     automatic: bool = False
-    # Only what is addressed to this client, who then counts as no consumer of the queue.
+    # Only messages addressed to this client, which then does not count as a consumer of the queue.
     mine_only: bool = False
 
 
 class Unsubscribe(Request):
-    """Stop; what is unacknowledged goes back."""
+    """Unregister a consumer; its unacknowledged messages return to the queue."""
 
     method = 0x43
     answer = Success
@@ -49,7 +49,7 @@ class Deliver(Push):
 
 
 class ConsumerEnded(Push):
-    """The subscription is over: the queue was deleted or moved to another node."""
+    """The consumer has ended, since the queue was deleted or moved to another node."""
 
     method = 0x50
     consumer: int

@@ -1,4 +1,4 @@
-"""Packets about topics: to make them, to subscribe queues to them, to publish."""
+"""Packets to create topics, subscribe queues to them, and publish."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CreateTopicResponse(Answer):
 
 
 class CreateTopic(Request):
-    """Create a topic of a unique name; it names no queue."""
+    """Create a topic with a unique name; it names no queue."""
 
     method = 0x71
     answer = CreateTopicResponse
@@ -30,7 +30,7 @@ class CreateTopic(Request):
 
 
 class DeleteTopic(Request):
-    """Delete a topic; the queues that were subscribed to it stay. It names no queue."""
+    """Delete a topic; the queues of its subscriptions remain. It names no queue."""
 
     method = 0x73
     answer = Success
@@ -43,7 +43,7 @@ class DeleteTopic(Request):
 
 
 class GetTopicsResponse(Answer):
-    """All topics, with their subscriptions."""
+    """All topics with their subscriptions."""
 
     method = 0x76
     topics: list[TopicInfo]
@@ -58,17 +58,17 @@ class GetTopics(Request):
 
 
 class SubscribeTopicResponse(Answer):
-    """The queue that gets what is published from now on."""
+    """The queue, which receives messages that are published from now on."""
 
     method = 0x78
     queue: QueueInfo
 
 
 class SubscribeTopic(Request):
-    """Let a queue have what is published to a topic and matches the filter.
+    """Subscribe a queue to messages of a topic that match the filter.
 
-    It names the queue `queue`, by name, and makes it if there is none. Without `durable` the queue
-    must be new, and is deleted when this connection ends.
+    The queue is named by name, and created if there is none. Without `durable` the name must be
+    new, and the queue is deleted when this connection ends.
     """
 
     method = 0x77
@@ -81,12 +81,13 @@ class SubscribeTopic(Request):
     durable: bool = True
 
     def claims(self) -> list[Claim]:
-        # Whoever publishes writes to the queue from now on: only who may can let them.
+        # Publishers will write to the queue without a right on it, so only a user with `write` may
+        # allow it.
         return [(Right.READ, self.topic), (Right.CONFIGURE, self.queue), (Right.WRITE, self.queue)]
 
 
 class UnsubscribeTopic(Request):
-    """End a subscription; its queue, which it names by name, stays with what is in it."""
+    """End a subscription; its queue, which is named by name, remains with its messages."""
 
     method = 0x79
     answer = Success
@@ -100,17 +101,18 @@ class UnsubscribeTopic(Request):
 
 
 class PublishResponse(Answer):
-    """Stored and on disk: how many subscriptions got each message."""
+    """The messages are on disk: the number of subscriptions per message."""
 
     method = 0x7C
     counts: list[int]
 
 
 class Publish(Request):
-    """Put a batch once, for every subscription of a topic that matches, in one transaction.
+    """Put a batch into all matching subscriptions of a topic, in one transaction.
 
-    It names no queue: who may write to the topic may write to its subscriptions. The queue and the
-    `after` of `messages` count for nothing; its producer and batch make a resend harmless.
+    It names no queue: a user with `write` on the topic may write to its subscriptions. The queue
+    and `after` of `messages` are ignored. Its producer and batch identify it, so a resend is stored
+    once.
     """
 
     method = 0x7B
@@ -121,5 +123,5 @@ class Publish(Request):
     messages: PutMessages
 
     def claims(self) -> list[Claim]:
-        # Its subscriptions are queues of others, who have let the topic write there.
+        # The users who subscribed the queues have allowed the topic to write to them.
         return [(Right.WRITE, self.topic)]

@@ -1,4 +1,4 @@
-"""Packets about where the messages of logical queues are."""
+"""Packets about the replicas of logical queues."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from tidegate.wire.packet import Answer, Push, Request
 
 
 class TopologyChanged(Push):
-    """Shares have changed, or replicas have come or are going."""
+    """The topology has changed: shares, or replicas."""
 
     method = 0x86
     topology: Topology
 
 
 class GetTopologyResponse(Answer):
-    """Where the messages of a logical queue are."""
+    """The topology of a logical queue."""
 
     method = 0x8A
     topology: Topology
 
 
 class GetTopology(Request):
-    """Ask for the topology of a logical queue without coming to it."""
+    """Get the topology of a logical queue without joining it."""
 
     method = 0x89
     answer = GetTopologyResponse
@@ -31,7 +31,7 @@ class GetTopology(Request):
 
 
 class GetTopologiesResponse(Answer):
-    """Every logical queue that one may see, without homes; None: as it was at that version."""
+    """All visible logical queues, without assignments; `None` if nothing has changed."""
 
     method = 0x9A
     version: int
@@ -39,7 +39,7 @@ class GetTopologiesResponse(Answer):
 
 
 class GetTopologies(Request):
-    """How every logical queue is spread and scales, if that has changed since a version."""
+    """Get the topologies of all logical queues, if any has changed since a version."""
 
     method = 0x99
     answer = GetTopologiesResponse

@@ -1,4 +1,4 @@
-"""Packets to put and acknowledge across queues, all or none."""
+"""Packets to put and acknowledge across queues in one transaction."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Acknowledged(msgspec.Struct, array_like=True):
 
 
 class TransactResponse(Answer):
-    """All of it is done and on disk. The ids of the puts, as PutMessageResponse would give them.
+    """The transaction is on disk. The ids of the puts, as in PutMessageResponse.
 
-    Without any, it was done before: this is the answer to a resend.
+    An empty list means that it was committed before, so this answers a resend.
     """
 
     method = 0x3C
@@ -29,12 +29,12 @@ class TransactResponse(Answer):
 
 
 class Transact(Request):
-    """Puts and acknowledgements across queues, all or none.
+    """Puts and acknowledgements across queues: all or none.
 
-    It names the queues of its `puts` (written to) and of its `acks` (read from); the leases must
-    be this connection's. `producer` and `batch` stand for those of the puts, whose own count for
-    nothing; their payloads follow each other in the body. `resent` says that the leases may have
-    been another connection's: then it is done only if it was before.
+    It names the queues of its `puts`, which need `write`, and of its `acks`, which need `read`. The
+    leases must belong to this connection. `producer` and `batch` replace those of the puts, which
+    are ignored. The payloads follow each other in the body. `resent` means that the leases may
+    belong to an earlier connection; the node then only answers whether it was committed before.
     """
 
     method = 0x3B
