@@ -1,7 +1,7 @@
 """Tidegate: a message queue and an HTTP front door that keep the service level you declare.
 
-Each public name is imported on first use. The command line imports this package at start, so a
-small import is fast, and a Ctrl-C during start does not end in a traceback from an import.
+Each public name is imported on first use. The command line imports this package when it starts.
+With little to import, a Ctrl-C at that moment does not end in a traceback.
 """
 
 from __future__ import annotations

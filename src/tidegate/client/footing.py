@@ -1,8 +1,8 @@
 """The consumers of a subscription: the current one, and the retiring ones.
 
 A subscription that moves to another replica retires its consumer. A retiring consumer receives no
-more and returns untouched messages. It unregisters when the application has settled the last
-message of its.
+more and returns untouched messages. It unregisters when the application has settled its last
+message.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Footing:
             self._client.drop_leg(leg)
 
     def lose(self, leg: Leg) -> None:
-        """Discard a consumer, whose messages the node has returned to the queue."""
+        """Discard a consumer after the node has returned its messages to the queue."""
         leg.lost = True
         self._client.drop_leg(leg)
         self.leaving.discard(leg)

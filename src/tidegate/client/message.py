@@ -1,7 +1,7 @@
 """A message as the application sees it.
 
 A node sends messages in runs, as columns. `Message` objects are made only when the application
-looks at them.
+iterates.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Puts to one queue, gathered into batches.
 
 Theory of operation. A `Producer` collects the messages that the application puts to one queue. The
-first put in a turn of the event loop schedules a flush at the end of the turn, so that all puts of
-the turn share a batch. At most `in_flight_max` batches wait for their answers at a time. More
-messages gather meanwhile, which makes batches larger under load.
+first put in a turn of the event loop schedules a flush at its end. So all puts of one turn share a
+batch. At most `in_flight_max` batches wait for their answers at a time. More messages gather
+meanwhile, which makes batches larger under load.
 
 A message is in one of three places: gathered (no batch yet), in a batch in flight, or in a batch
 that waits to be sent again. Batches are sent in the order of their numbers, before new messages.

@@ -1,7 +1,7 @@
 """The put methods of the client.
 
 Each queue has one producer, which sends the messages in batches. A plain queue has a `Producer`, a
-logical queue has a `ReplicaRouter`. The first look-up of the queue tells which one is needed.
+logical queue has a `ReplicaRouter`. The first look-up of the queue decides which one is needed.
 """
 
 from __future__ import annotations

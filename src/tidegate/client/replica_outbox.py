@@ -121,7 +121,7 @@ class ReplicaOutbox(Outbox):
         return self._spread.find_room(self, batch)
 
     def _not_home(self, batch: Batch, error: TidegateError) -> None:
-        """Distribute a batch again, some of whose messages have another assigned replica."""
+        """Distribute a batch again, since another replica is assigned to some of its messages."""
         unsent = Unsent.of(batch)
         if unsent is not None and self._has_patience(batch):
             self._spread.take(unsent)

@@ -13,7 +13,7 @@ producer. Then all other messages go to that replica.
 
 A replica gets no new messages while it is
 
-- away: it refused a batch, lost its transport or was silent for `STALL_S`. It is tried again after
+- away: it refused a batch, its node failed, or it was silent for `STALL_S`. It is tried again after
   0.05 s to 1 s. The last replica with a share is not put away for silence, since slow is better
   than nothing.
 - gone: it no longer exists. This holds until a topology without it arrives.
@@ -25,8 +25,8 @@ alias, which stores them and hands them over later.
 What a replica has refused for certain goes to other replicas under new numbers. What it may have
 stored is sent only to that replica, until its result is known; see `ReplicaProducer`.
 
-If the queue turns out to be deleted or plain, messages that are certainly not stored go to a new
-producer of that name, which looks it up. Batches in doubt and batches of `put_many` stay here.
+If the queue turns out to be deleted or plain, a new producer looks the name up. It gets the
+messages that are certainly not stored. Batches in doubt and batches of `put_many` stay here.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ Its consumers are:
 
 - the current consumer, registered at the queue, or at the assigned replica of a logical queue.
   There is none while the subscription is looking for a node or replica.
-- retiring consumers, at former replicas. They receive no more and end when the application has
-  settled the last message of theirs; see `ConsumerSet`.
+- retiring consumers, at former replicas. They receive no more, and end when the application has
+  settled their last message; see `ConsumerSet`.
 - the addressed consumer, at the replica that holds messages for this client's id, if that is
   another replica; see `AddressedReads`.
 
@@ -318,7 +318,7 @@ class Subscription:
         return self._footing.new_leg(queue_id, number, link, prefetch, mine_only=True)
 
     def lose(self, leg: Leg) -> None:
-        """Discard a consumer, whose messages the node has returned to the queue."""
+        """Discard a consumer after the node has returned its messages to the queue."""
         self.interruptions += leg is self._footing.leg
         self._footing.lose(leg)
         self._at_home.lost(leg)

@@ -36,8 +36,8 @@ _BACKOFF_MAX_S = 0.5
 class Transaction:
     """A transaction; use it as `async with mq.transaction() as tx`.
 
-    The end of the block raises `IoFailure` if it is not known whether the transaction was
-    committed, and `LeaseLost` if a message to acknowledge is no longer held.
+    The end of the block commits. It raises `IoFailure` if the result is not known, and `LeaseLost`
+    if a message to acknowledge is no longer held.
     """
 
     def __init__(self, client: Client, patience_s: float) -> None:
@@ -120,8 +120,8 @@ class Transaction:
                     raise IoFailure(
                         f"{failure}; whether the transaction was done is not known"
                     ) from None
-                # After a reconnect the same tags may mean other messages. The node then only tells
-                # whether the transaction was committed before.
+                # After a reconnect the same tags may mean other messages. The node then only
+                # answers whether the transaction was committed before.
                 packet.resent = bool(packet.acks)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)

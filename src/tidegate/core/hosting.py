@@ -216,7 +216,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def instance_of(backend_name: str) -> int | None:
-    """Return the instance id for the name of a backend; `None` if the name is not one of ours."""
+    """Return the instance id for the name of a backend; `None` for another name."""
     number = backend_name.removeprefix("i")
     return int(number) if number != backend_name and number.isdecimal() else None
 

@@ -95,7 +95,7 @@ def promised_by_another(queue: int | str) -> ChangedMeanwhile:
 
 DEFAULT_POLICY = QueuePolicy()
 DEAD_SUFFIX = ".dead"
-# Dead letters stay until a person handles them.
+# Dead letters stay until they are redriven, settled or deleted.
 DEAD_LETTER_POLICY = QueuePolicy(deliveries_max=0, dead_letter="")
 
 

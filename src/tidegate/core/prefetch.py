@@ -1,7 +1,7 @@
 """Prefetch as a controlled variable: goals, measurements and models.
 
 A goal is in terms that users know: a rate or "keep up", a settling time, an overshoot. A model
-tells how a consumer's arrival rate follows its prefetch: y(k+1) = a·y(k) + b·u(k) + offset.
+describes how a consumer's arrival rate follows its prefetch: y(k+1) = a·y(k) + b·u(k) + offset.
 `tidegate tune prefetch` writes a model to a file, and Spark learns models from history. The
 controller's gains follow from goal and model.
 """
@@ -249,5 +249,5 @@ class ConsumerSample(msgspec.Struct, frozen=True, kw_only=True):
     held: float | None = None
     # The mean prefetch during the interval.
     prefetch: float = math.nan
-    # The queue had no messages for it, so the rate tells nothing about the prefetch.
+    # The queue had no messages for it, so the rate does not show the effect of the prefetch.
     starved: bool = False

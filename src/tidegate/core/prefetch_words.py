@@ -109,7 +109,7 @@ def goal_of(value: Any, before: PrefetchGoal | None = None) -> PrefetchGoal | No
 
 
 def by_hand(before: PrefetchGoal | None, prefetch: int) -> PrefetchGoal:
-    """Return the goal with an override of the prefetch, which `given_back` removes."""
+    """Return the goal with an override of the prefetch; `without_manual_prefetch` removes it."""
     goal = PrefetchGoal(only_manual=True) if before is None else before
     return changed(goal, {"manual": prefetch})
 

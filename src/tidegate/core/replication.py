@@ -21,7 +21,7 @@ from msgspec import UNSET, UnsetType
 from tidegate.core.errors import ChangedMeanwhile
 from tidegate.core.scaling import Scaling
 
-# The queue ids of store n start at n << STORE_SHIFT, so an id tells the store.
+# The queue ids of store n start at n << STORE_SHIFT, so the id of a queue identifies its store.
 STORE_SHIFT = 24
 # The number of the alias, where the number of a replica is expected.
 ALIAS = 0
@@ -72,7 +72,7 @@ class Topology(msgspec.Struct, array_like=True, frozen=True):
     version: int
     scaling: Scaling
     replicas: list[ReplicaPlace] = []
-    # HOMES numbers of replicas, one per assignment slot. A negative number means that the slot is
+    # The number of a replica for each assignment slot. A negative number means that the slot is
     # moving to that replica and is closed: replicas hand over its messages and accept no new ones,
     # so that no message overtakes another. The leader opens it when no other replica has messages
     # of it.

@@ -281,7 +281,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     # Sentences for people: the reason, and what would have changed the decision.
     reason: str = ""
     otherwise: str = ""
-    # `False` means recommended only, or refused on the way; `outcome` tells which.
+    # `False` means recommended only, or refused on the way; `outcome` has the reason.
     carried_out: bool = True
     outcome: str = ""
     # The user or client, if the law is an override.

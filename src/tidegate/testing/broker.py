@@ -4,8 +4,8 @@ The node, its sessions, the client and the protocol between them are those of pr
 things are replaced: the store is in memory, connections are in memory (`InMemoryNetwork`), and time
 is virtual (`VirtualTimeLoop`).
 
-Time passes only when the test calls `advance`, or when the test waits for something that takes
-time, such as `get(wait=30)` on an empty queue.
+Time passes only when the test calls `advance`, or while the test waits for something that takes
+time. An example is `get(wait=30)` on an empty queue.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class Broker:
         self._clients.append(client)
         return client
 
-    # Time
+    # Virtual time
 
     def time(self) -> float:
         """Return the broker's time in seconds since 1970, for `deliver_at` and `expires_at`."""

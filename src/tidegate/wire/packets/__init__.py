@@ -1,6 +1,6 @@
 """All packets: their method ids, fields, answers, and the rights they need.
 
-Each module contains the packets about one subject, and `registry` collects them by method id.
+Packets are grouped by subject, and a registry contains all of them by method id.
 
 Telesto's ids (its table 3.6) are kept where the method exists. Telesto's rule is kept, too: ids
 from client to node are odd, ids from node to client are even, and an answer has the id of its

@@ -7,7 +7,7 @@ from tidegate.wire.packet import Answer, Request, Success
 
 
 class RegisterClientResponse(Answer):
-    """The new client, whose connection this is now."""
+    """The new client; the connection now belongs to it."""
 
     method = 0x12
     client: ClientInfo
@@ -27,7 +27,7 @@ class RegisterClient(Request):
 
 
 class IdentifyClientResponse(Answer):
-    """The client whose connection this is now."""
+    """The client; the connection now belongs to it."""
 
     method = 0x14
     client: ClientInfo
