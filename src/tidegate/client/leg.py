@@ -132,7 +132,7 @@ class Leg:
     async def until_settled(self) -> None:
         """Wait until no message is held; until then renew the leases.
 
-        The number of held messages is asked from the node, which counts them.
+        The node counts the held messages, so this asks the node.
         """
         while self.is_connected and self._last_tag:
             self._settled.clear()

@@ -114,7 +114,7 @@ class Membership:
                 await asyncio.wait_for(self._again.wait(), REFRESH_S)
 
     async def _is_plain(self) -> bool:
-        """Return whether the queue is plain, so that it has no members."""
+        """Return whether the queue is plain and thus has no members."""
         try:
             return not (await self._client.queue(self.queue_id)).elastic
         except TidegateError:
