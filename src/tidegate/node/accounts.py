@@ -113,7 +113,7 @@ class Accounts:
         return self._users.get(name)
 
     def guard_of(self, name: str) -> Guard:
-        """Return the rights of a user who has just logged in.
+        """Return the rights of a user that has just logged in.
 
         Raises `NotAuthenticated` if the user was removed meanwhile.
         """

@@ -193,7 +193,7 @@ class Alias:
             )
 
     def migrate(self, packet: MigrateClients) -> int:
-        """Move members of one replica to another, those that hold fewest messages first.
+        """Move members of one replica to another, starting with those holding fewest messages.
 
         Returns how many were moved. Raises `InvalidValue` if the target does not accept clients.
         """

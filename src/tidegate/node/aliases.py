@@ -7,8 +7,8 @@ assignment slots and the scaling settings. The leader changes it. Each node foll
 cheap question every 0.25 s: has the version changed? If it has, `look` reads all topologies and
 fits each queue of this node to its topology:
 
-- A logical queue (`_fit_alias`): its members are told, and its own messages are handed over to
-  replicas by an `AliasForwarder`.
+- A logical queue (`_fit_alias`): its members get the change, and its own messages are handed over
+  to replicas by an `AliasForwarder`.
 - A replica (`_fit_replica`): it learns its assignment slots and its rate limit. Messages whose slot
   is assigned elsewhere now are handed over too.
 - A queue that has no replicas any more becomes a plain queue again.
@@ -18,7 +18,7 @@ On a node of a machine, `look` also brings the replicas here that are assigned t
 Invariant: before a queue accepts messages of an assignment slot, it has read the dedup ids that
 other replicas stored (`_learns`). Otherwise a repeated message would be stored again.
 
-Failures: if the store does not answer, the next look repeats the work. If only one queue cannot be
+Failures: if the store does not answer, the next poll repeats the work. If only one queue cannot be
 fitted, the others are, and that one is tried again. A lapsed lease or a lost notification changes
 no version; a node that owns logical queues therefore reads the topologies at least once a second.
 """
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 0.25
 _LOOK_IDLE_S = 2.0
-# What changes without a new version, such as a lapsed lease, is noticed after this many looks.
+# What changes without a new version, such as a lapsed lease, is noticed after this many polls.
 _LOOKS_PER_CHECK = 4
 
 
@@ -82,7 +82,7 @@ class Aliases:
                 log.exception("a bug while looking for changes of logical queues")
 
     async def _pause(self) -> None:
-        """Wait until the next look; longer if the node has no part in a logical queue."""
+        """Wait until the next poll; longer if the node has no part in a logical queue."""
         if self._parts or self._node.machine_id is not None:
             await asyncio.sleep(_LOOK_S)
             return
@@ -294,4 +294,4 @@ def _is_home_to_more(homes: Sequence[int], before: Sequence[int], number: int) -
 
 
 def _nobody() -> None:
-    """Do nothing; stands in for a callback."""
+    """Do nothing; the callback of a replica without a hand-over."""

@@ -1,6 +1,6 @@
 """Handlers of packets about clients, queues, nodes and stats.
 
-Those that read or change the store return an awaitable, which runs beside later packets of the same
+Handlers that need the store return an awaitable, which runs beside later packets of the same
 session. `CATALOGUE_HANDLERS` maps each packet type to its handler.
 """
 

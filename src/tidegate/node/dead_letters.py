@@ -1,13 +1,13 @@
 """Dead letters: given-up messages move to another queue, and back on request.
 
-Within one store a move is one transaction: the message is stored in the target and settled in the
-source, so it is always in exactly one of them. To a queue in another store the message is first
-copied under a producer and batch number of its own, then settled in the source. A repeated copy is
-recognized and not stored twice.
+Within one store a move is one transaction, which stores the message in the target and settles it in
+the source. The message is always in exactly one of them. To a queue in another store the message is
+first copied under a producer and batch number of its own, then settled in the source. A repeated
+copy is recognized and not stored twice.
 
 The target queue is brought to this node first. If the store or that queue is not available, the
-move is repeated. It ends when it has succeeded or when the source has another owner, who finds the
-message where it was.
+move is repeated. It ends when it has succeeded or when the source has another owner. That owner
+finds the message where it was.
 """
 
 from __future__ import annotations
@@ -273,9 +273,9 @@ class DeadLetters:
     async def _copy(self, source: Replica, target: Replica, letters: list[Letter]) -> None:
         """Copy letters to a queue in another store, then settle them here.
 
-        Each letter is a batch of its own: the producer stands for the source queue, the number is
-        the message id. If the node dies in between, the next owner gives the letter up again, and
-        the target recognizes it.
+        Each letter is a batch of its own: the producer id is derived from the source queue, and the
+        number is the message id. If the node dies in between, the next owner gives the letter up
+        again, and the target recognizes it.
         """
         producer = -source.info.queue_id
         new = [each for each in letters if not target.intake.knows(producer, each.span.first_id)]
@@ -395,7 +395,7 @@ def _revived(span: Span) -> Letter:
 def _selected(
     spans: list[Span], wanted: set[int] | None, reason: str | None
 ) -> tuple[list[Span], list[Span]]:
-    """Split messages into those that are selected and the others."""
+    """Split messages into the selected ones and the others."""
     chosen: list[Span] = []
     others: list[Span] = []
     for each in [each for span in spans for each in _each(span)]:

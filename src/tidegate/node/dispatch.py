@@ -14,8 +14,8 @@ their client. 3. All other consumers in turns. Each gets an equal share of the r
 within its credit.
 
 A delivered message is leased: `LeaseBook` keeps it with a deadline until it is acknowledged,
-returned or expired. `Settling` stores what is acknowledged. A message that failed is retried at
-once or later, or becomes a dead letter (`MessageExpiry.failed`).
+returned or expired. `Settling` stores acknowledgements. A message that failed is retried at once or
+later, or becomes a dead letter (`MessageExpiry.failed`).
 
 If memory does not hold the next message, delivery stops until `SpillReader` has read it. The order
 is never changed to keep consumers busy.
@@ -24,7 +24,7 @@ Invariants:
 
 - Nothing is delivered after the node's lease has ended (`may_deliver`), or while the queue is
   paused. Another node may own the queue by then.
-- A consumer gets nothing while its socket is full or while it holds too many bytes, whatever its
+- A consumer gets nothing while its socket is full or while it holds too many bytes, even if it has
   credit.
 - With a rate limit (`RateGate`), each delivered message takes a token.
 
@@ -292,7 +292,7 @@ class Dispatch:
         leases, lost = self._settling.take_back(holder, ranges)
         spans = [lease.span for lease in leases]
         if how.unstarted:
-            # Redelivery is flagged even so: that the client did not start is only what it says.
+            # Redelivery is flagged even so: the client may have started after all.
             self._put_back(spans, Event.RETURNED)
         elif how.reject:
             self.giving_up.give_up(spans, DeathReason.REJECTED, how.error)
@@ -338,7 +338,7 @@ class Dispatch:
     ) -> None:
         """Count failed deliveries; retry the messages at once or later, or give them up.
 
-        `wait_s` overrides the wait of the retry policy; None: as the policy says.
+        `wait_s` overrides the wait of the retry policy; None: the policy decides.
         """
         if not spans or self._holding.fenced:
             return

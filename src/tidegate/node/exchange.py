@@ -92,7 +92,7 @@ class Exchange:
         self._pulls: set[asyncio.Task[int]] = set()
 
     async def close(self) -> None:
-        """Cancel what is running; the store knows how far each move came."""
+        """Cancel all running moves; the store knows how far each one came."""
         await ended([*self._given.values(), *self._pulls])
 
     # Target
@@ -100,7 +100,7 @@ class Exchange:
     async def pull(self, taker: Replica, source_id: int, count: int, *, homed: bool = False) -> int:
         """Take about `count` messages over from `source_id`; return how many came.
 
-        With `homed` those assigned to `taker`, else those that may be at any replica. Raises
+        With `homed` messages assigned to `taker`, else messages that may be at any replica. Raises
         `InvalidValue` for queues of different logical queues and `Unavailable` if nothing can be
         taken now.
         """
@@ -388,8 +388,8 @@ def _has_room(taker: Replica) -> bool:
 class _Wish:
     """Decides which segments of a queue may move to another one of its logical queue.
 
-    It is asked about segments in their order. After one that cannot move, no later one with the
-    same assignment slots moves.
+    It is asked about segments in their order. After a segment that cannot move, no later one with
+    the same assignment slots moves.
     """
 
     def __init__(self, topology: Topology, giver: Replica, request: GiveAway) -> None:

@@ -93,7 +93,7 @@ class HandOver:
         return went > 0 or self._homes_wanted(topology) != homes_wanted
 
     async def _share(self, topology: Topology) -> int:
-        """Have one replica take a batch, by the shares of those that can be reached."""
+        """Have one replica take a batch, by the shares of the reachable ones."""
         places = {p.number: p for p in reachable(topology.replicas) if p.number not in self._away}
         shares = {number: place.share for number, place in places.items() if place.share > 0}
         if not shares:

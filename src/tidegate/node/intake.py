@@ -13,7 +13,7 @@ has given its messages ids and put them into segments, which share one commit wi
 other queues. 3. Stored. `written(True)` makes the segments ready for consumers, then confirms the
 batch. A batch that spans several segments is confirmed after the last one.
 
-Or it is refused, with an error that says whether to send it again.
+Or it is refused. The error tells the client whether to send it again.
 
 A batch is stored once, even if a client sends it twice. Producer id and batch number identify it.
 `ProducerMarks` remembers stored batches, also in the store. A batch that equals a waiting one
@@ -350,7 +350,7 @@ class Intake:
         self._refuse_waiting(NotOwner(f"queue {self._holding.info.title} is moving"))
 
     def fenced(self, error: TidegateError) -> None:
-        """Refuse what waits; what is under way gets its result from the writer."""
+        """Refuse waiting batches; batches under way get their result from the writer."""
         self._refuse_waiting(error)
         self.ids.fenced()
 

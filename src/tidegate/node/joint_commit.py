@@ -1,8 +1,8 @@
 """Changes of several queues that this node owns, stored in one transaction.
 
 Before the commit no client sees any of it. While it runs, ids and leases are reserved. Afterwards
-they are used or released, whatever the result. If the answer is lost, the store is asked for the
-reserved ids, so that the commit is never done twice.
+they are used or released. If the answer is lost, the store is asked for the reserved ids, so that
+the commit is never done twice.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Later:
             and key <= self._horizon
             and not holding.budget.has_room_for(segment.cost_bytes)
         ):
-            # Memory is short: those that are due last stay in the store only.
+            # Memory is short: the messages that are due last stay in the store only.
             self._horizon = min(holding.queue.delayed.evict(), self._horizon)
         if key <= self._horizon:
             holding.queue.add_for_later(segment)
@@ -154,7 +154,7 @@ class Later:
         self.release()
 
     def _with_what_was_left(self, segments: list[Segment]) -> list[Segment]:
-        """Return `segments` with those that were stored during the read and belong among them.
+        """Return `segments` and the segments among them that were stored during the read.
 
         The horizon moves past them, so they would not be read again.
         """

@@ -1,8 +1,8 @@
 """Which batches of which producer are stored, so that a batch is stored once.
 
-A producer counts its batches up, so one number (the floor) stands for all old ones. Producers below
-0 stand for queues in another store whose dead letters are copied here, in any order. For these no
-floor can be assumed: a forgotten batch counts as not stored.
+A producer counts its batches up, so one number (the floor) covers all old ones. Producer ids below
+0 mean queues in another store whose dead letters are copied here, in any order. For these no floor
+can be assumed: a forgotten batch counts as not stored.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Brings queues to one node that are to be changed in one transaction.
 
-The owner of most of the queues brings the others, on a tie the one that owns the first. If each
+The owner of most of the queues brings the others; on a tie, the owner of the first queue. If each
 node that is asked did so, two nodes could take the queues from each other forever.
 """
 
@@ -77,7 +77,7 @@ class Meeting:
             await asyncio.sleep(_ROOM_POLL_S)
 
     async def bring(self, queue_ids: Iterable[int], *, partial: bool = False) -> dict[int, Replica]:
-        """Own all queues; with `partial` leave out those that do not exist."""
+        """Own all queues; with `partial` leave out missing ones."""
         wanted = list(dict.fromkeys(queue_ids))
         found = self._all_here(wanted)
         if found is not None:

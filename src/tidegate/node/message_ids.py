@@ -53,8 +53,8 @@ class MessageIds:
             holding.fence(holding.taken_over())
             return
         if self.end + ID_BLOCK != end:
-            # Another owner has reserved a block in between, or this is the first one. What is left
-            # of the old block is skipped, so that ids keep growing.
+            # Another owner has reserved a block in between, or this is the first one. The rest of
+            # the old block is skipped, so that ids keep growing.
             self.next_id = end - ID_BLOCK
         self.end = end
 

@@ -30,7 +30,7 @@ class OnceEach(Generic[Result]):
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """Cancel what is under way; the store knows which of it was done."""
+        """Cancel the requests under way; the store knows which of them were done."""
         under_way = list(self._under_way.values())
         for task in under_way:
             task.cancel()

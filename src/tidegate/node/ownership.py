@@ -1,8 +1,8 @@
 """Ownership: which queues this node owns, and how queues come and go.
 
-The store says which node owns a queue. A node claims a queue that no live node owns, loads it and
-serves it. Each queue is looked up once at a time, however many requests ask for it. While a queue
-leaves this node, requests for it wait until its new owner is known.
+The store records which node owns a queue. A node claims a queue that no live node owns, loads it
+and serves it. Each queue is looked up once at a time, however many requests ask for it. While a
+queue leaves this node, requests for it wait until its new owner is known.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ from __future__ import annotations
 # What may be delivered at once after a pause, in seconds of the rate. Small enough for smooth
 # delivery, and large enough that not every message needs a timer of its own.
 BURST_S = 0.02
-# Upper bound, in seconds of the rate, on what is made up for after messages had to wait.
+# Upper bound, in seconds of the rate, on the delivery that is made up for after a wait.
 MADE_UP_S = 1.0
-# Shortest timer. Rounding can leave a fraction of a token that is shorter than a clock step, and
-# the timer would then fire too early again and again.
+# Shortest timer. Rounding can leave a fraction of a token that is shorter than a clock step. The
+# timer would then fire too early again and again.
 WAIT_S_MIN = 0.0001
 
 

@@ -129,7 +129,7 @@ class Peer(asyncio.Protocol, ABC):
 
     def resume_reading(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            # The node did not read, so the silence says nothing about the client.
+            # The node did not read, so the client's silence proves nothing.
             self.last_heard = self.node.clock.monotonic()
             self._transport.resume_reading()
 

@@ -3,8 +3,8 @@
 Each session has its own relay to each owner. Packet ids and consumer numbers are therefore those of
 the client, and frames pass in both directions unchanged.
 
-The relay logs in as a node, with the secret that all nodes read from the store. It then says for
-which user it speaks, and the owner checks that user's rights.
+The relay logs in as a node, with the secret that all nodes read from the store. It then names the
+user for which it speaks, and the owner checks that user's rights.
 
 When the relay ends, each request that has no answer yet fails with `IoFailure`: whether the owner
 handled it is not known. Each subscription ends with `Unavailable`. Members of logical queues are

@@ -31,8 +31,8 @@ Failures:
 - The store does not answer: writer, settler and readers retry. Producers and consumers wait.
 - The store refuses the epoch: `fence` fails all waiting puts and reads, ends all consumers and
   drops the queue from memory. The new owner reads it from the store.
-- It is unknown whether the store has done something that memory has done already, as after a purge:
-  the replica fences itself, and the queue is loaded again.
+- Memory is ahead of the store and the result of a call is unknown, as after a failed purge: the
+  replica fences itself. The queue is then loaded again.
 - The node dies: the next owner claims the queue with a higher epoch and loads it. Messages that
   were delivered and not acknowledged are delivered again.
 """

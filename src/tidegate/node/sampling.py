@@ -194,7 +194,7 @@ class QueueSampler:
         )
 
     def sample_consumers(self, at_us: int, now: float) -> list[Row]:
-        """Return a row for each consumer, including those that left since the last sample."""
+        """Return a row for each consumer, including consumers that left since the last one."""
         known, holders = self._consumers, self._dispatch.holders
         present, departed = holders.consumers, holders.departed or []
         if not present and not departed:

@@ -165,7 +165,7 @@ class Session(Peer):
         self._wire.login_required = True
 
     def logged_in(self, guard: Guard) -> None:
-        """Set the rights of the user who has just logged in.
+        """Set the rights of the user that has just logged in.
 
         Raises `LimitReached` if that user has too many connections.
         """

@@ -239,7 +239,10 @@ class Settling:
             tell()
 
     def fenced(self) -> None:
-        """Drop what is not stored, and call back all waiting callers, who must check `fenced`."""
+        """Drop the next settlement, and call back all waiting callers.
+
+        They must check `fenced`.
+        """
         self._settlement = None
         waiters, self._waiters = self._waiters, []
         for tell in waiters:

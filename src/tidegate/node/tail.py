@@ -7,8 +7,9 @@ the store. `fill_head` reads the front of a tail in chunks whenever a head is sh
 `HEAD_BYTES_LOW`. One such read runs at a time.
 
 Reads that select messages, and receivers of addressed messages, cannot wait for the front of a
-tail. For them the store is searched, and what is found is pulled out of the middle of the tail.
-`SpilledRanges` notes pulled segments, so that they are not added again when the front reaches them.
+tail. For them the store is searched, and matching segments are pulled out of the middle of the
+tail. `SpilledRanges` notes pulled segments, so that they are not added again when the front reaches
+them.
 
 A segment that is being committed right now may be found in the store before its writer admits it.
 `known` filters these.

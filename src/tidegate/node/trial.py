@@ -1,8 +1,8 @@
 """Prefetch experiments: a client sets another consumer's prefetch for a while.
 
-An experiment belongs to the connection that began it. When that connection ends, for whatever
-reason, the consumer gets the prefetch that it had asked for. Only one client at a time may
-experiment with a consumer: a second one would measure the first and restore the wrong prefetch.
+An experiment belongs to the connection that began it. When that connection ends, even by a crash,
+the consumer gets the prefetch that it had asked for. Only one client at a time may experiment with
+a consumer: a second one would measure the first and restore the wrong prefetch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long a message has waited; the one definition for all meters."""
+"""How long a message has waited before its delivery, for stats and telemetry."""
 
 from __future__ import annotations
 

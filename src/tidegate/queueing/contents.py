@@ -105,7 +105,7 @@ class Contents:
 
         `is_wanted` is asked about every segment in order, with whether it is whole. Returns the
         spans of each taken segment. The last one may exceed `count` and `bytes_max`. The segments
-        together have at most `ids_max` messages, of which those that are done count too.
+        together have at most `ids_max` messages, where done messages count too.
         """
         chosen: list[list[Span]] = []
         looked_at = islice(self._between(0, NO_ID, False), _SPANS_LOOKED_AT)

@@ -1,7 +1,7 @@
 """The delayed messages of a queue: put for later, or failed and waiting for a retry.
 
-Some of those put for later may be in the store only. Those that wait for a retry are always in
-memory.
+Some of the messages put for later may be in the store only. Messages that wait for a retry are
+always in memory.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Groups:
             waiting.insert(at, span)
 
     def step_back(self, group: str) -> Span:
-        """Make the message that is out, and not leased, wait behind an older one that came late."""
+        """Make the message that is out, and not leased, wait behind a late, older one."""
         segment, offset = self._out.pop(group)
         span = Span(segment, offset, offset + 1, State.READY)
         self._wait(group, span)

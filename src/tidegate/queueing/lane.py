@@ -4,7 +4,7 @@ The head of a lane is in memory. If memory is short, the rest is a tail that is 
 New segments then join the tail, and the tail is read back from its front, so the order never
 changes. Returned messages go back to their place in the head.
 
-While a lane contains messages of tenants, its head is shared among them: see tenants.py. A lane
+While a lane contains messages of tenants, its head is shared among them: see `Tenants`. A lane
 without tenants does no work for single messages.
 """
 

@@ -8,14 +8,13 @@ they are stored, and takes messages out of it.
 
 A message is in one of these places:
 
-- In a lane (`lanes.py`): ready in memory. There is one lane per priority for unaddressed messages,
-  and one per receiver and priority for addressed ones.
-- In the group gate (`turnstile.py`): in memory, but an earlier message of its group is not done
-  yet.
-- In a schedule (`delayed.py`): its time has not come, as a delayed message or a retry.
-- In the store only (`tails.py`): memory was short. Each lane has a head in memory and a tail in the
-  store.
-- Leased (`lease.py`), or leaving for another queue: outside this class until it is done or
+- In a lane (`Lanes`): ready in memory. There is one lane per priority for unaddressed messages, and
+  one per receiver and priority for addressed ones.
+- In the `GroupGate`: in memory, but an earlier message of its group is not done yet.
+- In a schedule (`DelayedMessages`): its time has not come, as a delayed message or a retry.
+- In the store only (`SpilledRanges`): memory was short. Each lane has a head in memory and a tail
+  in the store.
+- Leased (`LeaseBook`), or leaving for another queue: outside this class until it is done or
   returned.
 
 `add` accepts a stored segment. If there is no room, or the lane has a tail already, the segment
@@ -26,12 +25,13 @@ retry.
 Invariants:
 
 - Within a priority, messages of one receiver, and messages for any client, leave in the order of
-  their ids. `take` returns nothing while a message that may come first is in the store only. The
-  exceptions are tenants, which share a lane fairly, and messages that were returned.
+  their ids. `take` returns nothing while a message that may come first is in the store only.
+  Exceptions: tenants share a lane fairly, and no client waits for the tail of a stalled lane
+  (`Lane.stalled`).
 - Of each group at most one message is out: in a lane, leased or put off.
 - A segment is in memory once. `InMemorySegments` counts its cost against the node's budget until
   all its messages are done.
-- Every change of a message's state is an event of the table in `lifecycle.py`; any other raises
+- Every change of a message's state is an event of the table `TRANSITIONS`; any other raises
   `InternalError`.
 
 If memory is short, `add` returns False, and the queue works from its heads. Nothing is lost, since

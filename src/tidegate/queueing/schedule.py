@@ -11,7 +11,7 @@ NEVER = float("inf")
 
 
 class Schedule:
-    """Spans by due time, on whichever clock the owner reads."""
+    """Spans by due time, on the clock that the caller reads."""
 
     __slots__ = ("_heap", "count")
 

@@ -1,8 +1,8 @@
 """The tails of a queue: messages that are in the store only, since memory is short.
 
-The tail of unaddressed messages belongs to their lane: see lane.py. Addressed messages have one
-tail for each priority, for all receivers together. The messages of one receiver are found by
-searching the store; how far that was done is noted here.
+The tail of unaddressed messages belongs to their lane: see `Lane`. Addressed messages have one tail
+for each priority, for all receivers together. The messages of one receiver are found by searching
+the store; how far that was done is noted here.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ message of a tenant has
 
 The tenant with the lowest start is next. The virtual time is the start of the message that was
 taken last. Tenants with waiting messages therefore get equal shares. A tenant that was idle has
-saved nothing, and one that puts messages singly does not overtake those with a backlog. Messages
-without a tenant are a tenant of their own. The messages of one tenant stay in order of their ids.
+saved nothing, and a tenant that puts messages singly does not overtake tenants with a backlog.
+Messages without a tenant are a tenant of their own. The messages of one tenant stay in order of
+their ids.
 """
 
 from __future__ import annotations

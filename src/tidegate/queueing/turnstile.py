@@ -1,7 +1,7 @@
 """The group gate: lets messages of groups out one at a time, for each receiver of a queue.
 
 A message that is out is in a lane or leased. A message that is kept aside still counts for its
-lane. `groups.py` has the rules for the groups of one receiver.
+lane. `MessageGroups` has the rules for the groups of one receiver.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Turnstile:
         self._lanes.hold(receiver, span, -1)
 
     def take_expired(self, expiry: Expiry, now: float) -> Iterator[Span]:
-        """Take the expired messages among those that are kept aside."""
+        """Take the expired ones of the messages that are kept aside."""
         for receiver in self.by_receiver:
             for span in self.waiting(receiver):
                 if expiry.ranges(span, now):

@@ -1,8 +1,8 @@
 """The lock on a data folder: one process at a time, visible to all others.
 
 The process keeps a flock on the file `holder` in the folder and writes there what it is. The kernel
-releases the lock when the process ends, for whatever reason, so there are no stale locks. The
-contents of the file are valid only while it is locked.
+releases the lock when the process ends, even by a kill, so there are no stale locks. The contents
+of the file are valid only while it is locked.
 
 The file also marks a folder as a data folder of Tidegate, under any name. Programs that store data
 there without locking it create the mark too.

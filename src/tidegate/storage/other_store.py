@@ -41,7 +41,7 @@ class OtherStore(PostgresStore):
         self.noted_version = -1
         self._alive_until = float("-inf")
         self._times_joined = 0
-        # Member id, name and address of this node, while it is a member or wants to be.
+        # Member id, name and address of this node, from the first attempt to join until it leaves.
         self._member: tuple[int, str, str] | None = None
         self._is_joined = False
         self.meeting = asyncio.Lock()

@@ -1,7 +1,7 @@
 """The shards of a store: identification, calls to all of them, and membership.
 
-Each shard must be the one that the catalogue knows by its number. A shard that did not answer gets
-the changes that it has missed when it is back.
+The catalogue knows the identity of each shard by its number; no other store is accepted. A shard
+that did not answer gets the missed changes when it is back.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class OtherStores:
     # Identification
 
     async def _meet(self, other: OtherStore) -> None:
-        """Identify a shard, if that was not done, and send it the changes that it has missed."""
+        """Identify a shard, if that was not done, and send it the missed changes."""
         async with other.meeting:
             if other.is_known:
                 return

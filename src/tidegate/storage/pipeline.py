@@ -44,7 +44,7 @@ Done = Callable[["list[bytes | None] | Exception"], None]
 class PipelineConnection:
     """A connection in pipeline mode: batches of calls, each a transaction, in their order.
 
-    It uses callbacks instead of coroutines: every confirmation of a put waits for them, and each
+    It uses callbacks instead of coroutines, since every confirmation of a put waits for it. Each
     saved turn of the event loop is about ten microseconds.
     """
 

@@ -47,7 +47,7 @@ class PostgresReplication(ABC):
         if before is UNSET:
             return await self._says("select set_scaling(%s, %s::jsonb)", queue_id, text)
         # Compared first as parsed here, then as stored: another version may have written the same
-        # settings in a different text, and invalid settings are read as defaults.
+        # settings in a different text. Invalid settings are read as defaults.
         rows = await self._call("select * from topologies(%s)", queue_id)
         if before != (stored_topology(rows[0]).scaling if rows else None):
             raise scaled_by_another(queue_id)

@@ -18,10 +18,10 @@ after a crash in between:
   catalogue removes it. The leader resumes at the noted step.
 - Delete a logical queue: first in the shards, then in the catalogue. As long as the queue is in the
   catalogue, it can be deleted again.
-- Move segments: see `several_moves.py`.
+- Move segments: see `move_segments`.
 
-This class sends each call to the store that it concerns. `several_replicas.py` adds and ends
-replicas.
+This class sends each call to the store that it concerns. Its base class `ShardedReplicas` adds and
+ends replicas.
 
 Failure of a shard: only its replicas are unavailable. The node keeps its other queues, and joins
 the shard again when it answers. While a shard does not answer, its replicas have no address. If the
@@ -79,8 +79,7 @@ class SeveralStores(SeveralReplicas):
     async def open(self) -> None:
         """Open the catalogue, and the shards that answer.
 
-        Raises an error if the catalogue does not answer, or if a shard is not the one that the
-        catalogue knows.
+        Raises an error if the catalogue does not answer, or if a shard is not the expected one.
         """
         await self._prepare()
         await self._check_place(1 + len(self.others.all))

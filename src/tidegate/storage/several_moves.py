@@ -110,7 +110,7 @@ select arrive_segment(%s::int, %s, %s::smallint, %s, %s, %s::int[], %s::int[], %
 async def _end(
     source: PostgresStore, target: PostgresStore, move_id: str, epoch: int, *, arrived: bool
 ) -> bool:
-    """End a departure; return False if the source has another owner, who will do it."""
+    """End a departure; return False if the source has another owner, which will do it."""
     rows = await source.ask("select end_departure(%s, %s, %s)", move_id, epoch, arrived)
     if rows[0][0]:
         return False

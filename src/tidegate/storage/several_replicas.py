@@ -96,7 +96,7 @@ class SeveralReplicas(PostgresStore):
         return place
 
     async def _emptiest(self) -> int:
-        """Return the number of the store with the fewest replicas, among those that answer."""
+        """Return the number of the store with the fewest replicas, among the answering ones."""
         up = {0, *(other.number for other in self.others.up)}
         counts: dict[int, int] = dict(await self._call("select * from replicas_by_store()"))
         return min(up, key=lambda number: (counts.get(number, 0), number))

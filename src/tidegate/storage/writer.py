@@ -7,10 +7,11 @@ settlings), a `Settler`, and the store. Everything runs in the event loop; the s
 a callback.
 
 Puts. A source calls `Writer.wants`. At the end of the current turn of the event loop, if the store
-is free, the writer calls `collect_writes` of all waiting sources and submits their segments as one
-commit. When the commit has an answer, the writer calls `written` for each segment, with True if it
-is stored and False if its epoch was refused. Producers are confirmed then. Batches that arrive
-during a commit wait and share the next one: the longer a commit takes, the larger the next one is.
+is free, the writer calls `collect_writes` of all waiting sources. It submits their segments as one
+commit. When the commit has an answer, the writer calls `written` for each segment. The result is
+True if it is stored and False if its epoch was refused. Producers are confirmed then. Batches that
+arrive during a commit wait and share the next one: the longer a commit takes, the larger the next
+one is.
 
 A second commit may be submitted while a small one is under way, so that the store is never idle.
 Behind a large commit the writer waits, since each commit costs one flush of the disk.
@@ -23,17 +24,16 @@ answer delays no other one.
 
 Invariants:
 
-- A segment is submitted again only after the store has said that it does not have it. Nothing is
-  stored twice.
-- A source is told that a segment is stored only after the store has said so.
+- A segment is submitted again only after the store has denied having it. Nothing is stored twice.
+- A source gets the result True only after the store has confirmed the segment.
 - Segments of one writer are stored in the order in which they were collected.
 
 Failures:
 
 - Puts, no answer (`Unavailable`): the result is unknown. `_repair` submits nothing else and asks
-  the store which segments it has, until it answers. Segments that it has are confirmed, the others
-  are submitted again. If a segment submitted again is fenced, its result stays unknown and the
-  source gets None.
+  the store which segments it has, until it answers. Stored segments are confirmed, the others are
+  submitted again. If a segment submitted again is fenced, its result stays unknown and the source
+  gets None.
 - Puts, any other error: nothing of the commit is stored. All its sources get `refused`.
 - Acknowledgements, any error: the same settlements are stored again, which changes nothing if they
   were stored before.
@@ -75,8 +75,8 @@ class WriteSource(Protocol):
     def written(self, write: Write, stored: bool | None) -> None:
         """Handle the result of one write.
 
-        `stored` is True if it is on disk, False if its epoch was refused, and None if it was
-        refused but may have been stored before.
+        `stored` is True if it is on disk and False if its epoch was refused. None: its epoch was
+        refused, but it may have been stored before.
         """
         ...
 
@@ -215,7 +215,7 @@ class Writer:
     async def _repair(self) -> None:
         """Find out what was stored after commits without an answer, and write the rest again.
 
-        Nothing else is written until the store has said what it has.
+        Nothing else is written until the store has answered.
         """
         backoff_s = _BACKOFF_FIRST_S
         while self._lost:
@@ -238,7 +238,7 @@ class Writer:
         self._next()
 
     async def _settle_lost(self, found: set[tuple[int, int]]) -> None:
-        """Confirm what is stored, and submit the first missing writes again, in order."""
+        """Confirm the stored writes, and submit the first missing ones again, in order."""
 
         def is_stored(entry: tuple[WriteSource, Write]) -> bool:
             segment = entry[1].segment
@@ -356,7 +356,7 @@ class Settler:
 
 
 class Writers:
-    """The writers and settlers of a node, by store: one that does not answer delays no other."""
+    """The writers and settlers of a node, by store: a store without an answer delays no other."""
 
     def __init__(
         self,
