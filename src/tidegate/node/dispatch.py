@@ -9,9 +9,9 @@ credit is its prefetch less the messages that it holds.
 Delivery runs when something changes: a message became ready, a consumer subscribed or acknowledged,
 a socket has drained, a lease expired. It also runs on every tick. In this order:
 
-1. Pending reads, in the order in which they came. 2. Consumers that take only messages addressed to
-their client. 3. All other consumers in turns. Each gets an equal share of the ready messages,
-within its credit.
+1. Pending reads, in the order in which they came.
+2. Consumers that take only messages addressed to their client.
+3. All other consumers in turns. Each gets an equal share of the ready messages, within its credit.
 
 A delivered message is leased: `LeaseBook` keeps it with a deadline until it is acknowledged,
 returned or expired. `Settling` stores acknowledgements. A message that failed is retried at once or

@@ -8,10 +8,11 @@ The actors are a session, which calls `put` with a batch; the `Writer`, which ca
 
 A batch passes these states:
 
-1. Waiting. `put` has accepted it and asked the writer to call back. 2. Under way. `collect_writes`
-has given its messages ids and put them into segments, which share one commit with other batches and
-other queues. 3. Stored. `written(True)` makes the segments ready for consumers, then confirms the
-batch. A batch that spans several segments is confirmed after the last one.
+1. Waiting. `put` has accepted it and asked the writer to call back.
+2. Under way. `collect_writes` has given its messages ids and put them into segments, which share
+   one commit with other batches and other queues.
+3. Stored. `written(True)` makes the segments ready for consumers, then confirms the batch. A batch
+   that spans several segments is confirmed after the last one.
 
 Or it is refused. The error tells the client whether to send it again.
 

@@ -31,6 +31,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     header_bytes_max: int = 16 * 1024
     writers: int = 1
     settle_linger_s: float = 0.05
-    # How long the store remembers the batch numbers of a producer.
+    # How long the batch numbers of a silent producer are remembered.
     dedup_window_s: float = 3600.0
     drain_s: float = 10.0

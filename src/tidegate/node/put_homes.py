@@ -25,7 +25,7 @@ class PutHomes:
         self._accepted = accepted
         self._ids = ids
         self._dedup = dedup
-        # Of a logical queue: batches accepted before its slots were assigned, and the id behind
+        # Of a logical queue: batches accepted before its slots changed last, and the id behind
         # them.
         self._put_before: set[tuple[int, int]] = set()
         self._put_before_id: int | None = None
@@ -49,7 +49,7 @@ class PutHomes:
         self._put_before_id = None
 
     def ordered_below(self) -> int | None:
-        """Return the id below which messages were put before the slots were assigned.
+        """Return the id below which messages were put before the slots changed last.
 
         None if some of these have no id yet. Messages with higher ids come from transactions and
         topics.

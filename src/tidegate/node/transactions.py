@@ -10,9 +10,9 @@ executes it. A session of another node forwards the packet.
 The session finds the leases when the packet arrives, before anything waits: a moment later the same
 consumer number may belong to a new consumer.
 
-1. `QueueColocation.gather` brings all queues here and waits for room in them. 2. Without awaiting,
-`JointCommit` reserves the leases and takes ids for the puts. 3. `JointCommit.store` commits, and
-then settles the leases and admits the messages.
+1. `QueueColocation.gather` brings all queues here and waits for room in them.
+2. Without awaiting, `JointCommit` reserves the leases and takes ids for the puts.
+3. `JointCommit.store` commits, and then settles the leases and admits the messages.
 
 Failures:
 
