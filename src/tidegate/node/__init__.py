@@ -1,1 +1,1 @@
-"""A broker process: server, sessions, ownership, dispatch."""
+"""The broker: a node, its sessions, its queues, and the parts that serve them."""

@@ -1,8 +1,8 @@
-"""The users as a node knows them: all of them, in memory, never older than a second.
+"""The users and their rights, as cached by a node.
 
-The store counts every change of a user. A node looks at that number each second, and before every
-login; when it has changed, it reads the users anew and hangs up on whoever is no longer who they
-were: removed, with another password, or with other rights. They may log in again.
+The store counts all changes of users. A node reads that counter every second and before every
+login. If it has changed, the node reads all users and closes the sessions of users that were
+removed or changed. They may log in again.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from tidegate.core.ports import Store
 from tidegate.core.users import Keys, User
 from tidegate.node.guard import DEVELOPMENT, NODE, STRANGER, Guard
 
-# No user can have this name: names begin with a letter or digit and have no @.
+# The name with which nodes log in. No user can have it: names begin with a letter or digit and
+# contain no @.
 NODE_USER = "@node"
 _SECRET_BYTES = 32
-# The secret is random: stretching it, as one does with passwords, would gain nothing.
+# Fewer iterations than for passwords: the secret is random and cannot be guessed.
 _NODE_ITERATIONS = 4096
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address is one of this machine only."""
+    """Return whether `address` is a loopback address."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -37,7 +38,7 @@ def is_loopback(address: str) -> bool:
 
 
 class Accounts:
-    """Who may log in here."""
+    """The users who may log in, and the secret with which nodes log in to each other."""
 
     def __init__(self, store: Store, *, login_always: bool, on_change: Callable[[], None]) -> None:
         self._store = store
@@ -58,7 +59,7 @@ class Accounts:
 
     @property
     def node_password(self) -> str:
-        """What nodes prove to each other to know."""
+        """The password of `NODE_USER`, derived from the cluster's secret."""
         return self._secret.hex()
 
     @property
@@ -66,14 +67,15 @@ class Accounts:
         return bool(self._users)
 
     def require_login(self) -> None:
-        """This node can be reached from outside: nobody is trusted for where they are."""
+        """Require a login of local clients too, since the node is reachable from other machines."""
         self._login_always = True
 
     async def refresh(self) -> None:
-        """Look whether users have changed.
+        """Read the users if they have changed.
 
-        Whoever asks meanwhile shares the next look: the one under way may have begun before the
-        change, and a thousand logins at once are still two looks.
+        Callers that arrive during a refresh share the next one: the current one may have read the
+        counter before the change. A thousand concurrent logins therefore cause two refreshes at
+        most.
         """
         if self._next_look is None:
             self._next_look = asyncio.create_task(self._look())
@@ -86,14 +88,19 @@ class Accounts:
             if version == self._version:
                 return
             users = {user.name: user for user in await self._store.list_users()}
-            # Read after the version: at worst they are newer, and are read once more.
+            # Read after the counter: users that are newer than it are read once more, which is
+            # harmless.
             self._version = version
             self._users = users
             self._permissions = {user.name: Permissions(user.grants) for user in users.values()}
         self._on_change()
 
     def trusts(self, address: str) -> bool:
-        """Whether a peer needs no login: on this machine, as long as no user was ever made."""
+        """Return whether a client at `address` needs no login.
+
+        Only loopback addresses are trusted, only while there are no users, and only if the node
+        does not listen on another address.
+        """
         return not self._login_always and not self._users and is_loopback(address)
 
     def keys_for(self, name: str) -> Keys:
@@ -106,7 +113,10 @@ class Accounts:
         return self._users.get(name)
 
     def guard_of(self, name: str) -> Guard:
-        """The rights of who has just proved to be that user."""
+        """Return the rights of a user that has just logged in.
+
+        Raises `NotAuthenticated` if the user was removed meanwhile.
+        """
         if name == NODE_USER:
             return NODE
         user = self._users.get(name)
@@ -115,7 +125,11 @@ class Accounts:
         return Guard(self._permissions[name], user)
 
     def guard_acting_for(self, name: str | None) -> Guard:
-        """The rights of whom another node speaks for."""
+        """Return the rights of the user for whom another node speaks.
+
+        `name` is None for a client without a login. Raises `NotAuthenticated` if there are users by
+        now.
+        """
         if name is not None:
             return self.guard_of(name)
         if self._users:
@@ -123,7 +137,7 @@ class Accounts:
         return DEVELOPMENT
 
     def still_holds(self, guard: Guard) -> bool:
-        """Whether the user of a connection is who it was at login."""
+        """Return whether the rights of a session are still those of its user."""
         if guard.account is not None:
             return self._users.get(guard.account.name) == guard.account
         return guard is not DEVELOPMENT or not self._users

@@ -1,8 +1,9 @@
-"""Who may stay connected: bounds on all, on strangers, on an address, on a user.
+"""Limits on connections: in all, unauthenticated, per address and per user.
 
-A connection is a stranger until it is identified; strangers get at most half of the places, so
-that whoever opens sockets and says nothing cannot take those of clients. Other nodes come with
-many connections of many users: they count for the whole node only.
+A connection is unauthenticated until its client has identified itself. Unauthenticated connections
+get at most half of all slots. Clients can therefore always connect, even if many sockets are opened
+and never used. Connections of other nodes carry many users from one address, so only the limit in
+all applies to them.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from tidegate.node.limits import Limits
 
 
 class Place:
-    """What one connection takes."""
+    """The counts that one connection is part of."""
 
     __slots__ = ("address", "is_stranger", "user")
 
     def __init__(self, address: str) -> None:
-        # None: it no longer counts for its address.
+        # None: the connection does not count for its address.
         self.address: str | None = address
         self.user: str | None = None
         self.is_stranger = True
 
 
 class Admission:
-    """The places of a node."""
+    """Counts the connections of a node against its limits."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -36,7 +37,10 @@ class Admission:
         self.strangers = 0
 
     def arrive(self, address: str) -> Place:
-        """A place for a new connection; LimitReached when there is none."""
+        """Reserve a slot for a new connection.
+
+        Raises `LimitReached` if a limit is reached.
+        """
         limits = self._limits
         if self.connections >= limits.connections_max:
             raise LimitReached(f"{self.connections} connections are open")
@@ -50,7 +54,10 @@ class Admission:
         return Place(address)
 
     def log_in(self, place: Place, user: str | None, *, is_node: bool) -> None:
-        """It is somebody now; LimitReached when that user has too many."""
+        """Count a connection for its user after the login.
+
+        Raises `LimitReached` if the user has too many connections.
+        """
         if is_node:
             self._leave_address(place)
         if user is None or place.user == user or is_node:
@@ -82,7 +89,7 @@ class Admission:
 
 
 def _less(counter: Counter[str], key: str) -> None:
-    """Forget who has none left, or addresses would pile up."""
+    """Decrement a count and remove it at 0, or old addresses would accumulate."""
     counter[key] -= 1
     if counter[key] <= 0:
         del counter[key]

@@ -1,8 +1,9 @@
-"""A logical queue at the node that owns its alias: who has come, where each is, what they are told.
+"""The state of a logical queue at its owner: members, and the replica of each.
 
-Members are the comings of connections, not of clients: one connection comes as a producer and with
-each of its consumers. They are remembered here only; a new owner of the alias starts with none, and
-they come again. Consumers are always elected onto a replica, producers under the policy "clients".
+A member is one role of one session: the session joins once as a producer and once for each of its
+consumers. Only this node knows the members. After the queue has moved, the new owner starts with
+none and the sessions join again. Each consumer is assigned to a replica; each producer only under
+the policy `clients`.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from tidegate.wire.packets.topologies import TopologyChanged
 if TYPE_CHECKING:
     from tidegate.node.session import Session
 
-# Everywhere, or nowhere yet.
+# Assigned to no replica: a producer that puts to all of them, or a member that waits for one.
 _NO_REPLICA = 0
-# Of one connection to one queue.
+# Members of one session at one queue.
 _COMINGS_MAX = 10_000
 
 
 class Member:
-    """One coming of a connection."""
+    """One role of one session: its producers, or one of its consumers."""
 
     __slots__ = ("bound", "is_counted", "number", "replica_id", "role", "session")
 
@@ -37,34 +38,40 @@ class Member:
         self.role = role
         self.number = number
         self.replica_id = _NO_REPLICA
-        # Whether it is one of those at its replica.
+        # Whether it is in the counts of its replica.
         self.is_counted = False
-        # There or nowhere.
+        # Whether it was bound to its replica and must not be moved.
         self.bound = False
 
 
-# Of a client's consumer at a replica, by queue id: what it holds; None: it is not known here.
+# (queue id, client id, consumer number) -> messages that the consumer holds there; None: the
+# replica is not at this node.
 Unacknowledged = Callable[[int, int, int], int | None]
 
 
 class Alias:
-    """One logical queue, as its owner sees it."""
+    """One logical queue, as known at the node that owns it."""
 
     def __init__(self, topology: Topology, unacknowledged: Unacknowledged) -> None:
         self.topology = topology
         self._unacknowledged = unacknowledged
         self._joined: dict[Session, dict[tuple[Role, int], Member]] = {}
-        # Kept as members come and go: an election that counted them all would be as slow as many.
+        # Members per replica and role, updated as members come and go. Counting them for each
+        # election would make it slow with many members.
         self._at: Counter[tuple[int, Role]] = Counter()
 
     @property
     def _members(self) -> Iterator[Member]:
         return (member for mine in self._joined.values() for member in mine.values())
 
-    # Coming and going
+    # Joining and leaving
 
     def join(self, session: Session, packet: Join) -> JoinResponse:
-        """A member comes, or comes again: then it stays where it is, if it can."""
+        """Add a member, or update one that joins again; it keeps its replica if possible.
+
+        Raises `LimitReached` if the session has too many members, and `QueueNotExisting` if the
+        replica that it is bound to is gone.
+        """
         mine = self._joined.setdefault(session, {})
         key = (packet.role, packet.member)
         member = mine.get(key)
@@ -81,7 +88,7 @@ class Alias:
         return JoinResponse(self.topology, member.replica_id)
 
     def _place(self, member: Member, replica_id: int | None) -> None:
-        """Where it is from now on; None: it goes."""
+        """Note the member's replica from now on; None: the member leaves."""
         if member.is_counted:
             before = (member.replica_id, member.role)
             self._at[before] -= 1
@@ -101,7 +108,7 @@ class Alias:
             self.forget(session)
 
     def forget(self, session: Session) -> None:
-        """A connection has ended."""
+        """Remove all members of a session that has ended."""
         for member in self._joined.pop(session, {}).values():
             self._place(member, None)
 
@@ -118,13 +125,13 @@ class Alias:
         return self._elected(member)
 
     def _is_elected(self, role: Role) -> bool:
-        """Whether members of this kind are at one replica each."""
+        """Return whether members of this role are assigned to one replica each."""
         return role is Role.CONSUMER or self.topology.scaling.policy is ScalingPolicy.CLIENTS
 
     def _elected(self, member: Member) -> int:
-        """The best replica for a member, whether or not it is at one now."""
+        """Return the best replica for a member; `_NO_REPLICA` if there is none."""
         before = member.replica_id if member.is_counted else None
-        self._place(member, None)  # it does not count itself
+        self._place(member, None)  # It must not count itself
         capacity = self.topology.scaling.capacity_clients or CAPACITY_CLIENTS
         standings = [
             Standing(place.number, *self._counts_at(place), capacity)
@@ -141,24 +148,24 @@ class Alias:
         return at[place.queue_id, Role.PRODUCER], at[place.queue_id, Role.CONSUMER]
 
     def counts(self) -> dict[int, tuple[int, int]]:
-        """Number of a replica → how many producers (N_i) and consumers (M_i) are there."""
+        """Return replica number -> number of producers and consumers there."""
         return {place.number: self._counts_at(place) for place in self.topology.replicas}
 
     @property
     def producers(self) -> int:
         return sum(count for (_, role), count in self._at.items() if role is Role.PRODUCER)
 
-    # What they are told
+    # Notifications
 
     def end(self) -> None:
-        """Another node owns the alias, or it is a plain queue now: all have to ask again."""
+        """Tell all members to join again: the queue has another owner, or no replicas any more."""
         for session in list(self._joined):
             session.send(JoinAgain(self.topology.queue_id), 0)
         self._joined.clear()
         self._at.clear()
 
     def show(self, topology: Topology) -> None:
-        """Things are other than they were: everyone hears of it, some have to go elsewhere."""
+        """Tell all members about a changed topology, and move those whose replica is leaving."""
         if topology == self.topology:
             return
         self.topology = topology
@@ -172,7 +179,7 @@ class Alias:
             if not self._is_elected(member.role):
                 self._send_to(member, _NO_REPLICA)
             elif states.get(member.replica_id, ReplicaState.DRAINING) is ReplicaState.DRAINING:
-                # Its replica is gone or to go, or it waited for one.
+                # Its replica is gone or draining, or it had none.
                 elsewhere = self._elected(member)
                 if elsewhere != _NO_REPLICA or member.replica_id not in states:
                     self._send_to(member, elsewhere)
@@ -186,7 +193,10 @@ class Alias:
             )
 
     def migrate(self, packet: MigrateClients) -> int:
-        """Have members of one replica go to another, the idlest first; how many do."""
+        """Move members of one replica to another, starting with those holding fewest messages.
+
+        Returns how many were moved. Raises `InvalidValue` if the target does not accept clients.
+        """
         if not self.takes_clients(packet.target_id):
             raise InvalidValue(f"queue {packet.target_id} is no replica that takes clients")
         there = [
@@ -202,7 +212,7 @@ class Alias:
         return len(chosen)
 
     def takes_clients(self, queue_id: int) -> bool:
-        """Whether members can be sent to a replica, as far as is known."""
+        """Return whether members can be moved to a replica, as far as this node knows."""
         return any(
             place.queue_id == queue_id and _takes_clients(place) for place in self.topology.replicas
         )
@@ -217,5 +227,5 @@ def _takes_clients(place: ReplicaPlace) -> bool:
 
 
 def reachable(places: Iterable[ReplicaPlace]) -> list[ReplicaPlace]:
-    """Those to which messages can be handed over."""
+    """Return the replicas that serve and have an owner."""
     return [place for place in places if _takes_clients(place)]

@@ -1,6 +1,7 @@
-"""What a client, a loop or another node may ask about a logical queue: a function per packet.
+"""Handlers of packets about logical queues, replicas and transfers.
 
-Purge, delete, policy and browse are about all of it: its alias and every replica.
+Purge, delete, policy and browse of a logical queue act on the queue itself and on all its replicas
+(`at_every_replica`).
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ async def set_scaling(session: Session, replica: Replica, packet: SetScaling, fr
     found = await session.node.store.topology(packet.queue_id)
     before = None if found is None else found.scaling
     if packet.is_compared and before == packet.scaling != packet.before:
-        # It was asked before, and the answer was lost.
+        # A repeated request after a lost answer: it is done already.
         session.answer(Success(), frame.packet_id)
         return
     expected = packet.before if packet.is_compared else UNSET
@@ -104,7 +105,7 @@ async def set_scaling(session: Session, replica: Replica, packet: SetScaling, fr
 async def migrate(session: Session, replica: Replica, packet: MigrateClients, frame: Frame) -> None:
     alias = await session.node.aliases.alias(replica)
     if not alias.takes_clients(packet.target_id):
-        # Whoever sends them there has just written down that it serves.
+        # The leader has just stored that the target serves.
         await session.node.aliases.look(again=True)
         alias = await session.node.aliases.alias(replica)
     alias.migrate(packet)
@@ -120,7 +121,8 @@ async def pull(session: Session, replica: Replica, packet: Pull, frame: Frame) -
 
 async def give_away(session: Session, replica: Replica, packet: GiveAway, frame: Frame) -> None:
     if not session.guard.is_node:
-        # Whoever reserves ids knows that they are free; a client that a node speaks for does not.
+        # Only a node knows that the ids it sends are reserved. A node that speaks for a client does
+        # not.
         raise UnexpectedPacket("only nodes ask each other for messages: use Pull")
     answer = await session.node.exchange.give_away(replica, packet)
     session.answer(answer, frame.packet_id)
@@ -140,11 +142,11 @@ ALIAS_VERBS: dict[
 
 
 async def fate(session: Session, packet: GetFate, event: Received) -> None:
-    """Of a batch at a replica that is gone: what it had stored stays known."""
+    """Tell whether a batch was stored at a replica that is gone: its marks stay in the store."""
     check_id(packet.replica_id)
     found = await session.node.store.find_queue(packet.replica_id, None)
     if found is not None and found.alias_id != packet.queue_id:
-        # Nobody learns here which other queues there are.
+        # The answer must not reveal other queues.
         raise QueueNotExisting(f"queue {packet.queue_id} has no replica {packet.replica_id}")
     if found is not None:
         raise Unavailable(f"replica {packet.replica_id} is still there: send the batch there again")
@@ -153,11 +155,11 @@ async def fate(session: Session, packet: GetFate, event: Received) -> None:
     session.answer(GetFateResponse(is_stored), event.packet_id)
 
 
-# The whole of a logical queue
+# All replicas of a logical queue
 
 
 def refuse_at_alias(replica: Replica) -> None:
-    """Nobody takes messages from an alias."""
+    """Raise `NotOwner` for a queue whose messages are at its replicas."""
     if replica.info.elastic:
         raise NotOwner(f"queue {replica.info.title} is spread over replicas: join it")
 
@@ -168,9 +170,9 @@ async def at_every_replica(
     here: Callable[[Replica], Awaitable[Asked]],
     request: Callable[[int], Request],
 ) -> list[tuple[Asked, bytes | memoryview]]:
-    """Ask for the same at each replica, wherever it is; the answers with their bodies.
+    """Send the same request to each replica, wherever it is; return the answers with bodies.
 
-    One that has been retired meanwhile has nothing to answer.
+    Replicas that are deleted meanwhile are left out.
     """
     node = session.node
     found: Topology | None = await node.store.topology(alias.info.queue_id)

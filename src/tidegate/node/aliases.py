@@ -1,8 +1,26 @@
-"""The logical queues that a node has a part in, kept as the catalogue says.
+"""The logical queues of which this node owns a part.
 
-One cheap question a few times a second (has any topology changed?) keeps everything in step: who is
-joined to an alias that we own hears of it, replicas of ours learn where homes are and how fast they
-may be, a machine's node brings here what is assigned to it, and lets go of what has been retired.
+Theory of operation
+
+The catalogue stores the topology of each logical queue: its replicas, their states and shares, the
+assignment slots and the scaling settings. The leader changes it. Each node follows it with one
+cheap question every 0.25 s: has the version changed? If it has, `look` reads all topologies and
+fits each queue of this node to its topology:
+
+- A logical queue (`_fit_alias`): its members get the change, and its own messages are handed over
+  to replicas by an `AliasForwarder`.
+- A replica (`_fit_replica`): it learns its assignment slots and its rate limit. Messages whose slot
+  is assigned elsewhere now are handed over too.
+- A queue that has no replicas any more becomes a plain queue again.
+
+On a node of a machine, `look` also brings the replicas here that are assigned to the machine.
+
+Invariant: before a queue accepts messages of an assignment slot, it has read the dedup ids that
+other replicas stored (`_learns`). Otherwise a repeated message would be stored again.
+
+Failures: if the store does not answer, the next poll repeats the work. If only one queue cannot be
+fitted, the others are, and that one is tried again. A lapsed lease or a lost notification changes
+no version; a node that owns logical queues therefore reads the topologies at least once a second.
 """
 
 from __future__ import annotations
@@ -30,24 +48,24 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 0.25
 _LOOK_IDLE_S = 2.0
-# What nobody announces (a lapsed lease, a lost wake-up) is noticed after so many looks.
+# What changes without a new version, such as a lapsed lease, is noticed after this many polls.
 _LOOKS_PER_CHECK = 4
 
 
 class Aliases:
-    """Of one node."""
+    """The topologies that a node knows, and its part in them."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._topologies: dict[int, Topology] = {}
         self._version = -1
-        # Whether a queue of ours is not yet what that version says.
+        # Whether a queue of this node has not been fitted to `_version` yet.
         self._is_behind = False
         self._aliases: dict[Replica, Alias] = {}
         self._hand_overs: dict[Replica, HandOver] = {}
         self._bringing: set[asyncio.Task[None]] = set()
         self._looking = asyncio.Lock()
-        # Aliases and replicas of ours, of which anything has to be known soon.
+        # Queues of this node that belong to a logical queue.
         self._parts: set[Replica] = set()
         self._has_part = asyncio.Event()
 
@@ -64,7 +82,7 @@ class Aliases:
                 log.exception("a bug while looking for changes of logical queues")
 
     async def _pause(self) -> None:
-        """Until the next look: a node without any part in a logical queue may take its time."""
+        """Wait until the next poll; longer if the node has no part in a logical queue."""
         if self._parts or self._node.machine_id is not None:
             await asyncio.sleep(_LOOK_S)
             return
@@ -73,7 +91,7 @@ class Aliases:
             await asyncio.wait_for(self._has_part.wait(), _LOOK_IDLE_S)
 
     async def look(self, *, again: bool = False) -> None:
-        """See what has changed; with `again`, also what changes without a new version."""
+        """Read the topologies if the version has changed; with `again` in any case."""
         async with self._looking:
             version = await self._node.store.topology_version()
             if version != self._version or again or self._is_behind:
@@ -85,7 +103,7 @@ class Aliases:
                     try:
                         await self._fit(replica)
                     except TidegateError as failure:
-                        # Its store may be away: the others are not kept waiting, it is next time.
+                        # Its store may not answer. The other queues must not wait for it.
                         log.warning("%s is not fitted yet: %s", replica.info.name, failure)
                         self._is_behind = True
             await self._bring_assigned()
@@ -95,19 +113,19 @@ class Aliases:
         ending: list[asyncio.Task[None]] = [each.end() for each in self._hand_overs.values()]
         await ended([*ending, *self._bringing])
 
-    # What is known
+    # Queries
 
     def topology_of(self, info: QueueInfo) -> Topology | None:
-        """That of the logical queue to which an alias or a replica belongs."""
+        """Return the topology of the logical queue that `info` belongs to, if known."""
         return self._topologies.get(info.alias_id or info.queue_id)
 
     async def all_of_them(self) -> tuple[int, list[Topology]]:
-        """Every logical queue of the cluster, and the version in which they were read."""
+        """Return the version and the topologies of all logical queues."""
         await self.look()
         return self._version, list(self._topologies.values())
 
     def topology_with(self, queue_id: int, other_id: int) -> Topology | None:
-        """That of the logical queue to which two queues belong."""
+        """Return the topology to which both queues belong; None if there is none."""
         for topology in self._topologies.values():
             ids = {topology.queue_id, *(place.queue_id for place in topology.replicas)}
             if queue_id in ids and other_id in ids and queue_id != other_id:
@@ -115,11 +133,14 @@ class Aliases:
         return None
 
     def known(self, replica: Replica) -> Alias | None:
-        """The logical queue of an alias that we own, as far as is known."""
+        """Return the state of a logical queue that this node owns; None if not known."""
         return self._aliases.get(replica)
 
     async def alias(self, replica: Replica) -> Alias:
-        """The logical queue of an alias that we own; NotOwner when it is a plain queue."""
+        """Return the state of a logical queue that this node owns.
+
+        Raises `NotOwner` if the queue has no replicas.
+        """
         if replica not in self._aliases:
             await self.look(again=True)
         alias = self._aliases.get(replica)
@@ -130,7 +151,7 @@ class Aliases:
     # Queues come and go
 
     async def owned(self, replica: Replica) -> None:
-        """A queue has become ours: before anybody is served it knows its place."""
+        """Fit a queue that this node has claimed, before it is served."""
         info = replica.info
         if info.elastic or info.alias_id:
             queue_id = info.alias_id or info.queue_id
@@ -140,7 +161,7 @@ class Aliases:
             await self._fit(replica)
 
     def disowned(self, replica: Replica) -> None:
-        """A queue is no longer ours."""
+        """End this node's part in a queue that it no longer owns."""
         self._parts.discard(replica)
         alias = self._aliases.pop(replica, None)
         if alias is not None:
@@ -155,7 +176,7 @@ class Aliases:
             alias.forget(session)
 
     async def _fit(self, replica: Replica) -> None:
-        """Make a queue of ours what the catalogue says."""
+        """Fit a queue of this node to its topology."""
         topology = self.topology_of(replica.info)
         if replica.fenced:
             return
@@ -174,16 +195,16 @@ class Aliases:
             replica.become_elastic(False)
 
     async def _learns(self, replica: Replica) -> bool:
-        """Who was the home of something has remembered ids that must not be stored again.
+        """Read the dedup ids that other replicas have stored; False if the queue is lost meanwhile.
 
-        Until they are known it refuses what is not at home there yet. False: it is no longer ours.
+        Until they are known, the replica refuses messages of slots that are new to it.
         """
         await replica.intake.dedup.learn()
         return not replica.fenced
 
     async def _fit_alias(self, replica: Replica, topology: Topology) -> None:
         if replica.holding.homes != topology.homes:
-            # Without homes it takes everything itself.
+            # Without assigned slots it stores all messages itself.
             if not topology.homes and not await self._learns(replica):
                 return
             replica.holding.homes = topology.homes
@@ -199,12 +220,12 @@ class Aliases:
     async def _fit_replica(self, replica: Replica, topology: Topology | None) -> None:
         number, holding = replica.info.number, replica.holding
         homes = () if topology is None else topology.homes
-        # At first, too: what it takes may have been somebody else's until this topology was made.
+        # Also the first time: other replicas may have stored ids of its slots before.
         takes_more = holding.homes is None or _is_home_to_more(homes, holding.homes, number)
         if takes_more and not await self._learns(replica):
             return
         if topology is None or topology.replica(number) is None:
-            # Or it is newer than what we know.
+            # The topology known here may be older than the replica.
             if await self._node.store.locate(replica.info.queue_id) is None:
                 replica.deleted()
             return
@@ -217,11 +238,11 @@ class Aliases:
         elif holding.pace is None or holding.pace.per_s != rate:
             holding.pace = Pace(rate, holding.clock.monotonic())
         if holding.queue.residents.has_homed or holding.queue.tails.count:
-            # Some of it may be at home elsewhere by now.
+            # Some of its messages may be assigned to another replica by now.
             self.wake_hand_over(replica)
 
     def wake_hand_over(self, replica: Replica) -> None:
-        """Something is here that may belong elsewhere, or may go there now."""
+        """Wake the task that hands messages of `replica` over to other replicas."""
         if replica not in self._parts:
             return
         hand_over = self._hand_overs.get(replica)
@@ -240,7 +261,7 @@ class Aliases:
                 return consumer.book.outstanding
         return None
 
-    # A machine's node
+    # Replicas assigned to this node's machine
 
     async def _bring_assigned(self) -> None:
         machine_id = self._node.machine_id
@@ -260,7 +281,10 @@ class Aliases:
 
 
 def _is_home_to_more(homes: Sequence[int], before: Sequence[int], number: int) -> bool:
-    """Also when a home is opened: until then others may have stored something of it."""
+    """Return whether the replica accepts slots that it did not accept before.
+
+    Also if a slot is opened: until then other replicas may have stored messages of it.
+    """
     if homes == before:
         return False
     return any(
@@ -270,4 +294,4 @@ def _is_home_to_more(homes: Sequence[int], before: Sequence[int], number: int) -
 
 
 def _nobody() -> None:
-    """Nobody wants to know."""
+    """Do nothing; the callback of a replica without a hand-over."""

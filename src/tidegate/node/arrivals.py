@@ -1,8 +1,8 @@
-"""Segments that somebody else stores in a queue of ours.
+"""Segments that another part of the system stores in a queue of this node.
 
-Together with changes of other queues, moved here from a sibling, or cut apart from one that is
-here already. The queue is told when they are on disk; until then whoever reads the store leaves
-them out.
+They come from transactions, from transfers between replicas, or from splitting a segment. Each is
+announced before it is stored and admitted after it is on disk. In between, segments read from the
+store are filtered with `without`, or they would be added twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidegate.node.message_ids import MessageIds
 
 
 class Arrivals:
-    """What comes to one replica by other ways than a put."""
+    """What comes to one replica by another way than a put."""
 
     def __init__(
         self,
@@ -32,13 +32,13 @@ class Arrivals:
         self._ids = ids
         self._dedup = dedup
         self._admit = admit
-        # First ids of what is being stored together with changes of other queues.
+        # First ids of segments that are being stored in transactions.
         self.first_ids: set[int] = set()
-        # Ids, each [first, last], under which segments come over from another queue.
+        # Blocks of ids, each [first, last], under which segments are being transferred here.
         self._coming_over: set[Range] = set()
 
     def without(self, segments: list[Segment], under_way: set[int]) -> list[Segment]:
-        """Of segments that were read from the store, those that do not come by themselves."""
+        """Return those of `segments`, as read from the store, that are not announced."""
         if not under_way and not self._coming_over:
             return segments
         return [
@@ -50,16 +50,16 @@ class Arrivals:
     def _comes_over(self, segment: Segment) -> bool:
         return any(first <= segment.first_id <= last for first, last in self._coming_over)
 
-    # Together with changes of other queues
+    # In transactions
 
     def take_ids(self, count: int) -> int:
-        """The first of so many ids for a segment that is stored by somebody else."""
+        """Take ids for a segment that a transaction stores, and return the first."""
         first_id = self._ids.take(count)
         self.first_ids.add(first_id)
         return first_id
 
     def prepare(self, batch: Batch) -> list[Write]:
-        """The segments of a batch that somebody else stores, all on their way from here on."""
+        """Make the segments of a batch that a transaction stores, and announce them."""
         holding = self._holding
         packet = batch.packet
         now = holding.clock.wall()
@@ -81,39 +81,39 @@ class Arrivals:
         return writes
 
     def not_coming(self, first_id: int, dedup_ids: Iterable[str] = ()) -> None:
-        """The segment with that id will not be stored."""
+        """Withdraw the announcement of a segment that will not be stored."""
         self.first_ids.discard(first_id)
         self._dedup.settled(dedup_ids)
 
     def came(self, segment: Segment, dedup_ids: list[str] | None = None) -> None:
-        """A segment of ours was stored by somebody else."""
+        """Admit a segment that a transaction has stored."""
         holding = self._holding
         self.first_ids.discard(segment.first_id)
         if dedup_ids:
             self._dedup.stored.add(dedup_ids, holding.clock.monotonic())
             self._dedup.settled(dedup_ids)
-        if not holding.fenced:  # else the new owner finds it in the store
+        if not holding.fenced:  # Otherwise the new owner reads it from the store
             holding.meters.put.add(segment.open)
             if holding.watch is not None:
                 holding.watch.stored(segment, None, holding.clock.monotonic())
             self._admit(segment)
 
-    # Over from another queue
+    # Transfers from another replica
 
     def expect(self, count: int) -> Range:
-        """So many ids, [first, last], for segments that somebody else moves here."""
+        """Reserve `count` ids, returned as [first, last], for segments to be transferred here."""
         first_id = self._ids.take(count)
         block = (first_id, first_id + count - 1)
         self._coming_over.add(block)
         return block
 
     def came_over(self, block: Range, segments: Sequence[Segment]) -> None:
-        """All that was moved here under these ids; nothing more will be."""
+        """Admit the segments that were transferred under `block`, and close the block."""
         self._coming_over.discard(block)
         holding = self._holding
         if holding.fenced:
-            return  # the new owner finds them in the store
-        # Their window began when they were put, and not now.
+            return  # The new owner reads them from the store
+        # The dedup window counts from the put, not from the transfer.
         wall, ages_s = holding.clock.wall(), dict[str, float]()
         for segment in segments:
             age_s = max(wall - segment.arrived_at, 0.0)
@@ -127,14 +127,14 @@ class Arrivals:
                 holding.watch.stored(segment, None, holding.clock.monotonic())
             self._admit(segment)
 
-    # Cut apart
+    # Splitting
 
     def on_its_way(self, first_id: int) -> None:
-        """A segment of messages that are here already is being stored by somebody else."""
+        """Announce a segment that is split off from one of this queue."""
         self.first_ids.add(first_id)
 
     def came_apart(self, segment: Segment) -> None:
-        """Messages that were here already are a segment of their own now."""
+        """Admit a segment that was split off from one of this queue."""
         self.first_ids.discard(segment.first_id)
         if not self._holding.fenced:
             self._admit(segment)

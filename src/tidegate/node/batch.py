@@ -1,8 +1,8 @@
-"""Batches of producers become segments.
+"""Turns the batches of producers into segments.
 
-Batches that wait for the same commit and go to the same queue share segments: one for each
-priority, with addressed messages apart, and those for later by the time at which they are due.
-A batch of equals, the usual case, is moved as columns.
+Batches of one queue that wait for the same commit share segments. There is one segment for each
+priority, and separate ones for addressed messages and for each due time. A batch whose messages are
+all of the same kind is moved as whole columns, without a loop over its messages.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ if TYPE_CHECKING:
 SEGMENT_BYTES_MAX = 512 * 1024
 SEGMENT_COUNT_MAX = 4096
 
-# What messages must have in common to share a segment: priority, whether they are addressed, and
-# when they are due.
+# Messages of one segment have these in common: priority, whether they are addressed, and due time.
 Kind = tuple[int, bool, float | None]
 
 
 class Batch:
-    """What one producer sent in one packet, until its fate is known."""
+    """The messages of one put, until its result is known."""
 
     __slots__ = (
         "_confirmed",
@@ -64,27 +63,27 @@ class Batch:
         self.packet = packet
         self.body = body
         self.sender = sender
-        # At the node, by the monotonic clock.
+        # When the packet arrived, by the monotonic clock.
         self.arrived_at = arrived_at
         self.parsed_at = parsed_at
         self.stored_at = 0.0
         self._confirmed = confirmed
         self.refused = refused
-        # Segments that are not on disk yet.
+        # Number of segments that are not on disk yet.
         self.open = 0
-        # Where its messages went: segment, offset there, and which of the batch (None: all).
+        # Where its messages went: segment, offset there, and indices in the batch (None: all).
         self.parts: list[tuple[SegmentBuilder, int, list[int] | None]] = []
-        # When its messages are due; None: all at once.
+        # Due time of each message; None: all are due at once.
         self.dues: list[float | None] | None = None
-        # Which of it are not stored, since their dedup ids are.
+        # Indices of messages that are left out, since their dedup ids are stored.
         self.skipped: frozenset[int] = frozenset()
-        # Whether that is all of it.
+        # Whether all messages are left out.
         self.is_stored = False
-        # Of its messages, those whose ways are recorded.
+        # Of its messages, those whose lifecycle is recorded.
         self.watched: list[Lifecycle] | None = None
 
     def stamp(self, now: float) -> None:
-        """Delays and times to live count from here."""
+        """Turn delays and times to live into times, counted from `now`."""
         packet = self.packet
         count = len(packet.lengths)
         if packet.delays_s is not None or packet.ttls_s is not None:
@@ -97,7 +96,8 @@ class Batch:
                 )
             ]
         dues = [
-            # To the millisecond: those of one commit that are due together share a segment.
+            # Rounded to milliseconds, so that messages of one commit that are due together share a
+            # segment.
             None
             if attributes is None or (attributes.deliver_at or 0.0) <= now
             else math.ceil((attributes.deliver_at or 0.0) * 1e3) / 1e3
@@ -107,7 +107,7 @@ class Batch:
             self.dues = dues
 
     def dedup_ids(self) -> list[str]:
-        """Those of its messages that are not left out."""
+        """Return the dedup ids of messages that are not left out."""
         return [
             attributes.dedup_id
             for index, attributes in enumerate(self.packet.attributes or ())
@@ -117,7 +117,7 @@ class Batch:
         ]
 
     def home_keys(self) -> set[str | int]:
-        """What says where its messages have their homes."""
+        """Return the receivers, groups and dedup ids that decide on the assignment slots."""
         packet = self.packet
         if packet.receivers is None and packet.attributes is None:
             return set()
@@ -138,19 +138,19 @@ class Batch:
 
     @property
     def has_order_or_dedup_id(self) -> bool:
-        """Whether any of its messages is of a group, or is to be stored once."""
+        """Return whether a message has a group or a dedup id."""
         return any(
             each is not None and (each.group or each.dedup_id)
             for each in self.packet.attributes or ()
         )
 
     def skip(self, indices: set[int]) -> None:
-        """Leave these out."""
+        """Leave out the messages with these indices."""
         self.skipped = frozenset(indices)
         self.is_stored = len(indices) == len(self.packet.lengths)
 
     def part_stored(self) -> bool:
-        """One more segment is on disk; True when that was the last."""
+        """Count one more segment as stored; return True if it was the last."""
         self.open -= 1
         return self.open == 0
 
@@ -170,7 +170,7 @@ class Batch:
 
 
 class SegmentBuilder:
-    """A segment in the making."""
+    """A segment while batches are added to it."""
 
     __slots__ = (
         "addressed",
@@ -254,9 +254,10 @@ class SegmentBuilder:
         )
 
     def release(self) -> list[Batch]:
-        """Its batches, when their fate is known.
+        """Return the batches of the segment and drop the references to them and their bytes.
 
-        They know this builder: let go of, their bytes are free at once and wait for no collector.
+        Called when the result is known. Batch and builder refer to each other: without this the
+        bytes would stay in memory until the garbage collector runs.
         """
         batches, self.batches = self.batches, []
         self.bodies = []
@@ -275,7 +276,7 @@ class SegmentBuilder:
 def _timed(
     attributes: Attributes | None, delay_s: float | None, ttl_s: float | None, now: float
 ) -> Attributes | None:
-    """Attributes with times instead of delays."""
+    """Return the attributes with times in place of the delay and the time to live."""
     if not delay_s and ttl_s is None:
         return attributes
     attributes = attributes or Attributes()
@@ -290,7 +291,7 @@ Column = list[int | None] | list[Attributes | None]
 
 
 def _joined(column, before: int, added, count: int):  # type: ignore[no-untyped-def]
-    """Two columns, either of which may be absent."""
+    """Concatenate two columns, either of which may be absent."""
     if column is None and added is None:
         return None
     left = [None] * before if column is None else column
@@ -299,7 +300,7 @@ def _joined(column, before: int, added, count: int):  # type: ignore[no-untyped-
 
 
 def build_segments(batches: list[Batch]) -> list[SegmentBuilder]:
-    """Distribute waiting batches over as few segments as order and priority allow."""
+    """Distribute batches over as few segments as order, priority and size limits allow."""
     open_builders: dict[Kind, SegmentBuilder] = {}
     builders: list[SegmentBuilder] = []
 
@@ -336,7 +337,7 @@ def build_segments(batches: list[Batch]) -> list[SegmentBuilder]:
 
 
 def _split(batch: Batch, builder_for: Callable[[Kind, int, int], SegmentBuilder]) -> None:
-    """A mixed batch: its messages one group for each kind."""
+    """Add a batch whose messages differ in kind, one kind after the other."""
     packet = batch.packet
     count = len(packet.lengths)
     priorities = packet.priorities if len(packet.priorities) == count else packet.priorities * count

@@ -1,7 +1,7 @@
-"""Numbers for who looks at all queues all the time: few, and the last ones where nothing happens.
+"""Summary stats of a queue for clients that poll all queues.
 
-Most of many queues do nothing most of the time. What says so is compared, a few numbers, and if it
-is the same the answer is the one of the last time.
+Most of many queues are idle. For an idle queue a few numbers are compared, and if they are the
+same, the last result is returned.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tidegate.telemetry.numbers import BriefQueueNumbers, UntoldDurations
 if TYPE_CHECKING:
     from tidegate.node.replica import Replica
 
-# Never changed.
+# Shared; never changed.
 _UNTOLD = UntoldDurations()
 
 
 class BriefNumbers:
-    """Of one replica."""
+    """Summary stats of one replica, with a cache for idle times."""
 
     __slots__ = ("_last", "_replica", "_seen")
 
@@ -79,6 +79,6 @@ class BriefNumbers:
             consumer_count=len(consumers),
             prefetch=sum([consumer.prefetch for consumer in consumers]),
         )
-        # Somebody who is there may change what they want at any time.
+        # A consumer that is here may change its prefetch at any time.
         self._seen, self._last = (seen, found) if is_still else ((), None)
         return found

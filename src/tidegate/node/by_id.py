@@ -1,8 +1,8 @@
-"""Messages by their ids: browsed, listed and acknowledged by who holds none of them.
+"""Messages by their ids: browsed, listed and acknowledged without a lease.
 
-Part of what waits is in memory, part in the store only. What is looked at there is read in chunks
-and stays; what is acknowledged comes to memory, so many at a time, and goes. Whatever somebody
-asks for, others have their turn in between.
+Some waiting messages are in memory, others in the store only. Browsing reads the latter in chunks
+and leaves them there. Acknowledging brings them into memory first, one chunk at a time. Long
+operations let the event loop run in between.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from tidegate.node.settling import Settling
 from tidegate.queueing.lane import NO_ID
 from tidegate.queueing.span import Span
 
-# In which waiting ids are listed; whoever asks gets the others next time.
+# Ranges of waiting ids in one answer; the client asks again for the rest.
 WAITING_RANGES_MAX = 10_000
-# That are looked at before others have their turn: some milliseconds.
+# Spans that are listed before the event loop runs; some milliseconds.
 WAITING_SPANS_PER_TURN = 5000
-# In which ids are acknowledged before others have their turn.
+# Ranges of ids that are acknowledged before the event loop runs.
 RANGES_PER_TURN = 200
 
 
 class ById:
-    """The messages of one replica, by their ids."""
+    """Browses, lists and acknowledges the messages of one replica by their ids."""
 
     def __init__(self, holding: Holding, dispatch: Dispatch, settling: Settling) -> None:
         self._holding = holding
@@ -35,12 +35,15 @@ class ById:
     async def browse(
         self, limit: int, first_id: int = 0, last_id: int = NO_ID
     ) -> tuple[list[Span], int | None]:
-        """Messages that wait and have these ids, in order; from where on there may be more."""
+        """Return waiting messages with these ids, in order.
+
+        Also returns the id from which on there may be more; None: there are no more.
+        """
         queue = self._holding.queue
         segments, through = await self._dispatch.tail.look(first_id, last_id)
         if self._holding.fenced:
             raise self._holding.taken_over()
-        # Only now: while the store was read, messages may have come back from it.
+        # Listed only after the store was read: messages may have come into memory meanwhile.
         spans = queue.contents.browse(limit, first_id, through)
         for segment in segments:
             spans += queue.tails.pieces(segment, first_id, through)
@@ -57,9 +60,10 @@ class ById:
         return shown, through + 1 if through < last_id else None
 
     async def waiting_ids(self, limit: int, last_id: int) -> list[Range]:
-        """Which messages for anyone are in memory, the lowest ids first, in ranges.
+        """Return the ids of unaddressed messages in memory, lowest first, as ranges.
 
-        Nothing only if nothing waits: what the store holds comes to memory before its turn.
+        The result is empty only if nothing waits or the queue is paused: messages in the store only
+        are brought into memory first.
         """
         holding = self._holding
         if holding.policy.paused:
@@ -70,7 +74,7 @@ class ById:
             if queue.tails.anyones_begin > last_id:
                 break
             if not await self._dispatch.tail.more():
-                # Memory is short: better out of order than nothing.
+                # Memory is short: ids out of order are better than none.
                 through = last_id
                 spans = self._waiting(limit, 0, through)
                 break
@@ -82,7 +86,7 @@ class ById:
             spans = self._waiting(limit, ids[-1][1] + 1, through)
             ids = joined([*ids, *map(_ids_of, spans)])
         if holding.fenced or not holding.may_deliver():
-            # Another owner may have given them to somebody.
+            # Another owner may have delivered these messages.
             raise holding.taken_over()
         return ids[:WAITING_RANGES_MAX]
 
@@ -92,7 +96,7 @@ class ById:
         )
 
     async def acknowledge(self, ranges: list[Range]) -> int:
-        """Messages for anyone that wait are done, and that is on disk; how many there were."""
+        """Acknowledge unaddressed waiting messages and wait for the disk; return their number."""
         holding = self._holding
         apart = joined(ranges)
         count = 0
@@ -107,7 +111,7 @@ class ById:
                 await asyncio.sleep(0)
         finally:
             if not holding.fenced:
-                # Groups have gone on, heads are short, limits have room.
+                # Groups may have been freed, heads may be short, and limits may have room.
                 self._dispatch.dispatch()
         await self._settling.on_disk()
         if holding.fenced:
@@ -115,7 +119,7 @@ class ById:
         return count
 
     async def _acknowledge_tail(self, first_id: int, last_id: int) -> int:
-        """Of a range, while only the store holds some of it: so many at a time come and go."""
+        """Acknowledge messages of a range that are in the store only, one chunk at a time."""
         holding = self._holding
         queue = holding.queue
         count = 0

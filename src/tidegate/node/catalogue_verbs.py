@@ -1,6 +1,7 @@
-"""What a client may ask about clients, queues and nodes: a function per packet.
+"""Handlers of packets about clients, queues, nodes and stats.
 
-These wait for the store, beside whatever else the connection does.
+Handlers that need the store return an awaitable, which runs beside later packets of the same
+session. `CATALOGUE_HANDLERS` maps each packet type to its handler.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ from tidegate.wire.packets.steering import Explain, ExplainService, SteerService
 from tidegate.wire.packets.topologies import GetTopologies, GetTopologiesResponse
 from tidegate.wire.packets.transactions import Transact
 
-# As many as a node remembers of one consumer.
+# The number of steps that a node keeps of each consumer.
 STEPS_MAX = 60
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ async def find_client(session: Session, packet: FindClient, event: Received) -> 
 async def create_queue(session: Session, packet: CreateQueue, event: Received) -> None:
     name = check_queue_name(packet.name, session.limits)
     check_policy(packet.policy, name, session.limits)
-    # Not even its connection's end stops it: a queue that goes with one must be known to.
+    # Not cancelled with the connection: a temporary queue must be noted, or it would stay forever.
     queue = await asyncio.shield(asyncio.create_task(_create_queue(session, name, packet)))
     if queue is None:
         raise QueueNameNotUnique(f"a queue named {name!r} exists")
@@ -167,10 +168,10 @@ async def queues(session: Session, packet: GetQueues, event: Received) -> None:
 async def active_queues(session: Session, packet: GetActiveQueues, event: Received) -> None:
     stored = await session.node.store.active_queues(session.client_id)
     active: dict[int, QueueInfo] = {queue.queue_id: queue for queue in stored}
-    # What is ours is known better, and transient queues only here.
+    # This node knows its own queues better, and only it knows its transient ones.
     for queue_id, replica in session.node.replicas.items():
         if replica.info.elastic or replica.info.alias_id:
-            continue  # of a logical queue the store sees all
+            continue  # The store sees all replicas of a logical queue
         if replica.knows_all_for(session.client_id):
             active.pop(queue_id, None)
         if replica.has_for(session.client_id):
@@ -218,7 +219,7 @@ async def topologies(session: Session, packet: GetTopologies, event: Received) -
         session.answer(GetTopologiesResponse(version, None), event.packet_id)
         return
     visible = session.guard.visible(found, lambda each: each.queue)
-    # Where what is at home is for those who put and read it.
+    # Only producers and consumers of a queue need its assignment slots.
     shown = [msgspec.structs.replace(each, homes=[]) for each in visible]
     session.answer(GetTopologiesResponse(version, shown), event.packet_id)
 

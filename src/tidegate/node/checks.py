@@ -1,4 +1,4 @@
-"""What a packet may ask for: checked before anything is done, so that a refusal changes nothing."""
+"""Checks of packet fields, made before anything is done, so that a refusal changes nothing."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from tidegate.wire.packets.transactions import Transact
 BATCH_COUNT_MAX = 100_000
 ERROR_LENGTH_MAX = 4000
 KEY_LENGTH_MAX = 255
-# As long as a wait or a lease may be: 24 days.
+# The longest wait or lease: 24 days.
 DELAY_S_MAX = 2**31 / 1e3
-# The year 9999, as far as a store's calendar goes.
+# The last second of the year 9999; the store's calendar ends there.
 WALL_S_MAX = 253_402_300_000
 INT4_MAX = 2**31 - 1
 INT8_MAX = 2**63 - 1
 POLICY_MAX = 10**12
-# Both sets of control characters, and what ends a line: names are shown on terminals, in logs, in
-# lists, where U+009B begins a command as Escape [ does.
+# Both sets of control characters, and line separators. Names are shown on terminals, where U+009B
+# begins a command as Escape [ does, and in logs and lists.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 JOINT_COUNT_MAX = 1000
-# More deliveries than a connection lives to see; sums of many ranges still travel in 8 bytes.
+# More deliveries than one connection can have. Sums over many ranges still fit into 8 bytes.
 TAG_MAX = 2**40
 RANGES_MAX = 100_000
 
 
 def check_put(packet: PutMessages, body_bytes: int, limits: Limits) -> None:
-    """A batch whose columns fit each other and its body."""
+    """Check that the columns of a batch fit each other and its body."""
     lengths = packet.lengths
     count = len(lengths)
     if not count:
@@ -85,7 +85,7 @@ def check_queue_count(queue_ids: list[int]) -> None:
 
 
 def check_put_to_queues(packet: PutToQueues, body_bytes: int, limits: Limits) -> None:
-    """One message for several queues."""
+    """Check a put of one message to several queues."""
     if not packet.queue_ids:
         raise RequiredParameterMissing("name at least one queue")
     check_queue_count(packet.queue_ids)
@@ -99,7 +99,7 @@ def check_put_to_queues(packet: PutToQueues, body_bytes: int, limits: Limits) ->
 
 
 def check_transact(packet: Transact, body: memoryview, limits: Limits) -> list[memoryview]:
-    """Puts that fit the body; the body of each."""
+    """Check the puts and acknowledgements of a transaction; return the body of each put."""
     if len(packet.puts) + len(packet.acks) > JOINT_COUNT_MAX:
         raise TooLarge(f"a transaction is over at most {JOINT_COUNT_MAX} queues and consumers")
     if packet.batch < 1:
@@ -129,7 +129,7 @@ def _check_column(column: Sized, count: int, *, may_be_one: bool = False) -> Non
 
 
 def _check_integers(values: Iterable[int | None], largest: int) -> None:
-    """The store keeps 4-byte receivers and 8-byte contexts; say so instead of failing there."""
+    """Raise `InvalidValue` for integers that the store's columns cannot hold."""
     for number in values:
         if number is not None and not -largest - 1 <= number <= largest:
             raise InvalidValue(f"{number} is too large: at most {largest}")
@@ -190,7 +190,7 @@ def check_attributes(attributes: Attributes | None, limits: Limits) -> None:
 
 
 def check_name(name: str, limits: Limits) -> str:
-    """A name of a client or queue."""
+    """Check the name of a client or a queue, and return it."""
     if not name or not name.strip():
         raise RequiredParameterMissing("a name must not be empty")
     if len(name) > limits.name_bytes_max:
@@ -203,7 +203,7 @@ def check_name(name: str, limits: Limits) -> str:
 
 
 def check_queue_name(name: str, limits: Limits) -> str:
-    """The name of a new queue."""
+    """Check the name of a new queue, and return it."""
     check_name(name, limits)
     if logical_name(name) != name:
         raise InvalidValue(
@@ -214,7 +214,7 @@ def check_queue_name(name: str, limits: Limits) -> str:
 
 
 def check_scaling(scaling: Scaling, queue: str) -> None:
-    """Numbers that can be kept and go together, each named when it cannot."""
+    """Check scaling settings and their agreement; the error names each wrong setting."""
     if wrong := complaints(scaling):
         raise InvalidValue("; ".join(wrong))
     check_agreement(scaling, queue)
@@ -233,7 +233,7 @@ def check_wait(wait_ms: int, lease_ms: int | None) -> None:
 
 
 def check_ranges(ranges: list[tuple[int, int]]) -> None:
-    """Of tags, which count up from 1: what is lost of them is answered as a number."""
+    """Check ranges of tags, which count from 1. Tags that are not held are no error."""
     if len(ranges) > RANGES_MAX:
         raise TooLarge(f"a packet names at most {RANGES_MAX} ranges of tags, not {len(ranges)}")
     for first, last in ranges:
@@ -242,7 +242,7 @@ def check_ranges(ranges: list[tuple[int, int]]) -> None:
 
 
 def check_id_ranges(ranges: list[tuple[int, int]]) -> None:
-    """Of messages, which count up from 1."""
+    """Check ranges of message ids, which count from 1."""
     if len(ranges) > RANGES_MAX:
         raise TooLarge(f"a packet names at most {RANGES_MAX} ranges of ids, not {len(ranges)}")
     for first, last in ranges:
@@ -251,7 +251,7 @@ def check_id_ranges(ranges: list[tuple[int, int]]) -> None:
 
 
 def check_policy(policy: QueuePolicy, queue: str, limits: Limits) -> None:
-    """Numbers that make sense, each named when it does not."""
+    """Check the numbers of a policy; the error names the wrong one."""
     if policy.dead_letter == queue:
         raise InvalidValue(f"queue {queue!r} cannot keep its own dead letters: name another")
     for field, lowest in (

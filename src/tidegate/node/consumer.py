@@ -1,4 +1,4 @@
-"""Those who take messages from a replica: subscribers with credit, and readers who wait."""
+"""What takes messages from a replica: consumers with credit, and pending reads."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tidegate.wire.packets.run import Run
 if TYPE_CHECKING:
     from tidegate.telemetry.numbers import ControlNumbers
 
-# A consumer that holds this much, or this part of the node's memory, gets no more, whatever its
-# prefetch; so much it may always hold.
+# A consumer that holds this many bytes, or this part of the node's memory, gets no more. It may
+# always hold `HELD_BYTES_MIN`, however small the memory.
 HELD_BYTES_MAX = 64 * 1024 * 1024
 HELD_BYTES_MIN = 1024 * 1024
 HELD_PART = 4
 
 
 class Outlet(Protocol):
-    """A connection to which messages can be sent."""
+    """A connection to which messages can be delivered."""
 
     client_id: int
     client_name: str
 
     def can_take(self) -> bool:
-        """Whether the socket keeps up."""
+        """Return whether the socket has room for more."""
         ...
 
     def deliver(self, consumer: int, runs: list[Run], bodies: list[memoryview | bytes]) -> None: ...
@@ -42,7 +42,10 @@ class Outlet(Protocol):
 
 
 class Consumer:
-    """A subscription. Credit is its prefetch less what it holds."""
+    """A consumer at this node, with the messages that it holds.
+
+    Its credit is its prefetch less the number of messages that it holds.
+    """
 
     __slots__ = (
         "_held_bytes_max",
@@ -75,24 +78,24 @@ class Consumer:
         self.outlet = outlet
         self.consumer = consumer
         self.prefetch = prefetch
-        # What it asked for itself, whoever steers it meanwhile.
+        # The prefetch that the client asked for, even while a control loop sets another.
         self.asked = prefetch
-        # Who tries out prefetches with it; None: nobody.
+        # The connection that runs a prefetch experiment with this consumer; None: no experiment.
         self.trial: Outlet | None = None
-        # While it is steered: the most that it has said it wants; None: it has not.
+        # While a control loop sets the prefetch: the client's own limit; None: it has set none.
         self.limit: int | None = None
-        # The last control steps, the newest last; None: nobody steers it.
+        # The last control steps, newest last; None: no control loop sets the prefetch.
         self.control: Sequence[ControlNumbers] | None = None
         self.order = order
         self.automatic = automatic
         self._held_bytes_max = max(min(HELD_BYTES_MAX, memory_bytes // HELD_PART), HELD_BYTES_MIN)
-        # Whether it comes for nothing but what is addressed to it.
+        # Whether it takes only messages addressed to its client.
         self.mine_only = False
-        # As it was told: it renews by that, whatever the queue's policy says by now.
+        # As announced to the client, which renews at this interval even after a change of policy.
         self.lease_s = lease_s
         self.book = LeaseBook()
         self.meters = ConsumerMeters()
-        # When it came, by the monotonic clock.
+        # When it subscribed, by the monotonic clock.
         self.since = 0.0
 
     def credit(self) -> int:
@@ -102,7 +105,7 @@ class Consumer:
 
 
 class Reader:
-    """Somebody who waits for one message."""
+    """A request for one message that waits until there is one."""
 
     __slots__ = (
         "answer",
@@ -132,8 +135,9 @@ class Reader:
         self.lease_s = lease_s
         self.answer = answer
         self.miss = miss
-        # The holder of leases on messages that were read, not pushed.
+        # Returns the consumer 0 of the connection, which holds messages that were read and not
+        # pushed.
         self.book_for = book_for
         self.timer: asyncio.TimerHandle | None = None
-        # How far the store was searched for what it wants.
+        # The rank up to which the store was searched for a match.
         self.horizon: Rank = NOTHING

@@ -1,11 +1,11 @@
-"""The cycle of a client that asks one thing at a time: where its time goes (Telesto's table 5.3).
+"""Times the phases of requests of a client that sends one at a time (Telesto's table 5.3).
 
-    last answer gone → wait for client → arrived → parse → parsed
-        → wait for the store, or for a message → ready → respond → answer gone
+    last answer sent -> wait for client -> arrived -> parse -> parsed
+        -> wait for the store, or for a message -> ready -> respond -> answer sent
 
-It runs from the end of one answer to the end of the next and is cut at three instants, so the
-phases add up to the total. A client with several requests under way has no such cycle: its
-requests overlap, and are not counted here.
+A cycle runs from the end of one answer to the end of the next. It is cut at three instants, so the
+phases add up to the total. Requests that overlap with others have no such cycle and are not
+counted.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tidegate.telemetry.meters import PhaseMeters
 from tidegate.telemetry.recorder import Row
 from tidegate.telemetry.sampler import Sampler
 
-# The end of the answer before, then arrived, parsed, ready, and the end of this answer; seconds.
+# End of the previous answer, arrived, parsed, ready, and end of this answer; in seconds.
 Cuts = tuple[float, float, float, float, float]
 
 
 class RequestCycle:
-    """The request under way on one connection."""
+    """Times the request that is being handled on one connection."""
 
     __slots__ = (
         "_answered_at",
@@ -37,18 +37,18 @@ class RequestCycle:
 
     def __init__(self, phases: PhaseMeters, requests: RequestSamples | None = None) -> None:
         self._phases = phases
-        # Where single requests are recorded, if they are.
+        # Collects single requests for the lake; None: not recorded.
         self._requests = requests
-        # What the packet under way asks for.
+        # Type of the packet that is being handled.
         self.verb: type | None = None
         self._unanswered = 0
         self._counts = False
         self._answered_at = 0.0
-        # When the last packet came, and when it had been parsed.
+        # When the last packet arrived, and when it was parsed.
         self.arrived_at = 0.0
         self.parsed_at = 0.0
         self._waited: Histogram | None = None
-        # When that for which it waited was there; 0 for: when the answer began.
+        # When the awaited commit or message was there; 0: when the answer began.
         self.ready_at = 0.0
 
     def asked(self, arrived_at: float, parsed_at: float) -> None:
@@ -61,17 +61,17 @@ class RequestCycle:
             self.ready_at = 0.0
 
     def handled(self, reads: bool) -> None:
-        """The node has done what it could; if there is no answer yet, something is waited for."""
+        """Note that the handler has returned; if there is no answer yet, it waits for something."""
         if self._counts:
             self._waited = self._phases.wait_message if reads else self._phases.store
 
     def unanswered(self) -> None:
-        """This one gets no answer, or gets it from another node."""
+        """Note that the request gets no answer, or gets it from another node."""
         self._unanswered -= 1
         self._counts = False
 
     def answered(self, began_at: float, ended_at: float) -> None:
-        # An error may come for what needs no answer, or for bytes that are no request.
+        # Errors may answer packets that need no answer, and bytes that are no request.
         self._unanswered = max(self._unanswered - 1, 0)
         if self._counts:
             self._counts = False
@@ -97,24 +97,24 @@ class RequestCycle:
 
 
 class RequestSamples:
-    """Single requests, one in N of them: where each spent its time."""
+    """Collects the phases of one in N requests for the lake."""
 
     __slots__ = ("_sampler", "_taken", "skip")
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        # Since the last tick: rows are made of many at a time.
+        # Collected since the last tick; rows are made for many at a time.
         self._taken: list[tuple[type | None, int, Cuts, bool]] = []
-        # How many are passed over before the next is taken.
+        # How many requests to skip before the next one is collected.
         self.skip = sampler.skip
 
     def take(self, verb: type | None, cuts: Cuts, *, for_message: bool) -> None:
-        """The request that was just answered is the one."""
+        """Collect the request that was just answered."""
         self._taken.append((verb, self._sampler.one_by_one(), cuts, for_message))
         self.skip = self._sampler.skip
 
     def tick(self, node: str, now: float, now_us: int) -> list[Row]:
-        """An interval is over: rows of the requests that were taken."""
+        """End an interval: return the rows of the collected requests."""
         self._sampler.skip = self.skip
         self._sampler.tick()
         self.skip = self._sampler.skip

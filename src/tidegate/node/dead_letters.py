@@ -1,10 +1,13 @@
-"""Messages that are given up move to their queue's dead letters, and on request back.
+"""Dead letters: given-up messages move to another queue, and back on request.
 
-A move is one transaction: put there, settled here, so a message is never in both queues and never
-in neither. To another store it is copied first, under a name by which it is known there. Both
-queues are brought to this node for it. What cannot be moved yet (the store is away, the other queue
-is on its way) is tried again until it can, or until the queue has a new owner, who finds the
-message where it was.
+Within one store a move is one transaction, which stores the message in the target and settles it in
+the source. The message is always in exactly one of them. To a queue in another store the message is
+first copied under a producer and batch number of its own, then settled in the source. A repeated
+copy is recognized and not stored twice.
+
+The target queue is brought to this node first. If the store or that queue is not available, the
+move is repeated. It ends when it has succeeded or when the source has another owner. That owner
+finds the message where it was.
 """
 
 from __future__ import annotations
@@ -51,10 +54,10 @@ _BACKOFF_FIRST_S = 0.05
 _BACKOFF_MAX_S = 2.0
 MOVE_COUNT_MAX = 1000
 MOVE_BYTES_MAX = 8 * 1024 * 1024
-# How much of its history a message takes along.
+# Deaths that a message keeps in its history; older ones are dropped.
 DEATHS_MAX = 100
-# So many deaths of which no consumer knew, so soon after each other: queues that are each other's
-# dead letters, and full.
+# This many deaths without a delivery within this time mean that two full queues are each other's
+# dead letters.
 _CIRCLES_MAX = 16
 _CIRCLES_S = 60.0
 
@@ -76,20 +79,24 @@ class Letter:
 
 
 class DeadLetters:
-    """Moves between queues, for all replicas of a node."""
+    """Moves given-up messages and redrives dead letters, for all replicas of a node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        # What waits to be moved, and who moves it: in its order, as many as wait in one commit.
+        # Messages that wait to be moved, by source. One task for each source moves them in order,
+        # as many at once as fit into a commit.
         self._given_up: dict[Replica, deque[Letter]] = {}
         self._movers: set[asyncio.Task[None]] = set()
 
-    # Given up
+    # Giving up
 
     def give_up(
         self, source: Replica, spans: list[Span], reason: DeathReason, error: str | None
     ) -> None:
-        """These messages are nobody's any more: move them to the dead letters."""
+        """Move messages, already taken out of `source`, to its dead letters.
+
+        Without a dead letter queue they are dropped, as the policy declares.
+        """
         if source.info.policy.dead_letter_queue(source.holding.logical_name) is None:
             # There is no place for them, by declared policy.
             source.meters.dropped.add(sum(map(len, spans)))
@@ -125,12 +132,14 @@ class DeadLetters:
         backoff_s = _BACKOFF_FIRST_S
         default = source.holding.logical_name + DEAD_SUFFIX
         while not source.fenced:
-            # The policy may have changed since: what was given up is kept all the same.
+            # The policy may have changed since. What was given up under the old one is kept all the
+            # same.
             grave = source.info.policy.dead_letter_queue(source.holding.logical_name) or default
             try:
                 target = await self._open(grave)
                 if source.info.durable and not target.info.durable:
-                    # What is stored cannot go there; delivered again it would be no better.
+                    # A durable message cannot go to a transient queue. Delivering it again would
+                    # not help either.
                     target = await self._open(default)
                 if source.info.durable and not target.info.durable:
                     raise Unavailable(f"queue {target.info.title} is transient: name another")
@@ -151,7 +160,7 @@ class DeadLetters:
                 return
 
     async def _open(self, name: str) -> Replica:
-        """The queue of that name at this node, made if there is none."""
+        """Return the queue of that name at this node, creating it if needed."""
         store = self._node.store
         info = await store.find_queue(None, name)
         if info is None:
@@ -164,19 +173,19 @@ class DeadLetters:
             raise Unavailable(f"queue {name!r} was deleted just now: it is made again") from None
 
     async def drain(self) -> None:
-        """Return when nothing is on its way."""
+        """Wait until no move is running."""
         await asyncio.gather(*self._movers, return_exceptions=True)
 
     async def abort(self) -> None:
-        """Move nothing more: it is found where it is."""
+        """Cancel all moves; the messages are still in their queues."""
         for mover in self._movers:
             mover.cancel()
         await self.drain()
 
-    # Back
+    # Redrive
 
     async def redrive(self, source: Replica, packet: Redrive, guard: Guard) -> int:
-        """Send dead letters back to where they died, or elsewhere; how many went."""
+        """Send dead letters back to the queue they died in, or to another; return how many went."""
         left = packet.limit if packet.limit is not None else 1 << 62
         wanted = None if packet.message_ids is None else set(packet.message_ids)
         put_aside: list[Span] = []
@@ -216,7 +225,7 @@ class DeadLetters:
                     "name the queue it shall go to"
                 )
             for name in by_target:
-                # Where they died is found out only here: whoever sends them there must be let.
+                # Checked only here, where it is known where the messages died.
                 guard.require(Right.WRITE, name)
             for name, letters in by_target.items():
                 info = await self._node.store.find_queue(None, name)
@@ -262,10 +271,11 @@ class DeadLetters:
             target.intake.arrivals.came(segment)
 
     async def _copy(self, source: Replica, target: Replica, letters: list[Letter]) -> None:
-        """To a queue in another store: stored there, once, and only then done here.
+        """Copy letters to a queue in another store, then settle them here.
 
-        Each letter is a batch of its own, of a producer that stands for the queue that it died in:
-        who dies in between finds it again, gives it up again, and it is known there.
+        Each letter is a batch of its own: the producer id is derived from the source queue, and the
+        number is the message id. If the node dies in between, the next owner gives the letter up
+        again, and the target recognizes it.
         """
         producer = -source.info.queue_id
         new = [each for each in letters if not target.intake.knows(producer, each.span.first_id)]
@@ -298,7 +308,7 @@ class DeadLetters:
 
 
 def _is_circling(deaths: list[Death]) -> bool:
-    """Whether a message is given up again and again, and nobody ever gets to see it."""
+    """Return whether a message moves in a circle without ever being delivered."""
     latest = deaths[-_CIRCLES_MAX:]
     return (
         len(latest) == _CIRCLES_MAX
@@ -308,7 +318,7 @@ def _is_circling(deaths: list[Death]) -> bool:
 
 
 def _fitting(letters: deque[Letter]) -> int:
-    """How many of them go together."""
+    """Return how many of the first letters fit into one commit."""
     count = size_bytes = 0
     for letter in letters:
         size_bytes += len(letter.payload)
@@ -319,7 +329,7 @@ def _fitting(letters: deque[Letter]) -> int:
 
 
 def _each(span: Span) -> list[Span]:
-    """A span as spans of one message."""
+    """Return a span as spans of one message each."""
     return [
         Span(span.segment, offset, offset + 1, span.state) for offset in range(span.low, span.high)
     ]
@@ -333,7 +343,7 @@ def _attributes(segment: Segment, offset: int) -> Attributes:
 def _dead(
     span: Span, queue: str, reason: DeathReason, error: str | None, now: float
 ) -> list[Letter]:
-    """The messages of a span as dead letters."""
+    """Return the messages of a span as dead letters."""
     letters = []
     segment = span.segment
     for each in _each(span):
@@ -347,7 +357,8 @@ def _dead(
             deliveries=(segment.attempts or {}).get(offset, 0),
             at=now,
             message_id=each.first_id,
-            # For anyone from here on, so that people can look; it goes back to whom it was for.
+            # Unaddressed as a dead letter, so that an operator can read it. Redrive restores the
+            # receiver.
             receiver=None if receivers is None else receivers[offset if len(receivers) > 1 else 0],
             failures=(segment.failures or {}).get(offset, []),
             group=attributes.group,
@@ -355,7 +366,7 @@ def _dead(
         )
         attributes = msgspec.structs.replace(
             attributes,
-            # A dead letter neither expires nor waits, nor holds its group up.
+            # A dead letter must not expire, wait, or hold up its group.
             expires_at=None,
             deliver_at=None,
             group=None,
@@ -372,7 +383,7 @@ def _origin(span: Span) -> str | None:
 
 
 def _revived(span: Span) -> Letter:
-    """A dead letter as it was, with its history."""
+    """Return a dead letter as it was before it died, with its history."""
     attributes = _attributes(span.segment, span.low)
     if not attributes.deaths:
         return Letter(span, None, attributes)
@@ -384,7 +395,7 @@ def _revived(span: Span) -> Letter:
 def _selected(
     spans: list[Span], wanted: set[int] | None, reason: str | None
 ) -> tuple[list[Span], list[Span]]:
-    """Messages one by one: those that are meant, and the others."""
+    """Split messages into the selected ones and the others."""
     chosen: list[Span] = []
     others: list[Span] = []
     for each in [each for span in spans for each in _each(span)]:
@@ -397,7 +408,7 @@ def _selected(
 
 
 def _alike(letters: list[Letter]) -> list[list[Letter]]:
-    """Letters that may share a segment, in their order, within the bounds of one."""
+    """Return groups of letters that may share a segment, in order, within its size limits."""
     open_lines: dict[tuple[int, bool], tuple[list[Letter], int]] = {}
     lines: list[list[Letter]] = []
     for letter in letters:
@@ -413,7 +424,7 @@ def _alike(letters: list[Letter]) -> list[list[Letter]]:
 
 
 def _segment(target: Replica, letters: list[Letter], now: float) -> Segment:
-    """Letters that are alike as a segment of the queue they go to."""
+    """Return letters of one kind as a segment of the target queue."""
     addressed = letters[0].receiver is not None
     return Segment(
         queue_id=target.info.queue_id,
@@ -426,7 +437,7 @@ def _segment(target: Replica, letters: list[Letter], now: float) -> Segment:
         receivers=[letter.receiver or 0 for letter in letters] if addressed else None,
         contexts=_unless_empty([letter.context for letter in letters]),
         attributes=[letter.attributes for letter in letters],
-        # Somebody has had it, or may have: it says so wherever it goes.
+        # A client may have had it before. It stays flagged as redelivered in any queue.
         reloaded=True,
     )
 

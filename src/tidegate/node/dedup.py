@@ -1,4 +1,4 @@
-"""Which dedup ids were stored of late: the memory behind "one message per id and window"."""
+"""The dedup ids that were stored within the deduplication window."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 class DedupWindow:
-    """Ids with the monotonic time at which they were stored, oldest first."""
+    """Dedup ids with the monotonic time at which they were stored, oldest first."""
 
     __slots__ = ("_seen",)
 
@@ -20,7 +20,10 @@ class DedupWindow:
         return iter(self._seen)
 
     def load(self, ages_s: dict[str, float], now: float) -> None:
-        """What somebody else stored, beside what is known; of two times the later one counts."""
+        """Add ids that another node or part has stored, `ages_s` seconds ago.
+
+        Of two times of one id the later one counts.
+        """
         seen = self._seen
         news: dict[str, float] = {}
         for dedup_id, age_s in ages_s.items():
@@ -29,7 +32,7 @@ class DedupWindow:
                 news[dedup_id] = now - age_s
         if not news:
             return
-        # Most of it is as young as what is known last: what is older stays where it is.
+        # Most new ids are about as young as the newest known ones. Only these are sorted again.
         oldest = min(news.values())
         while seen and next(reversed(seen.values())) > oldest:
             dedup_id, seen_at = seen.popitem()
@@ -42,12 +45,12 @@ class DedupWindow:
 
     def add(self, dedup_ids: list[str], now: float) -> None:
         for dedup_id in dedup_ids:
-            # Anew, so that the order is that of the times.
+            # Removed first, so that the ids stay in order of time.
             self._seen.pop(dedup_id, None)
             self._seen[dedup_id] = now
 
     def forget(self, now: float, window_s: float) -> None:
-        """Drop what is older than the window."""
+        """Remove ids that are older than the window."""
         seen = self._seen
         while seen:
             oldest = next(iter(seen))

@@ -1,6 +1,7 @@
-"""One message per dedup id and window: what was stored of late, and what is on its way to the disk.
+"""Deduplication of messages by their dedup id.
 
-Who comes with an id that is on its way waits until its fate is known.
+An id is stored, under way, or unknown. A message whose id is under way has to wait, since the
+commit may still fail.
 """
 
 from __future__ import annotations
@@ -14,35 +15,35 @@ from tidegate.node.holding import Holding
 
 
 class Deduplication:
-    """That of one replica."""
+    """The dedup ids of one replica."""
 
     __slots__ = ("_decided", "_holding", "stored", "under_way")
 
     def __init__(self, holding: Holding, decided: Callable[[], None]) -> None:
         self._holding = holding
-        # Told when the fate of some is known.
+        # Called when the result of ids under way is known.
         self._decided = decided
         self.stored = DedupWindow()
-        # On their way to the disk.
+        # Ids of messages that are being stored.
         self.under_way: set[str] = set()
 
     async def learn(self) -> None:
-        """Which ids were stored of late, here or by who was the home of some before."""
+        """Read the ids that were stored within the window, by this replica or by former ones."""
         holding = self._holding
         ages_s = await holding.store.dedup_ids(holding.info.queue_id, holding.policy.dedup_window_s)
         self.stored.load(ages_s, holding.clock.monotonic())
 
     def forget(self) -> None:
-        """What was stored longer ago than the window."""
+        """Remove ids that were stored before the window."""
         holding = self._holding
         self.stored.forget(holding.clock.monotonic(), holding.policy.dedup_window_s)
 
     def duplicates(
         self, attributes: Sequence[Attributes | None] | None, seen: set[str]
     ) -> set[int]:
-        """The offsets of messages whose dedup ids are stored, or were seen before in this line.
+        """Return the offsets of messages whose ids are stored or occur in `seen`.
 
-        Unavailable while one is on its way: its fate is not known yet.
+        Adds all ids to `seen`. Raises `Unavailable` if an id is under way.
         """
         holding = self._holding
         monotonic, window_s = holding.clock.monotonic(), holding.policy.dedup_window_s
@@ -60,6 +61,6 @@ class Deduplication:
         return found
 
     def settled(self, dedup_ids: Iterable[str]) -> None:
-        """The fate of these is known: whoever waited for it may go on."""
+        """Note that these ids are no longer under way, and resume batches that waited for them."""
         self.under_way.difference_update(dedup_ids)
         self._decided()

@@ -1,7 +1,7 @@
-"""Messages of a replica that leave it for another queue, or for good.
+"""Messages that leave a replica by another way than an acknowledgement.
 
-Whoever takes them out says what has become of them: they stay, they have left, or they are another
-queue's. In between they are nobody's.
+The caller takes messages out and then reports the result with one of `stay`, `handed_over`, `left`
+or `drop`. In between the messages are in the state `LEAVING`: no consumer gets them.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from tidegate.queueing.span import Span
 
 
 class Departures:
-    """What leaves one replica by other ways than an acknowledgement."""
+    """Takes messages out of one replica and records what became of them."""
 
     def __init__(self, holding: Holding, dispatch: Dispatch, settling: Settling) -> None:
         self._holding = holding
         self._dispatch = dispatch
         self._settling = settling
-        # First ids of whole segments on their way to another queue: a purge leaves them alone.
+        # First ids of whole segments that are being transferred; a purge must leave them alone.
         self.segments: dict[int, Segment] = {}
-        # Whether something that was to leave is neither here nor there, as far as is known.
+        # Whether a transfer from here is unfinished, so that its messages are in no queue.
         self.has_open_moves = False
 
     def take_ready(self, count: int) -> list[Span]:
-        """Up to `count` messages for anyone, the oldest first, which thereby are nobody's."""
+        """Take up to `count` unaddressed messages, oldest first."""
         spans = self._holding.queue.take_regardless(count)
         return [span.advance(Event.GIVEN_UP) for span in spans]
 
     def stay(self, spans: list[Span]) -> None:
-        """Messages that were to leave do not."""
+        """Return messages to the queue that were taken out but did not leave."""
         self._no_longer_leaving(spans)
         if not self._holding.fenced:
             self._holding.queue.stay(spans)
@@ -45,7 +45,10 @@ class Departures:
     def take_segments(
         self, is_wanted: Callable[[Segment, bool], bool], count: int, bytes_max: int, ids_max: int
     ) -> list[list[Span]]:
-        """Whole segments, the oldest first, which thereby are nobody's."""
+        """Take whole segments, oldest first, for which `is_wanted` returns true.
+
+        See `MessagesById.take_segments` for the limits.
+        """
         chosen = self._holding.queue.contents.take_segments(is_wanted, count, bytes_max, ids_max)
         for spans in chosen:
             self.segments[spans[0].segment.first_id] = spans[0].segment
@@ -58,7 +61,7 @@ class Departures:
             self.segments.pop(span.segment.first_id, None)
 
     def handed_over(self, chosen: list[list[Span]]) -> None:
-        """Whole segments are another queue's now, and that is on disk."""
+        """Remove whole segments that another replica has now, after the transfer is on disk."""
         if self._holding.fenced:
             return
         spans = [span for pieces in chosen for span in pieces]
@@ -71,7 +74,7 @@ class Departures:
         self._holding.made_room()
 
     def settlement_of(self, spans: list[Span]) -> Settlement | None:
-        """What to write when these messages leave; None when nothing of them is in the store."""
+        """Return what to store when these messages leave; None for a transient queue."""
         if not self._holding.info.durable:
             return None
         settlement = Settlement(self._holding.info.queue_id, self._holding.epoch)
@@ -88,21 +91,21 @@ class Departures:
         return settlement
 
     def left(self, spans: list[Span], settlement: Settlement | None, outcome: str) -> None:
-        """They have left, and that is on disk."""
+        """Remove messages that have left, after their `settlement` is on disk."""
         if self._holding.fenced:
             return
         self._holding.note_ended(spans, outcome)
         written = set(settlement.finished) if settlement is not None else set()
         for span in spans:
             finished = self._holding.queue.done(span, Event.MOVED)
-            # The others of its segment may have been settled meanwhile.
+            # The rest of the segment may have been settled since `settlement` was made.
             if finished and span.segment.first_id not in written:
                 self._settling.note_done(span, True)
         self._dispatch.serve_all()
         self._holding.made_room()
 
     def drop(self, spans: list[Span], outcome: str = DROPPED) -> None:
-        """Messages that were given up, and have nowhere to go, or are there already."""
+        """Settle messages that were given up and go nowhere, or are in their target already."""
         if self._holding.fenced:
             return
         self._holding.note_ended(spans, outcome)

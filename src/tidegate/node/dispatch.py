@@ -1,8 +1,41 @@
-"""The way out: what is ready goes to readers who wait and to consumers who have credit.
+"""Delivery: ready messages go to pending reads and to consumers with credit.
 
-Readers come first. Consumers take turns; each gets a share of what is there, within its credit.
-Those who came only for what is addressed to them get that before the others. What comes back is
-ready again, for whoever is next. Nothing is sent when our lease on the queue has run out.
+Theory of operation
+
+The actors are the queue, which knows the next message for a client; `PendingReads`, each of which
+waits for one message; and consumers (`LeaseHolders`), each of which has a prefetch. A consumer's
+credit is its prefetch less the messages that it holds.
+
+Delivery runs when something changes: a message became ready, a consumer subscribed or acknowledged,
+a socket has drained, a lease expired. It also runs on every tick. In this order:
+
+1. Pending reads, in the order in which they came.
+2. Consumers that take only messages addressed to their client.
+3. All other consumers in turns. Each gets an equal share of the ready messages, within its credit.
+
+A delivered message is leased: `LeaseBook` keeps it with a deadline until it is acknowledged,
+returned or expired. `Settling` stores acknowledgements. A message that failed is retried at once or
+later, or becomes a dead letter (`MessageExpiry.failed`).
+
+If memory does not hold the next message, delivery stops until `SpillReader` has read it. The order
+is never changed to keep consumers busy.
+
+Invariants:
+
+- Nothing is delivered after the node's lease has ended (`may_deliver`), or while the queue is
+  paused. Another node may own the queue by then.
+- A consumer gets nothing while its socket is full or while it holds too many bytes, even if it has
+  credit.
+- With a rate limit (`RateGate`), each delivered message takes a token.
+
+Failures:
+
+- A connection ends: what its consumers held counts as failed, since one of these messages may have
+  ended the process. It is ready again at once, or dead after `deliveries_max` failures.
+- A lease expires: the same.
+- A consumer unsubscribes: what it held is ready again and does not count as failed.
+- The queue moves or is fenced: `end_all` ends consumers and reads with an error, and their clients
+  ask again.
 """
 
 from __future__ import annotations
@@ -33,7 +66,7 @@ DELIVERY_BYTES_MAX = 1024 * 1024
 
 
 class Dispatch:
-    """Those who take from one replica."""
+    """The consumers and pending reads of one replica."""
 
     def __init__(
         self,
@@ -54,15 +87,15 @@ class Dispatch:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nobody at all, waiting, subscribed or holding something."""
+        """Return whether there is no consumer, no pending read and no holder of messages."""
         return self.holders.is_empty and not self.readers.waiting
 
     def first_ids_held(self) -> set[int]:
-        """The segments of which somebody holds messages."""
+        """Return the first ids of segments of which messages are held."""
         return {segment.first_id for segment in self.segments_held()}
 
     def segments_held(self) -> set[Segment]:
-        """The same segments."""
+        """Return the segments of which consumers or transactions hold messages."""
         return self._settling.segments_pledged() | self.holders.segments()
 
     # Consumers
@@ -82,7 +115,10 @@ class Dispatch:
         self.tail.search_for_receiver(outlet.client_id)
 
     def unsubscribe(self, outlet: Outlet, consumer: int) -> bool:
-        """End a subscription; what it holds goes back, flagged."""
+        """End a subscription and return its messages; they do not count as failed.
+
+        Returns False if there is no such consumer.
+        """
         holder = self.holders.remove(outlet, consumer)
         if holder is None:
             return False
@@ -90,18 +126,25 @@ class Dispatch:
         return True
 
     def forget_outlet(self, outlet: Outlet) -> None:
-        """A connection is gone: what it held may be what killed it, and counts as failed."""
-        # All of its consumers at once: what one of them held is not handed to the next.
+        """End all consumers of a connection that is gone.
+
+        What they held counts as failed, since it may have ended the client's process.
+        """
+        # All consumers at once, or the messages of one would be delivered to the next.
         gone = [self.holders.remove(outlet, each) for each in self.holders.numbers_of(outlet)]
         spans = [lease.span for each in gone if each is not None for lease in each.book.clear()]
         self._fail(spans, Event.CONSUMER_GONE, Failure(self._now(), "consumer gone"), 0.0)
         end_trials(self, outlet)
 
     def set_prefetch(self, holder: Consumer, prefetch: int) -> None:
-        """As it asks for; one that is steered stays so, and gets no more than this."""
+        """Set the prefetch that a client asks for.
+
+        If a control loop sets the prefetch, the client's number is only an upper limit; 0 stops
+        delivery.
+        """
         holder.asked = prefetch
         if holder.trial is not None and holder.control is None and prefetch:
-            return  # it has it when the trial is over
+            return  # It applies when the experiment is over
         if holder.control is None or not prefetch:
             holder.prefetch = prefetch
             self.dispatch()
@@ -110,11 +153,11 @@ class Dispatch:
             holder.prefetch = min(holder.prefetch, prefetch)
 
     def steer(self, changes: Iterable[tuple[Consumer, int]]) -> None:
-        """Credit that a loop sets, for many at a time."""
+        """Set the prefetch of many consumers, for a control loop."""
         has_more = False
         for consumer, prefetch in changes:
             if not consumer.asked:
-                continue  # it drains, and wants nothing more
+                continue  # The client wants no more messages
             if consumer.limit is not None:
                 prefetch = min(prefetch, consumer.limit)
             has_more |= prefetch > consumer.prefetch
@@ -125,7 +168,7 @@ class Dispatch:
     # Out
 
     def serve(self, receivers: list[int] | None) -> None:
-        """Something became ready: for these receivers, or for anyone."""
+        """Deliver after messages became ready for `receivers`; None: for any client."""
         if self.readers.waiting:
             self.readers.serve(receivers)
         holders = self.holders
@@ -133,7 +176,7 @@ class Dispatch:
             self.dispatch()
 
     def spilled(self, segment: Segment) -> None:
-        """A segment went to the tail; somebody here may be waiting for just this one."""
+        """Bring back a segment that was left in the store if a client waits for it here."""
         for receiver in set(segment.receivers or ()):
             if self.readers.has_client(receiver) or self.holders.is_here(receiver):
                 self.tail.search_for_receiver(receiver)
@@ -143,12 +186,12 @@ class Dispatch:
         self.tail.fill_head()
 
     def dispatch(self) -> None:
-        """Share what is ready over those who have credit, in turns."""
+        """Deliver ready messages to all consumers with credit, in turns."""
         turnstile = self._holding.queue.turnstile
         self._share()
         while turnstile.freed:
-            # What was acknowledged let out the next of its group: perhaps just what a reader,
-            # or a consumer that came up empty, waits for.
+            # Delivery with immediate acknowledgement lets out the next message of a group. A read,
+            # or a consumer that found nothing before, may wait for it.
             turnstile.freed = False
             if self.readers.waiting:
                 self.readers.serve(None)
@@ -172,7 +215,10 @@ class Dispatch:
         holding.made_room()
 
     def _share_addressed(self) -> None:
-        """What is addressed to those who came for nothing else; one of a client after the other."""
+        """Deliver addressed messages to the consumers that take nothing else.
+
+        The first consumer of a client gets as much as it can take, then the next one.
+        """
         lanes, tails = self._holding.queue.lanes, self._holding.queue.tails
         for client_id, mine in list(self.holders.addressees.items()):
             if not lanes.has_addressed_to(client_id) and tails.unsearched_from(client_id) is None:
@@ -182,7 +228,7 @@ class Dispatch:
                     pass
 
     def _serve_some(self, consumer: Consumer, count: int) -> bool:
-        """Up to so many messages for one who has credit; whether any were taken."""
+        """Deliver up to `count` messages to a consumer; return whether any were taken."""
         holding = self._holding
         credit = consumer.credit()
         if credit > 0 and holding.pace is not None:
@@ -232,18 +278,21 @@ class Dispatch:
     def settle(
         self, holder: Consumer, ranges: Ranges, confirm: Callable[[int], None] | None
     ) -> None:
-        """Acknowledge; `confirm` is called with the number of lost ones once it is on disk."""
+        """Acknowledge ranges of tags.
+
+        `confirm` is called once this is on disk, with the number of tags that were no longer held.
+        """
         lost = self._settling.settle(holder, ranges)
         if confirm is not None:
             self._settling.when_on_disk(lambda: confirm(lost))
         self.dispatch()
 
     def give_back(self, holder: Consumer, ranges: Ranges, how: Return) -> int:
-        """Return messages to the queue; how many were no longer held."""
+        """Return messages to the queue; return how many tags were no longer held."""
         leases, lost = self._settling.take_back(holder, ranges)
         spans = [lease.span for lease in leases]
         if how.unstarted:
-            # Flagged all the same: whether it was begun is what a client says.
+            # Redelivery is flagged even so: the client may have started after all.
             self._put_back(spans, Event.RETURNED)
         elif how.reject:
             self.giving_up.give_up(spans, DeathReason.REJECTED, how.error)
@@ -254,16 +303,16 @@ class Dispatch:
         return lost
 
     def pledge(self, holder: Consumer, ranges: Ranges) -> Pledge | None:
-        """For a transaction; None: not all of them are held."""
+        """Reserve leases for a transaction; None if not all of them are held."""
         return self._settling.pledge(holder, ranges)
 
     def redeem(self, pledge: Pledge) -> None:
-        """The transaction is on disk."""
+        """End the leases of a transaction that is on disk."""
         self._settling.redeem(pledge)
         self.dispatch()
 
     def release(self, pledge: Pledge) -> None:
-        """The transaction came to nothing."""
+        """Give the leases of a failed transaction back to their consumer, or to the queue."""
         leases = self._settling.release(pledge, is_there=self.holders.has(pledge.holder))
         self._put_back([lease.span for lease in leases], Event.CONSUMER_GONE)
 
@@ -273,13 +322,13 @@ class Dispatch:
     def _put_back(self, spans: list[Span], event: Event) -> None:
         if not spans or self._holding.fenced:
             return
-        # Counted first: a span that is back may grow by its neighbours.
+        # Counted first: a span that was put back may be merged with its neighbours.
         self._holding.meters.returned.add(sum(map(len, spans)))
         self._holding.queue.put_back(spans, event)
         self.serve_all()
 
     def serve_all(self) -> None:
-        """Something became ready, for whomever."""
+        """Deliver after messages became ready for unknown receivers."""
         self.serve(None)
         for receiver in self.readers.clients:
             self.serve([receiver])
@@ -287,7 +336,10 @@ class Dispatch:
     def _fail(
         self, spans: list[Span], event: Event, failure: Failure, wait_s: float | None
     ) -> None:
-        """Deliveries came to nothing: try again, at once or later, or give up."""
+        """Count failed deliveries; retry the messages at once or later, or give them up.
+
+        `wait_s` overrides the wait of the retry policy; None: the policy decides.
+        """
         if not spans or self._holding.fenced:
             return
         again = self.giving_up.failed(spans, event, failure, wait_s)
@@ -296,13 +348,16 @@ class Dispatch:
         self.dispatch()
 
     def extend(self, holder: Consumer, ranges: Ranges | None, lease_s: float | None) -> int:
-        """Lengthen leases; how many of the tags were no longer held."""
+        """Extend leases by `lease_s`, or by the consumer's own; return how many tags were not held.
+
+        `ranges` None means all leases of the holder.
+        """
         lease_s = lease_s or holder.lease_s
         held = holder.book.extend(ranges, self._holding.clock.monotonic() + lease_s)
         return 0 if ranges is None else sum(b - a + 1 for a, b in ranges) - held
 
     def expire(self, now: float) -> None:
-        """Leases that have run out go back."""
+        """Return messages whose lease has expired; they count as failed."""
         for holder in self.holders.all():
             late = holder.book.lapsed(now)
             if late:
@@ -312,9 +367,13 @@ class Dispatch:
     # The end
 
     def end_all(self, error: TidegateError, *, give_back: bool) -> None:
-        """Tell everyone that it is over here; what they hold goes back unless it is not ours."""
+        """End all consumers and reads with `error`.
+
+        With `give_back`, the messages that they hold return to the queue. Without it the queue
+        belongs to another node by now.
+        """
         self.readers.end_all(error)
-        # All at once, so that what one gives back is not handed to the next.
+        # All consumers at once, or the messages of one would be delivered to the next.
         holders, pushed_to = self.holders.clear()
         for holder in holders:
             leases = holder.book.clear()

@@ -1,7 +1,7 @@
-"""Accepting over TLS: a place first, then the handshake, then the session.
+"""Accepts TLS connections and counts them before the handshake.
 
-Left to the event loop's own server, a socket would be nobody's until its handshake is done: whoever
-opened thousands and said nothing could take every descriptor of the process.
+The event loop's own server would create the session only after the handshake. Connections that
+never finish it would then count for no limit, and could use up all file descriptors.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _BACKLOG = 1024
-# When the process is out of descriptors, accepting again at once would not help.
+# Pause after a failed accept. Without it the loop would spin while the process has no free file
+# descriptors.
 _OUT_OF_SOCKETS_S = 0.1
 
 
 class Doorstep:
-    """Listening sockets; like asyncio's server, as far as a node needs it."""
+    """Listening sockets with TLS; has the methods of asyncio's server that a node uses."""
 
     def __init__(self, node: Node, context: ssl.SSLContext, sockets: list[socket.socket]) -> None:
         self._node = node

@@ -1,13 +1,30 @@
-"""Waiting messages go from a queue to its sibling, in whole segments.
+"""Transfer of segments between queues of one logical queue.
 
-    taker   reserves ids → asks the giver's owner → reads what came → admits it
-    giver   takes whole ready segments out → acknowledgements on disk → store.move → forgets them
+Theory of operation
 
-The move is one transaction, fenced by the epochs of both. Whoever dies, it happened or it did not:
-the giver's next owner finds what stayed, the taker's next owner finds what came. When an answer
-was lost the store is asked whether the move has arrived; if not, the question itself cancels it, so
-that a giver which is still at it is refused and keeps what it has. Who cannot tell what the store
-has of what memory has not, giver or taker, lets go of its queue: it is loaded anew.
+The target pulls, the source gives.
+
+    target: reserves ids, asks the source's owner, reads what arrived, admits it
+    source: takes whole ready segments out, stores acknowledgements, calls store.move, drops them
+
+The move is one transaction, fenced by the epochs of both queues. Segments get new ids from the
+block that the target has reserved.
+
+A request carries a move id made from the target's queue and the block. The source remembers recent
+moves, so that a repeated request gets the same answer. `homed` requests take only messages assigned
+to the target; other requests take only messages that may be at any replica. Messages with an
+assignment therefore move in one way only, which keeps their order.
+
+Failures:
+
+- A node dies: the move has happened or it has not. The source's next owner finds what stayed, the
+  target's next owner finds what arrived.
+- The answer is lost: the target asks the store whether the move has arrived. If not, this question
+  also cancels it. A source that is still working on it is then refused, and keeps its messages.
+- Between stores a move is a copy and then a deletion. If a node dies in between, the next owner of
+  the source finishes it (`finish_moves`).
+- Source or target does not know what the store has: it fences its queue, which is then loaded
+  again.
 """
 
 from __future__ import annotations
@@ -44,29 +61,30 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# What goes in one move.
+# Upper bounds of one move.
 MOVE_COUNT_MAX = 20_000
 MOVE_BYTES_MAX = 8 * 1024 * 1024
-# Ids that are reserved at first; for a segment of more messages it is asked again.
+# Ids reserved at first. If the first segment has more messages, it is requested again with as many
+# ids as it needs.
 _ID_COUNT = 8192
 _READ_SEGMENTS = 10_000
 _READ_BYTES = 64 * 1024 * 1024
 _ANSWER_S = 10.0
 _BACKOFF_FIRST_S = 0.05
 _BACKOFF_MAX_S = 1.0
-# Tries of what is certain not to have happened.
+# Attempts of a move that certainly did not happen.
 _TRIES = 5
-# Moves of late whose outcome is remembered, for who did not hear it.
+# Recent moves whose result the source remembers, for targets that did not get the answer.
 _REMEMBERED = 1000
 
-# Then nothing was done.
+# With these errors, nothing was moved.
 _REFUSALS = (NotOwner, StaleEpoch, LimitReached)
 
 Result = TypeVar("Result")
 
 
 class Exchange:
-    """Both sides, for all queues of a node."""
+    """Both sides of transfers, for all queues of a node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -74,15 +92,17 @@ class Exchange:
         self._pulls: set[asyncio.Task[int]] = set()
 
     async def close(self) -> None:
-        """End what is under way: the store knows how far it came."""
+        """Cancel all running moves; the store knows how far each one came."""
         await ended([*self._given.values(), *self._pulls])
 
-    # The taker
+    # Target
 
     async def pull(self, taker: Replica, source_id: int, count: int, *, homed: bool = False) -> int:
-        """Take about so many messages over that may be anywhere, or (`homed`) all at home here.
+        """Take about `count` messages over from `source_id`; return how many came.
 
-        How many came. What has a home comes the one way only, so that its order is kept.
+        With `homed` messages assigned to `taker`, else messages that may be at any replica. Raises
+        `InvalidValue` for queues of different logical queues and `Unavailable` if nothing can be
+        taken now.
         """
         _check(taker)
         if count < 1:
@@ -94,7 +114,7 @@ class Exchange:
         task = asyncio.create_task(self._pull(taker, source_id, min(count, MOVE_COUNT_MAX), homed))
         self._pulls.add(task)
         task.add_done_callback(self._pulls.discard)
-        # Who asked may go away: what was begun is ended all the same.
+        # The caller may be cancelled: the transfer must come to an end all the same.
         return await asyncio.shield(task)
 
     async def _pull(self, taker: Replica, source_id: int, count: int, homed: bool) -> int:
@@ -103,14 +123,15 @@ class Exchange:
             ids = min(ids_needed, BATCH_COUNT_MAX)
             came, _ = await self._pull_under(taker, source_id, count, homed, ids)
         if homed:
-            # Its home may be elsewhere by now, and so may be that of what waited for it.
+            # Their slot may have moved again meanwhile, as may that of messages that waited for
+            # them.
             self._node.aliases.wake_hand_over(taker)
         return came
 
     async def _pull_under(
         self, taker: Replica, source_id: int, count: int, homed: bool, id_count: int
     ) -> tuple[int, int]:
-        """How many messages came; or how many ids have to be reserved for the first."""
+        """Return how many messages came, or how many ids the first segment needs."""
         block = taker.intake.arrivals.expect(id_count)
         came: list[Segment] = []
         if homed:
@@ -125,7 +146,7 @@ class Exchange:
                 try:
                     came = await self._read(taker, block)
                 except Exception:
-                    # It is stored here, and nobody would serve it.
+                    # The messages are stored in this queue, and only a reload will serve them.
                     _load_anew(taker)
                     raise
                 for segment in came:
@@ -141,8 +162,8 @@ class Exchange:
     async def _ask(
         self, taker: Replica, source_id: int, block: Range, count: int, homed: bool
     ) -> GiveAwayResponse:
-        """Have the giver move what it can, and hear what came."""
-        # All that is known of what came when nobody says it.
+        """Ask the source to move what it can, until it is known what came."""
+        # Without the answer it is known only whether anything came under the block.
         something, nothing = GiveAwayResponse([block]), GiveAwayResponse([])
         request = GiveAway(
             source_id,
@@ -151,7 +172,7 @@ class Exchange:
             block[0],
             block[1] - block[0] + 1,
             count,
-            # Ids are given out once.
+            # Ids are used once, so this is unique
             f"{taker.info.queue_id}/{block[0]}",
             homed,
         )
@@ -162,7 +183,8 @@ class Exchange:
             tries += 1
             try:
                 if in_doubt:
-                    # It came, or it was cancelled by our asking: whoever still is at it is refused.
+                    # It has arrived, or this question has cancelled it: a source still working on
+                    # it is refused.
                     came = await self._has_come(request.move_id, request.target)
                     return something if came else nothing
                 giver = await self._node.ownership.route(source_id)
@@ -176,8 +198,8 @@ class Exchange:
             except QueueNotExisting:
                 return nothing
             except _REFUSALS as refusal:
-                # Between stores a refused move is cancelled: a store that is full is asked for
-                # another one, by whoever pulls next. What may have come is not given up.
+                # Between stores a refused move is cancelled. If the store is full, the next pull
+                # tries again. What may have arrived is not given up.
                 is_over = tries >= _TRIES or isinstance(refusal, LimitReached)
                 if is_over and not in_doubt:
                     raise Unavailable(f"nothing can be taken over now: {refusal}") from None
@@ -191,7 +213,7 @@ class Exchange:
         return await self._node.store.has_arrived(move_id, target)
 
     async def _read(self, taker: Replica, block: Range) -> list[Segment]:
-        """What came, as the store has it."""
+        """Return the segments that arrived, as the store has them."""
         first_id, last_id = block
         found: list[Segment] = []
         while not taker.fenced:
@@ -210,7 +232,7 @@ class Exchange:
         )
 
     async def _insist(self, replica: Replica, work: Callable[[], Awaitable[Result]]) -> Result:
-        """While the store is away, and the queue ours."""
+        """Repeat `work` while the store does not answer and the queue is this node's."""
         backoff_s = _BACKOFF_FIRST_S
         while True:
             try:
@@ -221,10 +243,13 @@ class Exchange:
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
 
-    # The giver
+    # Source
 
     async def give_away(self, giver: Replica, request: GiveAway) -> GiveAwayResponse:
-        """Move what is ready, and may go there, to the queue that asks."""
+        """Move ready messages that may go there to the queue that asks.
+
+        A repeated request shares the result of the first one.
+        """
         task = self._given.get(request.move_id)
         if task is None:
             _check(giver)
@@ -239,7 +264,7 @@ class Exchange:
         return await asyncio.shield(task)
 
     def _over(self, move_id: str, task: asyncio.Task[GiveAwayResponse]) -> None:
-        """Who was refused may ask again, and is not told what was so then."""
+        """Forget a refused request: a repeated one must be tried again."""
         if not task.cancelled() and isinstance(task.exception(), _REFUSALS):
             self._given.pop(move_id, None)
 
@@ -263,7 +288,8 @@ class Exchange:
         moved = False
         try:
             if any(segment.open < segment.count or segment.failed for segment in segments):
-                # What is done of them must be so wherever they are.
+                # Acknowledgements must be on disk first, or they would be lost for the new
+                # segments.
                 await giver.settled()
             if giver.fenced:
                 raise NotOwner(f"queue {giver.info.title} has moved: ask again")
@@ -281,7 +307,8 @@ class Exchange:
             crash_point("after-exchange")
         except BaseException as failure:
             if not isinstance(failure, _REFUSALS):
-                # They must neither stay nor go: only the stores know where they are.
+                # Only the stores know where the messages are. They must neither stay here nor be
+                # dropped.
                 _load_anew(giver)
             raise
         finally:
@@ -300,7 +327,10 @@ class Exchange:
         return GiveAwayResponse(list(zip(new_first_ids, counts, strict=True)), untouched)
 
     async def _move(self, giver: Replica, move: Move) -> bool:
-        """Whether they are the other queue's now; IoFailure: nobody here knows."""
+        """Return whether the messages belong to the other queue now.
+
+        Raises `IoFailure` if that cannot be found out.
+        """
         tries = 0
 
         def again() -> Awaitable[bool]:
@@ -316,26 +346,26 @@ class Exchange:
             moved = False
         if moved or tries == 1:
             return moved
-        # That was said of the last try: one before it may have moved them.
+        # That is the result of the last attempt; an earlier one may have moved them.
         try:
             return await self._insist(giver, lambda: self._has_come(move.move_id, move.target))
         except _REFUSALS as failure:
             raise IoFailure(f"a move from {giver.info.title} is not finished: {failure}") from None
 
     async def _find_out(self, giver: Replica) -> None:
-        """Whose epoch was refused? If it was ours, we have a successor."""
+        """Find out whether this queue's epoch was refused; if so, fence it."""
         still_ours = await self._node.store.drop_done(giver.info.queue_id, giver.epoch)
         if not still_ours:
             giver.fence(giver.holding.taken_over())
 
 
 def _load_anew(replica: Replica) -> None:
-    """Let go of a queue whose messages the store knows better; who claims it finishes moves."""
+    """Fence a queue whose messages only the store knows, so that it is loaded again."""
     replica.fence(StaleEpoch(f"queue {replica.info.title} is loaded anew"))
 
 
 def _ids_needed(giver: Replica, wish: _Wish) -> int:
-    """By the first segment that may go; 0: there is none."""
+    """Return the number of ids that the first movable segment needs; 0 if there is none."""
     chosen = giver.departures.take_segments(wish, 1, 1, BATCH_COUNT_MAX)
     giver.departures.stay([span for spans in chosen for span in spans])
     return chosen[0][0].segment.count if chosen else 0
@@ -356,13 +386,14 @@ def _has_room(taker: Replica) -> bool:
 
 
 class _Wish:
-    """Which segments of a queue may go to another one of the same logical queue.
+    """Decides which segments of a queue may move to another one of its logical queue.
 
-    Asked in their order: behind one of a home that cannot go, none of that home does.
+    It is asked about segments in their order. After a segment that cannot move, no later one with
+    the same assignment slots moves.
     """
 
     def __init__(self, topology: Topology, giver: Replica, request: GiveAway) -> None:
-        # The last replicas go, and nobody else is there: the alias keeps what need not stay.
+        # All replicas are leaving: the logical queue takes back messages without an assignment.
         self._goes_home = request.target == topology.queue_id
         self._is_over = all(each.state is ReplicaState.DRAINING for each in topology.replicas)
         place = next((each for each in topology.replicas if each.queue_id == request.target), None)
@@ -383,13 +414,14 @@ class _Wish:
             may_leave = segment.receivers is None and not has_groups(segment)
             return is_whole and self._is_over and may_leave
         if segment.receivers is None and not has_groups(segment):
-            # A dedup id is remembered where it was stored: from there its message may go anywhere.
+            # A dedup id is remembered where it was stored. From a replica its message may go
+            # anywhere.
             at_home = homes_of(segment) if self._is_alias and self._homes else None
             if not at_home:
                 return is_whole and self._takes_any
         else:
             at_home = homes_of(segment)
-        # What stays together goes home, and nowhere else.
+        # Assigned messages go to their assigned replica only.
         numbers = {abs(self._homes[index]) for index in at_home} if self._homes else set()
         is_next = segment.first_id < self._below_id and self._kept_back.isdisjoint(at_home)
         goes = self._homed and is_whole and is_next and numbers == {self._number}

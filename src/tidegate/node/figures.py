@@ -1,4 +1,4 @@
-"""What a node tells about itself: its own numbers, those of its queues, and others' if asked."""
+"""Stats of a node, its queues and, on request, the other nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Figures:
-    """The numbers of one node."""
+    """Collects the stats of one node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -39,7 +39,7 @@ class Figures:
 
     @property
     def committed(self) -> tuple[int, int, float]:
-        """Transactions that stored messages, how many those were, and the seconds they took."""
+        """Number of transactions that stored messages, of these messages, and the seconds taken."""
         return self._commits.count, self._committed_messages, self._commits.sum_s
 
     async def of_cluster(
@@ -50,10 +50,15 @@ class Figures:
         *,
         with_durations: bool = True,
     ) -> ClusterNumbers:
-        """With so many control steps of each consumer at most; None: nothing of consumers."""
+        """Return the stats of this node and, with `cluster`, of all others that answer.
+
+        `queue_id` limits the queues to one, with its replicas. `steps` is the number of control
+        steps of each consumer; None: no consumers. Without `with_durations` the queues have summary
+        stats.
+        """
         node = self._node
         if queue_id is not None:
-            # A queue that nobody has asked for since its owner went has no numbers yet.
+            # A queue that nothing has asked for since its owner died has no owner and no stats yet.
             await node.ownership.route(queue_id)
         chosen = sorted(
             number
@@ -64,7 +69,7 @@ class Figures:
         if with_durations:
             queues = [self._of_queue(replica, steps) for replica in found]
         else:
-            # Nothing that only loops need.
+            # Summary stats: without what only control loops need
             queues = [replica.brief.take() for replica in found]
         nodes = [self.of_node(queues)]
         if cluster:
@@ -85,7 +90,7 @@ class Figures:
         return numbers
 
     def of_node(self, queues: list[QueueNumbers]) -> NodeNumbers:
-        """The numbers of this node, with those of some queues."""
+        """Return the stats of this node with those of `queues`."""
         node = self._node
         recorder = None if node.recording is None else node.recording.recorder
         return NodeNumbers(
@@ -130,6 +135,6 @@ def process_cpu_s() -> float:
 
 
 def process_memory_bytes() -> int:
-    """Resident memory now (not its peak)."""
+    """Return the resident memory now, not its peak."""
     with open("/proc/self/statm") as statm:  # noqa: PTH123
         return int(statm.read().split()[1]) * resource.getpagesize()

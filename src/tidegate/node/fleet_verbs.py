@@ -1,4 +1,4 @@
-"""What a client may ask about machines."""
+"""Handler of the packet about machines."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 
 async def fleet(session: Session, packet: GetFleet, event: Received) -> None:
-    """The catalogue's machines, with what of their slots the client may see."""
+    """Answer with all machines, and with the slots that the user may see."""
     store = session.node.store
     leader, epoch = await store.leader()
     living = {member.member_id for member in await store.members() if member.alive}
     machines = await store.machines()
-    # What we know of them, if nothing has changed: consoles ask every other second.
+    # The cached topologies: consoles ask every two seconds, and the store is asked only for
+    # changes.
     _, known = await session.node.aliases.all_of_them()
     topologies = session.guard.visible(known, lambda one: one.queue)
     places = [(topology.queue, place) for topology in topologies for place in topology.replicas]

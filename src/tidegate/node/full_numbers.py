@@ -1,4 +1,4 @@
-"""All numbers of a queue and its consumers, for who looks at one now and then."""
+"""Detailed stats of a queue and its consumers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def full_numbers(replica: Replica, steps: int | None) -> QueueNumbers:
-    """With so many control steps of each consumer at most; None: nothing of consumers."""
+    """Return all stats of a queue.
+
+    `steps` is the number of control steps of each consumer; None: no consumers.
+    """
     holding, info, dispatch = replica.holding, replica.info, replica.dispatch
     meters, queue = holding.meters, holding.queue
     oldest = queue.contents.oldest() if len(queue) else None

@@ -1,7 +1,7 @@
-"""Messages that nobody is to get any more: tried too often, rejected, too old, or too many.
+"""Messages that no consumer gets any more: failed too often, rejected, expired, or over a limit.
 
-Given up, they go to the dead letters, if the queue has any. Of those whose time is over nothing is
-kept unless the policy says so.
+They go to the dead letters if the queue has any. Expired messages go there only if the policy keeps
+them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidegate.queueing.span import Span
 
 
 class GivingUp:
-    """That of one replica."""
+    """Gives up messages of one replica."""
 
     __slots__ = ("_holding", "_settling")
 
@@ -36,18 +36,21 @@ class GivingUp:
         self._holding.give_up(spans, reason, error)
 
     def shed(self, count: int) -> bool:
-        """The queue is too long: its oldest messages are given up; False if none can be had."""
+        """Give up `count` of the oldest messages to shorten the queue; False if there are none."""
         queue = self._holding.queue
         spans = queue.take_regardless(count) or queue.lanes.take_addressed(count)
         self.give_up(spans, DeathReason.OVERFLOW, None)
         return bool(spans)
 
-    # Tried too often
+    # Failed too often
 
     def failed(
         self, spans: list[Span], event: Event, failure: Failure, wait_s: float | None
     ) -> list[Span]:
-        """Deliveries came to nothing. What is to be tried again at once; the rest is seen to."""
+        """Count failed deliveries; return the messages to be retried at once.
+
+        Others are scheduled for later, or given up after `deliveries_max` failures.
+        """
         policy = self._holding.policy
         hopeless: list[Span] = []
         again: list[Span] = []
@@ -65,8 +68,9 @@ class GivingUp:
                     again[-1].high += 1
                 else:
                     again.append(Span(segment, offset, offset + 1, span.state))
-                # A consumer that is gone took all it held along, most of it unseen: that is not
-                # worth a row each. A node that starts again flags everything anyway.
+                # A consumer that is gone held many messages and had seen few of them. Storing a
+                # failure for each would not be worth a row. After a restart all are flagged as
+                # redelivered anyway.
                 if event is not Event.CONSUMER_GONE:
                     self._note_failed(segment, offset, failed, pause_s)
         self.give_up(hopeless, DeathReason.DELIVERIES, failure.error)
@@ -81,10 +85,10 @@ class GivingUp:
         failures = (segment.failures or {})[offset]
         self._settling.note_failed(segment, offset, Attempt(failed, due_at, failures))
 
-    # Too old
+    # Expired
 
     def living(self, spans: list[Span]) -> list[Span]:
-        """Spans that were just taken, without those whose time is over."""
+        """Expire messages among spans that were just taken; return the others."""
         if all(span.segment.expires_at is None for span in spans):
             return spans
         now = self._holding.clock.wall()
@@ -98,7 +102,7 @@ class GivingUp:
         return living
 
     def expire(self) -> None:
-        """Those whose time is over leave, wherever they wait in memory."""
+        """Remove expired messages that wait in memory."""
         self._expire(self._holding.queue.take_expired(self._holding.clock.wall()))
 
     def _expire(self, spans: list[Span]) -> None:

@@ -1,9 +1,11 @@
-"""What a connection may do: its user's rights, asked before anything is done or routed.
+"""Authorization: what a session may do, and the queue names that this depends on.
 
-Every packet says which queues it names and what that needs (`claims`); here it is compared with
-what the user was granted. A queue that is named by id and that the user may not see is answered
-like one that does not exist; by name, the answer is the same whether it exists or not. A node that
-relays says for whom, and the owner of the queue asks again.
+Each packet states the queues that it names and the rights that it needs (`claims`). `Authorizer`
+compares them with the user's grants before the packet is handled or routed.
+
+A queue id that the user may not see is answered like an id that does not exist. A queue name is
+answered in the same way whether or not the queue exists. The owner checks relayed packets again,
+for the user that the relay speaks for.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from tidegate.node.checks import check_queue_count
 from tidegate.wire.packet import Request
 from tidegate.wire.packets.puts import PutToQueues
 
-# Queues are never renamed and ids never given out twice, so a name once learned holds.
+# A name stays valid once cached: queues are never renamed and ids never reused.
 _NAMES_MAX = 100_000
 
 Named = TypeVar("Named")
 
 
 class Guard:
-    """The rights of one connection."""
+    """The rights of one session."""
 
     __slots__ = ("account", "is_everything", "is_node", "permissions")
 
@@ -35,7 +37,7 @@ class Guard:
         self, permissions: Permissions, account: User | None = None, *, is_node: bool = False
     ) -> None:
         self.permissions = permissions
-        # Who logged in; None: a client without login, or a node.
+        # The user that has logged in; None: a client without a login, or a node.
         self.account = account
         self.is_node = is_node
         self.is_everything = permissions.is_everything
@@ -45,7 +47,7 @@ class Guard:
         return None if self.account is None else self.account.name
 
     def require(self, right: Right, queue: str) -> None:
-        """Forbidden, unless the user may do that with the queue."""
+        """Raise `Forbidden` unless the user has `right` for `queue`."""
         if not self.permissions.allows(right, queue):
             raise Forbidden(
                 f"user {self.user!r} may not {right.value} queue {queue!r}: an admin grants it "
@@ -53,7 +55,11 @@ class Guard:
             )
 
     def check(self, packet: Request, names: Mapping[int, str]) -> None:
-        """Raise, unless the user may ask this."""
+        """Raise unless the user has all rights that `packet` needs.
+
+        `names` must hold the name of every queue that the packet names by id. Raises
+        `QueueNotExisting` for a queue that the user may not see, otherwise `Forbidden`.
+        """
         for right, queue in packet.claims():
             if isinstance(queue, int):
                 name = names[queue]
@@ -63,11 +69,12 @@ class Guard:
             self.require(right, queue)
 
     def visible(self, things: Iterable[Named], name_of: Callable[[Named], str]) -> list[Named]:
-        """Of things that have a queue's name, those that the user may know of."""
+        """Return those of `things` whose queue the user may see."""
         return [t for t in things if self.permissions.allows(Right.SEE, name_of(t))]
 
 
-# Of `tidegate user grant`. Any role lets its user see the queue: it depends on what for.
+# Options of `tidegate user grant` for each right. Each role includes the right to see a queue;
+# which one to grant depends on the purpose.
 _OPTIONS = {
     Right.SEE: "--read|--write|--configure",
     Right.READ: "--read",
@@ -77,15 +84,15 @@ _OPTIONS = {
 }
 
 
-# Whoever has not logged in yet.
+# The rights before a login.
 STRANGER = Guard(NOTHING)
-# Who needs no login: a client on a development machine.
+# The rights of a local client while there are no users.
 DEVELOPMENT = Guard(EVERYTHING)
 NODE = Guard(EVERYTHING, is_node=True)
 
 
 class QueueNames:
-    """The names of queues that packets name by id."""
+    """Caches the names of queues that packets name by id."""
 
     def __init__(self, store: Store, replicas: Mapping[int, Any]) -> None:
         self._store = store
@@ -93,7 +100,7 @@ class QueueNames:
         self.known: dict[int, str] = {}
 
     def knows(self, packet: Request) -> bool:
-        """Whether a packet can be checked at once."""
+        """Return whether the rights for `packet` can be checked without the store."""
         if isinstance(packet, PutToQueues) and packet.partial:
             return False
         return all(isinstance(queue, str) or self._is_known(queue) for _, queue in packet.claims())
@@ -110,11 +117,14 @@ class QueueNames:
     def _learned(self, queue_id: int, name: str) -> None:
         if len(self.known) >= _NAMES_MAX:
             self.known.pop(next(iter(self.known)))
-        # Rights are those of the logical queue.
+        # Users are granted rights for logical queues, so a replica has its logical queue's name.
         self.known[queue_id] = logical_name(name)
 
     async def learn(self, queue_id: int) -> None:
-        """QueueNotExisting when there is no such queue."""
+        """Read the name of a queue from the store.
+
+        Raises `QueueNotExisting` if there is no such queue.
+        """
         if self._is_known(queue_id):
             return
         queue = None
@@ -125,9 +135,12 @@ class QueueNames:
         self._learned(queue_id, queue.name)
 
     async def admit(self, guard: Guard, packet: Request) -> None:
-        """The check, for packets that may wait for the store."""
+        """Check the rights for `packet`, reading missing names from the store.
+
+        Removes from a partial put all queues that do not exist or that the user may not write to.
+        """
         if isinstance(packet, PutToQueues) and packet.partial:
-            # Before each of them is looked up.
+            # Limit the number before each queue is looked up in the store.
             check_queue_count(packet.queue_ids)
             packet.queue_ids = [q for q in packet.queue_ids if await self._may_write(guard, q)]
         for _, queue in packet.claims():
@@ -136,7 +149,7 @@ class QueueNames:
         guard.check(packet, self.known)
 
     async def _may_write(self, guard: Guard, queue_id: int) -> bool:
-        """Of a put to those queues that can, the others are as if they were not there."""
+        """Return whether the queue exists and the user may write to it."""
         try:
             await self.learn(queue_id)
         except QueueNotExisting:

@@ -1,9 +1,12 @@
-"""What an alias stores goes on to the replicas, by their shares, as soon as one can be reached.
+"""Hands the messages of a logical queue over to its replicas.
 
-Nobody consumes from an alias. Whatever is put to it is pulled by the replicas' owners, in bounded
-batches, whenever something has come or the topology has changed. Whole segments go, so what each
-got is kept in mind and whoever is owed most is next. Groups and addressed messages go home only;
-a replica that has some whose home is elsewhere, since it moved, hands them over the same way.
+Consumers take nothing from the logical queue itself. When messages are put to it, or when its
+topology has changed, the owners of the replicas pull them in batches, by their shares. Only whole
+segments move, so a replica may get more than its share; the replica that is owed most is served
+next.
+
+Messages with a group or a receiver go only to their assigned replica. A replica hands over messages
+in the same way if their slot has moved.
 """
 
 from __future__ import annotations
@@ -32,20 +35,20 @@ _AWAY_S = 1.0
 
 
 class HandOver:
-    """Of one queue that this node owns."""
+    """Hands over the messages of one queue that this node owns."""
 
     def __init__(self, node: Node, replica: Replica) -> None:
         self._node = node
         self._replica = replica
         self._woken = asyncio.Event()
-        # Number of a replica → messages that it got more than its share, below 0: less.
+        # Replica number -> messages that it got beyond its share; negative: it is owed some.
         self._ahead: dict[int, float] = {}
-        # Numbers of replicas that could not be reached: the others have their share for a while.
+        # Numbers of replicas that did not answer; the others get their share for a while.
         self._away: set[int] = set()
         self._task = asyncio.create_task(self._run(), name="hand-over")
 
     def wake(self) -> None:
-        """Something came, or somebody who may take it."""
+        """Run again: messages came, or a replica that may take some."""
         self._woken.set()
 
     def end(self) -> asyncio.Task[None]:
@@ -64,12 +67,12 @@ class HandOver:
                 await asyncio.sleep(_BACKOFF_S)
                 self._woken.set()
             except Exception:
-                # Without this loop messages would wait where nobody reads them.
+                # If this loop ended, messages would stay where no consumer reads them.
                 log.exception("a bug while handing %s over", self._name)
                 await asyncio.sleep(_BACKOFF_S)
 
     async def _step(self) -> bool:
-        """Let somebody take a part; whether anything went."""
+        """Have replicas take one batch each; return whether anything moved."""
         topology = self._node.aliases.topology_of(self._replica.info)
         queue = self._replica.holding.queue
         if topology is None or self._replica.fenced:
@@ -84,19 +87,19 @@ class HandOver:
         if self._replica.info.queue_id == topology.queue_id:
             went += await self._share(topology)
         if homes_wanted and not went:
-            # What is before it is still with somebody, who does not know that we wait.
+            # A message before them is still leased, and its end does not wake this task.
             asyncio.get_running_loop().call_later(_AWAY_S, self.wake)
-        # Looking for what may be anywhere has perhaps brought something to memory that has a home.
+        # Reading messages from the store may have brought assigned ones into memory.
         return went > 0 or self._homes_wanted(topology) != homes_wanted
 
     async def _share(self, topology: Topology) -> int:
-        """One batch by the shares of those that can be reached."""
+        """Have one replica take a batch, by the shares of the reachable ones."""
         places = {p.number: p for p in reachable(topology.replicas) if p.number not in self._away}
         shares = {number: place.share for number, place in places.items() if place.share > 0}
         if not shares:
             shares = dict.fromkeys(places, 1.0)
         whole = sum(shares.values())
-        # Who is owed most is first; the others are asked when that one takes nothing.
+        # The replica that is owed most is first; the next one only if that one takes nothing.
         for number in sorted(shares, key=lambda n: (self._ahead.get(n, 0.0), -shares[n], n)):
             part_of_it = len(self._replica.holding.queue) * shares[number] / whole
             went = await self._offer(places[number], max(int(part_of_it), 1))
@@ -109,7 +112,10 @@ class HandOver:
         return 0
 
     async def _offer(self, place: ReplicaPlace, count: int, *, homed: bool = False) -> int:
-        """As much as a replica takes; nothing if it cannot be reached, and not again at once."""
+        """Have a replica take messages; return how many.
+
+        0 if it cannot be reached; it is then left out for a while.
+        """
         try:
             return await self._give(place, count, homed)
         except RetryLater as failure:
@@ -119,7 +125,7 @@ class HandOver:
             return 0
 
     def _try_again(self, number: int) -> None:
-        # No clock is compared: a timer may be a millisecond early, and it rings once.
+        # No clock is compared: the timer may fire a millisecond early, and it fires once.
         self._away.discard(number)
         self.wake()
 
@@ -128,7 +134,7 @@ class HandOver:
         return self._replica.info.name
 
     def _homes_wanted(self, topology: Topology) -> list[ReplicaPlace]:
-        """The replicas at which something that is here has its home."""
+        """Return the other replicas to which messages here are assigned."""
         replica = self._replica
         if not topology.homes or not replica.holding.queue.residents.has_homed:
             return []
@@ -142,7 +148,7 @@ class HandOver:
         return [place for place in places if place is not None and place.address is not None]
 
     async def _give(self, place: ReplicaPlace, count: int, homed: bool) -> int:
-        """Have the owner of a replica take about so many; how many went."""
+        """Have the owner of a replica take about `count` messages; return how many."""
         source_id = self._replica.info.queue_id
         taker = self._node.replicas.get(place.queue_id)
         if taker is not None:
@@ -150,7 +156,7 @@ class HandOver:
                 async with asyncio.timeout(_ANSWER_S):
                     return await self._node.exchange.pull(taker, source_id, count, homed=homed)
             except TimeoutError:
-                # What has begun goes on; others need not wait for it.
+                # The transfer itself continues; the other replicas need not wait for it.
                 raise Unavailable(f"the store of replica {place.number} does not answer") from None
         if place.address is None or place.address == self._node.address:
             raise Unavailable(f"replica {place.number} is on its way")

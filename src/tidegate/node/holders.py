@@ -1,8 +1,7 @@
-"""Everyone who may hold messages of a replica: consumers, and those who have read under a lease.
+"""The holders of a replica's messages: consumers, and connections that have read under a lease.
 
-Consumers are kept in the order of their turns. Those who came only for what is addressed to them
-(this is their home, they consume elsewhere) are kept apart, and are none of the consumers that
-anybody counts.
+Consumers are kept in the order of their turns. Consumers that take only addressed messages are kept
+apart and are not counted: their clients consume at another replica.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from tidegate.node.holding import Holding
 
 
 class Holders:
-    """Those of one replica."""
+    """The holders of one replica."""
 
     def __init__(self, holding: Holding) -> None:
         self._holding = holding
-        # Whose turn it is comes first; whoever serves it turns it on.
+        # The next consumer is first; delivery rotates the deque.
         self.turns: deque[Consumer] = deque()
-        # Client → those of it that get nothing but what is addressed to it.
+        # Client id -> its consumers that take only messages addressed to it.
         self.addressees: dict[int, list[Consumer]] = {}
-        # Consumers that have gone since somebody last asked; None: nobody does.
+        # Consumers that have left since the recorder last asked; None: not recorded.
         self.departed: list[Consumer] | None = None
-        # All of them, and as number 0 those who read under a lease.
+        # All holders. Number 0 of a connection holds messages that were read under a lease.
         self._by_number: dict[tuple[Outlet, int], Consumer] = {}
 
     @property
@@ -49,24 +48,24 @@ class Holders:
         return self._by_number.get((outlet, consumer))
 
     def numbers_of(self, outlet: Outlet) -> list[int]:
-        """Under which numbers a connection holds, or may hold, something."""
+        """Return the numbers under which a connection holds, or may hold, messages."""
         return [consumer for each, consumer in self._by_number if each is outlet]
 
     def has(self, holder: Consumer) -> bool:
-        """Whether it is still the one of its number."""
+        """Return whether `holder` is still registered under its number."""
         return self._by_number.get((holder.outlet, holder.consumer)) is holder
 
     def is_here(self, client_id: int) -> bool:
-        """Whether messages can be pushed to that client."""
+        """Return whether messages can be pushed to that client."""
         return client_id in self.addressees or any(
             consumer.outlet.client_id == client_id for consumer in self.turns
         )
 
     def segments(self) -> set[Segment]:
-        """Those of which somebody here holds messages."""
+        """Return the segments of which holders have messages."""
         return {lease.span.segment for holder in self._by_number.values() for lease in holder.book}
 
-    # Coming
+    # Registration
 
     def add(
         self,
@@ -78,7 +77,7 @@ class Holders:
         *,
         mine_only: bool,
     ) -> None:
-        """A subscription."""
+        """Register a consumer."""
         subscriber = self._new(outlet, consumer, prefetch, order, automatic)
         if mine_only:
             subscriber.mine_only = True
@@ -87,7 +86,7 @@ class Holders:
             self.turns.append(subscriber)
 
     def reading(self, outlet: Outlet) -> Consumer:
-        """Who holds what a connection has read under lease: its consumer 0."""
+        """Return the connection's consumer 0, which holds messages that were read under a lease."""
         holder = self._by_number.get((outlet, 0))
         if holder is None:
             holder = self._new(outlet, 0, 0, Order.OLDEST, False)
@@ -103,10 +102,10 @@ class Holders:
         self._by_number[outlet, consumer] = holder
         return holder
 
-    # Going
+    # Removal
 
     def remove(self, outlet: Outlet, consumer: int) -> Consumer | None:
-        """Whoever had that number; what it holds is the caller's matter."""
+        """Remove and return a holder; the caller returns or fails its messages. None: unknown."""
         holder = self._by_number.pop((outlet, consumer), None)
         if holder is None or not consumer:
             return holder
@@ -122,7 +121,7 @@ class Holders:
         return holder
 
     def clear(self) -> tuple[list[Consumer], list[Consumer]]:
-        """Nobody is here any more: all who held something, and all to whom messages were pushed."""
+        """Remove all; return all holders, and those to which messages were pushed."""
         pushed_to = [*self.turns, *chain.from_iterable(self.addressees.values())]
         if self.departed is not None:
             self.departed += self.turns

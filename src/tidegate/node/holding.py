@@ -1,4 +1,4 @@
-"""What the parts of a replica share: the queue in memory, its epoch, and the way out."""
+"""The state that the parts of one replica share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from tidegate.telemetry.meters import QueueMeters
 
 
 class Holding:
-    """A queue in this node's hands, under one epoch."""
+    """The queue in memory, its epoch, limits and meters, shared by the parts of one replica.
+
+    `Replica` creates it and sets the callbacks. After `fenced` is set no part changes the store.
+    """
 
     __slots__ = (
         "budget",
@@ -60,41 +63,41 @@ class Holding:
         self.budget = budget
         self.limits = limits
         self.clock = clock
-        # Asked before every delivery: a paused owner wakes up with its lease gone.
+        # Checked before every delivery: a paused process may resume after its lease has expired.
         self.may_deliver = may_deliver
         self.queue = Queue(budget)
         self.meters = QueueMeters()
-        # Who has put since somebody last asked; None: nobody does.
+        # Producers that have put since the recorder last asked; None: not recorded.
         self.producers: set[int] | None = None
-        # Of a logical queue's: the numbers of the replicas where groups and receivers are at home.
+        # Of a logical queue: the number of the assigned replica of each slot. None: not known.
         self.homes: Sequence[int] | None = None
-        # Whether its siblings are in other stores than this one.
+        # Whether the replicas of the logical queue are in more than one store.
         self.spans_stores = False
-        # How fast messages may go out; None: as fast as they can.
+        # Limits the delivery rate; None: no limit.
         self.pace: Pace | None = None
-        # Messages whose ways are recorded; None: none are.
+        # Messages whose lifecycle is recorded; None: none.
         self.watch: LifecycleWatch | None = None
         self.fenced = False
-        # Set by the replica: what to do when the queue turns out to be somebody else's.
+        # Set by the replica: drops the replica after the store has refused its epoch.
         self.fence: Callable[[TidegateError], None] = lambda error: None
-        # The same: where messages go that are given up, and why.
+        # Set by the replica: moves messages to the dead letters, for a reason.
         self.give_up: Callable[[list[Span], DeathReason, str | None], None]
-        # The same: told when messages have left, and a limit may allow new ones.
+        # Set by the replica: called when messages have left, since puts may wait for a queue limit.
         self.made_room: Callable[[], None] = lambda: None
         self.set_policy(info.policy)
 
     def set_policy(self, policy: QueuePolicy) -> None:
-        """Promise this from now on."""
+        """Apply a new policy to the queue in memory."""
         self.info = msgspec.structs.replace(self.info, policy=policy)
         self.queue.expiry.ttl_s = policy.ttl_s
 
     def set_elastic(self, elastic: bool) -> None:
-        """Whether replicas hold its messages."""
+        """Set whether the queue's messages are held by replicas."""
         self.info = msgspec.structs.replace(self.info, elastic=elastic)
 
     @property
     def logical_name(self) -> str:
-        """The name that users know."""
+        """The name that applications use; a replica's own name is derived from it."""
         return logical_name(self.info.name) if self.info.alias_id else self.info.name
 
     @property
@@ -103,11 +106,11 @@ class Holding:
 
     @property
     def lease_s(self) -> float:
-        """How long a consumer may hold a message without a sign of life."""
+        """How long a consumer may hold a message without renewing its lease."""
         return self.info.policy.lease_s or self.limits.delivery_lease_s
 
     def note_ended(self, spans: list[Span], outcome: str) -> None:
-        """For the record: how messages ended."""
+        """Record how messages ended, for those whose lifecycle is recorded."""
         watch = self.watch
         if watch is not None:
             now = self.clock.monotonic()
@@ -116,5 +119,5 @@ class Holding:
                     watch.ended(span, outcome, now)
 
     def taken_over(self) -> StaleEpoch:
-        """The store has refused our epoch."""
+        """Return the error for requests after the store has refused this replica's epoch."""
         return StaleEpoch(f"queue {self.info.title} has a new owner")

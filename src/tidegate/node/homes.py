@@ -1,4 +1,4 @@
-"""Where the messages of a segment have their homes: groups and receivers stay together."""
+"""The assignment slots of the messages in a segment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tidegate.core.segment import Segment
 
 
 def homes_of(segment: Segment) -> set[int]:
-    """The homes of what is open in a segment; none for messages that may be anywhere."""
+    """Return the slots of the open messages; empty for messages that may be at any replica."""
     if segment.receivers is None and segment.attributes is None:
         return set()
     keys = {
@@ -28,7 +28,7 @@ def _key(segment: Segment, offset: int) -> str | int | None:
 
 
 def runs_by_home(segment: Segment) -> list[tuple[int, int]]:
-    """Offsets [low, high) of neighbours whose homes are the same, in order; done ones left out."""
+    """Return offsets [low, high) of runs of open messages with the same slot, in order."""
     runs: list[tuple[int, int]] = []
     for low, high in segment.open_ranges():
         begin = low

@@ -1,7 +1,7 @@
-"""The HTTP door: /metrics for Prometheus, /healthz and /readyz for whoever keeps nodes alive.
+"""The HTTP pages of a node: /metrics for Prometheus, /healthz and /readyz for probes.
 
-Numbers are read and written a slice at a time, between which the node goes on; nobody asks the
-store because somebody asks us.
+Stats are read and rendered in slices, between which the node delivers. No page asks the store, so
+scraping causes no load there.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tidegate.telemetry.page_server import (
     refusal,
 )
 
-# Queues whose numbers are read in one turn of the loop: a millisecond or so.
+# Queues that are read before the event loop runs; about a millisecond.
 _QUEUES_PER_TURN = 16
 
 
 class HttpDoor(PageServer):
-    """Shows one node from outside."""
+    """Serves the pages of one node."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class HttpDoor(PageServer):
         self._node = node
         self._queues_max = queues_max
         self._exposition = Exposition()
-        # One at a time: a crowd of scrapers must not take every turn of the loop.
+        # One at a time: many scrapers must not take all time of the event loop.
         self._writing = asyncio.Lock()
 
     async def start(self) -> None:
@@ -63,7 +63,7 @@ class HttpDoor(PageServer):
             return refusal(HTTPStatus.SERVICE_UNAVAILABLE, reason)
         return refusal(HTTPStatus.NOT_FOUND, "there are /metrics, /healthz and /readyz")
 
-    # The numbers
+    # Metrics
 
     async def _metrics(self) -> bytes:
         pieces = []
@@ -73,7 +73,7 @@ class HttpDoor(PageServer):
         return b"".join(pieces)
 
     async def _numbers(self) -> NodeNumbers:
-        # The oldest of them: the choice must not change from one scrape to the next.
+        # The queues with the lowest ids: the choice must not change between scrapes.
         owned = sorted(self._node.replicas.items())
         chosen = owned[: self._queues_max]
         queues: list[QueueNumbers] = []

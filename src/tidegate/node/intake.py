@@ -1,7 +1,40 @@
-"""The way in: batches wait, are written together, and are confirmed once they are on disk.
+"""The put path: batches wait, are committed together, and are then confirmed.
 
-A batch that comes twice is stored once: what is stored is remembered by producer and number,
-what is on its way shares the fate of its twin.
+Theory of operation
+
+The actors are a session, which calls `put` with a batch; the `Writer`, which calls
+`collect_writes`, `written` and `refused`; and the queue, which gets committed segments through
+`admit`. All calls run in the event loop.
+
+A batch passes these states:
+
+1. Waiting. `put` has accepted it and asked the writer to call back.
+2. Under way. `collect_writes` has given its messages ids and put them into segments, which share
+   one commit with other batches and other queues.
+3. Stored. `written(True)` makes the segments ready for consumers, then confirms the batch. A batch
+   that spans several segments is confirmed after the last one.
+
+Or it is refused. The error tells the client whether to send it again.
+
+A batch is stored once, even if a client sends it twice. Producer id and batch number identify it.
+`ProducerMarks` remembers stored batches, also in the store. A batch that equals a waiting one
+becomes its twin and shares its result.
+
+Dedup ids work for single messages. Ids that are under way block later batches with the same id
+until their result is known (`_deduplicate`). Messages whose id was stored within the window are
+left out.
+
+A queue limit with the overflow policy `slow` keeps batches waiting, and `made_room` resumes them.
+Other limits refuse in `put`.
+
+Failures:
+
+- The store does not answer: the writer finds out whether the commit was stored and calls `written`
+  or `refused` then. Batches wait.
+- The epoch is refused: `written(False)` fails the batch with `StaleEpoch` and fences the replica.
+- It is unknown whether a segment was stored under an old epoch: `written(None)` fails the batch
+  with `IoFailure`. The client sends it again, and the new owner knows whether it has it.
+- The node runs out of reserved ids: batches wait until `MessageIds` has reserved more.
 """
 
 from __future__ import annotations
@@ -30,15 +63,16 @@ from tidegate.node.put_homes import PutHomes
 from tidegate.node.room import Room
 from tidegate.storage.writer import Writer
 
-# Messages in one commit: bounds the time that a confirm waits for its neighbours.
+# Messages in one commit. More would make the first batch of a commit wait too long for its
+# confirmation.
 COMMIT_COUNT_MAX = 20_000
 COMMIT_BYTES_MAX = 8 * 1024 * 1024
-# Who has put within this time is there.
+# A producer counts as active for this time after its last put.
 _OF_LATE_S = 5.0
 
 
 class Intake:
-    """Puts of one replica; a source of writes."""
+    """The puts of one replica; a `WriteSource` of the writer."""
 
     def __init__(self, holding: Holding, writer: Writer, admit: Callable[[Segment], None]) -> None:
         self._holding = holding
@@ -52,31 +86,34 @@ class Intake:
         self._waiting: deque[Batch] = deque()
         self._under_way: dict[Write, SegmentBuilder] = {}
         self._closed = False
-        # Of a replica: producers, and when each has put last.
+        # Of a replica of a logical queue: producer -> time of its last put.
         self._heard: dict[int, float] = {}
         # Every batch that is waiting or under way, with its twins.
         self._accepted: dict[tuple[int, int], list[Batch]] = {}
         self.homes = PutHomes(holding, self._accepted, self.ids, self.dedup)
-        # Whether what waits does so for a limit of the queue's policy.
+        # Whether the first waiting batch waits for a limit of the queue's policy.
         self._at_limit = False
-        # The last batch of a producer that was refused for good: nobody need wait for it.
+        # Producer -> its last batch that was refused for good; later batches need not wait for it.
         self._given_up: dict[int, int] = {}
 
     @property
     def busy(self) -> bool:
-        """Whether something accepted is not on disk yet."""
+        """Return whether something accepted is not on disk yet."""
         return bool(self._waiting or self._under_way)
 
     def first_ids_under_way(self) -> set[int]:
-        """Of all that is being stored, by us or by somebody else."""
+        """Return the first ids of all segments that are being stored, by this part or another."""
         return {write.segment.first_id for write in self._under_way} | self.arrivals.first_ids
 
     def without_under_way(self, segments: list[Segment]) -> list[Segment]:
-        """Of segments that were read from the store, those of which the queue was told."""
+        """Return those of `segments`, as read from the store, that were admitted to the queue.
+
+        The others will be admitted by their writer. Adding them now would add them twice.
+        """
         return self.arrivals.without(segments, self.first_ids_under_way())
 
     async def load(self) -> None:
-        """Reserve ids, and learn which batches are stored."""
+        """Reserve ids, and read which batches and dedup ids are stored."""
         await self.ids.reserve()
         holding = self._holding
         if holding.info.durable:
@@ -84,11 +121,24 @@ class Intake:
                 await holding.store.marks(holding.info.queue_id), holding.clock.monotonic()
             )
             if not holding.info.alias_id:
-                # Of a replica: once it knows of what it is the home, and nobody else stores ids.
+                # A replica reads its dedup ids once it knows its assigned slots and no other
+                # replica stores such ids. See `LogicalQueues`.
                 await self.dedup.learn()
 
     def put(self, batch: Batch) -> None:
-        """Accept a batch; it is confirmed once it is on disk."""
+        """Accept a batch, or answer it at once.
+
+        The first case that applies decides:
+
+        - The replica is fenced or closed: `NotOwner`.
+        - The batch is stored: confirmed as a duplicate.
+        - The same batch is waiting or under way: shares its result.
+        - The batch `after` which it must come is not known: `Unavailable`; both are sent again.
+        - A message is assigned to another replica: `NotHome`; the producer reads the topology
+          again.
+        - A limit of the node or the queue is reached (`QueueLimits.why_refused`): `LimitReached`.
+        - Otherwise it waits for the next commit and is confirmed once it is on disk.
+        """
         holding = self._holding
         if holding.fenced or self._closed:
             batch.refused(NotOwner(f"queue {holding.info.title} has moved"))
@@ -110,7 +160,8 @@ class Intake:
             batch.refused(Unavailable(f"batch {after} has to come first: send both again"))
             return
         if holding.homes is not None and self.homes.are_elsewhere(batch):
-            # Its home has moved, and the producer does not know: it asks, and sends again.
+            # The slot has moved, and the producer has an old topology. It reads the new one and
+            # sends the messages to the assigned replica.
             batch.refused(NotHome(f"what has its home elsewhere cannot go to {holding.info.title}"))
             return
         too_much = self.room.why_refused(batch, self._waiting, self._under_way, self._at_limit)
@@ -128,13 +179,13 @@ class Intake:
         self._writer.wants(self)
 
     def made_room(self) -> None:
-        """Messages have left: what waits for a limit may go on."""
+        """Resume batches that wait for a queue limit; called when messages have left."""
         if self._at_limit:
             self._at_limit = False
             self._writer.wants(self)
 
     def _go_on(self) -> None:
-        """What it waited for is there, or decided."""
+        """Resume waiting batches: new ids were reserved, or the result of a dedup id is known."""
         if self._waiting and not self._holding.fenced:
             self._writer.wants(self)
 
@@ -146,15 +197,18 @@ class Intake:
         )
 
     def producers_of_late(self) -> int:
-        """How many have put within the last seconds; counted for replicas only."""
+        """Return how many producers have put within the last 5 s; counted for replicas only."""
         since = self._holding.clock.monotonic() - _OF_LATE_S
         self._heard = {each: at for each, at in self._heard.items() if at > since}
         return len(self._heard)
 
-    # For the writer
+    # Called by the writer
 
     def collect_writes(self) -> list[Write]:
-        """The segments of the next commit."""
+        """Return the segments of the next commit.
+
+        Those of a transient queue are admitted at once, and the result is empty.
+        """
         ids = self.ids
         taken: list[Batch] = []
         count = body_bytes = 0
@@ -198,9 +252,10 @@ class Intake:
         return []
 
     def _deduplicate(self, batch: Batch) -> bool:
-        """Leave out what is stored already; False while an id of it is on its way.
+        """Leave out messages of `batch` whose dedup ids are stored.
 
-        Then its fate is known after the commit, and not sooner.
+        Returns False while one of its dedup ids is under way: only the end of that commit shows
+        whether the id is stored.
         """
         dedup_ids = batch.dedup_ids()
         if not dedup_ids:
@@ -215,34 +270,38 @@ class Intake:
             for twin in self._accepted.pop((batch.packet.producer, batch.packet.batch), ()):
                 twin.confirm_duplicate()
         else:
-            # Only what is written: nobody would tell of the fate of the others.
+            # Only ids that will be written: the result of the others would never be reported.
             self.dedup.under_way.update(batch.dedup_ids())
             lengths = batch.packet.lengths
             holding.budget.waiting_bytes -= sum(lengths[index] for index in batch.skipped)
         return True
 
     def written(self, write: Write, stored: bool | None) -> None:
-        """A segment is on disk: deliver and confirm it."""
+        """Handle the result of one segment: admit and confirm it, or fail its batches.
+
+        `stored` is False if the epoch was refused, and None if it was refused but the segment may
+        have been stored before.
+        """
         holding = self._holding
         builder = self._under_way.pop(write)
         if write.dedup_ids:
             self.dedup.under_way.difference_update(write.dedup_ids)
             if stored:
                 self.dedup.stored.add(write.dedup_ids, holding.clock.monotonic())
-                self._writer.wants(self)  # who waited for its fate
+                self._writer.wants(self)  # Resume batches that waited for this result
         holding.budget.waiting_bytes -= write.segment.payload_bytes
         if not stored or holding.fenced:
             if stored is False:
                 self._refuse(builder, holding.taken_over())
             else:
-                # Perhaps by us, but fenced since: the new owner knows when the batch comes again.
+                # The new owner knows whether it has the batch when the client sends it again.
                 unknown = IoFailure(f"queue {holding.info.title} has a new owner: ask there")
                 self._refuse(builder, unknown)
             if not stored:
                 holding.fence(holding.taken_over())
             return
         now = holding.clock.monotonic()
-        # Consumers first: what they do with it takes longer than hearing that it is stored.
+        # Consumers first: their work takes longer than the producer's confirmation.
         holding.meters.put.add(write.segment.count)
         watch = holding.watch
         if watch is not None:
@@ -264,7 +323,7 @@ class Intake:
         crash_point("after-confirm")
 
     def refused(self, writes: Sequence[Write], error: TidegateError) -> None:
-        """None of these is stored."""
+        """Fail the batches of segments that the store has refused; none of them is stored."""
         for write in writes:
             self.dedup.under_way.difference_update(write.dedup_ids or ())
             self._holding.budget.waiting_bytes -= write.segment.payload_bytes
@@ -282,17 +341,17 @@ class Intake:
             twin.refused(error)
 
     def close(self) -> None:
-        """Accept nothing more: the queue is about to leave."""
+        """Accept no more puts, since the queue is about to leave this node."""
         self._closed = True
         if self._at_limit:
             self._refuse_at_limit()
 
     def _refuse_at_limit(self) -> None:
-        """They would wait for room that is made elsewhere."""
+        """Refuse what waits for room: room may now be made at another node."""
         self._refuse_waiting(NotOwner(f"queue {self._holding.info.title} is moving"))
 
     def fenced(self, error: TidegateError) -> None:
-        """What waits will not be written here; what is under way learns its fate from the store."""
+        """Refuse waiting batches; batches under way get their result from the writer."""
         self._refuse_waiting(error)
         self.ids.fenced()
 
@@ -308,9 +367,9 @@ class Intake:
         self.dedup.forget()
 
     def knows(self, producer: int, batch: int) -> bool:
-        """Whether that batch is stored."""
+        """Return whether the batch is stored."""
         return self._marks.has(producer, batch)
 
     def remember(self, producer: int, batch: int) -> None:
-        """That batch is stored."""
+        """Note that the batch is stored."""
         self._marks.add(producer, batch, self._holding.clock.monotonic())

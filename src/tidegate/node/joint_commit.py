@@ -1,8 +1,8 @@
 """Changes of several queues that this node owns, stored in one transaction.
 
-Before the commit nobody sees anything of them; a commit whose answer was lost is looked up under
-the ids that it had, so it is never done twice. While it is under way, ids that were given out and
-leases that were pledged are nobody else's; whatever comes of it, they are redeemed or released.
+Before the commit no client sees any of it. While it runs, ids and leases are reserved. Afterwards
+they are used or released. If the answer is lost, the store is asked for the reserved ids, so that
+the commit is never done twice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ _BACKOFF_MAX_S = 1.0
 
 
 class JointCommit:
-    """One commit, of one producer's batch. Nothing waits between its making and its `store`."""
+    """One commit of one producer's batch.
+
+    The caller must not await between creating it and `store`. If preparing fails, it calls
+    `give_up`.
+    """
 
     def __init__(self, producer: int, batch: int) -> None:
         self._producer = producer
@@ -33,16 +37,16 @@ class JointCommit:
         self._publications: list[Publication] = []
         self._targets: list[tuple[Replica, Publication, Target]] = []
         self._pledges: list[tuple[Replica, Pledge]] = []
-        # Those that remember the batch, even if all of it was stored there before.
+        # Queues that remember the batch, even if all its messages were duplicates there.
         self._takers: list[Replica] = []
 
     def put(self, replica: Replica, batch: Batch) -> None:
-        """Messages for one queue."""
+        """Add the messages of a batch for one queue."""
         self._takers.append(replica)
         self._writes += [(replica, write) for write in replica.intake.arrivals.prepare(batch)]
 
     def publish(self, messages: Segment, takers: list[tuple[Replica, Ranges]]) -> None:
-        """The same messages for several queues, each with the offsets that are not for it."""
+        """Add the same messages for several queues, each with the offsets that are not for it."""
         if not takers:
             return
         publication = Publication(messages, [], [self._producer], [self._batch])
@@ -57,7 +61,7 @@ class JointCommit:
             self._takers.append(replica)
 
     def ack(self, replica: Replica, holder: Consumer, ranges: Ranges) -> None:
-        """Messages that somebody holds; LeaseLost when it does not."""
+        """Add the acknowledgement of leases; raises `LeaseLost` if not all of them are held."""
         pledge = replica.dispatch.pledge(holder, ranges)
         if pledge is None:
             raise LeaseLost(
@@ -67,7 +71,10 @@ class JointCommit:
         self._pledges.append((replica, pledge))
 
     async def store(self, store: Store) -> None:
-        """Commit; LeaseLost or StaleEpoch: nothing was done, or somebody else knows better."""
+        """Commit, then settle the leases and admit the messages.
+
+        Raises `LeaseLost` or `StaleEpoch` if nothing was done, or if the new owner knows what was.
+        """
         try:
             crash_point("before-joint-commit")
             await self._commit(store)
@@ -85,7 +92,7 @@ class JointCommit:
             replica.intake.arrivals.came(publication.segment(target), target.dedup_ids)
 
     def give_up(self) -> None:
-        """Nothing of it will be stored."""
+        """Release the reserved ids and leases: nothing will be stored."""
         for replica, pledge in self._pledges:
             replica.dispatch.release(pledge)
         for replica, write in self._writes:
@@ -104,7 +111,7 @@ class JointCommit:
             await commit_once(store, writes, settlements, publications)
 
     def _durable_publications(self) -> list[Publication]:
-        """Without the queues that live in memory only."""
+        """Return the publications without transient queues, which are not stored."""
         transient = {r.info.queue_id for r, _, _ in self._targets if not r.info.durable}
         if not transient:
             return self._publications
@@ -121,14 +128,18 @@ async def commit_once(
     settlements: Sequence[Settlement],
     publications: Sequence[Publication] = (),
 ) -> None:
-    """All or nothing, and with the same ids until the outcome is known: never twice."""
+    """Commit all or nothing, repeating with the same ids until the result is known.
+
+    Raises `StaleEpoch` if an epoch was refused, and `LeaseLost` if acknowledgements alone were
+    refused after a lost answer.
+    """
     stored = [(write.segment.queue_id, write.segment.first_id) for write in writes]
     stored += [(each.queue_id, each.first_id) for p in publications for each in p.targets]
     backoff_s = _BACKOFF_FIRST_S
     in_doubt = False
     while True:
         try:
-            # All or none, so one of them tells.
+            # All or none, so one id answers for all.
             if in_doubt and stored and await store.stored(stored[0][0], [stored[0][1]]):
                 return
             if not await store.transact(writes, settlements, publications):
@@ -150,7 +161,7 @@ def _refused(in_doubt: bool, can_be_looked_up: bool) -> TidegateError:
 
 
 def _dedup_ids(messages: Segment, done: Ranges) -> list[str] | None:
-    """Those of the messages that are for the queue."""
+    """Return the dedup ids of messages that are for the queue."""
     if messages.attributes is None:
         return None
     left_out = {offset for low, high in done for offset in range(low, high)}

@@ -1,7 +1,7 @@
-"""Messages for later: in memory when their time is near, else in the store only.
+"""Delayed messages: in memory when their time is near, else in the store only.
 
-Everything up to a horizon (a time, and an id for ties) is in memory. Beyond it the store is read
-in that order, well before it is due. An alarm rings when the next message in memory is.
+Everything up to a horizon, a pair of due time and id, is in memory. The rest is read from the store
+in that order, well before it is due. A timer fires when the next message in memory is due.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 
 CHUNK_SEGMENTS = 2000
 CHUNK_BYTES = 4 * 1024 * 1024
-# What is due within this time is read from the store whatever memory says.
+# Messages that are due within this time are read even if memory is short.
 NEAR_S = 5.0
-# An alarm is never set further than this: clocks are turned.
+# Longest timer: the wall clock may be set forward.
 ALARM_S_MAX = 60.0
 ALARM_S_MIN = 0.001
 BEGINNING = (0.0, 0)
@@ -28,7 +28,7 @@ END = (float("inf"), 0)
 
 
 class Later:
-    """What of one replica waits for its time."""
+    """The delayed messages of one replica."""
 
     def __init__(
         self,
@@ -38,17 +38,18 @@ class Later:
     ) -> None:
         self._holding = holding
         self._became_due = became_due
-        # Without those that are stored this very moment: they come by themselves.
+        # Removes segments that are being stored right now: their writer adds them.
         self._known = known
         self._horizon: tuple[float, int] = END
         self._reading: asyncio.Task[None] | None = None
-        # What was left to the store while it was being read, and may not have been found there.
+        # Segments that were left in the store while it was being read. The read may have missed
+        # them.
         self._left_meanwhile: list[Segment] = []
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = float("inf")
 
     async def load(self) -> None:
-        """Everything a new owner finds is in the store."""
+        """Count what the store has; called when the queue has been claimed."""
         holding, delayed = self._holding, self._holding.queue.delayed
         delayed.in_store = await holding.store.count_due(holding.info.queue_id)
         if delayed.in_store:
@@ -56,7 +57,7 @@ class Later:
             self.read_ahead()
 
     def add(self, segment: Segment) -> None:
-        """A stored segment whose time has not come."""
+        """Add a stored segment that is not due yet, in memory or beyond the horizon."""
         holding = self._holding
         key = _key(segment)
         if (
@@ -64,7 +65,7 @@ class Later:
             and key <= self._horizon
             and not holding.budget.has_room_for(segment.cost_bytes)
         ):
-            # What is due last waits in the store only.
+            # Memory is short: the messages that are due last stay in the store only.
             self._horizon = min(holding.queue.delayed.evict(), self._horizon)
         if key <= self._horizon:
             holding.queue.add_for_later(segment)
@@ -74,10 +75,10 @@ class Later:
             if self._reading is not None:
                 self._left_meanwhile.append(segment)
 
-    # The alarm
+    # Timer
 
     def set_alarm(self) -> None:
-        """Ring when the next message is due; none but the earliest counts."""
+        """Set the timer for the message that is due first."""
         holding = self._holding
         delayed, clock = holding.queue.delayed, holding.clock
         wait_s = min(
@@ -101,7 +102,7 @@ class Later:
         self.release()
 
     def release(self) -> None:
-        """Let in what is due."""
+        """Make due messages ready, then set the timer and read ahead."""
         holding = self._holding
         if holding.fenced:
             return
@@ -111,10 +112,10 @@ class Later:
         self.set_alarm()
         self.read_ahead()
 
-    # Beyond memory
+    # Reading from the store
 
     def read_ahead(self) -> None:
-        """Bring back what is due soon, and more while there is room."""
+        """Start reading what is due soon, and more if memory has room."""
         holding = self._holding
         if not holding.queue.delayed.in_store or self._reading is not None or holding.fenced:
             return
@@ -143,7 +144,7 @@ class Later:
                 queue.add_for_later(segment)
                 self._horizon = _key(segment)
             if not segments:
-                # Nothing is there where we counted something.
+                # The store has nothing where messages were counted.
                 delayed.in_store = sum(segment.open for segment in self._left_meanwhile)
             if not delayed.in_store:
                 self._horizon = END
@@ -153,7 +154,10 @@ class Later:
         self.release()
 
     def _with_what_was_left(self, segments: list[Segment]) -> list[Segment]:
-        """What was read, and what was stored since among it: the horizon is about to pass it."""
+        """Return `segments` and the segments among them that were stored during the read.
+
+        The horizon moves past them, so they would not be read again.
+        """
         if not segments or not self._left_meanwhile:
             return segments
         last = _key(segments[-1])
@@ -166,7 +170,7 @@ class Later:
         return sorted([*segments, *missed], key=_key)
 
     def forget(self) -> None:
-        """Everything was purged."""
+        """Reset after a purge."""
         self._horizon = END
         self._left_meanwhile = []
 
@@ -178,6 +182,6 @@ class Later:
 
 
 def _key(segment: Segment) -> tuple[float, int]:
-    """Where a segment stands in the order in which they are due."""
+    """Return the position of a segment in the order of due times."""
     assert segment.due_at is not None
     return (segment.due_at, segment.first_id)

@@ -1,14 +1,14 @@
-"""Sampled messages, from their arrival at the node to their end.
+"""Records the lifecycles of sampled messages, from arrival to end.
 
-Watched are single messages of stored segments, found again by the first id of their segment: that
-stays the same while the segment waits in the store only and comes back as another object. Who
-delivers or settles asks with one look into a dictionary; nearly always the answer is no.
+    arrived -> parsed -> stored -> confirmed
+                           |
+                         ready -> delivered (again) -> ended
 
-    arrived → parsed → stored → confirmed
-                          ↓
-                  could be delivered → delivered (again) → ended
+A watched message is found by the first id of its segment. That id stays the same when the segment
+leaves memory and is read again as another object. Delivery and settling look it up in a dictionary
+and nearly always find nothing.
 
-What outgrows the bound is thinned: every second of those watched stays, and stands for two.
+If too many messages are watched, every second one is dropped, and the others count twice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidegate.queueing.span import Span
 from tidegate.telemetry.recorder import Row
 from tidegate.telemetry.sampler import Sampler
 
-# Of all queues of a node.
+# Upper bound over all queues of a node.
 WATCHED_MAX = 20_000
 
 ACKED = "acked"
@@ -32,7 +32,7 @@ PURGED = "purged"
 
 
 class Lifecycle:
-    """What is known so far of one message. Times are the monotonic clock's, in seconds."""
+    """The times of one message, in seconds of the monotonic clock."""
 
     __slots__ = (
         "arrived_at",
@@ -59,7 +59,7 @@ class Lifecycle:
         self.offset = offset
         self.payload_bytes = segment.lengths[offset]
         self.weight = weight
-        # Whose confirm is waited for; None: it came with others, which are answered as a whole.
+        # The batch whose confirmation is awaited; None: there is none to await.
         self.batch: Batch | None = None
         self.arrived_at = self.stored_at = self.ready_at = 0.0
         self.parsed_at: float | None = None
@@ -71,7 +71,7 @@ class Lifecycle:
         self.outcome = ""
 
     def row(self, node: str, now: float, now_us: int) -> Row:
-        """A row of `lifecycles`, once it has ended."""
+        """Return a row of `lifecycles`; the message must have ended."""
         assert self.ended_at is not None
         at_us = now_us - int(_us(self.ended_at, now))
         response_us = _us(self.arrived_at, self.ended_at)
@@ -104,19 +104,19 @@ def _us(begin_s: float, end_s: float) -> float:
 
 
 class Watched:
-    """How many messages a node watches; shared by its queues."""
+    """Counts the watched messages of a node; shared by its queues."""
 
     def __init__(self, sampler: Sampler, clock: Clock) -> None:
         self.sampler = sampler
         self.clock = clock
-        # Those that have ended since the last tick: rows are made of many at a time.
+        # Ended since the last tick; rows are made for many at a time.
         self.ended: list[Lifecycle] = []
         self.count = 0
         self.every_least = 1
         self.watches: set[LifecycleWatch] = set()
 
     def tick(self, node: str, now: float, at_us: int) -> list[Row]:
-        """An interval is over: rows of those that have ended."""
+        """End an interval: return the rows of messages that have ended."""
         self.sampler.tick()
         if self.every_least > 1 and self.count < WATCHED_MAX // 4:
             self.every_least //= 2
@@ -124,7 +124,7 @@ class Watched:
         return [lifecycle.row(node, now, at_us) for lifecycle in ended]
 
     def make_room(self) -> None:
-        """Watch half as many."""
+        """Watch half as many messages."""
         self.every_least *= 2
         self.count = sum(watch.thin(self.every_least) for watch in self.watches)
 
@@ -140,7 +140,7 @@ class LifecycleWatch:
         watched.watches.add(self)
 
     def stored(self, segment: Segment, builder: SegmentBuilder | None, now: float) -> None:
-        """A segment is on disk: choose whom to watch."""
+        """Choose the messages of a stored segment that are watched."""
         watched = self._watched
         chosen = watched.sampler.among_ids(segment.first_id, segment.count)
         if not chosen:
@@ -169,7 +169,7 @@ class LifecycleWatch:
 
     @staticmethod
     def _came_in(lifecycle: Lifecycle, builder: SegmentBuilder, offset: int) -> None:
-        """From which batch it is, and when that came."""
+        """Take the arrival times from the batch that a message came in."""
         for batch in builder.batches:
             for part, first, indices in batch.parts:
                 count = len(batch.packet.lengths) if indices is None else len(indices)
@@ -183,7 +183,7 @@ class LifecycleWatch:
                     return
 
     def confirmed(self, batch: Batch, now: float) -> None:
-        """Who put them has been told."""
+        """Note that the producer of these messages got its confirmation."""
         for lifecycle in batch.watched or ():
             lifecycle.batch = None
             lifecycle.confirmed_at = now
@@ -192,7 +192,7 @@ class LifecycleWatch:
         batch.watched = None
 
     def delivered(self, span: Span, now: float) -> None:
-        """Some of a span of a watched segment may be watched."""
+        """Note the delivery of watched messages in `span`."""
         low, high = span.low, span.high
         for lifecycle in self.segments[span.segment.first_id]:
             if not low <= lifecycle.offset < high:
@@ -203,10 +203,10 @@ class LifecycleWatch:
                 lifecycle.first_delivered_at = now
 
     def ended(self, span: Span, outcome: str, now: float) -> None:
-        """The same; these are done, in whichever way."""
+        """Note the end of watched messages in `span`."""
         first_id, low, high = span.segment.first_id, span.low, span.high
         lifecycles = self.segments[first_id]
-        # Consumers acknowledge segments in pieces, most of them without the one that is watched.
+        # Consumers acknowledge segments in parts, most of which contain no watched message.
         for lifecycle in lifecycles:
             if low <= lifecycle.offset < high:
                 break
@@ -228,7 +228,7 @@ class LifecycleWatch:
                 self._watched.ended.append(lifecycle)
 
     def thin(self, every: int) -> int:
-        """Keep one in so many; how many are left."""
+        """Keep one in `every` messages; return how many are left."""
         for first_id, lifecycles in list(self.segments.items()):
             kept = [each for each in lifecycles if each.message_id % every == 0]
             for lifecycle in kept:
@@ -240,7 +240,7 @@ class LifecycleWatch:
         return sum(map(len, self.segments.values()))
 
     def purged(self, spans: list[Span], kept: set[int], now: float) -> None:
-        """What waited is gone; of some segments a part is left."""
+        """End all watched messages but those of the segments in `kept` that were not dropped."""
         for span in spans:
             if span.segment.first_id in self.segments:
                 self.ended(span, PURGED, now)
@@ -250,7 +250,7 @@ class LifecycleWatch:
             self._end(lifecycles, PURGED, now)
 
     def over(self) -> None:
-        """The queue is no longer ours: how its messages end, others see."""
+        """Drop all watched messages: another node owns the queue and sees how they end."""
         self._watched.count -= sum(map(len, self.segments.values()))
         self._watched.watches.discard(self)
         self.segments.clear()

@@ -1,4 +1,4 @@
-"""What bounds a node. Everything has a bound."""
+"""Limits of a node on memory, connections, message size and time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MIB = 1024 * 1024
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a node; the CLI fills them from the configuration."""
+    """Limits of a node, filled by the CLI from the configuration."""
 
     memory_bytes: int = 512 * MIB
     message_bytes_max: int = 16 * MIB
@@ -17,13 +17,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     connections_per_address_max: int = 5000
     connections_per_user_max: int = 2000
     handshake_s: float = 10.0
-    # A connection that is silent for three heartbeats is gone.
+    # A session from which nothing came for three heartbeats is closed.
     heartbeat_s: float = 10.0
-    # One that reads nothing for so long while there is something for it, too.
+    # A session whose client has read none of its pending data for this long is closed.
     slow_reader_s: float = 30.0
-    # A member that does not renew within its lease loses its queues.
+    # A node that does not renew its lease in this time loses its queues.
     lease_s: float = 3.0
-    # How long a consumer may hold a message without a sign of life.
+    # How long a consumer may hold a message without renewing its lease.
     delivery_lease_s: float = 60.0
     prefetch_max: int = 100_000
     name_bytes_max: int = 255
@@ -31,6 +31,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     header_bytes_max: int = 16 * 1024
     writers: int = 1
     settle_linger_s: float = 0.05
-    # Batches of producers are remembered this long.
+    # How long the batch numbers of a silent producer are remembered.
     dedup_window_s: float = 3600.0
     drain_s: float = 10.0

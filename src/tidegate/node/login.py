@@ -1,4 +1,4 @@
-"""Logging in: two round trips before a connection may say which client it is."""
+"""The login: two round trips before a client may identify itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Long enough to make guessing slow, short enough for who mistyped.
+# Delays the answer after a wrong password, to slow down guessing.
 _AFTER_FAILURE_S = 0.5
 
 
@@ -59,11 +59,11 @@ async def prove(session: Session, packet: Prove, event: Received) -> None:
 
 
 async def act_for(session: Session, packet: ActFor, event: Received) -> None:
-    """Another node speaks for a user of its own connections."""
+    """Set the user for whom another node relays packets."""
     if not session.is_node or session.state is not State.AUTHENTICATED:
         raise UnexpectedPacket("only nodes act for others, once, after their login")
     accounts = session.node.accounts
-    # The other node may have heard of a new user before us.
+    # The other node may have read a new user before this one.
     await accounts.refresh()
     session.guard = accounts.guard_acting_for(packet.user)
     session.answer(Success(), event.packet_id)

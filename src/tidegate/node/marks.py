@@ -1,22 +1,22 @@
-"""Which batches of which producer are stored: the memory behind "stored once".
+"""Which batches of which producer are stored, so that a batch is stored once.
 
-A producer counts its batches up, so of those long gone one number says enough. Producers below 0
-stand for queues whose messages are copied from another store when they die, which they do in any
-order: of these nothing may be assumed, and what is forgotten counts as not stored.
+A producer counts its batches up, so one number (the floor) covers all old ones. Producer ids below
+0 mean queues in another store whose dead letters are copied here, in any order. For these no floor
+can be assumed: a forgotten batch counts as not stored.
 """
 
 from __future__ import annotations
 
-# Batches above the floor that are kept apart. A producer has far fewer in flight, so what
-# is older is settled; a producer that puts to several queues leaves gaps for ever.
+# Batches above the floor that are kept apart. A producer has far fewer under way, so older ones are
+# decided. A producer that puts to several queues leaves gaps that are never filled.
 ABOVE_MAX = 1024
-# Batches in any order that are known, several times what is copied at once: who forgets one copies
-# it twice at worst, if the copier died before it was done; who assumed one would lose it.
+# Batches in any order that are kept, several times as many as are copied at once. A forgotten one
+# is copied twice at worst, if the node died while copying. A wrongly assumed one would be lost.
 ANY_ORDER_MAX = 4096
 
 
 class ProducerMark:
-    """Batch numbers that are stored: all up to `floor`, and some above."""
+    """Stored batch numbers of a producer: all up to `floor`, and some above."""
 
     __slots__ = ("above", "floor", "seen_at")
 
@@ -29,7 +29,7 @@ class ProducerMark:
         return batch <= self.floor or batch in self.above
 
     def load(self, ranges: list[tuple[int, int]]) -> None:
-        """What the store has: ranges [low, high), in order."""
+        """Add the ranges [low, high) that the store has, in order."""
         for low, high in ranges:
             if low <= 1:
                 self.floor = high - 1
@@ -49,7 +49,7 @@ class ProducerMark:
 
 
 class AnyOrderMark:
-    """Batch numbers that are stored, as far as is remembered, the oldest first."""
+    """Stored batch numbers without an order; the oldest are forgotten."""
 
     __slots__ = ("_batches", "seen_at")
 
@@ -64,7 +64,10 @@ class AnyOrderMark:
         return batch in self._batches
 
     def load(self, ranges: list[tuple[int, int]]) -> None:
-        """What the store has: ranges [low, high), in order. When each came it does not say."""
+        """Add the ranges [low, high) that the store has, the highest numbers as the newest.
+
+        The store does not keep the order in which they came.
+        """
         highest: list[int] = []
         for low, high in reversed(ranges):
             room = ANY_ORDER_MAX - len(highest)
@@ -73,7 +76,7 @@ class AnyOrderMark:
             self.add(batch)
 
     def add(self, batch: int) -> None:
-        # Anew, so that the order is that of the times.
+        # Removed first, so that the numbers stay in order of time.
         self._batches.pop(batch, None)
         self._batches[batch] = None
         if len(self._batches) > ANY_ORDER_MAX:
@@ -110,5 +113,5 @@ class ProducerMarks:
         mark.add(batch)
 
     def forget(self, before: float) -> None:
-        """Producers that have been silent for longer than the window."""
+        """Remove producers that have been silent since `before`."""
         self._marks = {p: mark for p, mark in self._marks.items() if mark.seen_at >= before}

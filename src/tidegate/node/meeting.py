@@ -1,8 +1,7 @@
-"""Queues that are to be changed together, brought to one node.
+"""Brings queues to one node that are to be changed in one transaction.
 
-All or none is one transaction, fenced by the epochs of all queues, so one node must own them all.
-It is the owner of most of them that brings the others, on a tie that of the first; were it whoever
-is asked, two nodes that are asked at once would pull at the same queues for ever.
+The owner of most of the queues brings the others; on a tie, the owner of the first queue. If each
+node that is asked did so, two nodes could take the queues from each other forever.
 """
 
 from __future__ import annotations
@@ -19,26 +18,26 @@ if TYPE_CHECKING:
     from tidegate.node.server import Node
 
 _TRIES = 7
-# How long a queue that is at its limit may hold a joint change up: it holds others' queues too.
+# How long a joint change waits for a full queue. It holds up the other queues meanwhile.
 _ROOM_S = 30.0
 _ROOM_POLL_S = 0.02
 
-# Messages, and bytes of payload.
+# Number of messages, and bytes of payload.
 Need = tuple[int, int]
 
 Result = TypeVar("Result")
 
 
 class Meeting:
-    """Where queues of this node and of others come together."""
+    """Brings queues of other nodes to this one for joint changes."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        # One at a time: two that bring the same queues together would pull at them.
+        # One at a time: two callers that bring the same queues would take them from each other.
         self._lock = asyncio.Lock()
 
     async def coordinator(self, queue_ids: Collection[int]) -> str | None:
-        """Where most of the queues live; None: here."""
+        """Return the address of the node that owns most of the queues; None: this node."""
         replicas = self._node.replicas
         elsewhere = [queue_id for queue_id in queue_ids if queue_id not in replicas]
         if not elsewhere:
@@ -56,9 +55,10 @@ class Meeting:
     async def gather(
         self, needs: dict[int, Need], key: tuple[int, int], *, partial: bool = False
     ) -> dict[int, Replica]:
-        """Own all of them, with room for what each needs; whoever knows the batch needs none.
+        """Own all queues, with room for what each needs; return them by id.
 
-        A queue whose limit slows producers down does so here too, for a while.
+        A queue that knows the batch `key` needs no room. Waits for `slow` queues up to 30 s, then
+        raises `LimitReached`.
         """
         clock = self._node.clock
         deadline = clock.monotonic() + _ROOM_S
@@ -77,7 +77,7 @@ class Meeting:
             await asyncio.sleep(_ROOM_POLL_S)
 
     async def bring(self, queue_ids: Iterable[int], *, partial: bool = False) -> dict[int, Replica]:
-        """Own all of them; with `partial` those that there are."""
+        """Own all queues; with `partial` leave out missing ones."""
         wanted = list(dict.fromkeys(queue_ids))
         found = self._all_here(wanted)
         if found is not None:
@@ -90,7 +90,7 @@ class Meeting:
                     if not partial:
                         raise
                     wanted = [each for each in wanted if each != queue_id]
-        # Between one and the next, somebody may have taken the first.
+        # Another node may have taken a queue while the next one was brought.
         found = self._all_here(wanted)
         if found is None:
             raise Unavailable("the queues are wanted by another node too: try again")
@@ -107,7 +107,7 @@ class Meeting:
 
 
 async def insist(work: Callable[[], Awaitable[Result]]) -> Result:
-    """Try again while queues are changing hands."""
+    """Repeat `work` while queues change owners; at most `_TRIES` times."""
     for attempt in range(_TRIES):
         try:
             return await work()

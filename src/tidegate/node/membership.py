@@ -1,7 +1,8 @@
-"""A node's life among the others: it joins, renews its lease at a third of it, and leaves.
+"""The node's lease: joining, renewing and leaving the membership table.
 
-When it could not renew, it stops delivering at the deadline, whatever the store says later. Stores
-beside the catalogue have leases of their own; for a queue in one of them both count.
+A node renews its lease three times per lease. If it cannot renew, it stops delivering when the
+lease ends, by its own clock: other nodes may then claim its queues. Stores beside the first one
+have leases of their own. For a queue in such a store both leases must be valid.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ log = logging.getLogger(__name__)
 
 
 class Membership:
-    """What a node is to the others."""
+    """This node's entry in the membership table and its lease."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self.member_id = 0
         self._alive_until = 0.0
-        # Whether it did when the lease was to be renewed.
+        # Whether the store answered when the lease was last to be renewed.
         self._store_answers = True
-        # Of queues in stores beside the catalogue: how often we had joined when they became ours.
+        # Of queues in stores beside the first: the membership epoch there at the time of the claim.
         self._standings: dict[int, int | None] = {}
         self._adopting: asyncio.Task[None] | None = None
 
@@ -41,7 +42,7 @@ class Membership:
         if node.machine_id is not None and not await node.store.machine_joined(
             node.machine_id, self.member_id
         ):
-            # Whoever has started us asks too, and ends us.
+            # The process that started this node asks for the machine too, and ends the node.
             log.warning("nobody wants machine %d any more", node.machine_id)
 
     async def leave(self) -> None:
@@ -53,18 +54,24 @@ class Membership:
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
-        """What is under way, for whoever ends the node."""
+        """Tasks that are running; the node cancels them when it stops."""
         return [] if self._adopting is None else [self._adopting]
 
-    # Whether it is alive
+    # State
 
     def may_deliver(self) -> bool:
-        """A paused owner wakes up with its lease gone: look at the clock before every socket."""
+        """Return whether the lease is still valid; checked before every delivery.
+
+        A paused process may resume after its lease has expired.
+        """
         node = self._node
         return node.clock.monotonic() < self._alive_until and not node.stopping
 
     def may_deliver_from(self, queue_id: int) -> Callable[[], bool]:
-        """For a queue in a store of its own, our standing there counts too."""
+        """Return the check for deliveries from a queue.
+
+        For a queue in another store, the lease there must be the one under which it was claimed.
+        """
         if not queue_id >> STORE_SHIFT:
             return self.may_deliver
         store = self._node.store
@@ -77,16 +84,16 @@ class Membership:
         return may_deliver
 
     def why_not_ready(self) -> str | None:
-        """Why nobody should be sent here now, or None. Renewals ask the store all the time."""
+        """Return why clients should not be sent to this node, or None if it is ready."""
         if self._node.clock.monotonic() >= self._alive_until:
             return "the node's lease has lapsed: it could not be renewed in the store"
-        # Strangers read this: what exactly the store said is in the log.
+        # This text is shown without a login. The log has the details.
         return None if self._store_answers else "the store does not answer"
 
-    # Staying alive
+    # Renewal
 
     async def renew_forever(self) -> None:
-        """Renew at a third of the lease: two renewals may be lost before anyone takes over."""
+        """Renew the lease every third of it: two renewals may fail before it expires."""
         while True:
             await asyncio.sleep(self._node.limits.lease_s / 3)
             try:
@@ -95,7 +102,7 @@ class Membership:
                 self._store_answers = False
                 log.warning("could not renew the lease: %s", failure)
             except Exception:
-                # Without this loop the node would go on confirming and never deliver again.
+                # If this loop ended, the node would confirm puts but never deliver again.
                 log.exception("a bug while renewing the lease")
 
     async def _renew(self) -> None:
@@ -108,13 +115,13 @@ class Membership:
         else:
             await self._start_over()
         if node.machine_id is None and (self._adopting is None or self._adopting.done()):
-            # Beside the renewal: a large queue takes longer to load than a lease lasts.
+            # As a task of its own: loading a large queue takes longer than a lease lasts.
             self._adopting = asyncio.create_task(node.ownership.adopt())
         self._fence_the_lost()
         await node.sessions.leave_the_dead()
 
     def _fence_the_lost(self) -> None:
-        """A store beside the catalogue may have declared us dead: what it holds is others' then."""
+        """Fence queues in other stores in which this node has lost its lease."""
         node = self._node
         for queue_id, joined in list(self._standings.items()):
             replica = node.replicas.get(queue_id)
@@ -122,7 +129,7 @@ class Membership:
                 replica.fence(StaleEpoch("this node lost its lease in the queue's store"))
 
     async def _start_over(self) -> None:
-        """We were declared dead: everything we owned is somebody else's now."""
+        """Drop all queues and join again after this node was declared dead."""
         node = self._node
         log.error("this node was declared dead and starts over")
         for replica in list(node.replicas.values()):

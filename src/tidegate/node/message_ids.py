@@ -1,6 +1,6 @@
-"""The ids of a replica's messages, handed out of a block that the store has reserved for its epoch.
+"""The message ids of a replica, taken from blocks that the store reserves for its epoch.
 
-The next block is reserved when half of one is gone, long before it is needed.
+The next block is reserved when half of one is used, long before it is needed.
 """
 
 from __future__ import annotations
@@ -15,25 +15,28 @@ from tidegate.node.holding import Holding
 log = logging.getLogger(__name__)
 
 ID_BLOCK = 1_000_000
-# Fewer are left than this: time for the next block.
+# Reserve the next block when fewer ids are left than this.
 IDS_LOW = ID_BLOCK // 2
 
 
 class MessageIds:
-    """Those of one replica. What is left is [next_id, end)."""
+    """Reserved ids of one replica: those from `next_id` to `end - 1` are left."""
 
     __slots__ = ("_came", "_holding", "_reserving", "end", "next_id")
 
     def __init__(self, holding: Holding, came: Callable[[], None]) -> None:
         self._holding = holding
-        # Told when there are more.
+        # Called when more ids were reserved.
         self._came = came
         self._reserving: asyncio.Task[None] | None = None
         self.next_id = 0
         self.end = 0
 
     def take(self, count: int) -> int:
-        """The first of so many."""
+        """Take `count` ids and return the first.
+
+        Raises `Unavailable` if so few are left that the next block has to be awaited.
+        """
         if self.end - self.next_id < count:
             self.reserve_more()
             raise Unavailable("out of message ids for a moment, try again")
@@ -50,7 +53,8 @@ class MessageIds:
             holding.fence(holding.taken_over())
             return
         if self.end + ID_BLOCK != end:
-            # Somebody else reserved in between: what is left of our block is skipped.
+            # Another owner has reserved a block in between, or this is the first one. The rest of
+            # the old block is skipped, so that ids keep growing.
             self.next_id = end - ID_BLOCK
         self.end = end
 

@@ -1,4 +1,4 @@
-"""The other nodes, as their client."""
+"""Client connections from this node to the other nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ _HAND_OVER_S = 5.0
 
 
 class Neighbours:
-    """Connections to other nodes, kept while they hold."""
+    """Connections to other nodes, opened on first use and reused while they are alive.
+
+    Every call logs in as a node. A call raises `Unavailable` if the other node does not answer in
+    time.
+    """
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -44,7 +48,7 @@ class Neighbours:
         return client
 
     async def ask_for(self, address: str, queue_id: int, member_id: int) -> None:
-        """Ask the owner of a queue to hand it to a member."""
+        """Ask the queue's owner to transfer the queue to node `member_id`."""
         try:
             async with asyncio.timeout(_HAND_OVER_S):
                 client = await self._client(address)
@@ -54,7 +58,7 @@ class Neighbours:
             raise Unavailable(f"the node at {address} does not let go of the queue") from None
 
     async def delete_queue(self, address: str, queue_id: int) -> None:
-        """Ask the owner of a queue to delete it."""
+        """Ask the queue's owner to delete it."""
         try:
             async with asyncio.timeout(_HAND_OVER_S):
                 await (await self._client(address)).delete_queue(queue_id)
@@ -62,11 +66,11 @@ class Neighbours:
             raise Unavailable(f"the node at {address} does not answer") from None
 
     async def ask(self, address: str, request: Request, within_s: float) -> Packet:
-        """Ask a node for something, as a node; this one too, by its own address."""
+        """Send a request to a node, which may be this one, and return the answer."""
         return (await self.asked(address, request, within_s)).packet
 
     async def asked(self, address: str, request: Request, within_s: float) -> Answered:
-        """The same, with the body of the answer."""
+        """Send a request to a node and return the answer with its body."""
         try:
             async with asyncio.timeout(within_s):
                 link = await (await self._client(address)).connected()
@@ -81,7 +85,11 @@ class Neighbours:
         steps: int | None,
         with_durations: bool = True,
     ) -> list[NodeNumbers]:
-        """The numbers of those that answer in time."""
+        """Return the stats of all nodes that answer in time.
+
+        With `queue_id`, only the stats of that queue and of its replicas. `steps` is the number of
+        control steps of each consumer; None: no consumers.
+        """
 
         async def ask(address: str) -> list[NodeNumbers]:
             try:

@@ -1,6 +1,7 @@
-"""Work under way by producer and batch.
+"""Requests under way by producer and batch.
 
-A client that was cut off asks again: it must meet its first question, not a second one.
+A client whose connection broke sends its request again. The second one must share the result of the
+first one, and not run beside it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class OnceEach(Generic[Result]):
-    """One piece of work for each key at a time; whoever asks meanwhile shares its outcome."""
+    """Runs one request for each key at a time; equal requests share its result."""
 
     def __init__(self) -> None:
         self._under_way: dict[tuple[int, int], asyncio.Task[Result]] = {}
@@ -25,11 +26,11 @@ class OnceEach(Generic[Result]):
         if task is None:
             task = self._under_way[key] = asyncio.create_task(work())
             task.add_done_callback(lambda _: self._under_way.pop(key, None))
-        # Its asker's end does not stop it.
+        # The request runs to its end even if its caller is cancelled.
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """End what is under way: its outcome is found in the store."""
+        """Cancel the requests under way; the store knows which of them were done."""
         under_way = list(self._under_way.values())
         for task in under_way:
             task.cancel()

@@ -1,7 +1,8 @@
-"""Which queues are ours: found, claimed, brought here, handed over, let go of.
+"""Ownership: which queues this node owns, and how queues come and go.
 
-The store says who owns what. A queue is looked for once at a time, however many ask; while it
-leaves, who asks for it waits until it is clear where to.
+The store records which node owns a queue. A node claims a queue that no live node owns, loads it
+and serves it. Each queue is looked up once at a time, however many requests ask for it. While a
+queue leaves this node, requests for it wait until its new owner is known.
 """
 
 from __future__ import annotations
@@ -37,26 +38,30 @@ class Ownership:
     def __init__(self, node: Node) -> None:
         self._node = node
         self.replicas: dict[int, Replica] = {}
-        # Of them, those whose policy has a goal for the prefetch: few, and often asked for.
+        # Those of `replicas` whose policy has a prefetch goal; read often by the prefetch loop.
         self.with_prefetch_goal: dict[int, Replica] = {}
         self._routing: dict[int, asyncio.Task[Replica | str]] = {}
-        # Queues that are on their way to another member: who asks for them waits.
+        # Queues that are moving to another node; requests for them wait for the event.
         self._handing_over: dict[int, asyncio.Event] = {}
 
     @property
     def searches(self) -> Iterable[asyncio.Task[Replica | str]]:
-        """What is under way, for whoever ends the node."""
+        """Lookups that are running; the node cancels them when it stops."""
         return self._routing.values()
 
     async def adopt(self) -> None:
-        """Claim the queues that nobody living owns."""
+        """Claim the queues that no live node owns."""
         with contextlib.suppress(TidegateError):
             for queue_id in await self._node.store.orphans():
                 with contextlib.suppress(TidegateError):
                     await self.route(queue_id)
 
     async def route(self, queue_id: int) -> Replica | str:
-        """The replica here, or the address of the node that has it."""
+        """Return the replica if the queue is or becomes this node's, else the owner's address.
+
+        Raises `QueueNotExisting` if there is no such queue, and `Unavailable` if it is being
+        claimed by another node.
+        """
         replica = self.replicas.get(queue_id)
         if replica is not None:
             return replica
@@ -69,9 +74,10 @@ class Ownership:
         return await asyncio.shield(task)
 
     async def settle(self, queue_id: int) -> None:
-        """Claim a queue that was just made, unless somebody else is about to.
+        """Claim a new queue, unless another node does.
 
-        It is made, whoever has it: who made it must not hear that it should try again.
+        Errors that ask for a retry are ignored: the queue exists, and its creation must not be
+        repeated.
         """
         with contextlib.suppress(RetryLater):
             await self.route(queue_id)
@@ -115,14 +121,17 @@ class Ownership:
         return replica
 
     async def _finish_moves(self, replica: Replica) -> None:
-        """What a former owner was giving away is either here or there, and never both."""
+        """Finish the transfers that a former owner of the queue has begun.
+
+        Afterwards each message is either in this queue or in the other one.
+        """
         store = self._node.store
         try:
             while await store.finish_moves(replica.info.queue_id, replica.epoch):
-                pass  # there may be more
+                pass  # There may be more
         except RetryLater as failure:
-            # The store of whoever was to get it is away, or one of the two has no room to note
-            # what became of it. It is out of the queue until then.
+            # The target's store does not answer, or one of the two has no room to record the
+            # result. Until then the messages are in neither queue.
             log.warning("moves from %s are not finished yet: %s", replica.info.name, failure)
             replica.departures.has_open_moves = True
             self._node.do_soon(self._finish_moves_later(replica))
@@ -132,8 +141,8 @@ class Ownership:
             await asyncio.sleep(_FINISH_MOVES_S)
             with contextlib.suppress(RetryLater):
                 if await self._node.store.finish_moves(replica.info.queue_id, replica.epoch):
-                    # Something has come back: whoever loads the queue anew finds it, and goes on
-                    # with what is still open.
+                    # Messages have come back. Loading the queue again finds them and finishes the
+                    # remaining transfers.
                     replica.fence(StaleEpoch(f"queue {replica.info.title} is loaded anew"))
                 else:
                     replica.departures.has_open_moves = False
@@ -149,7 +158,7 @@ class Ownership:
             log.info("no longer owns queue", extra={"queue": replica.info.name})
 
     def _note_goal(self, replica: Replica) -> None:
-        """It came, went or promises something else: is its prefetch to be steered here?"""
+        """Update `with_prefetch_goal` after a replica came, left or changed its policy."""
         queue_id = replica.info.queue_id
         if self.replicas.get(queue_id) is replica and replica.holding.policy.prefetch is not None:
             self.with_prefetch_goal[queue_id] = replica
@@ -157,14 +166,17 @@ class Ownership:
             del self.with_prefetch_goal[queue_id]
 
     async def bring_here(self, queue_id: int) -> Replica:
-        """Own a queue, asking its present owner to let it go."""
+        """Own a queue, asking its present owner for it if needed.
+
+        Raises `Unavailable` if the queue does not come.
+        """
         found = await self.route(queue_id)
         if isinstance(found, Replica):
             return found
         await self._node.neighbours.ask_for(found, queue_id, self._node.member_id)
         searching = self._routing.get(queue_id)
         if searching is not None:
-            # It may have begun before the queue was let go of, and find it where it was.
+            # A lookup that began before the queue was released may still find the old owner.
             await asyncio.wait([searching])
         found = await self.route(queue_id)
         if not isinstance(found, Replica):
@@ -172,7 +184,7 @@ class Ownership:
         return found
 
     async def delete_anywhere(self, queue_id: int) -> None:
-        """Delete a queue, whoever owns it."""
+        """Delete a queue here or at its owner."""
         found = await self.route(queue_id)
         if isinstance(found, Replica):
             await self.delete_queue(found)
@@ -180,7 +192,10 @@ class Ownership:
             await self._node.neighbours.delete_queue(found, queue_id)
 
     async def hand_over(self, replica: Replica, member_id: int) -> None:
-        """Give a queue to another member: what was accepted is on disk before it goes."""
+        """Give a queue to another node after everything accepted is on disk.
+
+        Raises `InvalidValue` if that node is not alive, or if the queue is transient and not empty.
+        """
         if member_id == self._node.member_id:
             return
         alive = {m.member_id: m for m in await self._node.store.members() if m.alive}
@@ -214,7 +229,7 @@ class Ownership:
 
     @contextlib.asynccontextmanager
     async def _taking_out(self, replica: Replica) -> AsyncIterator[None]:
-        """Out of the table: what comes now waits until it is clear where to."""
+        """Remove a replica from the table; requests wait until its new owner is known."""
         queue_id = replica.info.queue_id
         if queue_id in self._handing_over or self.replicas.get(queue_id) is not replica:
             raise NotOwner(f"queue {replica.info.title} is leaving already: ask again")

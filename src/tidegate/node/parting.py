@@ -1,8 +1,9 @@
-"""Segments whose messages have their homes at different replicas are cut up before they go there.
+"""Splits segments whose messages are assigned to different replicas.
 
-Only a queue that was a plain one has such segments, or one that gets publications. Every run of
-neighbours that belong together becomes a segment of its own, under the ids that its messages have
-anyway, so that no order changes; the first run stays where it is. One transaction each.
+Only a queue that had no replicas before has such segments, or one that gets publications. Each run
+of neighbouring messages with the same slot becomes a segment of its own. Messages keep their ids,
+so the order stays the same. The first run stays in the old segment. Each segment is split in one
+transaction.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _IDS_MAX = 1 << 62
 
 
 async def part(replica: Replica, topology: Topology) -> int:
-    """Cut up what is ready of a queue, so much at a time; how many segments it was."""
+    """Split ready segments up to a limit of messages; return how many segments were split."""
     homes = topology.homes
     if not homes or not replica.holding.queue.residents.has_homed:
         return 0
@@ -58,7 +59,7 @@ async def _cut_up(replica: Replica, spans: list[Span]) -> None:
     for piece in pieces:
         replica.intake.arrivals.on_its_way(piece.first_id)
     try:
-        # What is done of it must be so before it is in several pieces.
+        # Acknowledgements must be on disk first, or they would be lost for the new segments.
         await replica.settled()
         writes = [Write(piece, replica.epoch, [], []) for piece in pieces]
         await commit_once(replica.holding.store, writes, [settlement])

@@ -1,7 +1,7 @@
-"""One accepted connection as bytes and packets: no more is read, or sent, than is dealt with.
+"""The transport of a session: bytes to packets, with back-pressure in both directions.
 
-A peer that sends much has its turn and then lets others have theirs. One that does not read our
-answers may ask nothing more, and is sent no more messages.
+After 500 packets of one connection the event loop handles other connections first. A connection
+whose client does not read its answers is not read, and gets no deliveries.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tidegate.wire.packets.reads import ReadMessage, ReadResponse
 if TYPE_CHECKING:
     from tidegate.node.server import Node
 
-# Packets of one connection that are handled before others have their turn.
+# Packets of one connection that are handled before other connections get their turn.
 PACKETS_PER_TURN = 500
-# A socket with more than this unsent gets no more deliveries.
+# Unsent bytes above which a connection is not read and gets no deliveries.
 UNSENT_BYTES_MAX = 4 * 1024 * 1024
-# How long a peer has to read why it is hung up on.
+# How long a client may take to read the reason before the connection is cut.
 _GOODBYE_S = 1.0
 
 _READS = (ReadMessage, ReadResponse)
 
 
 class Peer(asyncio.Protocol, ABC):
-    """Who is at the other end of a socket, as far as the socket tells."""
+    """One accepted connection; the base class of `Session`."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -41,24 +41,26 @@ class Peer(asyncio.Protocol, ABC):
         self.cycle = RequestCycle(
             node.phases, None if node.recording is None else node.recording.requests
         )
-        # Since when the peer reads nothing of what waits for it; None: nothing waits.
+        # Since when the client has read none of its pending data; None: nothing is pending.
         self._stalled_at: float | None = None
         self._unsent_bytes = 0
         self._wire = Connection(
             server=True,
-            # Whatever the limit on messages: one that is too large is refused with a sentence.
+            # Larger than any limit on messages: the node can then refuse a large message with an
+            # explanation instead of ending the connection.
             frame_bytes_max=FRAME_BYTES_MAX,
             frame_before_login_bytes=node.limits.frame_before_login_bytes,
         )
         self._transport: asyncio.Transport | None = None
         self._paused = False
-        # Bytes that came, for whatever made us read on, while a turn was over and more was to be
-        # handled: they follow it. None: nothing waits for the next turn.
+        # Bytes that arrived while the rest of a turn waits for the event loop; they are handled
+        # after it. Reading is paused meanwhile, but another part of the node may resume it. None:
+        # no turn waits.
         self._behind: list[bytes] | None = None
 
     @abstractmethod
     def _handle(self, event: Received) -> None:
-        """A packet came."""
+        """Handle one packet."""
 
     @property
     def state(self) -> State:
@@ -68,7 +70,7 @@ class Peer(asyncio.Protocol, ABC):
     def identified(self) -> bool:
         return self._wire.state is State.IDENTIFIED
 
-    # In
+    # Receiving
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -82,7 +84,7 @@ class Peer(asyncio.Protocol, ABC):
         self._take_in(self._wire.receive(data))
 
     def _take_in(self, events: Iterator[Received | Refused]) -> None:
-        """Handle packets, and after a good many let others have their turn."""
+        """Handle packets; after `PACKETS_PER_TURN`, schedule the rest and return."""
         node = self.node
         cycle = self.cycle
         started = node.clock.monotonic()
@@ -104,18 +106,19 @@ class Peer(asyncio.Protocol, ABC):
                     return
                 started = node.clock.monotonic()
         except TidegateError as error:
-            # No frame can be trusted any more: say why, and hang up on this one alone.
+            # The stream cannot be decoded any further: answer with the reason and close it.
             self.fail(0, error)
             self.close()
         if node.budget.is_flooded:
-            # What it sends now stays in its socket until the store has caught up.
+            # Data stays in the socket until the store has caught up.
             self.pause_reading()
             node.sessions.resume_when_dry(self)
 
     def _go_on(self, events: Iterator[Received | Refused]) -> None:
         behind, self._behind = self._behind or [], None
         if self._transport is None or self._transport.is_closing():
-            # Whoever is hung up on, since it may no longer ask, is not served the rest either.
+            # A session that is being closed for an error must not have its remaining packets
+            # handled.
             return
         self.resume_reading()
         self._take_in(chain(events, *map(self._wire.receive, behind)))
@@ -126,17 +129,17 @@ class Peer(asyncio.Protocol, ABC):
 
     def resume_reading(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            # Silence was our doing, not the client's.
+            # The node did not read, so the client's silence proves nothing.
             self.last_heard = self.node.clock.monotonic()
             self._transport.resume_reading()
 
-    # Out
+    # Sending
 
     def pause_writing(self) -> None:
         self._paused = True
         self._stalled_at = self.node.clock.monotonic()
         self._unsent_bytes = 1 << 62
-        # Who does not read our answers may ask nothing more.
+        # A client that does not read its answers must not cause more of them.
         self.pause_reading()
 
     def resume_writing(self) -> None:
@@ -148,12 +151,12 @@ class Peer(asyncio.Protocol, ABC):
         return not self._paused
 
     def stalled_s(self, now: float) -> float | None:
-        """How long the peer has read nothing; None: there is nothing that it should have read."""
+        """Return how long the client has read nothing; None if nothing is pending."""
         if self._stalled_at is None or self._transport is None:
             return None
         unsent = self._transport.get_write_buffer_size()
         if unsent < self._unsent_bytes:
-            # It reads, however slowly.
+            # The client reads, even if slowly.
             self._unsent_bytes, self._stalled_at = unsent, now
         return now - self._stalled_at
 
@@ -181,25 +184,25 @@ class Peer(asyncio.Protocol, ABC):
         self.answer(Error(code=error.code, text=str(error)), packet_id)
 
     def pass_on(self, pieces: list[memoryview | bytes]) -> None:
-        """An answer of another node, as it came."""
+        """Send an answer of another node unchanged."""
         if self._transport is not None and not self._transport.is_closing():
             self.node.packets_out += 1
             self._transport.writelines(pieces)
 
-    # The end
+    # Closing
 
     def close(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.close()
 
     def end(self, error: TidegateError, packet_id: int = 0) -> None:
-        """Say why, and hang up, whether or not the peer listens."""
+        """Send the error, then close the connection, even if the client does not read it."""
         self.fail(packet_id, error)
         self.hang_up()
 
     def hang_up(self) -> None:
         self.close()
-        # What a peer does not read would keep the connection open, with all that it holds.
+        # A client that does not read would keep the connection and its resources open.
         asyncio.get_running_loop().call_later(_GOODBYE_S, self.abort)
 
     def abort(self) -> None:

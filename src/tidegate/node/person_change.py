@@ -1,8 +1,8 @@
-"""What a person has said about a queue or a service: written down among the decisions about it.
+"""Records changes that users make to queues and services, among the decisions about them.
 
-Who reads why it is as it is finds there who has changed what, and when. It is a note and no
-order, so any node writes it, under the epoch of whoever leads; when that changes in the same moment
-the note is lost, and the change is not.
+`tidegate explain` shows them, so that operators see who changed what and when. Any node writes such
+a note, with the epoch of the present leader. If the leader changes in that moment, the note is
+lost; the change itself is not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 async def note_scaling(
     session: Session, queue: str, before: Scaling | None, after: Scaling | None
 ) -> None:
-    """Keep it if anything is different; the change itself is made already."""
+    """Record a change of scaling settings, if anything has changed. The change is made already."""
     if before != after:
         otherwise = "Without it the queue would scale as before."
         await _note(session, queue, told(before, after), otherwise)
@@ -40,7 +40,7 @@ async def note_scaling(
 async def note_policy(
     session: Session, queue: str, before: QueuePolicy, after: QueuePolicy
 ) -> None:
-    """The same of what concerns loops: the goal of prefetch, and whether anything is delivered."""
+    """Record a change of the prefetch goal or of `paused`, if there is one."""
     if before.paused != after.paused:
         held = "It is paused: nothing is delivered until it is resumed."
         await _note(session, queue, held if after.paused else "It is resumed.", "")
@@ -51,7 +51,7 @@ async def note_policy(
 
 
 async def note_by_hand(session: Session, service: str, before: ByHand, after: ByHand) -> None:
-    """The same of an HTTP service."""
+    """Record a change of a service's override, if there is one."""
     if before != after:
         otherwise = "Without it the law would decide as before."
         reason = by_hand_told(before, after)
@@ -93,7 +93,7 @@ async def _note(
 
 
 def told(before: Scaling | None, after: Scaling | None) -> str:
-    """What is different, in the words of the settings."""
+    """Return the text of a change, in terms of the settings."""
     if after is None:
         return "It scales no more: a plain queue from now on."
     words = written(after)

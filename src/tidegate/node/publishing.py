@@ -1,7 +1,8 @@
-"""The same messages into several queues, all or none: puts to a list of queues, and topics.
+"""Puts of the same messages into several queues, all or none: queue lists and topics.
 
-A topic's subscriptions are looked up for each batch, so who subscribed before gets it. What is not
-for a subscription is done from the start there: all share the batch's payload as it is.
+The subscriptions of a topic are read for each batch: a queue that was subscribed before a put gets
+it. All target queues share one stored payload. Messages that a subscription does not select are
+stored as done in its queue.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Publishing:
-    """Puts to several queues of a node."""
+    """Publishes to several queues of a node; equal requests share one result."""
 
     def __init__(self, node: Node, meeting: Meeting) -> None:
         self._node = node
@@ -39,10 +40,10 @@ class Publishing:
     async def close(self) -> None:
         await self._once.close()
 
-    # To a list of queues
+    # Queue lists
 
     async def put_to(self, packet: PutToQueues, payload: bytes, sender: int) -> list[int] | str:
-        """The queues that took the message; or the address of the node that should be asked."""
+        """Return the queues that took the message, or the address of the node to ask."""
         key = (packet.producer, packet.batch)
         return await self._once.run(
             key, lambda: insist(lambda: self._put_to(packet, payload, sender))
@@ -65,7 +66,7 @@ class Publishing:
             None if packet.context is None else [packet.context],
             None if packet.attributes is None else [packet.attributes],
         )
-        # A resend after a lost answer: those that have it need no second one.
+        # A repeated request: queues that have the message must not get it twice.
         new = [replica for replica in replicas.values() if not replica.intake.knows(*key)]
         if packet.partial:
             for replica in new:
@@ -79,10 +80,10 @@ class Publishing:
             await self._store(messages, payload, sender, dict.fromkeys(new))
         return list(replicas)
 
-    # To a topic
+    # Topics
 
     async def publish(self, packet: Publish, body: bytes, sender: int) -> list[int] | str:
-        """How many subscriptions got each message; or the address of the node to be asked."""
+        """Return how many subscriptions got each message, or the address of the node to ask."""
         key = (packet.messages.producer, packet.messages.batch)
         return await self._once.run(
             key, lambda: insist(lambda: self._publish(packet, body, sender))
@@ -105,7 +106,7 @@ class Publishing:
             )
         except QueueNotExisting:
             raise Unavailable("a subscription ended meanwhile: try again") from None
-        # All or none: if one of them has it, the others do, or came later.
+        # All or none: if one queue has the batch, the others have it or were subscribed later.
         if not any(replica.intake.knows(*key) for replica in replicas.values()):
             filters = {replicas[each.queue_id]: each.filter for each in subscriptions}
             await self._store(messages, body, sender, filters)
@@ -118,7 +119,7 @@ class Publishing:
         sender: int,
         filters: dict[Replica, Filter | None],
     ) -> None:
-        """One transaction, in which each payload is stored once."""
+        """Store messages in all queues of `filters` in one transaction, the payload once."""
         if not filters:
             return
         now = self._node.clock.wall()
@@ -129,7 +130,7 @@ class Publishing:
         try:
             for builder in build_segments([batch]):
                 columns = builder.build(0, 0, now)
-                # One object, whoever holds it.
+                # One object for all queues
                 columns.payload = bytes(columns.payload)
                 builder.release()
                 takers = []
@@ -148,7 +149,7 @@ class Publishing:
 def _wanting(
     messages: PutMessages, subscriptions: list[SubscriptionInfo]
 ) -> list[SubscriptionInfo]:
-    """Those for which at least one message is."""
+    """Return the subscriptions that select at least one message."""
     attributes = messages.attributes or [None]
     return [
         each
@@ -158,7 +159,7 @@ def _wanting(
 
 
 def _counts(messages: PutMessages, subscriptions: list[SubscriptionInfo]) -> list[int]:
-    """How many subscriptions each message is for."""
+    """Return for each message how many subscriptions select it."""
     unfiltered = sum(not each.filter for each in subscriptions)
     filters = [each.filter for each in subscriptions if each.filter]
     if not filters or messages.attributes is None:

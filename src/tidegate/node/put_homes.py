@@ -1,4 +1,4 @@
-"""Where the puts of a replica are at home, and whether it is here."""
+"""Which assignment slots the waiting puts of a replica belong to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidegate.node.message_ids import MessageIds
 
 
 class PutHomes:
-    """Those of one replica, by every batch that was accepted and is not on disk yet."""
+    """Slots of all batches of one replica that are accepted and not on disk yet."""
 
     __slots__ = ("_accepted", "_dedup", "_holding", "_ids", "_put_before", "_put_before_id")
 
@@ -25,28 +25,34 @@ class PutHomes:
         self._accepted = accepted
         self._ids = ids
         self._dedup = dedup
-        # Of an alias: batches that came before its homes changed, and the first id behind them.
+        # Of a logical queue: batches accepted before its slots changed last, and the id behind
+        # them.
         self._put_before: set[tuple[int, int]] = set()
         self._put_before_id: int | None = None
 
     def are_elsewhere(self, batch: Batch) -> bool:
-        """Whether any of its messages has its home at another replica."""
+        """Return whether a message of the batch is assigned to another replica."""
         homes, number = self._holding.homes, self._holding.info.number
         if not number:
-            # An alias takes what is only addressed, and everything while there are no homes.
+            # With slots assigned, a logical queue itself takes no message that has a group or a
+            # dedup id. Without, it takes everything.
             return bool(homes) and batch.has_order_or_dedup_id
         keys = batch.home_keys()
         return bool(keys) and (not homes or any(homes[home_index(key)] != number for key in keys))
 
     def changed(self) -> None:
-        """Of an alias: from here on others take what has a home."""
+        """Note that the slots of the logical queue have changed.
+
+        From now on replicas store what has a group or a dedup id.
+        """
         self._put_before = set(self._accepted)
         self._put_before_id = None
 
     def ordered_below(self) -> int | None:
-        """Ids below are of what was put before homes changed; None: some of that has no id yet.
+        """Return the id below which messages were put before the slots changed last.
 
-        What comes to an alias after that comes from transactions and topics.
+        None if some of these have no id yet. Messages with higher ids come from transactions and
+        topics.
         """
         if self._put_before_id is None:
             self._put_before &= self._accepted.keys()
@@ -56,23 +62,23 @@ class PutHomes:
         return self._put_before_id
 
     def taken(self) -> set[int]:
-        """The homes of which it takes what is put."""
+        """Return the slots of which the replica accepts puts."""
         homes, number = self._holding.homes, self._holding.info.number
         if number:
             return {index for index, home in enumerate(homes or ()) if home == number}
         return set() if homes else set(range(HOMES))
 
     def held(self) -> set[int]:
-        """Where messages are at home that wait to be stored, or whose dedup ids are remembered."""
+        """Return the slots of puts that are not stored yet, and of remembered dedup ids."""
         held = self.accepted()
         if self._holding.spans_stores:
-            # Which ids were stored is known in one store; a home in another would store them again.
+            # Dedup ids are known within one store. Another store would store the same id again.
             self._dedup.forget()
             held |= {home_index(key) for key in self._dedup.stored}
         return held
 
     def accepted(self) -> set[int]:
-        """Where messages are at home that wait to be stored."""
+        """Return the slots of puts that are not stored yet."""
         batches = [batch for twins in self._accepted.values() for batch in twins]
         keys = {key for batch in batches for key in batch.home_keys()}
         return {home_index(key) for key in (*keys, *self._dedup.under_way)}

@@ -1,4 +1,10 @@
-"""What a client may ask about a queue, at the replica that serves it: a function per packet."""
+"""Handlers of packets about one queue, called at the node that owns it.
+
+Each handler takes the session, the replica, the packet and its frame. It first checks the packet's
+fields, so that a refused packet changes nothing. A handler that need not wait answers and returns
+None; the others return an awaitable. An error that a handler raises becomes the answer.
+`QUEUE_HANDLERS` maps each packet type to its handler.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +98,10 @@ def put(session: Session, replica: Replica, packet: PutMessages, frame: Frame) -
 
 
 def _kept(body: bytes | bytearray | memoryview) -> bytes | memoryview:
-    """A body to keep: as it is when it fills its buffer, else copied out to free the rest."""
+    """Return a body that does not keep a much larger receive buffer in memory.
+
+    A body that fills less than half of its buffer is copied.
+    """
     if isinstance(body, memoryview) and 2 * len(body) >= memoryview(body.obj).nbytes:
         return body
     return bytes(body)
@@ -162,7 +171,7 @@ def subscribe(session: Session, replica: Replica, packet: Subscribe, frame: Fram
         raise UniqueConstraint(f"consumer {packet.consumer} exists on this connection")
     session.ties.use(replica)
     lease_ms = int(replica.lease_s * 1e3)
-    # Before the first delivery, so that the client knows what it belongs to.
+    # Sent before the first delivery, so that the client knows the consumer when messages arrive.
     session.answer(SubscribeResponse(lease_ms), frame.packet_id)
     replica.dispatch.subscribe(
         session,
@@ -232,7 +241,7 @@ def _gone() -> LeaseLost:
 
 
 def set_prefetch(session: Session, replica: Replica, packet: SetPrefetch, frame: Frame) -> None:
-    # Nothing more: who drains wants to keep what it works on.
+    # Messages that the consumer holds stay with it: a client that drains finishes its work.
     check_prefetch(packet.prefetch, session.limits, at_least=0)
     holder = replica.dispatch.holders.of(session, packet.consumer)
     if holder is None or packet.consumer == 0:
@@ -299,7 +308,7 @@ async def _browse_replicas(
     runs: list[Run],
     bodies: list[memoryview | bytes],
 ) -> None:
-    """What the replicas of a logical queue hold, up to the limit, with the ids it has there."""
+    """Add the waiting messages of a logical queue's replicas, up to the limits."""
     limit = min(packet.limit, BROWSE_COUNT_MAX) - sum(len(run.lengths) for run in runs)
     room = FRAME_BYTES_MAX // 2 - sum(map(len, bodies))
 
@@ -340,7 +349,7 @@ async def waiting_ids(
 ) -> None:
     last_id = _checked_last_id(packet.limit, packet.last_id)
     refuse_at_alias(replica)
-    # Before what waits is looked at: what comes meanwhile may be on the list or not.
+    # Read before the messages are listed: messages that arrive meanwhile may be missing.
     below_id = replica.intake.ids.next_id
     ranges = await replica.by_id.waiting_ids(packet.limit, last_id)
     session.answer(GetWaitingIdsResponse(ranges, below_id), frame.packet_id)
@@ -369,7 +378,7 @@ async def purge(session: Session, replica: Replica, packet: PurgeQueue, frame: F
 
 async def delete(session: Session, replica: Replica, packet: DeleteQueue, frame: Frame) -> None:
     if replica.info.alias_id:
-        # Its messages would be lost, and the topology go on naming it.
+        # Its messages would be lost, and the topology would still name the replica.
         raise InvalidValue(
             f"{replica.info.title} cannot be deleted alone: have fewer replicas "
             "(`tidegate scale`), or delete the queue"
@@ -390,7 +399,7 @@ async def set_policy(session: Session, replica: Replica, packet: SetPolicy, fram
         )
     check_policy(packet.policy, replica.info.name, session.limits)
     before = replica.holding.policy
-    # Asked a second time, when the answer to the first was lost, it is so already.
+    # A repeated request after a lost answer: the policy is set already.
     expected = None if before == packet.policy else packet.before
     try:
         await replica.set_policy(packet.policy, expected)
@@ -416,7 +425,7 @@ async def redrive(session: Session, replica: Replica, packet: Redrive, frame: Fr
     session.answer(RedriveResponse(count), frame.packet_id)
 
 
-# The session, the replica, the packet, and the frame it came in.
+# Called with the session, the replica, the packet, and the frame in which it came.
 QueueVerb = Callable[["Session", Replica, Any, Frame], Awaitable[None] | None]
 QUEUE_VERBS: dict[type[Packet], QueueVerb] = {
     PutMessages: put,

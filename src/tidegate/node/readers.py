@@ -1,6 +1,6 @@
-"""Those who wait for one message, served in the order in which they asked.
+"""Pending reads, served in the order in which they came.
 
-One who wants something particular may find it beyond memory: then the store is searched for it.
+A read may ask for a sender or a context. If memory holds no match, the store is searched.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tidegate.queueing.span import Span
 
 
 class Readers:
-    """Those of one replica."""
+    """The pending reads of one replica."""
 
     def __init__(
         self,
@@ -44,14 +44,14 @@ class Readers:
         self._giving_up = giving_up
         self._tail = tail
         self._gate = gate
-        # Told when what one has read let out the next of its group.
+        # Called when a read message has let out the next one of its group.
         self._freed = freed
         self.waiting: dict[Reader, None] = {}
         self._of_client: dict[int, dict[Reader, None]] = {}
 
     @property
     def count(self) -> int:
-        """How many wait."""
+        """Return the number of pending reads."""
         return len(self.waiting)
 
     @property
@@ -62,7 +62,7 @@ class Readers:
         return client_id in self._of_client
 
     def want(self, segment: Segment) -> bool:
-        """Whether somebody waits for just what is in there."""
+        """Return whether a pending read selects a message of `segment`."""
         whole = Span(segment, 0, segment.count, State.READY)
         return any(
             reader.match is not None and reader.match.find(whole) is not None
@@ -70,7 +70,10 @@ class Readers:
         )
 
     def read(self, reader: Reader, wait_s: float) -> None:
-        """One message for a reader: now, or when it comes, or a miss."""
+        """Answer a read now, or when a message comes, or with an error after `wait_s`.
+
+        With `wait_s` 0 the read fails as soon as memory and store are known to hold nothing for it.
+        """
         if not self._holding.may_deliver():
             reader.miss(Unavailable("this node's lease has lapsed: ask again"))
             return
@@ -87,10 +90,11 @@ class Readers:
         if wait_s > 0:
             reader.timer = asyncio.get_running_loop().call_later(wait_s, self._miss, reader)
         if not in_store:
-            # Nothing older lies in the store; what goes there from now on is looked at for it.
+            # The store holds nothing older. `Dispatch.spilled` checks segments that stay there
+            # later.
             reader.horizon = EVERYTHING
         else:
-            # What it wants may be beyond memory.
+            # A match may be in the store only.
             self._tail.search(
                 reader,
                 lambda: reader not in self.waiting or self._try(reader),
@@ -112,7 +116,7 @@ class Readers:
             reader.miss(NoMessagesRetrieved(f"queue {name!r} holds no message that matches"))
 
     def drop(self, reader: Reader) -> None:
-        """Served, timed out, or its connection is gone."""
+        """Remove a read that was answered, has timed out, or whose connection is gone."""
         if reader.timer is not None:
             reader.timer.cancel()
         self.waiting.pop(reader, None)
@@ -123,7 +127,7 @@ class Readers:
                 del self._of_client[reader.client_id]
 
     def end_all(self, error: TidegateError) -> None:
-        """Nobody is served here any more."""
+        """Fail all pending reads with `error`."""
         for reader in list(self.waiting):
             self.drop(reader)
             reader.miss(error)
@@ -131,7 +135,7 @@ class Readers:
     # Out
 
     def serve(self, receivers: list[int] | None) -> None:
-        """Something became ready: for these receivers, or for anyone."""
+        """Answer reads after messages became ready for `receivers`; None: for any client."""
         if receivers is None:
             for reader in list(self.waiting):
                 if not self._holding.queue.lanes.head_count:
@@ -152,7 +156,7 @@ class Readers:
         span = self._take_for(reader)
         if span is None:
             if reader.match is None:
-                # It may be held up by what lies in the store, and be for somebody else.
+                # A message for another client that is in the store only may come first.
                 self._tail.search_for_receiver(reader.client_id)
             return False
         self.drop(reader)
@@ -163,7 +167,7 @@ class Readers:
         run = counted_run(holding, lease)
         body = span.segment.body(span.low, span.high)
         if reader.lease_s is None:
-            # Reading removes (Telesto): returned is acknowledged.
+            # A read without a lease removes the message: delivering it acknowledges it.
             self._settling.settle(holder, [(lease.tag, lease.tag)])
         reader.answer(run, body)
         self._tail.fill_head()

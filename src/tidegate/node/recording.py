@@ -1,7 +1,7 @@
-"""What a node records of itself: samples each second, and what happens in between.
+"""Records the telemetry of a node: samples each second, and events.
 
-Sampling goes in slices, between which the node goes on delivering: five hundred queues must not be
-a stall each second. Rows go to the recorder, which writes them in a thread of its own.
+Queues are sampled in slices, between which the node delivers: sampling 500 queues at once would
+stall delivery each second. The recorder writes the rows in its own thread.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Queues that are sampled before others have their turn: half a millisecond or so.
+# Queues that are sampled before the event loop runs; about half a millisecond.
 _QUEUES_PER_TURN = 50
 
 
 class Recording:
-    """The rows of one node."""
+    """Records the rows of one node."""
 
     def __init__(self, node: Node, recorder: Recorder) -> None:
         options = recorder.options
@@ -39,7 +39,7 @@ class Recording:
         self._node_sampler = NodeSampler(node)
         self._dropped_told = 0
         self._watched: Watched | None = None
-        # Where connections leave single requests, if any are wanted.
+        # Collects single requests of all connections; None: not recorded.
         self.requests: RequestSamples | None = None
         if options.lifecycles_per_s:
             sampler = Sampler(options.lifecycles_per_s, interval_s=options.interval_s)
@@ -54,19 +54,19 @@ class Recording:
         self.event("join", str(self._node.member_id), {"address": self._node.address})
 
     async def stop(self) -> None:
-        """The last rows, and then the end."""
+        """Record the last rows and stop the recorder."""
         self.event("leave", str(self._node.member_id), {"address": self._node.address})
         await self.sample()
         await asyncio.to_thread(self.recorder.stop)
 
     def abort(self) -> None:
-        """As a kill would: what was not written is lost."""
+        """Stop at once, as a kill would; unwritten rows are lost."""
         self.recorder.abort()
 
     # Samples
 
     async def run(self) -> None:
-        """For ever: sample at a steady beat; what could not be kept up with is left out."""
+        """Sample at a steady interval forever; intervals that were missed are skipped."""
         interval_s = self.recorder.options.interval_s
         due = self._clock.monotonic() + interval_s
         while True:
@@ -74,12 +74,12 @@ class Recording:
             try:
                 await self.sample()
             except Exception:
-                # Without this loop nothing would be known of this node any more.
+                # If this loop ended, no telemetry of this node would be recorded any more.
                 log.exception("a bug while sampling")
             due = max(due + interval_s, self._clock.monotonic())
 
     async def sample(self) -> None:
-        """One row for everything that there is now."""
+        """Record one row for the node, for each queue and for each consumer."""
         samplers = list(self._samplers.values())
         for low in range(0, len(samplers), _QUEUES_PER_TURN):
             self._sample_queues(samplers[low : low + _QUEUES_PER_TURN])
@@ -88,7 +88,7 @@ class Recording:
         dropped = self.recorder.rows_dropped
         row = self._node_sampler.sample(at_us, now, dropped - self._dropped_told)
         if self.recorder.add("node_samples", [row]):
-            # Else this row is dropped too, and the next one tells.
+            # Otherwise this row is dropped too, and the next one reports it.
             self._dropped_told = dropped
         if self._watched is not None:
             self.recorder.add("lifecycles", self._watched.tick(self._node.name, now, at_us))
@@ -110,18 +110,18 @@ class Recording:
         wall_s = self._clock.wall()
         return self._clock.monotonic(), wall_s, int(wall_s * 1e6)
 
-    # What happens
+    # Events
 
     def event(
         self, event: str, subject: str, detail: Mapping[str, str], duration_s: float | None = None
     ) -> None:
-        """Something happened to a member, a queue, …"""
+        """Record an event of a node, a queue or another subject."""
         self.recorder.event(
             event, subject, at_s=self._clock.wall(), duration_s=duration_s, detail=detail
         )
 
     def owned(self, replica: Replica, *, from_member: int | None, duration_s: float) -> None:
-        """A queue has become ours: a new one, or one that a member left or has lost."""
+        """Begin to sample a queue that this node has claimed."""
         holding = replica.holding
         now = self._clock.monotonic()
         interval_s = self.recorder.options.interval_s
@@ -137,7 +137,7 @@ class Recording:
         self.event("takeover" if taken else "own", holding.info.name, detail, duration_s)
 
     def disowned(self, replica: Replica) -> None:
-        """A queue is no longer ours: what it did since its last sample is not forgotten."""
+        """Record the last sample of a queue that this node no longer owns."""
         sampler = self._samplers.pop(replica, None)
         if sampler is not None:
             self._sample_queues([sampler])

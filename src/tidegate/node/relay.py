@@ -1,11 +1,14 @@
-"""A client's second connection, from the node it chose to the node that owns a queue.
+"""A relay: the connection over which a node forwards packets to the owner of a queue.
 
-Frames pass unread in both directions: packet ids and consumer numbers are the client's own,
-so nothing is translated. One relay per session and owner, so nothing is mixed up either. It logs
-in as a node, which knows the store's secret, and says for which user it speaks: the owner asks
-for that user's rights, as if the client had come there itself. When it breaks, every request under
-way gets an answer, every subscription an end and who has come to a logical queue is told to come
-again; the client then asks again, and the question is routed anew.
+Each session has its own relay to each owner. Packet ids and consumer numbers are therefore those of
+the client, and frames pass in both directions unchanged.
+
+The relay logs in as a node, with the secret that all nodes read from the store. It then names the
+user for which it speaks, and the owner checks that user's rights.
+
+When the relay ends, each request that has no answer yet fails with `IoFailure`: whether the owner
+handled it is not known. Each subscription ends with `Unavailable`. Members of logical queues are
+told to join again. The client then repeats what it needs, and the session locates the owner again.
 """
 
 from __future__ import annotations
@@ -48,23 +51,26 @@ _CONNECT_S = 3.0
 
 
 class Relay(asyncio.Protocol):
-    """The upstream half."""
+    """The connection from this node to the owner, for one session."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._wire = Connection(server=False)
         self._transport: asyncio.Transport | None = None
-        # The answer to the one question of the introduction that is open.
+        # The answer to the login request that is pending; None: no request is.
         self._introduction: asyncio.Future[Packet] | None = None
         self._asked: set[int] = set()
         self._consumers: set[int] = set()
-        # Logical queues to which the client has come through here, and as what.
+        # Logical queues that the client has joined through this relay, and as which members.
         self._joined: dict[int, set[tuple[Role, int]]] = {}
         self.alive = False
 
     @classmethod
     async def open(cls, address: str, session: Session) -> Relay:
-        """Connect to the owner in the client's name."""
+        """Connect to the node at `address` and log in for the session's client.
+
+        Raises `Unavailable` if the node cannot be reached within 3 s.
+        """
         host, port = parse_url(address)[0]
         relay = cls(session)
         try:
@@ -77,14 +83,14 @@ class Relay(asyncio.Protocol):
             relay.close()
             raise Unavailable(f"the node at {address} cannot be reached: {failure}") from None
         except BaseException:
-            # The client is gone, or the owner refuses it: nobody else would hang up.
+            # The client is gone or the owner refused it. No other code would close the connection.
             relay.close()
             raise
         relay.alive = True
         return relay
 
     async def _introduce(self) -> None:
-        """Log in as a node, then speak for the client and its user."""
+        """Log in as a node, then name the user and the client."""
         session = self._session
         login = ClientLogin(NODE_USER, session.node.accounts.node_password)
         challenge = await self._ask(Authenticate(login.first()))
@@ -117,7 +123,7 @@ class Relay(asyncio.Protocol):
             self._introduction.set_exception(gone)
         session = self._session
         session.routes.ended(self)
-        # Not Unavailable: what was asked may have been done, and is not asked of others.
+        # Not `Unavailable`: the owner may have handled the request, so it must not be repeated.
         unknown = IoFailure("the node that owns the queue went away; the outcome is not known")
         for packet_id in self._asked:
             session.send(Error(code=unknown.code, text=str(unknown)), packet_id)
@@ -131,11 +137,11 @@ class Relay(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Hang up on a node that may never read what we have sent."""
+        """Cut the connection to a node that may never read what was sent."""
         if self._transport is not None:
             self._transport.abort()
 
-    # Neither side may send more than the other reads.
+    # Back-pressure: neither side may send more than the other one reads.
 
     def pause_writing(self) -> None:
         self._session.pause_reading()
@@ -156,7 +162,7 @@ class Relay(asyncio.Protocol):
             self._transport.writelines(pieces)
 
     def forward(self, packet: Any, frame: Frame) -> None:
-        # An ack that asks for no confirmation is the one request without an answer.
+        # An acknowledgement without `confirm` is the only request that gets no answer.
         if not isinstance(packet, Settle) or packet.confirm:
             self._asked.add(frame.packet_id)
         if isinstance(packet, Subscribe):

@@ -1,12 +1,40 @@
-"""A queue replica that this node owns: the way of a message between two sockets.
+"""A replica: one queue that this node owns, from put to acknowledgement.
 
-    intake → (commit) → dispatch → settling → (commit) → gone
-                ↓          ↑
-              tail: what memory cannot hold
+Theory of operation
 
-The index of what is ready lies in memory (queueing), the truth in the store. Everything runs
-between two turns of the event loop; only the writer, the settler and the tail reader wait for
-the store. A replica whose epoch the store refuses is fenced: it tells everyone and is dropped.
+The parts of a replica share a `ReplicaContext`, which holds the queue in memory (`queueing.Queue`),
+the epoch of the claim, limits and meters.
+
+    Intake -> commit -> Dispatch -> Settling -> commit -> done
+                 |         ^
+             SpillReader: segments that memory cannot hold
+
+- `Intake` collects the batches of producers into segments. `Writer` commits them, then
+  `Replica._admit` adds them to the queue and the producers get their confirmations.
+- `Dispatch` delivers ready messages to consumers and to pending reads.
+- `Settling` collects acknowledgements and failures. `Settler` commits them.
+- `SpillReader` and `DelayedReader` read segments back from the store before their turn.
+- `IncomingTransfers` and `OutgoingTransfers` are the ways in and out beside puts and
+  acknowledgements: transactions, transfers between replicas, dead letters.
+- `ReplicaAssignments` keeps the order of groups and receivers while their assigned replica changes.
+
+Invariants:
+
+- The store is the truth and memory is an index of it. A message becomes ready only after its
+  segment is committed. Only transient queues live in memory alone.
+- All methods run in the event loop and change the queue without awaiting in between. Only the
+  writer, the settler and the readers wait for the store.
+- Every write carries the epoch. The store refuses a write with an old epoch.
+
+Failures:
+
+- The store does not answer: writer, settler and readers retry. Producers and consumers wait.
+- The store refuses the epoch: `fence` fails all waiting puts and reads, ends all consumers and
+  drops the queue from memory. The new owner reads it from the store.
+- Memory is ahead of the store and the result of a call is unknown, as after a failed purge: the
+  replica fences itself. The queue is then loaded again.
+- The node dies: the next owner claims the queue with a higher epoch and loads it. Messages that
+  were delivered and not acknowledged are delivered again.
 """
 
 from __future__ import annotations
@@ -38,7 +66,7 @@ _DRAIN_POLL_S = 0.002
 
 
 class Replica:
-    """One owned queue: its intake, its dispatch, its settling."""
+    """One queue of this node: its intake, dispatch and settling, and what concerns all of them."""
 
     def __init__(
         self,
@@ -77,16 +105,17 @@ class Replica:
         self.departures = Departures(self._holding, self.dispatch, self._settling)
         self.homes = ReplicaHomes(self._holding, self.intake, self.dispatch, self.departures)
         self.brief = BriefNumbers(self)
-        # What comes from other queues is not purged half way.
+        # Held while a transfer or a purge runs: a purge must not run between the steps of a
+        # transfer.
         self.exchanging = asyncio.Lock()
-        # Told when something became ready, if anybody wants to know.
+        # Called when a message became ready; set by `LogicalQueues`.
         self.on_ready: Callable[[], None] = lambda: None
-        # The same of another policy.
+        # Called when the policy has changed; set by `Ownership`.
         self.on_policy: Callable[[], None] = lambda: None
 
     @property
     def holding(self) -> Holding:
-        """What its parts share, for whoever samples it."""
+        """The state that the parts share."""
         return self._holding
 
     @property
@@ -102,10 +131,14 @@ class Replica:
         return self._holding.fenced
 
     async def load(self) -> None:
-        """Learn what the store holds. Nothing is read yet but counts and marks."""
+        """Load from the store: reserved ids, batch marks, and the extent of the messages.
+
+        The messages themselves are read later, when their turn is near.
+        """
         await self.intake.load()
         if self.info.durable:
-            # Of a transaction whose node died before it could delete what it had finished.
+            # A node may have died between committing a transaction and deleting its finished
+            # segments.
             await self._holding.store.drop_done(self.info.queue_id, self.epoch)
             await self.dispatch.tail.load()
             await self.dispatch.later.load()
@@ -115,7 +148,10 @@ class Replica:
         return self._holding.lease_s
 
     def _admit(self, segment: Segment) -> None:
-        """A stored segment is ready: in memory while there is room, else at the end of the tail."""
+        """Add a stored segment to the queue, in memory if there is room.
+
+        Otherwise it stays in the store until its turn is near.
+        """
         holding = self._holding
         if segment.due_at is not None:
             self.dispatch.later.add(segment)
@@ -136,28 +172,32 @@ class Replica:
             self._shed()
 
     def _shed(self) -> None:
-        """Beyond the limit the oldest are given up."""
+        """Give up the oldest messages until the queue is within its limits."""
         policy, queue = self._holding.policy, self._holding.queue
         while policy.length_max is not None and len(queue) > policy.length_max:
             if not self.dispatch.giving_up.shed(len(queue) - policy.length_max):
                 break
         while policy.bytes_max is not None and queue.waiting_bytes > policy.bytes_max:
-            # The oldest may be in the store only: then it has to wait.
+            # The oldest message may be in the store only. The next call takes it after it was read.
             if not self.dispatch.giving_up.shed(1):
                 break
 
     async def settled(self) -> None:
-        """Wait until what was acknowledged, and what failed, is on disk."""
+        """Wait until all acknowledgements and failures so far are on disk."""
         await self._settling.on_disk()
 
     @property
     def meters(self) -> QueueMeters:
         return self._holding.meters
 
-    # The end of ownership
+    # End of ownership
 
     def fence(self, error: TidegateError) -> None:
-        """We no longer own the queue: refuse what waits, end who listens, forget."""
+        """Stop serving: the node no longer owns the queue.
+
+        Fails waiting puts and reads with `error`, ends all consumers and frees the memory. Messages
+        that consumers hold do not return to the queue: the new owner delivers them again.
+        """
         holding = self._holding
         if holding.fenced:
             return
@@ -173,7 +213,10 @@ class Replica:
         self._on_fenced(self)
 
     async def quiesce(self) -> None:
-        """Before handing over: end consumers, then let everything accepted reach the disk."""
+        """End all consumers, then wait until everything accepted is on disk.
+
+        Called before the queue goes to another node and before the node stops.
+        """
         moving = NotOwner(f"queue {self.info.title} is moving to another node")
         self.intake.close()
         self.dispatch.end_all(moving, give_back=True)
@@ -182,24 +225,28 @@ class Replica:
             await asyncio.sleep(_DRAIN_POLL_S)
 
     def become_elastic(self, elastic: bool) -> None:
-        """From now on replicas hold the messages of this queue, or no longer."""
+        """Set whether replicas hold the messages of this queue from now on.
+
+        If they do, all consumers and reads end here and come back at a replica.
+        """
         if self.info.elastic == elastic and not (elastic and not self.dispatch.is_idle):
             return
         self._holding.set_elastic(elastic)
         if elastic:
-            # Who consumes does so from a replica: it comes back through the alias.
+            # Consumers join a replica: the client learns the replicas through the logical queue.
             spread = NotOwner(f"queue {self.info.title} is spread over replicas now: join it")
             self.dispatch.end_all(spread, give_back=True)
 
     def deleted(self) -> None:
         self.fence(QueueNotExisting(f"queue {self.info.title} was deleted"))
 
-    # The whole queue
+    # Operations on the whole queue
 
     async def set_policy(self, policy: QueuePolicy, before: QueuePolicy | None = None) -> None:
-        """Promise something else from now on; with `before` only if that was it, as in the store.
+        """Store a new policy and apply it.
 
-        ChangedMeanwhile: it was not, and nothing is done.
+        With `before`, only if the stored policy equals it; otherwise raises `ChangedMeanwhile` and
+        changes nothing. Raises `QueueNotExisting` if the queue was deleted.
         """
         holding = self._holding
         if not await holding.store.set_policy(self.info.queue_id, policy, before):
@@ -210,9 +257,10 @@ class Replica:
         self.dispatch.serve_all()
 
     async def purge(self) -> int:
-        """Drop what waits; what consumers hold stays theirs.
+        """Remove all messages that no consumer holds; return how many.
 
-        Once memory has forgotten, the store must too: not even its caller's end stops it.
+        Runs to its end even if the caller is cancelled: after memory has dropped the messages the
+        store must do so too.
         """
         return await asyncio.shield(asyncio.create_task(self._purge()))
 
@@ -239,13 +287,14 @@ class Replica:
                     holding.info.queue_id, holding.epoch, below_id, sorted(kept)
                 )
             except TidegateError:
-                # Whether it was purged or not, a reload knows better than we do.
+                # The store may or may not have purged the queue. A reload finds out.
                 self.fence(holding.taken_over())
                 raise
             if not purged:
                 self.fence(holding.taken_over())
                 raise holding.taken_over()
-        # Of segments that somebody still holds a part of, the rest is acknowledged.
+        # Some segments are kept since consumers hold a part of them. The rest of their messages is
+        # settled as done.
         await self._settling.on_disk()
         if holding.fenced:
             raise holding.taken_over()
@@ -259,18 +308,21 @@ class Replica:
         return self._holding.queue.lanes.has_for(client_id)
 
     def knows_all_for(self, client_id: int) -> bool:
-        """Whether nothing is addressed to the client that only the store knows of."""
+        """Return whether no message for the client can be in the store only."""
         return self._holding.queue.tails.unsearched_from(client_id) is None
 
-    # Once in a while
+    # Periodic work
 
     def tick(self) -> None:
-        """Lapsed leases go back; whoever waits for room gets another chance."""
+        """Expire leases and messages, release due messages, dispatch and resume waiting puts.
+
+        Called every 0.25 s.
+        """
         self.dispatch.expire(self._holding.clock.monotonic())
         self.dispatch.giving_up.expire()
         self.dispatch.later.release()
         self.dispatch.dispatch()
-        # What has expired or was purged has left, even while nothing is delivered.
+        # Messages may have expired or been purged, which makes room even if none is delivered.
         self._holding.made_room()
 
     def tick_rates(self, now: float) -> None:
@@ -279,5 +331,8 @@ class Replica:
             consumer.meters.tick(now)
 
     def numbers(self, steps: int | None = 1) -> QueueNumbers:
-        """With so many control steps of each consumer at most; None: nothing of consumers."""
+        """Return the stats of the queue.
+
+        `steps` is the number of control steps of each consumer; None: no consumers.
+        """
         return full_numbers(self, steps)

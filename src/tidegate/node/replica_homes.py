@@ -1,7 +1,9 @@
-"""Of which homes a replica has messages, and whose must wait for what is elsewhere.
+"""Order of assigned messages while assignment slots move between replicas.
 
-Groups and receivers have homes. Messages of one home are delivered in their order although they may
-lie at several replicas while homes move.
+A message with a receiver, a group or a dedup id belongs to one of `ASSIGNMENT_SLOTS` slots. The
+topology assigns each slot to a replica. While slots move, messages of one slot may be at several
+replicas. This module tells which slots a replica has messages of, and holds back messages whose
+predecessors are elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from tidegate.queueing.lane import NO_ID
 
 
 class ReplicaHomes:
-    """Those of one replica."""
+    """The assignment slots of which one replica has messages."""
 
     def __init__(
         self, holding: Holding, intake: Intake, dispatch: Dispatch, departures: Departures
@@ -28,13 +30,17 @@ class ReplicaHomes:
         self._intake = intake
         self._dispatch = dispatch
         self._departures = departures
-        # Homes of segments that are being cut up.
+        # Slots of segments that are being split.
         self._cut_homes: set[int] = set()
-        # First ids under which groups are coming over: what is put meanwhile has to wait for them.
+        # First ids of the blocks under which messages of groups are being transferred here.
+        # Messages that were put meanwhile have to wait for them.
         self._coming_before: set[int] = set()
 
     def held(self) -> set[int]:
-        """The homes of which it has anything, as far as is known; of which it may have, too."""
+        """Return the slots of which the replica has, or may have, messages or dedup ids.
+
+        All slots if messages are in the store only or on their way here.
+        """
         queue = self._holding.queue
         if queue.delayed.in_store or queue.tails.may_hold_homed or self._coming_before:
             return set(range(HOMES))
@@ -45,9 +51,9 @@ class ReplicaHomes:
         return held | self.in_hand()
 
     def in_hand(self) -> set[int]:
-        """The homes of what is with somebody, is to be tried again, or is about to leave.
+        """Return the slots of messages that are leased, wait for a retry, or are about to leave.
 
-        What follows it must not be anywhere before it.
+        A later message of such a slot must not be delivered at another replica before them.
         """
         if not self._holding.queue.residents.has_homed:
             return set()
@@ -58,9 +64,9 @@ class ReplicaHomes:
         return self._dispatch.segments_held() | retried | set(self._departures.segments.values())
 
     def freeze(self) -> None:
-        """Of groups that are at home elsewhere by now nothing more goes to a consumer here.
+        """Stop delivering messages of groups whose slot is assigned to another replica.
 
-        Part of a group may have gone there already, and is delivered there.
+        The other replica may have messages of the same group and delivers them in order.
         """
         homes, number = self._holding.homes or (), self._holding.info.number
         elsewhere = {index for index, home in enumerate(homes) if abs(home) != number}
@@ -68,45 +74,49 @@ class ReplicaHomes:
         self._dispatch.serve_all()
 
     def cut_up(self, homes: set[int]) -> None:
-        """Segments with these homes are being cut up: what follows them has to wait."""
+        """Hold back the messages of these slots while segments with them are being split."""
         self._cut_homes = homes
         if self._holding.info.alias_id:
             self.freeze()
 
     def groups_wait(self, from_id: int) -> None:
-        """What comes before all later messages of its groups comes over from another queue.
+        """Hold back messages of groups with ids from `from_id` on, until a transfer has ended.
 
-        Its giver forgets it before we have it, so its home may be opened, and put to, in between.
+        Older messages of the same groups arrive in that transfer under lower ids. Their source
+        forgets them before this replica has them. The slot may therefore be opened, and put to, in
+        between.
         """
         self._coming_before.add(from_id)
         self._holding.queue.turnstile.hold_from(self.waits_from)
 
     @property
     def waits_from(self) -> int:
-        """From this id on nothing that has a home is delivered, or goes on: what is before comes.
+        """The id from which on no assigned message is delivered or transferred.
 
-        Its home may have moved on since it was asked for.
+        Earlier messages are still arriving, and their slot may have moved on since they were
+        requested.
         """
         return min(self._coming_before, default=NO_ID)
 
     def groups_go_on(self, from_id: int) -> None:
-        """It is here, or does not come."""
+        """End the wait for the transfer that began at `from_id`, whether or not messages came."""
         self._coming_before.discard(from_id)
         if not self._holding.fenced:
             self._holding.queue.turnstile.hold_from(self.waits_from)
             self._dispatch.serve_all()
 
     def ahead(self) -> set[int]:
-        """The homes of which it takes puts, or has what comes before all that is put from now on.
+        """Return the slots that the replica accepts puts for, or has older messages of.
 
-        What was put for a later time comes when that is there, and before nothing.
+        The leader uses it to decide when a slot may be opened at its new replica. Delayed messages
+        do not count: they enter when they are due and precede nothing.
         """
         queue = self._holding.queue
         below_id = NO_ID if self._holding.info.alias_id else self._intake.homes.ordered_below()
         if below_id is None or queue.tails.may_hold_homed or self._departures.has_open_moves:
             return set(range(HOMES))
         if self._coming_before:
-            # Nobody but us knows of it any more: its giver has forgotten it.
+            # No other node knows these messages: their source has forgotten them already.
             return set(range(HOMES))
         ahead = self._intake.homes.taken() | self._intake.homes.accepted()
         if queue.residents.has_homed:

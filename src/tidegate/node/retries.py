@@ -1,4 +1,4 @@
-"""When a message that failed is tried again."""
+"""The wait before a failed message is tried again."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from tidegate.core.model import QueuePolicy
 
 
 def retry_wait_s(policy: QueuePolicy, failed: int) -> float:
-    """wait = min(first · factor^(failed − 1), max), less a random part of up to `jitter` of it."""
-    # Capped before it overflows: a thousand failures would.
+    """Return the seconds to wait after `failed` failures.
+
+        wait = min(first * factor ** (failed - 1), max)
+
+    Less a random part of up to `jitter` of it.
+    """
+    # Limited, since a thousand failures would overflow a float.
     steps = min(failed - 1, 1000)
     try:
         wait_s = policy.retry_first_s * policy.retry_factor**steps

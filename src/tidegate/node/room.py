@@ -1,4 +1,4 @@
-"""How much more a queue may take by its policy's limits; alone in an empty queue all may go."""
+"""Limits of a queue by its policy. An empty queue takes any single batch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tidegate.core.ports import Write
 from tidegate.node.batch import Batch
 from tidegate.node.holding import Holding
 
-# What may wait for room in a queue that is at its limit; more is refused.
+# Bytes that may wait for room at a queue that is at its limit; more is refused.
 HELD_BYTES_MAX = 64 * 1024 * 1024
 
 
 class Room:
-    """That of one replica."""
+    """Checks puts to one replica against the node's memory and the queue's policy."""
 
     __slots__ = ("_holding",)
 
@@ -25,7 +25,10 @@ class Room:
     def why_refused(
         self, batch: Batch, waiting: Collection[Batch], under_way: Collection[Write], at_limit: bool
     ) -> str | None:
-        """Why the batch is refused for good, with so much before it."""
+        """Return why the batch must be refused for good, or None if it may wait for a commit.
+
+        `waiting` and `under_way` are before it. `at_limit` tells whether the queue is at its limit.
+        """
         holding = self._holding
         name = holding.info.title
         if not holding.info.durable and not holding.budget.has_room_for(len(batch.body)):
@@ -51,7 +54,10 @@ class Room:
     def must_wait(
         self, count: int, body_bytes: int, batch: Batch, under_way: Collection[Write]
     ) -> bool:
-        """Whether the queue's limit holds the batch back, behind so much of the same commit."""
+        """Return whether a `slow` queue limit holds the batch back.
+
+        `count` and `body_bytes` are already in the same commit.
+        """
         policy = self._holding.policy
         if policy.length_max is None and policy.bytes_max is None:
             return False
@@ -64,9 +70,9 @@ class Room:
         return not self._has(count + len(batch.packet.lengths), body_bytes + len(batch.body))
 
     def lets_in(self, count: int, body_bytes: int) -> bool:
-        """Whether the queue's limits let in so much that somebody else stores.
+        """Return whether the limits allow messages that a transaction or transfer stores.
 
-        LimitReached: they never will, by the queue's policy.
+        Raises `LimitReached` if the policy refuses instead of waiting.
         """
         holding = self._holding
         policy = holding.policy
@@ -80,14 +86,14 @@ class Room:
         return False
 
     def _has(self, count: int, body_bytes: int) -> bool:
-        """Whether so much more fits within the policy's limits."""
+        """Return whether so many messages and bytes fit within the limits."""
         policy, queue = self._holding.policy, self._holding.queue
         if policy.length_max is not None and len(queue) + count > policy.length_max:
             return False
         return policy.bytes_max is None or queue.waiting_bytes + body_bytes <= policy.bytes_max
 
     def _is_full(self) -> str:
-        """The sentence for who is refused."""
+        """Return the text of the error for a full queue."""
         policy = self._holding.policy
         limits = " and ".join(
             text

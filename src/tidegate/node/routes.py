@@ -1,7 +1,7 @@
-"""The ways of one connection to queues of other nodes: one relay to each node, used while it holds.
+"""The relays of one session: one for each other node.
 
-Knows no session but while a relay is opened: a connection that ends must be gone at once, whether
-or not anybody collects garbage.
+`Relays` does not keep a reference to the session. The session can then be freed without the garbage
+collector when its connection ends.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ if TYPE_CHECKING:
 
 
 class Routes:
-    """Relays, by the address of their node and by the queues that they lead to."""
+    """The relays of a session, by the address of the node and by queue."""
 
     __slots__ = ("_relays", "by_queue")
 
     def __init__(self) -> None:
         self._relays: dict[str, Relay] = {}
-        # Where each queue was found last; a relay may have ended since.
+        # The relay used last for each queue; it may have ended since.
         self.by_queue: dict[int, Relay] = {}
 
     def to(self, queue_id: int) -> Relay | None:
-        """The way to the owner of a queue that this connection has used, if it still holds."""
+        """Return the relay to the owner of a queue that the session has used; None if it ended."""
         relay = self.by_queue.get(queue_id)
         return relay if relay is not None and relay.alive else None
 
     async def relay_to(self, address: str, session: Session) -> Relay:
-        """The way to a node, in the name of that session's client."""
+        """Return the relay to the node at `address`, opening it in the name of `session`."""
         relay = self._relays.get(address)
         if relay is None or not relay.alive:
             relay = await Relay.open(address, session)
             known = self._relays.get(address)
             if known is not None and known.alive:
-                # Another queue of the same owner was quicker: one relay, or one is never closed.
+                # Another queue of the same owner was faster. Keep one relay, or the other would
+                # never be closed.
                 relay.close()
                 return known
             self._relays[address] = relay
@@ -47,7 +48,10 @@ class Routes:
         return bool(self._relays)
 
     def keep_to(self, addresses: set[str]) -> None:
-        """End the relays to all other nodes: those are dead, and a paused one never says so."""
+        """Abort the relays to all nodes but `addresses`.
+
+        The other nodes are dead, and a paused one does not close its connection.
+        """
         for address, relay in list(self._relays.items()):
             if address not in addresses:
                 relay.abort()
@@ -57,7 +61,7 @@ class Routes:
         self.forget(relay)
 
     def forget(self, relay: Relay) -> None:
-        """The other node no longer serves what we thought."""
+        """Locate all queues of this relay again: the other node no longer owns one of them."""
         self.by_queue = {q: r for q, r in self.by_queue.items() if r is not relay}
 
     def pause_reading(self) -> None:

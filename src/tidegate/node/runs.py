@@ -1,4 +1,4 @@
-"""Spans of a queue as runs of a packet: columns are cut, never taken apart."""
+"""Turns spans of a queue into runs of a packet, by slicing columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Entry = TypeVar("Entry")
 
 
 def run_of(span: Span, tag: int) -> Run:
-    """A span that is handed out under tags from `tag`; 0 when it is only looked at."""
+    """Return a span as a run with tags from `tag`; 0 for messages that are not leased."""
     segment = span.segment
     low, high = span.low, span.high
     attempts = segment.attempts
@@ -38,7 +38,7 @@ def run_of(span: Span, tag: int) -> Run:
 
 
 def counted_run(holding: Holding, lease: Lease) -> Run:
-    """A leased span as it travels, counted."""
+    """Return a leased span as a run, and count its delivery."""
     span = lease.span
     segment = span.segment
     meters = holding.meters
@@ -49,12 +49,12 @@ def counted_run(holding: Holding, lease: Lease) -> Run:
     if segment.reloaded or segment.attempts is not None:
         meters.redelivered.add(len(span))
     else:
-        # A delay that was asked for is no wait.
+        # A requested delay is no wait.
         waited_s = holding.clock.wall() - (segment.due_at or segment.arrived_at)
         meters.wait.add(max(waited_s, 0.0), len(span))
     return run_of(span, lease.tag)
 
 
 def _cut(column: list[Entry], low: int, high: int) -> list[Entry]:
-    """A column of one element speaks for all, so it stays."""
+    """Slice a column; one with a single element applies to all messages and stays as it is."""
     return column if len(column) in (1, high - low) else column[low:high]

@@ -1,8 +1,8 @@
-"""Samples of queues and consumers: what happened since the last one, and how things stand.
+"""Samples of queues, consumers and the node: what an interval brought, and the state at its end.
 
-A sampler remembers the totals of its last sample, so that a row says what one interval brought. An
-idle queue costs a few comparisons: histograms are looked at only when something was added to them.
-Lengths of intervals come from the monotonic clock, whatever the wall clock does meanwhile.
+A sampler keeps the totals of its last sample, so that a row has what one interval brought. An idle
+queue costs a few comparisons: a histogram is read only after something was added. Intervals are
+measured by the monotonic clock.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 _NOTHING: list[tuple[int, int]] = []
 _NOBODY: set[int] = set()
 _UNKNOWN = (None, None)
-# A queue in which nothing happens and nothing is, with nobody there; most of many are like that.
+# The row of an empty queue without clients and changes, as most of many queues are.
 _IDLE_SINCE = (0,) * 10
 _IDLE = (*_IDLE_SINCE, 0.0, 0.0, _NOTHING, _NOTHING, 0, 0, 0, 0, 0.0)
 _IDLE_CLIENTS = (0, 0, 0, 0)
-# Consumers that do the same are called the same up to here.
+# The part of a client's name before these characters names its consumer group.
 _GROUP_ENDS = re.compile("[#@]")
 Added = tuple[float, list[tuple[int, int]]]
 
 
 class HistogramSampler:
-    """What was added to a histogram since it was last looked at."""
+    """Returns what was added to a histogram since the last call."""
 
     __slots__ = ("_counts", "_histogram", "_sum_s", "_touched")
 
@@ -43,12 +43,12 @@ class HistogramSampler:
         self._histogram = histogram
         self._counts = [0] * BUCKETS
         self._sum_s = 0.0
-        # What was added before anybody looked counts as well.
+        # What was added before the first call counts too.
         found = {bucket for bucket, count in enumerate(histogram.counts) if count}
         self._touched = histogram.touched = found
 
     def take(self) -> Added:
-        """The sum of what was added, and how many came to each bucket."""
+        """Return the sum of the added values, and the count added to each bucket."""
         touched = self._touched
         if not touched:
             return 0.0, _NOTHING
@@ -63,7 +63,7 @@ class HistogramSampler:
 
 
 class ConsumerSampler:
-    """Samples of one consumer."""
+    """Samples one consumer."""
 
     def __init__(self, node: str, queue: str, consumer: Consumer, interval_s: float) -> None:
         client = consumer.outlet.client_name
@@ -73,12 +73,12 @@ class ConsumerSampler:
         self._delivered = 0
         self._acked = 0
         self._service = HistogramSampler(consumer.meters.service)
-        # An interval of about this length follows the one before; any other is a gap.
+        # An interval of about this length follows the previous one directly; any other is a gap.
         self._shortest_s, self._longest_s = 0.5 * interval_s, 1.5 * interval_s
         self._before: tuple[float | None, int | None] = (None, None)
 
     def sample(self, at_us: int, now: float) -> Row:
-        """A row of `consumer_samples`."""
+        """Return a row of `consumer_samples`."""
         consumer = self._consumer
         delivered, acked = consumer.meters.delivered.total, consumer.meters.acked.total
         interval_s = max(now - self._sampled_at, 1e-9)
@@ -106,7 +106,7 @@ class ConsumerSampler:
 
 
 class QueueSampler:
-    """Samples of one queue replica and of its consumers."""
+    """Samples one replica and its consumers."""
 
     def __init__(
         self, node: str, holding: Holding, dispatch: Dispatch, now: float, interval_s: float
@@ -125,7 +125,7 @@ class QueueSampler:
         self._sampled_at = now
         self._totals = (0,) * len(self._read_totals())
         holding.producers = set()
-        # Of those who have put within the last interval.
+        # Producers that have put within the last interval.
         self.producers: set[int] = set()
         self._wait = HistogramSampler(holding.meters.wait)
         self._service = HistogramSampler(holding.meters.service)
@@ -146,7 +146,7 @@ class QueueSampler:
         )
 
     def sample(self, at_us: int, now: float, wall_s: float) -> Row:
-        """A row of `queue_samples`."""
+        """Return a row of `queue_samples`."""
         holding, dispatch = self._holding, self._dispatch
         queue = holding.queue
         totals = self._read_totals()
@@ -173,7 +173,7 @@ class QueueSampler:
             self.producers = _NOBODY
         brought = (at_us, interval_s, *self._names, *since, wait_s, service_s, wait, service)
         if holding.fenced:
-            # Another node says how things stand there.
+            # Another node samples the state of the queue by now.
             self.consumers = self.readers = 0
             return (*brought, 0, 0, 0, 0, 0.0, 0, 0, len(self.producers), 0, 0)
         oldest = queue.contents.oldest() if len(queue) else None
@@ -194,7 +194,7 @@ class QueueSampler:
         )
 
     def sample_consumers(self, at_us: int, now: float) -> list[Row]:
-        """A row for each consumer, also for those that have gone since the last sample."""
+        """Return a row for each consumer, including consumers that left since the last one."""
         known, holders = self._consumers, self._dispatch.holders
         present, departed = holders.consumers, holders.departed or []
         if not present and not departed:
@@ -215,13 +215,13 @@ class QueueSampler:
 
 
 class NodeSampler:
-    """Samples of the process."""
+    """Samples the process."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._sampled_at = 0.0
         self._totals: tuple[float, ...] = ()
-        # Of the queues that were sampled since.
+        # Sums over the queues that were sampled since.
         self._moved = [0, 0, 0]
         self._producers: set[int] = set()
         self._consumers = 0
@@ -232,7 +232,7 @@ class NodeSampler:
         self._totals = self._read_totals()
 
     def count(self, sampler: QueueSampler) -> None:
-        """What a queue was just found to have done is what the node did."""
+        """Add a queue's sample to the sums of the node."""
         for place in range(3):
             self._moved[place] += sampler.since[place]
         self._producers |= sampler.producers
@@ -252,7 +252,7 @@ class NodeSampler:
         )
 
     def sample(self, at_us: int, now: float, rows_dropped: int) -> Row:
-        """A row of `node_samples`."""
+        """Return a row of `node_samples`."""
         node = self._node
         totals = self._read_totals()
         *since, cpu_s = map(sub, totals, self._totals)

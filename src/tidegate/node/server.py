@@ -1,9 +1,41 @@
-"""A node: listens, owns queues by lease, and answers for all of them.
+"""The node: one broker process, its parts, and how it starts and stops.
 
-    server → session → replica → storage.writer
+Theory of operation
 
-Here it starts, ticks and ends. Who is connected is in `sessions`, its lease in `membership`, what
-it owns in `ownership`, what it tells about itself in `figures`.
+A node accepts connections, owns queues under leases, and serves every queue of the cluster. A
+request about one of its own queues goes through these objects:
+
+    Session -> Replica -> storage.writer -> store
+
+A request about a queue of another node goes from the session through a `Relay` to that node.
+
+`Node` is the composition root. It creates the parts and passes itself to them, and it owns the
+tasks that run as long as the node:
+
+- `NodeLease.renew_forever` joins the membership table and renews the node's lease.
+- `_tick_forever` runs every 0.25 s. It expires message leases and messages, and resumes sessions
+  that were paused for back-pressure. Once a second it also updates rates and closes silent
+  sessions. Once a minute it removes old producers, dedup ids and lost subscriptions.
+- `_watch_users_forever` reads changed users every second.
+- `LogicalQueues.watch_forever` follows the topologies of logical queues.
+
+Invariants:
+
+- A replica is in `replicas` only after the node has claimed its queue and loaded it. Its epoch
+  fences every write: the store refuses a write with an old epoch.
+- A node delivers messages only until its lease ends. See `NodeLease.may_deliver`.
+- The node listens on a non-loopback address only with TLS and users.
+
+Start: open the store, bind the socket, check TLS and users, accept connections, then join. If any
+step before the join fails, `start` closes the store and raises.
+
+Stop: refuse new connections and new puts, write what was accepted, release the queues by leaving,
+close the sessions, and end the tasks. `stop` waits at most `drain_s` for the writes. `abort` skips
+all of this, as a kill would. Another node then claims the queues after the lease has expired.
+
+Failures: when the store does not answer, the parts retry and the node stays up. When the store
+refuses an epoch, the node drops that replica. When the node loses its lease, it drops all its
+replicas and joins again under a new member id.
 """
 
 from __future__ import annotations
@@ -53,12 +85,12 @@ log = logging.getLogger(__name__)
 ALL_ADDRESSES = ("0.0.0.0", "::", "")
 _TICK_S = 0.25
 _TICKS_PER_S = 4
-# How often a node looks whether users have changed.
+# How often the node checks whether users have changed.
 _USERS_S = 1.0
 
 
 class Node:
-    """One broker process."""
+    """A node: one broker process that listens, owns queues and answers for all queues."""
 
     def __init__(
         self,
@@ -66,7 +98,8 @@ class Node:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        # Nobody asked for that port: if it is taken, any other will do.
+        # Fall back to a free port if `port` is in use. Set only if the user did not choose the
+        # port.
         or_free: bool = False,
         advertise: str | None = None,
         name: str | None = None,
@@ -78,7 +111,7 @@ class Node:
         machine_id: int | None = None,
     ) -> None:
         self.store = store
-        # The machine of the fleet that it is on; None: it is on none.
+        # The machine that the node runs on; None: the node belongs to no machine.
         self.machine_id = machine_id
         self.limits = limits or Limits()
         self.clock = clock or Clock()
@@ -107,10 +140,11 @@ class Node:
         self.admission = Admission(self.limits)
         self.names = QueueNames(store, self.replicas)
         self.address = ""
-        # Where an HTTP door shows this node, if there is one.
+        # Where the HTTP pages (metrics, health) are served; empty if they are not.
         self.metrics_address = ""
         self._host = host
-        # Under which name others reach us; a node that listens on all addresses has none there.
+        # The name under which other nodes reach this one. The listening address of a node that
+        # listens on all addresses cannot be used for that.
         self._reached_as = advertise or (socket.gethostname() if host in ALL_ADDRESSES else host)
         self._port = port
         self._or_free = or_free
@@ -129,10 +163,10 @@ class Node:
 
     @property
     def member_id(self) -> int:
-        """Its number among the members; another one after it was declared dead."""
+        """The node's number in the membership table; changes after the node was declared dead."""
         return self.membership.member_id
 
-    # Life
+    # Lifecycle
 
     async def start(self) -> None:
         await self.store.open()
@@ -154,7 +188,7 @@ class Node:
         port = self._server.sockets[0].getsockname()[1]
         host = f"[{self._reached_as}]" if ":" in self._reached_as else self._reached_as
         self.address = f"{'tidegate' if self.tls is None else 'tidegates'}://{host}:{port}"
-        # The port only now: nodes that were given any free one must not share a name.
+        # Named only after the port is known: nodes that bind any free port must not share a name.
         self.name = self.name or f"{socket.gethostname()}-{port}"
         self.figures.start()
         await self.membership.join()
@@ -187,13 +221,17 @@ class Node:
         )
 
     def tls_to(self, address: str) -> ssl.SSLContext | None:
-        """How to speak to another node, by its address; None: without TLS."""
+        """Return the TLS context for a connection to `address`; None if that node uses no TLS."""
         if not parse_address(address).tls:
             return None
         return verifying_context() if self.tls is None else self.tls.calling
 
     def _check_exposure(self, server: asyncio.Server | Doorstep) -> None:
-        """Whoever can be reached from other machines has TLS and users, or does not start."""
+        """Raise `InvalidValue` if the node is reachable from other machines without TLS or users.
+
+        Every address other than a loopback address counts as reachable. Such a node requires a
+        login from local clients too.
+        """
         addresses = [str(listening.getsockname()[0]) for listening in server.sockets]
         if all(is_loopback(address) for address in addresses):
             return
@@ -215,14 +253,17 @@ class Node:
         task.add_done_callback(self._tasks.discard)
 
     def do_soon(self, work: Coroutine[Any, Any, None]) -> None:
-        """Something that nobody waits for; a node that is going away leaves it to others."""
+        """Run `work` as a task that no caller waits for; a stopping node does not run it."""
         if self.stopping:
             work.close()
         else:
             self._start(work)
 
     async def stop(self) -> None:
-        """Drain: no new work, what was accepted reaches the disk, queues are let go."""
+        """Drain and stop: accept nothing new, write what was accepted, release the queues.
+
+        Waits at most `limits.drain_s` for the writes and for the moves of dead letters.
+        """
         self.stopping = True
         if self._server is not None:
             self._server.close()
@@ -252,7 +293,7 @@ class Node:
         await self.transactions.close()
 
     async def abort(self) -> None:
-        """End at once, as a kill would: nothing more is written, nobody hears goodbye."""
+        """Stop at once, as a kill would: write nothing more and notify no client."""
         self.stopping = True
         if self._server is not None:
             self._server.close()
@@ -267,7 +308,7 @@ class Node:
             self.recording.abort()
 
     def why_not_ready(self) -> str | None:
-        """Why nobody should be sent here now, or None."""
+        """Return why the node is not ready to serve clients, or None if it is ready."""
         if self.stopping:
             return "draining: the node is about to stop"
         if not self._is_serving:
@@ -275,7 +316,7 @@ class Node:
         return self.membership.why_not_ready()
 
     def replica_of(self, info: QueueInfo, epoch: int) -> Replica:
-        """A queue that has become ours."""
+        """Create the replica of a queue that this node has claimed under `epoch`."""
         return Replica(
             info,
             epoch,
@@ -290,7 +331,7 @@ class Node:
             give_up=self.dead_letters.give_up,
         )
 
-    # Forever
+    # Background tasks
 
     async def _tick_forever(self) -> None:
         ticks = 0
@@ -305,7 +346,7 @@ class Node:
             except TidegateError as failure:
                 log.warning("could not forget old producers: %s", failure)
             except Exception:
-                # Without this loop no lease would ever lapse.
+                # If this loop ended, no message lease would ever expire.
                 log.exception("a bug in the node's tick")
 
     def _tick(self, *, second: bool) -> None:
@@ -327,7 +368,7 @@ class Node:
         await self.topics.sweep()
 
     async def _watch_users_forever(self) -> None:
-        """A user that was changed or removed is hung up on within a second or so."""
+        """Close the sessions of changed and removed users within about a second."""
         while True:
             await asyncio.sleep(_USERS_S)
             try:

@@ -1,4 +1,4 @@
-"""What a client may ask about HTTP services: a function per packet."""
+"""Handler of overrides of HTTP services."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 async def steer_service(session: Session, packet: SteerService, event: Received) -> None:
-    """A person's word, for whoever leads to follow."""
+    """Store a user's override of a service; the leader applies it."""
     if wrong := complaints(packet.by_hand):
         raise InvalidValue("; ".join(wrong))
     store = session.node.store
     services = {one.spec.name: one for one in await store.services()}
     service = services.get(packet.service)
-    # A second time, when the answer to the first was lost, it stands there already.
+    # A repeated request after a lost answer: it is stored already.
     if service is None or service.by_hand != packet.by_hand:
         if not await store.steer_service(packet.service, packet.by_hand, packet.before):
             raise InvalidValue(f"no service is called {packet.service!r}: see `tidegate services`")

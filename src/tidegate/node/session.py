@@ -1,8 +1,36 @@
-"""One client's connection to a node: packets in, verbs at replicas, answers out.
+"""The node's side of one connection: decode, authorize, route, answer.
 
-Packets about a queue go to the replica if this node owns it, else they are relayed to the
-owner as they are. While it is being found out who that is, packets of that queue wait in
-line, so a client's order holds. Everything else is the catalogue's, and may take its time.
+Theory of operation
+
+`SessionTransport` decodes packets and calls `Session._handle` for each, in order. Every packet is
+first checked against the client's mode and fails with `ModeForbids` if the mode does not allow it.
+It then takes one of two paths:
+
+- A packet about one queue (`QUEUE_HANDLERS`) goes to the replica if this node owns the queue.
+  Otherwise it goes unchanged through a relay to the owner.
+- Every other packet goes to a function of `CATALOGUE_HANDLERS`. If the user's rights depend on a
+  queue name that is not cached, the session first reads the name.
+
+A handler either answers at once or returns an awaitable. `_later` runs the awaitable as a task, so
+that the following packets do not wait. At `PENDING_MAX` such tasks the session stops reading until
+half of them are done.
+
+Gates keep the order of packets. If the owner or the name of a queue is not known, the first packet
+of that queue opens a gate. All later packets of the same queue wait behind it until `_open_gate`
+has found the owner. Packets of other queues do not wait.
+
+Rights are checked before a queue is located, since the answer must not reveal a queue that the user
+may not see. Packets that arrive at the gate meanwhile are checked before they pass.
+
+Failures:
+
+- An error of a handler is the answer to its packet. Any other exception is logged and answered as
+  `InternalError`.
+- A packet for a fenced replica fails with `NotOwner`; the client asks again.
+- A packet that another node has relayed is never relayed again. It fails with `NotOwner`, and the
+  other node locates the queue again.
+- When the connection ends, its tasks are cancelled. `SessionResources` drops its pending reads and
+  returns the messages that its consumers hold. Temporary queues of the connection are deleted.
 """
 
 from __future__ import annotations
@@ -38,19 +66,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Requests of one connection that may wait for the catalogue or for a route; then it is not read.
+# Requests of one session that may wait for the store or for a route. At this number the session
+# stops reading, or a client could fill the node's memory with tasks.
 PENDING_MAX = 256
 
 
 class Session(Peer):
-    """What one connection asks; also the outlet that replicas deliver to."""
+    """One client's session; replicas deliver messages to it as a `DeliveryTarget`."""
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self.client_id = 0
         self.client_name = ""
         self.mode = Mode.READ_ONLY
-        # Where the peer is, who it is, and what it may do.
+        # Address of the client, its user and its rights.
         self.address = ""
         self.place: Place | None = None
         self.guard: Guard = STRANGER
@@ -61,7 +90,7 @@ class Session(Peer):
         self._pending = 0
         self.ties = Ties()
         self.routes = Routes()
-        # Queue → packets that wait until it is known who serves it.
+        # Queue id -> packets that wait until the queue's owner or name is known.
         self._gates: dict[int, list[tuple[Any, Frame]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -69,23 +98,24 @@ class Session(Peer):
     def limits(self) -> Limits:
         return self.node.limits
 
-    # The socket
+    # Transport
 
     def meet(self, peer: tuple[Any, ...] | None) -> None:
-        """Look who is there, by where it comes from."""
+        """Note the client's address, and whether that address needs no login."""
         self.connected_at = self.last_heard = self.node.clock.monotonic()
         self.address = str(peer[0]) if peer else ""
         self._judge()
 
     def _judge(self) -> None:
-        """Whether the peer is trusted for where it is, by what is known now."""
+        """Set the rights that the client's address has without a login, by the users of now."""
         self.guard = self.node.accounts.guard_at(self.address)
         self._wire.login_required = self.guard is STRANGER
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         if self.place is not None:
-            # It was let in at the doorstep; the first user may have been made while it waited.
+            # The TLS listener has admitted it already. The first user may have been created during
+            # the handshake, and then the address is no longer trusted.
             self._judge()
             return
         self.meet(transport.get_extra_info("peername"))
@@ -113,7 +143,7 @@ class Session(Peer):
         for replica in self.ties.replicas:
             replica.dispatch.dispatch()
 
-    # Out
+    # Deliveries
 
     def deliver(self, consumer: int, runs: list[Run], bodies: list[memoryview | bytes]) -> None:
         self.send(Deliver(consumer=consumer, runs=runs), 0, bodies)
@@ -124,22 +154,31 @@ class Session(Peer):
     def prefetch_changed(self, consumer: int, prefetch: int, lasting: bool = True) -> None:
         self.send(PrefetchChanged(consumer, prefetch, lasting), 0)
 
-    # For the verbs
+    # Called by handlers
 
     def forgo_trust(self) -> None:
-        """The peer wants to be somebody: wherever it is, it is nobody until it has proved it."""
+        """Withdraw the trust in a local address: the client has begun a login.
+
+        From here on only a completed login gives it rights.
+        """
         self.guard = STRANGER
         self._wire.login_required = True
 
     def logged_in(self, guard: Guard) -> None:
-        """The peer has proved who it is; LimitReached when that user has too many connections."""
+        """Set the rights of the user that has just logged in.
+
+        Raises `LimitReached` if that user has too many connections.
+        """
         assert self.place is not None
         self.node.admission.log_in(self.place, guard.user, is_node=guard.is_node)
         self.guard = guard
         self.is_node = guard.is_node
 
     def become(self, client: ClientInfo, *, ephemeral: bool = False) -> None:
-        """From here on the connection speaks for this client."""
+        """Set the client that this connection speaks for.
+
+        `ephemeral` clients have no name and are deleted some time after the connection has ended.
+        """
         if self._ephemeral and self.client_id and self.client_id != client.client_id:
             self.node.sessions.forget_client(self.client_id)
         self.client_id = client.client_id
@@ -150,13 +189,13 @@ class Session(Peer):
             self.node.admission.identify(self.place)
 
     def takes_along(self, queue_id: int) -> None:
-        """A queue that goes with this connection."""
+        """Delete the queue when this connection ends."""
         self.ties.queues.add(queue_id)
         if self._wire.state is State.CLOSED:
-            # It ended while the queue was being made.
+            # The connection ended while the queue was being created.
             self.node.topics.connection_ended({queue_id})
 
-    # In
+    # Requests
 
     def _handle(self, event: Received) -> None:
         packet = cast("Request", event.packet)
@@ -187,14 +226,14 @@ class Session(Peer):
             self._later(waiting, event.packet_id)
 
     async def _guarded(self, packet: Request, event: Received) -> None:
-        """A request about queues whose names have to be looked up first."""
+        """Look up the queue names that `packet` refers to, check the rights, then handle it."""
         await self.node.names.admit(self.guard, packet)
         waiting = CATALOGUE_VERBS[type(packet)](self, packet, event)
         if waiting is not None:
             await waiting
 
     def _is_allowed(self, packet: Request, frame: Frame) -> bool:
-        """The same for a queue whose name is known; who may not is told so."""
+        """Check the rights of a packet whose queue names are cached; send the error if any."""
         try:
             self.guard.check(packet, self.node.names.known)
         except TidegateError as error:
@@ -203,7 +242,7 @@ class Session(Peer):
         return True
 
     def _later(self, work: Awaitable[None], packet_id: int) -> None:
-        """Run what has to wait for the store, beside what follows."""
+        """Run `work` as a task beside the following packets, and answer with its error."""
         self._pending += 1
         if self._pending == PENDING_MAX:
             self.pause_reading()
@@ -224,13 +263,13 @@ class Session(Peer):
         def over(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             if isinstance(work, Coroutine):
-                work.close()  # the connection may have ended before it began
+                work.close()  # The connection may have ended before the task began
 
         task = asyncio.create_task(run())
         self._tasks.add(task)
         task.add_done_callback(over)
 
-    # Packets about a queue
+    # Requests about a queue
 
     def _to_queue(self, packet: Any, frame: Frame) -> None:
         queue_id: int = packet.queue_id
@@ -259,14 +298,15 @@ class Session(Peer):
         self._later(self._open_gate(queue_id), frame.packet_id)
 
     async def _open_gate(self, queue_id: int) -> None:
-        """Find out who serves the queue, then let through what waits, in order."""
+        """Find the queue's owner, then handle the waiting packets in order."""
         error: TidegateError | None = None
         replica: Replica | None = None
         relay: Relay | None = None
         try:
             if not self.guard.is_everything:
                 await self.node.names.learn(queue_id)
-                # Before it is routed: who may not see a queue must not hear how it is.
+                # Before the queue is located: the answer must not reveal a queue that the user may
+                # not see.
                 waiting = self._gates[queue_id]
                 waiting[:] = [each for each in waiting if self._is_allowed(*each)]
             if self._gates[queue_id]:
@@ -274,9 +314,9 @@ class Session(Peer):
                 if isinstance(found, Replica):
                     replica = found
                 elif self.is_node:
-                    # Whoever relays to us must look again. Passed on once more, a subscription
-                    # might come back to the very node that relays it, where acknowledgements and
-                    # its end, which need no relay there, would find nobody of its number.
+                    # The relaying node must locate the queue again. If the packet were relayed once
+                    # more, a subscription could return to the node that relays it. That node would
+                    # then treat the client's acknowledgements as its own and find no such consumer.
                     raise NotOwner(f"queue {queue_id} has moved: ask again")
                 else:
                     relay = await self.routes.relay_to(found, self)
@@ -287,7 +327,7 @@ class Session(Peer):
             if error is not None:
                 self.fail(frame.packet_id, error)
             elif not self.guard.is_everything and not self._is_allowed(packet, frame):
-                continue  # it came while the others waited
+                continue  # Arrived while the others waited
             elif replica is not None:
                 self._at_replica(replica, packet, frame)
             elif relay is not None:
@@ -305,13 +345,13 @@ class Session(Peer):
         if waiting is not None:
             self._later(waiting, frame.packet_id)
 
-    # Queues of other nodes
+    # Relaying
 
     def forward(self, relay: Relay, packet: Any, frame: Frame) -> None:
-        """Let the node behind that relay answer."""
+        """Send the packet to another node, which answers it."""
         self.cycle.unanswered()
         relay.forward(packet, frame)
 
     async def forward_to(self, address: str, packet: Request, frame: Frame) -> None:
-        """Let another node answer."""
+        """Send the packet to the node at `address`, opening a relay if needed."""
         self.forward(await self.routes.relay_to(address, self), packet, frame)

@@ -1,7 +1,8 @@
-"""The connections of a node: who is let in, who is not read for a while, who is hung up on.
+"""The sessions of a node: admission, back-pressure and closing.
 
-While the store cannot keep up, those who send are not read: what they have to say waits in their
-sockets. Who says nothing, or reads nothing, for too long is hung up on.
+While the store cannot keep up, the node does not read from sessions that send. Their data waits in
+the sockets. A session that stays silent, or whose client reads nothing, is closed after a time
+limit.
 """
 
 from __future__ import annotations
@@ -21,28 +22,28 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How long a client without a name is remembered after its connection has broken.
+# How long a client without a name is kept after its connection has ended.
 _EPHEMERAL_S = 30.0
 
 
 class Sessions:
-    """Everyone who is connected."""
+    """All sessions of a node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._all: set[Session] = set()
-        # Those that are not read until the store has caught up.
+        # Sessions that are not read until the store has caught up.
         self._waiting: set[Peer] = set()
         self._refused_at = float("-inf")
 
     def __iter__(self) -> Iterator[Session]:
-        """Over those of now, whoever comes and goes meanwhile."""
+        """Iterate over a copy: sessions may open and close during the iteration."""
         return iter(list(self._all))
 
     def __len__(self) -> int:
         return len(self._all)
 
-    # Coming and going
+    # Opening and closing
 
     def admit(self, session: Session) -> bool:
         node = self._node
@@ -53,7 +54,7 @@ class Sessions:
         except LimitReached as full:
             now = node.clock.monotonic()
             if now - self._refused_at > 1.0:
-                # Once a second: who knocks a thousand times must not fill the log.
+                # At most once a second: a flood of connections must not fill the log.
                 self._refused_at = now
                 log.warning("connection refused: %s", full)
             return False
@@ -69,7 +70,7 @@ class Sessions:
         self._waiting.discard(session)
 
     def forget_client(self, client_id: int) -> None:
-        """A client that lived as long as its connection, unless it comes back soon."""
+        """Delete a client without a name, unless it connects again within 30 s."""
 
         async def delete() -> None:
             await asyncio.sleep(_EPHEMERAL_S)
@@ -83,7 +84,7 @@ class Sessions:
     # Back-pressure
 
     def resume_when_dry(self, peer: Peer) -> None:
-        """Who is read no more until the store has caught up."""
+        """Read from `peer` again once the store has caught up."""
         self._waiting.add(peer)
 
     def resume_reading(self) -> None:
@@ -92,17 +93,18 @@ class Sessions:
             for peer in waiting:
                 peer.resume_reading()
 
-    # Ending others
+    # Closing by the node
 
     def hang_up_on_the_silent(self, now: float) -> None:
         limits = self._node.limits
         for session in self._all.difference(self._waiting):
             patience = 3 * limits.heartbeat_s if session.identified else limits.handshake_s
-            # Before login, bytes that drip in are no sign of life.
+            # Before the login, single bytes do not prolong a connection.
             since = session.last_heard if session.identified else session.connected_at
             stalled_s = session.stalled_s(now)
             if stalled_s is not None:
-                # We do not hear it either, since who does not read our answers is not asked more.
+                # The node does not read from a session whose client does not read. Its silence
+                # therefore proves nothing, and only the unread answers count.
                 if stalled_s > limits.slow_reader_s:
                     log.warning("hung up on who reads nothing", extra={"user": session.guard.user})
                     session.hang_up()
@@ -110,13 +112,17 @@ class Sessions:
                 session.hang_up()
 
     def users_changed(self) -> None:
-        """Who logged in as somebody that is no more, or may do other things now, starts over."""
+        """Close sessions whose user was removed or changed since the login."""
         for session in self:
             if not self._node.accounts.still_holds(session.guard):
                 session.end(NotAuthenticated("the user was changed or removed: log in again"))
 
     async def leave_the_dead(self) -> None:
-        """What waits for the answer of a dead owner must be asked again: its socket may be open."""
+        """Close relays to nodes that are no longer alive.
+
+        The TCP connection to a paused node stays open, and requests would wait for it forever.
+        Closing the relay fails them, so that the clients can send them again.
+        """
         relaying = [session for session in self._all if session.routes.is_relaying]
         if relaying:
             alive = {m.address for m in await self._node.store.members() if m.alive}

@@ -1,7 +1,28 @@
-"""The way back: leases end by ack, by return or by time; what is done is written down.
+"""Settling: how leases end, and how that is stored.
 
-Acknowledgements are gathered into one settlement per commit. Most leave whole segments done,
-which are then deleted; of others the done offsets are noted.
+Theory of operation
+
+A lease ends in one of three ways. An acknowledgement settles its messages (`settle`). A return or
+an expired deadline takes the lease back (`take_back`), and `Dispatch` retries the messages. A
+transaction reserves leases (`pledge`) and later settles them (`redeem`) or returns them
+(`release`).
+
+Settled messages are noted in the next `Settlement`. At most two settlements exist: `_settlement`
+collects, `_under_way` is being stored by the `Settler`. A settlement lists segments whose last
+message is done, which the store deletes. For other segments it lists the offsets that are done. It
+also lists failed deliveries, so that a restart does not forget them.
+
+Acknowledgements are stored late, since few clients wait for them: `Settler` collects for some
+milliseconds. `when_on_disk` makes it urgent.
+
+Invariants:
+
+- Memory is ahead of the store. If the node dies, acknowledgements that were not stored are lost and
+  the messages are delivered again.
+- Storing a settlement twice changes nothing, so the `Settler` repeats it until the store answers.
+
+Failures: if the store refuses the epoch, `settled(stored=False)` fences the replica. Callers that
+wait for the disk are called back all the same and must check `fenced`.
 """
 
 from __future__ import annotations
@@ -22,10 +43,11 @@ Ranges = list[tuple[int, int]]
 
 
 class Pledge:
-    """Leases in the hands of a transaction: they neither lapse nor return until its fate is known.
+    """Leases that a transaction has reserved.
 
-    Of their segments only the done offsets are written, since others of the same segment may be
-    settled at the same time; whose turn is the last deletes it.
+    They neither expire nor return until the result of the transaction is known. The transaction
+    stores only done offsets, since other messages of the same segment may be settled at the same
+    time. The part that settles the last message of a segment deletes the segment.
     """
 
     __slots__ = ("holder", "leases")
@@ -43,7 +65,7 @@ class Pledge:
 
 
 class Settling:
-    """Acknowledgements of one replica; a source of settlements."""
+    """Acknowledgements of one replica; a `SettleSource` of the settler."""
 
     def __init__(self, holding: Holding, settler: Settler) -> None:
         self._holding = holding
@@ -56,11 +78,11 @@ class Settling:
 
     @property
     def busy(self) -> bool:
-        """Whether something done is not on disk yet."""
+        """Return whether something done is not on disk yet."""
         return self._settlement is not None or self._under_way is not None
 
     def settle(self, holder: Consumer, ranges: Ranges) -> int:
-        """Acknowledge ranges of tags; how many were no longer held."""
+        """Acknowledge ranges of tags; return how many tags were no longer held."""
         meters = self._holding.meters
         queue = self._holding.queue
         watch = self._holding.watch
@@ -83,18 +105,18 @@ class Settling:
         return lost
 
     def settle_waiting(self, spans: list[Span]) -> int:
-        """Acknowledge messages that nobody held, just taken out of the queue; how many."""
+        """Acknowledge messages that were taken out of the queue by their ids; return how many."""
         meters = self._holding.meters
         self._holding.note_ended(spans, ACKED)
         for span in spans:
-            # Whoever acknowledges them has read them.
+            # The client that acknowledges them has read them without a lease.
             meters.delivered.add(len(span))
             meters.acked.add(len(span))
             self.note_done(span, self._holding.queue.done(span))
         return sum(map(len, spans))
 
     def when_on_disk(self, tell: Callable[[], None]) -> None:
-        """Call back when everything acknowledged so far is on disk."""
+        """Call `tell` when everything acknowledged so far is on disk, or the replica is fenced."""
         if self._settlement is not None:
             self._waiters.append(tell)
             self._settler.wants(self, urgent=True)
@@ -104,7 +126,7 @@ class Settling:
             tell()
 
     async def on_disk(self) -> None:
-        """Wait until everything that is done so far is so on disk."""
+        """Wait until everything done so far is on disk, or the replica is fenced."""
         on_disk: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.when_on_disk(lambda: None if on_disk.done() else on_disk.set_result(None))
         await on_disk
@@ -114,7 +136,7 @@ class Settling:
             self._settler.wants(self, urgent=True)
 
     def note_done(self, span: Span, finished: bool) -> None:
-        """For the next commit; with `finished`, its whole segment is done."""
+        """Note done messages for the next commit; with `finished`, their whole segment is done."""
         holding = self._holding
         if not holding.info.durable:
             return
@@ -129,7 +151,7 @@ class Settling:
             settlement.partly.setdefault(first_id, []).append((span.low, span.high))
 
     def note_failed(self, segment: Segment, offset: int, attempt: Attempt) -> None:
-        """For the next commit: a delivery came to nothing, and that shall not be forgotten."""
+        """Note a failed delivery for the next commit, so that a restart does not forget it."""
         if self._holding.info.durable:
             self._next().attempts[segment.first_id, offset] = attempt
 
@@ -142,7 +164,7 @@ class Settling:
 
     @staticmethod
     def take_back(holder: Consumer, ranges: Ranges) -> tuple[list[Lease], int]:
-        """End leases without settling: they, and how many were no longer held."""
+        """End leases without settling; return them and the number of tags that were not held."""
         leases: list[Lease] = []
         lost = 0
         for first, last in ranges:
@@ -151,10 +173,10 @@ class Settling:
             leases += taken
         return leases, lost
 
-    # For transactions
+    # Transactions
 
     def pledge(self, holder: Consumer, ranges: Ranges) -> Pledge | None:
-        """Take leases out of a holder's hands for a transaction; None: not all were there."""
+        """Reserve leases for a transaction; None if not all of them are held."""
         leases, lost = self.take_back(holder, ranges)
         if lost:
             holder.book.restore(leases)
@@ -164,11 +186,11 @@ class Settling:
         return pledge
 
     def segments_pledged(self) -> set[Segment]:
-        """Those of which messages are in the hands of transactions."""
+        """Return the segments of which transactions have reserved messages."""
         return {lease.span.segment for each in self._pledges for lease in each.leases}
 
     def redeem(self, pledge: Pledge) -> None:
-        """The transaction is on disk, and so is that these messages are done."""
+        """Settle the reserved leases: the transaction, and with it their end, is on disk."""
         self._pledges.discard(pledge)
         holding = self._holding
         if holding.fenced:
@@ -183,13 +205,15 @@ class Settling:
             if holding.watch is not None and lease.span.segment.first_id in holding.watch.segments:
                 holding.watch.ended(lease.span, ACKED, now)
             if holding.queue.done(lease.span):
-                # Who settled the rest meanwhile could not know that it was the rest.
+                # The transaction stored offsets only. It could not know that these were the last
+                # ones of the segment.
                 self.note_done(lease.span, True)
 
     def release(self, pledge: Pledge, *, is_there: bool) -> list[Lease]:
-        """The transaction came to nothing: who held them does again, if it is still there.
+        """End the reservation after the transaction has failed.
 
-        Else what has to go back to the queue.
+        If the holder is still registered (`is_there`), it holds the messages again and the result
+        is empty. Otherwise returns the leases, which the caller puts back into the queue.
         """
         self._pledges.discard(pledge)
         if is_there:
@@ -197,7 +221,7 @@ class Settling:
             return []
         return pledge.leases
 
-    # For the settler
+    # Called by the settler
 
     def collect_settlement(self) -> Settlement | None:
         self._under_way, self._settlement = self._settlement, None
@@ -215,7 +239,10 @@ class Settling:
             tell()
 
     def fenced(self) -> None:
-        """Nothing more is written; whoever waits is told, and looks whether we are fenced."""
+        """Drop the next settlement, and call back all waiting callers.
+
+        They must check `fenced`.
+        """
         self._settlement = None
         waiters, self._waiters = self._waiters, []
         for tell in waiters:

@@ -1,4 +1,4 @@
-"""What a client may ask about the loops: a function per packet."""
+"""Handlers that return recent decisions of the control loops."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tidegate.wire.packets.steering import (
 if TYPE_CHECKING:
     from tidegate.node.session import Session
 
-# As many as the store keeps.
+# The number of decisions that the store keeps.
 EXPLAIN_COUNT_MAX = 500
 
 
 async def explain(session: Session, packet: Explain, event: Received) -> None:
-    """Recent decisions, as the leader has written them down."""
+    """Answer with recent decisions about a queue, or about machines without a queue id."""
     _check_count(packet.count)
     store = session.node.store
     service = FLEET
@@ -38,7 +38,7 @@ async def explain(session: Session, packet: Explain, event: Received) -> None:
 
 
 async def explain_service(session: Session, packet: ExplainService, event: Received) -> None:
-    """The same of what is hosted."""
+    """Answer with recent decisions about a service."""
     _check_count(packet.count)
     store = session.node.store
     if packet.service not in [one.spec.name for one in await store.services()]:

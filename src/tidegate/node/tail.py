@@ -1,8 +1,25 @@
-"""What waits in the store only, and how it comes back into memory before its turn.
+"""Reads back messages that are in the store only, before their turn.
 
-The front of a tail is read in chunks whenever the head in memory runs short. A reader that
-wants something particular (from a sender, a reply, messages addressed to it) has the store
-searched for it, and what is found is pulled out of the middle.
+Theory of operation
+
+If memory is short, the queue keeps only the head of each lane in memory; the rest (the tail) is in
+the store. `fill_head` reads the front of a tail in chunks whenever a head is shorter than
+`HEAD_BYTES_LOW`. One such read runs at a time.
+
+Reads that select messages, and receivers of addressed messages, cannot wait for the front of a
+tail. For them the store is searched, and matching segments are pulled out of the middle of the
+tail. `SpilledRanges` notes pulled segments, so that they are not added again when the front reaches
+them.
+
+A segment that is being committed right now may be found in the store before its writer admits it.
+`known` filters these.
+
+A lane is stalled if its head consists of messages that wait for earlier ones of their groups.
+Reading more would only fill the memory, so its tail is left alone until one of them is done.
+
+Failures: if the store does not answer, a read is repeated after 0.2 s and a search gives up; the
+next event starts it again. A purge or another owner may have removed what was counted: the tail is
+then shortened.
 """
 
 from __future__ import annotations
@@ -22,10 +39,10 @@ from tidegate.queueing.rank import EVERYTHING
 
 log = logging.getLogger(__name__)
 
-# A head shorter than this is filled up, in chunks of the same size.
+# A head with fewer bytes is filled up, in chunks of this size.
 HEAD_BYTES_LOW = 4 * 1024 * 1024
 CHUNK_SEGMENTS = 4000
-# Segments that one search brings back.
+# Segments that one search reads.
 FOUND_SEGMENTS = 16
 ALL_BYTES = 1 << 62
 
@@ -41,16 +58,15 @@ class TailReader:
     ) -> None:
         self._holding = holding
         self._came_back = came_back
-        # Without those that are stored this very moment, by another connection than puts before
-        # and behind them: they come by themselves.
+        # Removes segments that are being stored right now: their writer admits them.
         self._known = known
         self._reading: asyncio.Task[None] | None = None
         self._searches: set[asyncio.Task[None]] = set()
-        # Receivers for whom a search is under way.
+        # Receivers for which a search is running.
         self._searched_for: set[int] = set()
 
     async def load(self) -> None:
-        """Everything a new owner finds is a tail."""
+        """Count what the store has, as tails; called when the queue has been claimed."""
         holding = self._holding
         for lane in await holding.store.lanes(holding.info.queue_id):
             holding.queue.tails.lane(lane.priority, lane.addressed).expect_tail(
@@ -59,11 +75,11 @@ class TailReader:
         self.fill_head()
 
     def head_bytes_least(self) -> int:
-        """What a queue may keep in memory however full the node is."""
+        """Return the bytes that a queue may keep in memory however full the node is."""
         return min(HEAD_BYTES_LOW // 4, self._holding.limits.memory_bytes // 64)
 
     def fill_head(self) -> None:
-        """Read the next part of a tail, before its turn."""
+        """Start reading the front of a tail if a head is short."""
         holding = self._holding
         if self._reading is not None or holding.fenced:
             return
@@ -79,13 +95,13 @@ class TailReader:
                 return
 
     def _note_stalled(self, lanes: list[Lane], room: bool) -> None:
-        """Leave tails alone whose heads are full of messages that wait for their groups."""
+        """Mark lanes as stalled whose heads are full of messages that wait for their groups."""
         held_bytes_max = self._holding.limits.memory_bytes // 4 if room else self.head_bytes_least()
         for lane in lanes:
             was_stalled = lane.stalled
             lane.stalled = self._holding.queue.turnstile.is_crowded(lane, held_bytes_max)
             if lane.stalled and not was_stalled:
-                # Others may have waited for this one.
+                # Clients may have waited for this tail. Without it they can get later messages.
                 asyncio.get_running_loop().call_soon(self._came_back)
 
     async def _read(self, priority: int, addressed: bool) -> None:
@@ -107,10 +123,10 @@ class TailReader:
             await asyncio.sleep(0.2)
         else:
             if not segments and (lane.tail_from, lane.tail_last) == asked:
-                # Nothing is there where we counted something: it was purged meanwhile.
+                # The store has nothing where messages were counted: they were purged meanwhile.
                 holding.queue.forget_tail(lane)
             elif not segments:
-                # A new tail has begun behind what we asked for.
+                # A new tail has begun behind the requested ids.
                 holding.queue.skip_tail(lane, asked[1] + 1)
             elif lane.tail_count:
                 holding.queue.bring_back(self._known(segments))
@@ -125,7 +141,7 @@ class TailReader:
     def search(
         self, reader: Reader, is_served: Callable[[], bool], not_found: Callable[[], None]
     ) -> None:
-        """Look for what a reader wants until it is served, or there is nothing more to look at."""
+        """Search the store for a read until it is answered or nothing is left to search."""
 
         async def search() -> None:
             if reader.match is None:
@@ -142,7 +158,7 @@ class TailReader:
         self._start(search())
 
     async def _pull_matches(self, reader: Reader, is_served: Callable[[], bool]) -> None:
-        """In the reader's order, so that the first one found is the first one there is."""
+        """Pull matches in the order of the read, so that the first one found is the right one."""
         priorities: list[int | None] = [None]
         if reader.order is Order.PRIORITY:
             tails = self._holding.queue.tails.wanted(ALL_BYTES)
@@ -160,17 +176,17 @@ class TailReader:
                     return
 
     def _is_coming(self) -> bool:
-        """Whether more of what is for anyone is on its way from the store."""
+        """Start reading for any client if needed; return whether a read is running."""
         if not self._holding.queue.tails.has_any_for_anyone:
             return False
         self.fill_head()
         return self._reading is not None
 
     async def more(self) -> bool:
-        """Wait for what is on its way from the store; False when nothing is.
+        """Wait for the next chunk for any client; False if nothing is left in the store.
 
-        For who found nothing to take. Whether something is in memory says nothing: it may be for
-        somebody else, or behind what is still in the store.
+        Callers use it after they found nothing to take. That memory is not empty does not help
+        them: its messages may be for another client, or behind those in the store.
         """
         if not self._is_coming():
             return False
@@ -179,7 +195,7 @@ class TailReader:
         return True
 
     async def more_of_all(self) -> bool:
-        """The same for who takes what is addressed, too."""
+        """Wait for the next chunk of any tail, addressed or not; False if nothing is left."""
         if not self._holding.queue.tails.count:
             return False
         self.fill_head()
@@ -189,7 +205,7 @@ class TailReader:
         return True
 
     def search_for_receiver(self, client_id: int) -> None:
-        """Bring back all that is addressed to a client that is here."""
+        """Pull all messages that are addressed to a client."""
         if (
             client_id in self._searched_for
             or self._holding.queue.tails.unsearched_from(client_id) is None
@@ -224,7 +240,7 @@ class TailReader:
     async def _pull(
         self, from_id: int, client_id: int, match: Match | None, priority: int | None = None
     ) -> list[Segment] | None:
-        """Pull what matches into memory; None when the store cannot be asked."""
+        """Pull matching segments into memory and return them; None if the store does not answer."""
         holding = self._holding
         try:
             segments = await holding.store.find_segments(
@@ -251,19 +267,25 @@ class TailReader:
         return task
 
     async def look(self, first_id: int, last_id: int) -> tuple[list[Segment], int]:
-        """Segments of the store that hold these ids, and up to which id these are all."""
+        """Read segments with these ids from the store without adding them to the queue.
+
+        Returns them and the id up to which they are complete.
+        """
         holding = self._holding
         if not holding.queue.tails.has_between(first_id, last_id):
             return [], last_id
         found = await holding.store.read_between(
             holding.info.queue_id, first_id, last_id, CHUNK_SEGMENTS, HEAD_BYTES_LOW
         )
-        # Cut short or not: nobody but the store knows, and it is asked again from there.
+        # Only the store knows whether the result was cut short. The next call asks from there on.
         through = min(max(found[-1].open_end_id - 1, first_id), last_id) if found else last_id
         return self._known(found), through
 
     async def pull_between(self, first_id: int, last_id: int) -> int:
-        """Bring messages for anyone back by their ids, so many at a time; up to which id."""
+        """Pull one chunk of unaddressed messages with these ids into memory.
+
+        Returns the id up to which the chunk is complete.
+        """
         found, through = await self.look(first_id, last_id)
         if not self._holding.fenced:
             for_anyone = [segment for segment in found if segment.receivers is None]

@@ -1,4 +1,4 @@
-"""What hangs on one connection at replicas of this node, and ends with it."""
+"""The resources that one session has at this node's replicas."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from tidegate.node.replica import Replica
 
 
 class Ties:
-    """Reads that wait, replicas that were used, and queues that go with it."""
+    """Pending reads, used replicas and temporary queues of one session."""
 
     __slots__ = ("_readers", "_replicas", "queues")
 
     def __init__(self) -> None:
-        # By packet id, so that a reader and its callbacks do not hold each other.
+        # By packet id: a reference to the callbacks would form a cycle with the reader.
         self._readers: dict[int, tuple[Reader, Replica]] = {}
         self._replicas: dict[int, Replica] = {}
-        # Those that are deleted when the connection ends.
+        # Deleted when the session ends.
         self.queues: set[int] = set()
 
     def use(self, replica: Replica) -> None:
-        """The replica must hear when the connection ends."""
+        """Note that the replica has to be told when the session ends."""
         self._replicas[replica.info.queue_id] = replica
 
     @property
@@ -28,14 +28,17 @@ class Ties:
         return set(self._replicas.values())
 
     def add_reader(self, packet_id: int, reader: Reader, replica: Replica) -> None:
-        """Its connection's end is the reader's end."""
+        """Note a pending read, which is dropped when the session ends.
+
+        Raises `UnexpectedPacket` if the packet id is in use.
+        """
         if packet_id in self._readers:
             raise UnexpectedPacket(f"packet {packet_id} is waiting for its answer already")
         self._readers[packet_id] = (reader, replica)
         self._replicas[replica.info.queue_id] = replica
 
     def reader(self, packet_id: int) -> Reader | None:
-        """The read that waits under this packet id."""
+        """Return the pending read of a packet; None if there is none."""
         found = self._readers.get(packet_id)
         return None if found is None else found[0]
 
@@ -43,7 +46,7 @@ class Ties:
         self._readers.pop(packet_id, None)
 
     def cut(self, outlet: Outlet) -> None:
-        """The connection is gone."""
+        """Drop the session's reads and return the messages that its consumers hold."""
         for reader, replica in self._readers.values():
             replica.dispatch.readers.drop(reader)
         for replica in self.replicas:

@@ -1,4 +1,4 @@
-"""TLS between nodes and clients, and among nodes: 1.2 at least, certificates always verified."""
+"""TLS between nodes and clients and among nodes: at least 1.2, certificates always verified."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from tidegate.core.errors import InvalidValue
 
 
 class NodeTls:
-    """A node's certificate, and how it verifies that of other nodes."""
+    """The node's certificate, and the context that verifies the certificates of other nodes.
+
+    Raises `InvalidValue` if a file is missing or does not hold what it should.
+    """
 
     def __init__(self, certificate: Path, key: Path, authority: Path | None = None) -> None:
         self.accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -19,7 +22,7 @@ class NodeTls:
             if not file.is_file():
                 raise InvalidValue(f"{file}: there is no such file; it is needed for TLS")
         try:
-            # No password: a prompt would stop a node that starts again by itself.
+            # An empty password, or OpenSSL would prompt for one and block a node that restarts.
             self.accepting.load_cert_chain(certificate, key, password=b"")
         except (OSError, ValueError) as failure:
             raise InvalidValue(

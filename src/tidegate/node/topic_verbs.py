@@ -1,4 +1,4 @@
-"""What a client may ask about topics: a function per packet."""
+"""Handlers of packets about topics and subscriptions."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def subscribe_topic(session: Session, packet: SubscribeTopic, event: Recei
         raise InvalidValue(
             f"queue {name!r} is transient: what is published is stored, so a subscription is too"
         )
-    # Not even its connection's end stops it: who makes a queue that goes with one must say so.
+    # Not cancelled with the connection: a temporary queue must be noted, or it would stay forever.
     queue = await asyncio.shield(asyncio.create_task(_subscribe(session, packet)))
     if queue is None:
         if packet.durable:

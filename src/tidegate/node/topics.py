@@ -1,7 +1,7 @@
-"""Queues that go with a connection, and what is left of topics when nobody looks after it.
+"""Temporary queues of connections, and cleaning up after topics.
 
-Such a queue is deleted by the node whose connection it was; when that node is gone, by whichever
-owns the queue.
+The node of a connection deletes its temporary queues when the connection ends. If that node is
+gone, the owner of each queue deletes it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Every so many sweeps payloads are looked at too.
+# Unused payloads are looked for in one of this many sweeps.
 _PAYLOAD_SWEEPS = 10
 
 
 class Topics:
-    """A node's part in the topics of its cluster, beside publishing."""
+    """A node's part in topics beside publishing."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._sweeps = 0
 
     def connection_ended(self, queue_ids: Iterable[int]) -> None:
-        """Delete the queues that went with a connection."""
+        """Delete the temporary queues of a connection."""
         for queue_id in queue_ids:
             self._node.do_soon(self._delete(queue_id))
 
@@ -40,16 +40,16 @@ class Topics:
         except QueueNotExisting:
             return
         except TidegateError as failure:
-            # It is found again once this node is gone.
+            # Another node deletes it once this node is gone.
             log.warning("queue %s outlives its connection: %s", queue_id, failure)
 
     async def sweep(self) -> None:
-        """Queues of connections to nodes that are gone, and payloads that nobody uses."""
+        """Delete temporary queues of nodes that are gone, and payloads that no segment uses."""
         store = self._node.store
         for queue_id in await store.lost_subscriptions():
             if queue_id in self._node.replicas:
                 await self._delete(queue_id)
-        # Rarely: as a rule who uses a payload last frees it, and this looks at all of them.
+        # Rarely, since it scans all payloads. Normally the last segment to use a payload frees it.
         if self._sweeps % _PAYLOAD_SWEEPS == 0:
             await store.free_payloads()
         self._sweeps += 1

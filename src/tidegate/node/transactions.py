@@ -1,8 +1,27 @@
-"""Puts and acknowledgements across queues, all or none.
+"""Transactions: puts and acknowledgements across queues, all or none.
 
-Leases cannot move, so the node that has them does it: the queues that are only put to are brought
-there. Whose leases are meant is decided when the packet comes, before anything waits: the same
-number may be another consumer's a moment later. A resend is answered from the marks of the puts.
+Theory of operation
+
+A transaction is one commit in the store, so one node must own all its queues. Leases cannot move to
+another node. The node that has the leases therefore executes the transaction, and the queues that
+are only put to are brought to it. Without acknowledgements, the owner of most of the queues
+executes it. A session of another node forwards the packet.
+
+The session finds the leases when the packet arrives, before anything waits: a moment later the same
+consumer number may belong to a new consumer.
+
+1. `QueueColocation.gather` brings all queues here and waits for room in them.
+2. Without awaiting, `JointCommit` reserves the leases and takes ids for the puts.
+3. `JointCommit.store` commits, and then settles the leases and admits the messages.
+
+Failures:
+
+- A queue is transient, a lease is lost, or a queue has no room: the transaction fails and nothing
+  of it is done.
+- A queue moves away meanwhile: the transaction is repeated a few times.
+- The client sends it again: while it runs, both share its result. Later it is recognized by the
+  batch marks of its puts and answered as done. If nothing is marked and its leases may be gone, it
+  fails with `LeaseLost`.
 """
 
 from __future__ import annotations
@@ -32,7 +51,7 @@ Held = list[tuple[Replica, Consumer, Ranges]]
 
 
 def transact(session: Session, packet: Transact, event: Received) -> Awaitable[None] | None:
-    """Done here, or by the node that has the leases."""
+    """Run a transaction here, or forward it to the node that has the leases."""
     bodies = check_transact(packet, memoryview(event.body), session.limits)
     held: Held = []
     if packet.acks and not packet.resent:
@@ -55,7 +74,10 @@ async def _run(
 
 
 def _place(session: Session, packet: Transact) -> Held | Relay:
-    """Where the leases are: who holds them here, or the way to the node that has them."""
+    """Return the holders of the leases here, or the relay to the node that has them.
+
+    Raises `LeaseLost` if there are none, and `InvalidValue` if several nodes have them.
+    """
     held: Held = []
     relays: set[Relay] = set()
     for ack in packet.acks:
@@ -91,7 +113,7 @@ def _transient(replica: Replica) -> InvalidValue:
 
 
 class Transactions:
-    """Those of one node."""
+    """The transactions of one node; equal requests share one result."""
 
     def __init__(self, node: Node, meeting: Meeting) -> None:
         self._node = node
@@ -104,7 +126,7 @@ class Transactions:
     async def run(
         self, packet: Transact, bodies: list[bytes], held: Held, sender: int
     ) -> list[PutMessageResponse] | str:
-        """The ids of the puts; or the address of the node that should be asked."""
+        """Return the ids of the puts, or the address of the node that should run it."""
         return await self._once.run(
             (packet.producer, packet.batch), lambda: self._run(packet, bodies, held, sender)
         )
@@ -125,12 +147,12 @@ class Transactions:
         replicas = await self._meeting.gather(
             {put.queue_id: (len(put.lengths), sum(put.lengths)) for put in packet.puts}, key
         )
-        # From here to the commit nothing waits.
+        # From here to the commit nothing awaits, so no queue can leave.
         for replica in replicas.values():
             if not replica.info.durable:
                 raise _transient(replica)
             if replica.intake.knows(*key):
-                return []  # all or none: one that has it speaks for all
+                return []  # All or none: one queue that has it speaks for all
         if packet.acks and not held:
             raise LeaseLost(
                 "nothing of the transaction was done, and it was asked for again when its messages "

@@ -1,8 +1,8 @@
-"""A trial: somebody tries out prefetches with a consumer, and leaves no trace, however it ends.
+"""Prefetch experiments: a client sets another consumer's prefetch for a while.
 
-A trial belongs to the connection that began it. When that connection is gone, killed or not, the
-consumer has what it asked for again. A second trial of the same consumer is refused: it would
-measure the first one, and take its prefetches for what the consumer had.
+An experiment belongs to the connection that began it. When that connection ends, even by a crash,
+the consumer gets the prefetch that it had asked for. Only one client at a time may experiment with
+a consumer: a second one would measure the first and restore the wrong prefetch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_no_other_trial(consumer: Consumer, by: Outlet) -> None:
-    """Raises if somebody else has it in hand."""
+    """Raise `InvalidValue` if another client experiments with the consumer."""
     if consumer.trial is not None and consumer.trial is not by:
         raise InvalidValue(
             f"{consumer.trial.client_name} is trying out prefetches with "
@@ -27,7 +27,7 @@ def check_no_other_trial(consumer: Consumer, by: Outlet) -> None:
 
 
 def try_prefetch(dispatch: Dispatch, consumer: Consumer, prefetch: int, by: Outlet) -> None:
-    """This one for a while; 0: over."""
+    """Set the prefetch of an experiment; 0 ends the experiment."""
     if not prefetch:
         if consumer.trial is not None:
             _end(dispatch, consumer)
@@ -37,7 +37,7 @@ def try_prefetch(dispatch: Dispatch, consumer: Consumer, prefetch: int, by: Outl
 
 
 def end_trials(dispatch: Dispatch, by: Outlet) -> None:
-    """Whoever tried is gone."""
+    """End the experiments of a connection that is gone."""
     for consumer in dispatch.holders.consumers:
         if consumer.trial is by:
             _end(dispatch, consumer)
@@ -45,13 +45,13 @@ def end_trials(dispatch: Dispatch, by: Outlet) -> None:
 
 def _end(dispatch: Dispatch, consumer: Consumer) -> None:
     consumer.trial = None
-    # A loop that has taken it over meanwhile decides.
+    # If a control loop sets the prefetch by now, its value stays.
     if consumer.control is None:
         _set(dispatch, consumer, consumer.asked)
 
 
 def _set(dispatch: Dispatch, consumer: Consumer, prefetch: int) -> None:
     if not consumer.asked:
-        return  # it drains, and wants nothing more
+        return  # The client wants no more messages
     consumer.outlet.prefetch_changed(consumer.consumer, prefetch, lasting=False)
     dispatch.steer([(consumer, prefetch)])

@@ -1,4 +1,4 @@
-"""How long a message has waited: what everybody who counts it means by that."""
+"""How long a message has waited before its delivery, for stats and telemetry."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from tidegate.core.segment import Segment
 
 
 def ready_for_s(segment: Segment, now: float) -> float:
-    """How long it could have been delivered."""
-    # A delay that was asked for is no wait.
+    """Return how many seconds the segment could have been delivered."""
+    # A requested delay is no wait.
     return max(now - (segment.due_at or segment.arrived_at), 0.0)

@@ -1,1 +1,1 @@
-"""One queue in memory: lifecycle, priorities, leases, credit."""
+"""One queue in memory: order, leases, groups, delays and expiry. Pure: no clock, no I/O."""

@@ -1,4 +1,4 @@
-"""The contents of a queue by their ids: what is ready in memory, or waits there for its group."""
+"""Access to the messages in memory by their ids, whether ready or waiting for their group."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tidegate.queueing.row import between, span_first_id
 from tidegate.queueing.span import Span
 from tidegate.queueing.turnstile import Turnstile
 
-# Before others have their turn: some milliseconds.
+# Spans that one call examines before the event loop runs; some milliseconds.
 _SPANS_LOOKED_AT = 5000
 
 
 class Contents:
-    """Looks at messages where they lie, and takes them out whoever's turn it is."""
+    """Browses messages without moving them, and takes them out regardless of their order."""
 
     __slots__ = ("_lanes", "_turnstile")
 
@@ -28,10 +28,10 @@ class Contents:
         self._lanes = lanes
         self._turnstile = turnstile
 
-    # Looking
+    # Reading
 
     def oldest(self) -> Segment | None:
-        """The oldest ready segment in memory."""
+        """Return the oldest segment in memory with a ready message; None if there is none."""
         heads = [lane.oldest for lane in self._lanes if lane.count]
         all_groups = self._turnstile.by_receiver.values()
         heads += [span for groups in all_groups if (span := groups.oldest) is not None]
@@ -46,11 +46,11 @@ class Contents:
         for_anyone: bool = False,
         spans_max: int | None = None,
     ) -> list[Span]:
-        """Up to `limit` ready messages in memory with these ids, in order, left where they are."""
+        """Return up to `limit` ready messages with these ids, in order, without moving them."""
         seen: list[Span] = []
         if first_id > last_id:
             return seen
-        # As many are looked at as are wanted, whatever waits besides.
+        # Only as many spans as needed are examined, however many messages wait.
         for span in islice(self._between(first_id, last_id, for_anyone), spans_max):
             if limit <= 0:
                 break
@@ -61,12 +61,12 @@ class Contents:
         return seen
 
     def segments(self) -> Iterator[Segment]:
-        """Those of which something is ready or waits for its group, in order."""
+        """Yield the segments with messages that are ready or wait for their group, in order."""
         for segment, _ in groupby(self._between(0, NO_ID, False), key=lambda span: span.segment):
             yield segment
 
     def _between(self, first_id: int, last_id: int, for_anyone: bool) -> Iterator[Span]:
-        """The spans in memory that hold these ids, in order."""
+        """Yield the spans that hold these ids, in order."""
         receivers = [ANYONE] if for_anyone else list(self._lanes.by_receiver)
         rows: list[Iterable[Span]] = [
             between(row, first_id, last_id)
@@ -83,12 +83,12 @@ class Contents:
         ]
         return heapq.merge(*rows, key=span_first_id)
 
-    # Out
+    # Taking
 
     def take_between(self, ranges: list[Range]) -> list[Span]:
-        """The messages for anyone in memory with these ids, which thereby are nobody's.
+        """Take the unaddressed messages with these ids.
 
-        The ranges are in order and apart.
+        The ranges are in order and do not touch.
         """
         if not ranges:
             return []
@@ -101,11 +101,11 @@ class Contents:
     def take_segments(
         self, is_wanted: Callable[[Segment, bool], bool], count: int, bytes_max: int, ids_max: int
     ) -> list[list[Span]]:
-        """Whole segments that are wanted, the oldest first: all that is open of each is ready.
+        """Take whole segments that are wanted, oldest first. Whole: all open messages are ready.
 
-        Asked of every segment in that order, with whether it is whole. Of each that goes the spans,
-        which thereby are nobody's. The last may go beyond the count and the bytes; none goes beyond
-        the ids, of which done messages need theirs too.
+        `is_wanted` is asked about every segment in order, with whether it is whole. Returns the
+        spans of each taken segment. The last one may exceed `count` and `bytes_max`. The segments
+        together have at most `ids_max` messages, where done messages count too.
         """
         chosen: list[list[Span]] = []
         looked_at = islice(self._between(0, NO_ID, False), _SPANS_LOOKED_AT)
@@ -128,7 +128,7 @@ class Contents:
         return chosen
 
     def _withdraw(self, span: Span) -> None:
-        """Take a ready span out, from its lane or from where it waits for its group."""
+        """Take a ready span out of its lane or out of the group gate."""
         receiver = receiver_of(span.segment, span.low)
         lane = self._lanes.lane(receiver, span.segment.priority)
         if lane.find(span) is span:

@@ -1,6 +1,7 @@
-"""The delayed messages of a queue: what was put for later, and what failed and is tried again.
+"""The delayed messages of a queue: put for later, or failed and waiting for a retry.
 
-Part of what was put for later may be in the store only. What is to be tried again is in memory.
+Some of the messages put for later may be in the store only. Messages that wait for a retry are
+always in memory.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from tidegate.queueing.span import Span
 
 
 class Delayed:
-    """Two schedules, and how much of the first the store has."""
+    """Two schedules, and the number of delayed messages that are in the store only."""
 
     __slots__ = ("_floor", "_residents", "in_store", "retrying", "scheduled")
 
     def __init__(self, residents: Residents) -> None:
         self._residents = residents
-        # By the wall clock, and (to be tried again) by the monotonic one.
+        # Put for later, by the wall clock; and to be retried, by the monotonic clock.
         self.scheduled = Schedule()
         self.retrying = Schedule()
-        # How many only the store holds.
+        # Number of messages that are in the store only.
         self.in_store = 0
-        # The last (time, id) of which something has left the schedule: up to there all that is not
-        # done is in memory, ready or with somebody, and must not be read from the store again.
+        # The highest (due time, id) that has left the schedule. Up to there all open messages are
+        # in memory, ready or leased, and must not be read from the store again.
         self._floor = (0.0, 0)
 
     @property
@@ -37,25 +38,25 @@ class Delayed:
         return self.scheduled.count + self.retrying.count + self.in_store
 
     def __iter__(self) -> Iterator[Span]:
-        """Those in memory, in no order."""
+        """Iterate over those in memory, in no order."""
         return chain(self.scheduled, self.retrying)
 
     def retried(self, now: float) -> set[Segment]:
-        """The segments of which something was tried, and waits before it is tried again."""
-        # What was put for later has had no turn yet.
+        """Return the segments with messages that have failed and wait for their retry."""
+        # A segment that was put for later has not been tried before it is due.
         return {span.segment for span in self if (span.segment.due_at or 0.0) <= now}
 
     def put_off(self, span: Span, due: float) -> None:
-        """A leased span failed, and is to be tried again at a monotonic time."""
+        """Schedule a leased span that failed for a retry at a monotonic time."""
         span.segment.mark_attempted(span.low, span.high)
         self.retrying.add(due, span.advance(Event.PUT_OFF))
 
     def evict(self) -> tuple[float, int]:
-        """Let go of the half that is due last, of which the store has all.
+        """Drop the later half of the scheduled messages from memory; the store has them.
 
-        The time and id behind which nothing of it is in memory.
+        Returns the time and id behind which none of them is in memory.
         """
-        # What waits to be tried again stays: the store is not read for that.
+        # Retries stay: they are not read back from the store.
         first_tries: list[tuple[float, Span]] = []
         for due, span in self.scheduled.take_all():
             if due == span.segment.due_at:
@@ -64,7 +65,7 @@ class Delayed:
                 self.scheduled.add(due, span)
         middle = (len(first_tries) + 1) // 2
         for index, (due, span) in enumerate(first_tries):
-            # Parts of it are elsewhere in memory.
+            # If not all open messages are here, other parts of the segment are elsewhere in memory.
             in_parts = len(span) != span.segment.open
             if in_parts or (due, span.segment.first_id) <= self._floor:
                 middle = max(middle, index + 1)
@@ -87,7 +88,7 @@ class Delayed:
         return due + self.retrying.take_due(now_monotonic)
 
     def take_expired(self, expiry: Expiry, now: float) -> Iterator[Span]:
-        """Those in memory whose time is over, as spans of their own."""
+        """Take the expired messages in memory, as spans of their own."""
         for schedule in (self.scheduled, self.retrying):
             if any(span.segment.expires_at is not None for span in schedule):
                 for due, span in schedule.take_all():
@@ -96,7 +97,7 @@ class Delayed:
     def _cut_expired(
         self, schedule: Schedule, due: float, span: Span, ranges: list[tuple[int, int]]
     ) -> Iterator[Span]:
-        """What is over; the rest waits on."""
+        """Yield the expired parts of a span, and schedule the rest again."""
         low = span.low
         for expired_low, expired_high in [*ranges, (span.high, span.high)]:
             if expired_low > low:
@@ -107,7 +108,7 @@ class Delayed:
             low = expired_high
 
     def take_all(self) -> tuple[list[Span], int]:
-        """All in memory, and how many were in the store only."""
+        """Take all messages in memory; also return how many were in the store only."""
         in_store, self.in_store = self.in_store, 0
         both = self.scheduled.take_all() + self.retrying.take_all()
         return [span for _, span in both], in_store

@@ -1,4 +1,4 @@
-"""Expiry: whose time is over, by what messages say themselves or by what their queue says."""
+"""Expiry of messages, by their own time to live or by the policy of their queue."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from tidegate.queueing.span import Span
 
 
 class Expiry:
-    """When to look again, so that nobody looks at messages whose time is not over."""
+    """Notes when the next message may expire, so that no scan runs before."""
 
     __slots__ = ("next_at", "ttl_s")
 
     def __init__(self) -> None:
         # When the first message in memory may expire.
         self.next_at = NEVER
-        # How long messages live that say nothing themselves.
+        # Time to live of messages that have none of their own; None: unlimited.
         self.ttl_s: float | None = None
 
     def begin(self, segment: Segment) -> None:
-        """A segment comes to memory."""
+        """Note the expiry of a segment that enters memory."""
         if self.ttl_s is not None:
             segment.expire_by_policy(self.ttl_s)
         if segment.expires_at is not None:
             self.next_at = min(self.next_at, segment.expires_at)
 
     def resume(self, segment: Segment) -> None:
-        """Something of it comes back: while it was held, nobody looked at its time."""
+        """Note the expiry of messages that are returned; leased ones are not scanned."""
         if segment.expires_at is not None:
             self.next_at = min(self.next_at, segment.expires_at)
 
     def ranges(self, span: Span, now: float) -> list[tuple[int, int]]:
-        """Offsets whose time is over; of the others the next expiry is noted."""
+        """Return the expired offsets of a span, and note the next expiry of the others."""
         segment = span.segment
         if segment.expires_at is None:
             return []

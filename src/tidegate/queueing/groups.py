@@ -1,14 +1,14 @@
-"""Groups: of the messages of a group one is out at a time, in order of their ids.
+"""Message groups: one message of a group is out at a time, in order of their ids.
 
-A message is out from when it lies in its lane until it is done: leased, returned and put off it
-stays its group's only one. Those behind it are kept aside here, so they stand in nobody's way, and
-taking needs to know nothing of groups: what lies in a lane may be taken.
+A message is out from when it enters its lane until it is done. While it is leased, returned or put
+off, no other message of its group comes out. Later ones are kept aside here. They block no other
+message, and `Queue.take` needs to know nothing of groups: every message in a lane may be taken.
 
-Of a group that is frozen (it is to go to another queue) none comes out any more: all wait here,
-behind the one that is with somebody.
+From a frozen group, which is about to move to another queue, no more messages come out.
 
-Part of a queue may lie in the store only. A message whose group may have an older one there is kept
-aside too, until everything up to the message is in memory: the horizon has passed it.
+Part of the queue may be in the store only. A message whose group may have an older message there is
+kept aside too, until everything up to it is in memory. The horizon is the id below which that is
+so.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def has_groups(segment: Segment) -> bool:
 
 
 class Groups:
-    """The groups of one receiver. All spans in here are of one message."""
+    """The groups of one receiver. All spans here are of one message."""
 
     __slots__ = ("_beyond", "_is_frozen", "_out", "_waiting")
 
     def __init__(self, is_frozen: Callable[[str], bool] = lambda group: False) -> None:
         self._is_frozen = is_frozen
-        # Where the message lies that is out: its segment, and its offset there.
+        # Group -> the message that is out: its segment and its offset there.
         self._out: dict[str, tuple[Segment, int]] = {}
         self._waiting: dict[str, Row] = {}
-        # Groups of which none is out since the first that waits is beyond the horizon: a heap by
-        # its id. Entries that are no longer true are passed over.
+        # Groups with none out, since their first message is beyond the horizon: a heap by its id.
+        # Outdated entries are skipped.
         self._beyond: list[tuple[int, str]] = []
 
     @property
@@ -56,14 +56,14 @@ class Groups:
         return bool(self._out)
 
     def newer_out(self, group: str, first_id: int) -> Span | None:
-        """The message of the group that is out, if its id is higher."""
+        """Return the message of the group that is out if its id is above `first_id`, else None."""
         out = self._out.get(group)
         if out is None or out[0].first_id + out[1] <= first_id:
             return None
         return Span(out[0], out[1], out[1] + 1, State.READY)
 
     def enter(self, group: str, span: Span, horizon: int) -> bool:
-        """A message comes, or comes back; True when it is out, else it waits here."""
+        """Add a new or returned message; return whether it is out. Otherwise it waits here."""
         first_id = span.first_id
         out = self._out.get(group)
         if out is not None:
@@ -86,21 +86,21 @@ class Groups:
         if waiting is None:
             waiting = self._waiting[group] = deque()
         if not waiting or waiting[-1].first_id < span.first_id:
-            # Not joined with its neighbour: they leave one by one.
+            # Not merged with adjacent messages, since they leave one by one.
             waiting.append(span)
         else:
             at = bisect(waiting, span.first_id, key=lambda other: other.first_id)
             waiting.insert(at, span)
 
     def step_back(self, group: str) -> Span:
-        """The one that is out, and with nobody, waits behind an older one that came late."""
+        """Make the message that is out, and not leased, wait behind a late, older one."""
         segment, offset = self._out.pop(group)
         span = Span(segment, offset, offset + 1, State.READY)
         self._wait(group, span)
         return span
 
     def leave(self, group: str, first_id: int, horizon: int) -> Span | None:
-        """A message is done; the one that is out in its place."""
+        """Note that a message is done; return the next one of its group, which is out now."""
         out = self._out.get(group)
         if out is None or out[0].first_id + out[1] != first_id:
             return None
@@ -108,7 +108,7 @@ class Groups:
         return self.next_out(group, horizon)
 
     def next_out(self, group: str, horizon: int) -> Span | None:
-        """None of the group is out: the first that waits is from now on, if there is one."""
+        """Let the first waiting message of the group out and return it; None if there is none."""
         waiting = self._waiting.get(group)
         if waiting is None or self._is_frozen(group):
             return None
@@ -126,7 +126,7 @@ class Groups:
             del self._waiting[group]
 
     def reach(self, horizon: int) -> Iterator[Span]:
-        """The horizon is further away: who is out now."""
+        """Yield the messages that a higher horizon lets out."""
         while self._beyond and self._beyond[0][0] < horizon:
             _, group = heapq.heappop(self._beyond)
             if group not in self._out:
@@ -137,7 +137,7 @@ class Groups:
     # Freezing
 
     def frozen_out(self) -> list[tuple[str, Span]]:
-        """Messages of frozen groups that are out."""
+        """Return the messages of frozen groups that are out."""
         return [
             (group, Span(segment, offset, offset + 1, State.READY))
             for group, (segment, offset) in self._out.items()
@@ -145,16 +145,16 @@ class Groups:
         ]
 
     def thawed(self, horizon: int) -> Iterator[Span]:
-        """Other groups are frozen than before: who is out now."""
+        """Yield the messages that come out after other groups were frozen than before."""
         for group in [group for group in self._waiting if group not in self._out]:
             span = self.next_out(group, horizon)
             if span is not None:
                 yield span
 
-    # Who waits
+    # Waiting messages
 
     def remove(self, span: Span) -> None:
-        """A message that waits here goes."""
+        """Remove a message that waits here."""
         group = group_of(span.segment, span.low)
         assert group is not None
         self._remove(group, self._waiting[group], span)
@@ -168,7 +168,7 @@ class Groups:
         return min(firsts, key=lambda span: span.first_id, default=None)
 
     def clear(self) -> list[Span]:
-        """All that wait, which thereby leave."""
+        """Remove and return all waiting messages."""
         waiting = list(self)
         self._waiting.clear()
         self._beyond.clear()

@@ -1,11 +1,11 @@
-"""A lane: ready messages of one priority in the order in which they were stored.
+"""A lane: ready messages of one priority, in the order of their ids.
 
-The head is in memory. When memory is short the rest is a tail that only the store
-holds: then new segments join the tail, and the tail comes back from its front, so the
-order never changes. Returned messages go back to their place in the head.
+The head of a lane is in memory. If memory is short, the rest is a tail that is in the store only.
+New segments then join the tail, and the tail is read back from its front, so the order never
+changes. Returned messages go back to their place in the head.
 
-From when messages of tenants lie in a lane until it is empty, its head is shared: see tenants.py.
-A lane of messages without tenants does no work for single messages.
+While a lane contains messages of tenants, its head is shared among them: see `Tenants`. A lane
+without tenants does no work for single messages.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tidegate.queueing.row import Row
 from tidegate.queueing.span import Span
 from tidegate.queueing.tenants import Tenants, carries_tenants
 
-# Behind all ids.
+# Above all ids.
 NO_ID = 1 << 62
 
 
 class Lane:
-    """Spans in order of their ids, and the counters of the tail behind them."""
+    """The head of a lane as spans in order of their ids, and the extent of its tail."""
 
     __slots__ = (
         "count",
@@ -51,34 +51,36 @@ class Lane:
 
     def __init__(self, priority: int) -> None:
         self.priority = priority
-        # The head: in one row, or in one for each tenant.
+        # The head: one row, or one for each tenant.
         self.ready: Row = deque()
         self.tenants: Tenants | None = None
-        # Messages in the head, and what their payloads weigh (returned ones count again).
+        # Messages in the head, and their payload bytes. Returned ones count again.
         self.count = 0
         self.head_bytes = 0
         # Messages of this lane in memory that wait for an earlier one of their group.
         self.held_count = 0
         self.held_bytes = 0
-        # The tail: every live segment of the lane with an id from `tail_from` to `tail_last`.
+        # The tail: every open segment of the lane with an id from `tail_from` to `tail_last`.
         self.tail_count = 0
         self.tail_bytes = 0
         self.tail_from = 0
         self.tail_last = 0
-        # None of it arrived before; from this id on some may belong to groups.
+        # No message of the tail arrived before `tail_arrived_at`. From `tail_groups_from` on it may
+        # contain messages of groups.
         self.tail_arrived_at = 0.0
         self.tail_groups_from = NO_ID
-        # Up to this id a newer one may have arrived earlier: an owner before stored some late, or
-        # had another clock. Behind it they arrived in the order of their ids, the last one then.
+        # Up to this id a segment may have arrived before one with a lower id: a former owner stored
+        # it late or had another clock. Behind it, ids and arrivals are in the same order, and the
+        # newest arrived at `tail_newest_at`.
         self.tail_unsorted_to = 0
         self.tail_newest_at = 0.0
-        # Whether the tail is left alone for now, since the head is full of those who wait for
-        # their groups: then nobody waits for it.
+        # Whether the tail is not read for now, since the head is full of messages that wait for
+        # their groups. Clients then do not wait for the tail.
         self.stalled = False
-        # Segments in the range of the tail that are in memory all the same: a selective read
-        # fetched them, or they were stored late.
+        # Segments within the tail's range that are in memory: a selective read has fetched them, or
+        # they were stored late.
         self.pulled: set[int] = set()
-        # The newest that ever came; what comes with an older id was stored late.
+        # The highest id that ever came. A segment with a lower one was stored late.
         self.newest_id = 0
 
     def __len__(self) -> int:
@@ -91,11 +93,11 @@ class Lane:
 
     @property
     def waits_for_tail(self) -> bool:
-        """Whether the next message is one that only the store holds."""
+        """Whether the next message is in the store only."""
         return bool(self.tail_count) and (not self.count or self.first.first_id > self.tail_from)
 
     def insert(self, span: Span) -> None:
-        """A ready span, new or returned, at its place."""
+        """Put a ready span, new or returned, into its place."""
         self.count += len(span)
         self.head_bytes += span.payload_bytes
         tenants = self.tenants
@@ -115,7 +117,7 @@ class Lane:
         return tenants
 
     def take(self, count: int) -> Span:
-        """The first span, at most `count` messages of it."""
+        """Take at most `count` messages from the first span."""
         if self.tenants is not None:
             return self._without(self.tenants.take(count))
         span = self.ready[0]
@@ -135,13 +137,13 @@ class Lane:
         return span
 
     def remove(self, span: Span, low: int, high: int) -> Span:
-        """Take offsets `low` to `high - 1` out of the middle of a ready span."""
+        """Take offsets `low` to `high - 1` out of a ready span."""
         if self.tenants is None:
             return self._without(row.cut_out(self.ready, span, low, high))
         return self._without(self.tenants.cut_out(span, low, high))
 
     def take_between(self, ranges: list[Range]) -> list[Span]:
-        """Take the messages out that have these ids; the ranges are in order and apart."""
+        """Take the messages with these ids; the ranges are in order and do not touch."""
         if self.tenants is None:
             taken = row.take_between(self.ready, ranges)
         else:
@@ -149,12 +151,12 @@ class Lane:
         return [self._without(span) for span in taken]
 
     def find(self, span: Span) -> Span | None:
-        """The ready span in which a span's first message lies, if it is here."""
+        """Return the ready span that holds the first message of `span`; None if there is none."""
         ready = self.ready if self.tenants is None else self.tenants.row_of(span)
         return row.find(ready, span.first_id)
 
     def withdraw(self, span: Span) -> bool:
-        """Take a span out, wherever it lies; False if it is not here."""
+        """Take a span out, wherever it is; False if it is not in the lane."""
         around = self.find(span)
         if around is None:
             return False
@@ -162,11 +164,11 @@ class Lane:
         return True
 
     def spans(self) -> Iterator[Span]:
-        """The head in order of ids."""
+        """Iterate over the head in order of ids."""
         return iter(self.ready if self.tenants is None else self.tenants)
 
     def rows(self) -> list[Row]:
-        """The head in parts, each in order of ids."""
+        """Return the head in parts, each in order of ids."""
         return [self.ready] if self.tenants is None else self.tenants.rows()
 
     @property
@@ -176,14 +178,14 @@ class Lane:
     # The tail
 
     def send_to_tail(self, segment: Segment, open_count: int) -> None:
-        """A segment that stays in the store only."""
+        """Add a segment that stays in the store only."""
         if not self.tail_count:
             self.tail_from = segment.first_id
             self.tail_arrived_at = self.tail_newest_at = segment.arrived_at
         elif segment.arrived_at >= self.tail_newest_at:
             self.tail_newest_at = segment.arrived_at
         else:
-            # The clock was set back.
+            # The wall clock was set back.
             self.tail_arrived_at = min(self.tail_arrived_at, segment.arrived_at)
             self.tail_unsorted_to = segment.last_id
         if self.tail_groups_from == NO_ID and has_groups(segment):
@@ -195,7 +197,7 @@ class Lane:
     def expect_tail(
         self, first_id: int, last_id: int, count: int, payload_bytes: int, arrived_at: float
     ) -> None:
-        """What a reload found in the store beyond the head."""
+        """Set the tail to what a reload found in the store."""
         self.tail_arrived_at = self.tail_newest_at = arrived_at
         self.tail_unsorted_to = last_id
         self.tail_groups_from = first_id
@@ -204,7 +206,7 @@ class Lane:
         self.newest_id = last_id
 
     def comes_late(self, segment: Segment, newest_id: int) -> bool:
-        """Note a new segment; whether it lies before others that are known, here or beside."""
+        """Note a new segment; return whether its id is below others that are known."""
         newest_id = max(newest_id, self.newest_id)
         self.newest_id = max(segment.last_id, self.newest_id)
         if segment.first_id > newest_id:
@@ -214,7 +216,7 @@ class Lane:
         return True
 
     def holds(self, segment: Segment) -> bool:
-        """Whether a segment is in the tail, and in the store only."""
+        """Return whether a segment is in the tail, and in the store only."""
         return (
             self.tail_count > 0
             and self.tail_from <= segment.first_id <= self.tail_last
@@ -222,13 +224,14 @@ class Lane:
         )
 
     def leave_tail(self, segment: Segment, *, pulled: bool = False) -> bool:
-        """A segment of the tail is in memory now; False if it was before."""
+        """Note that a segment of the tail is in memory now; False if it was before."""
         if not self.tail_count or not self.tail_from <= segment.first_id <= self.tail_last:
             return False
         known = segment.first_id in self.pulled
         if not pulled:
             self.tail_from = segment.open_end_id
-            # One that is known may have been stored late: it says nothing of those behind it.
+            # If it was in memory already, it may have been stored late, and its arrival does not
+            # bound those behind it.
             if not known and segment.first_id > self.tail_unsorted_to:
                 self.tail_arrived_at = segment.arrived_at
             self.pulled.discard(segment.first_id)
@@ -243,7 +246,7 @@ class Lane:
         return True
 
     def forget_tail(self) -> int:
-        """Drop the tail (it was purged, or found empty); how many messages it was."""
+        """Drop the tail, which was purged or found empty; return how many messages it had."""
         count, self.tail_count, self.tail_bytes = self.tail_count, 0, 0
         self.tail_groups_from = NO_ID
         self.pulled.clear()

@@ -1,7 +1,7 @@
-"""The lanes of a queue: what is ready in memory, for whom and of which priority.
+"""The lanes of a queue: ready messages in memory, by receiver and priority.
 
-Messages for anyone lie in one lane per priority. Messages addressed to a receiver lie in lanes of
-that receiver, which nobody else sees.
+Unaddressed messages are in one lane per priority. Messages for a receiver are in lanes of that
+receiver, which no other client sees.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ NO_LANES: dict[int, Lane] = {}
 
 
 class Lanes:
-    """All lanes, and how many messages lie in them."""
+    """All lanes of a queue, and the number of messages in them."""
 
     __slots__ = ("anyones", "by_receiver", "head_count", "held_count")
 
     def __init__(self) -> None:
-        # Receiver (or ANYONE) → priority → lane; priorities kept from high to low.
+        # Receiver (or ANYONE) -> priority -> lane, with priorities from high to low.
         self.anyones: dict[int, Lane] = {}
         self.by_receiver = {ANYONE: self.anyones}
         # Messages that may be taken, and messages that wait for an earlier one of their group.
@@ -48,47 +48,50 @@ class Lanes:
         return lane
 
     def seen_by(self, client_id: int) -> Iterator[Lane]:
-        """Those from which a client may have messages."""
+        """Yield the lanes from which a client may have messages."""
         yield from self.anyones.values()
         if client_id != ANYONE:
             yield from self.by_receiver.get(client_id, NO_LANES).values()
 
-    # In and out
+    # Adding and taking
 
     def insert(self, receiver: int, span: Span) -> None:
         self.head_count += span.high - span.low
         self.lane(receiver, span.segment.priority).insert(span)
 
     def cut_out(self, lane: Lane, span: Span, low: int, high: int) -> Span:
-        """Take offsets `low` to `high - 1` out of the middle of a lane's span."""
+        """Take offsets `low` to `high - 1` out of a span of `lane`."""
         self.head_count -= high - low
         return lane.remove(span, low, high)
 
     def take_expired(self, expiry: Expiry, now: float) -> Iterator[Span]:
-        """Those whose time is over, as spans of their own."""
+        """Take expired messages, as spans of their own."""
         for lane in self:
             for span in list(lane.spans()):
                 for low, high in expiry.ranges(span, now):
-                    # The span may be in pieces by now: find the one that holds the range.
+                    # Earlier cuts may have split the span: find the piece that holds the range.
                     piece = lane.find(Span(span.segment, low, high, span.state))
                     assert piece is not None
                     yield self.cut_out(lane, piece, low, high)
 
     def withdraw(self, receiver: int, span: Span) -> bool:
-        """Take a span out, wherever it lies; False if it is not here."""
+        """Take a span out, wherever it is; False if it is in no lane."""
         if not self.lane(receiver, span.segment.priority).withdraw(span):
             return False
         self.head_count -= span.high - span.low
         return True
 
     def take_between(self, ranges: list[Range]) -> list[Span]:
-        """The messages for anyone that have these ids; the ranges are in order and apart."""
+        """Take the unaddressed messages with these ids.
+
+        The ranges are in order and do not touch.
+        """
         taken = [span for lane in self.anyones.values() for span in lane.take_between(ranges)]
         self.head_count -= sum(map(len, taken))
         return taken
 
     def take_addressed(self, count: int) -> list[Span]:
-        """Up to `count` messages addressed to whomever, the oldest of those in memory."""
+        """Take up to `count` addressed messages, the oldest ones in memory."""
         addressed = [
             lane
             for receiver, lanes in self.by_receiver.items()
@@ -111,24 +114,24 @@ class Lanes:
         return taken
 
     def hold(self, receiver: int, span: Span, count: int) -> None:
-        """Count a message that is kept aside, or with -1 is no more."""
+        """Count a message that waits for its group; with `count` -1, count it no longer."""
         lane = self.lane(receiver, span.segment.priority)
         self.held_count += count
         lane.held_count += count
         lane.held_bytes += count * span.payload_bytes
 
-    # Looking
+    # Reading
 
     def has_for(self, client_id: int) -> bool:
-        """Whether anything is ready for the client, as far as is known here."""
+        """Return whether a message in these lanes or their tails waits for the client."""
         return any(map(len, self.seen_by(client_id)))
 
     def has_addressed_to(self, client_id: int) -> bool:
-        """Whether anything in memory is ready for this client alone."""
+        """Return whether a message in memory is addressed to this client."""
         mine = self.by_receiver.get(client_id, NO_LANES)
         return any(lane.count for lane in mine.values())
 
     @property
     def payload_bytes(self) -> int:
-        """What the payloads weigh of all that is ready, or waits for its group."""
+        """The payload bytes of all messages in memory that are ready or wait for their group."""
         return sum(lane.head_bytes + lane.held_bytes for lane in self)

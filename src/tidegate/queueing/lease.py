@@ -1,8 +1,8 @@
-"""Who holds which delivered messages, and until when.
+"""Leases: which holder has which delivered messages, and until when.
 
-Deliveries to a holder are numbered by tags, one per message, counting up. A lease
-covers a span and so a range of tags. Ranges of tags are acknowledged, returned and
-extended; what is not held any more is counted, never guessed.
+Deliveries to a holder are numbered by tags, one for each message, counting up from 1. A lease
+covers a span and therefore a range of tags. Clients acknowledge, return and extend ranges of tags.
+Tags that are not held any more are counted, and are no error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _tag = attrgetter("tag")
 
 
 class Lease:
-    """A span in somebody's hands. Tags `tag` to `tag + len(span) - 1`."""
+    """The lease of a span, with tags `tag` to `tag + len(span) - 1`."""
 
     __slots__ = ("deadline", "granted_at", "span", "tag")
 
@@ -42,11 +42,11 @@ class LeaseBook:
         self._leases: list[Lease] = []
         self._next_tag = 1
         self.outstanding = 0
-        # What the payloads of all that is held weigh.
+        # The payload bytes of all leased messages.
         self.held_bytes = 0
 
     def grant(self, span: Span, now: float, lease_s: float) -> Lease:
-        """Hand a span out."""
+        """Lease a span until `now + lease_s`."""
         span.advance(Event.DELIVERED)
         lease = Lease(self._next_tag, span, now, now + lease_s)
         self._next_tag += len(span)
@@ -56,7 +56,7 @@ class LeaseBook:
         return lease
 
     def take(self, first: int, last: int) -> list[Lease]:
-        """The leases on tags `first` to `last`, which thereby end; cut where they stick out."""
+        """End and return the leases on tags `first` to `last`, split at both ends if needed."""
         leases = self._leases
         if not leases or last < first:
             return []
@@ -92,21 +92,21 @@ class LeaseBook:
             self.held_bytes -= lease.span.payload_bytes
 
     def restore(self, leases: list[Lease]) -> None:
-        """Leases that were taken are held again, as they were."""
+        """Add leases again that were taken, with their old deadlines."""
         for lease in leases:
             self.outstanding += len(lease.span)
             self.held_bytes += lease.span.payload_bytes
             self._leases.insert(bisect_right(self._leases, lease.tag, key=_tag), lease)
 
     def extend(self, ranges: list[tuple[int, int]] | None, deadline: float) -> int:
-        """Move deadlines; how many tags were still held."""
+        """Extend deadlines; return how many tags were still held. `ranges` None means all."""
         if ranges is None:
             for lease in self._leases:
                 lease.deadline = max(lease.deadline, deadline)
             return self.outstanding
         held = 0
         for first, last in ranges:
-            # Cut out and put back, so that only these tags get the new deadline.
+            # Taken and inserted again, so that only these tags get the new deadline.
             for lease in self.take(first, last):
                 held += len(lease.span)
                 self.held_bytes += lease.span.payload_bytes
@@ -116,7 +116,7 @@ class LeaseBook:
         return held
 
     def lapsed(self, now: float) -> list[Lease]:
-        """The leases that have run out, which thereby end."""
+        """End and return the leases whose deadline has passed."""
         late = [lease for lease in self._leases if lease.deadline <= now]
         if late:
             self._leases = [lease for lease in self._leases if lease.deadline > now]
@@ -124,7 +124,7 @@ class LeaseBook:
         return late
 
     def clear(self) -> list[Lease]:
-        """Everything that was held."""
+        """End and return all leases."""
         leases, self._leases, self.outstanding, self.held_bytes = self._leases, [], 0, 0
         return leases
 

@@ -1,4 +1,4 @@
-"""The life of a message in a queue, as a table. The diagram in the docs is made from it."""
+"""The states of a message in a queue, as a table. The diagram in the docs is made from it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from tidegate.core.errors import InternalError
 
 
 class State(enum.Enum):
-    """Where a message is."""
+    """The state of a message."""
 
-    ACCEPTED = "accepted"  # in memory, not yet on disk: nobody may see it
+    ACCEPTED = "accepted"  # In memory, not yet on disk: no client may see it
     READY = "ready"
-    SCHEDULED = "scheduled"  # waits for its time
+    SCHEDULED = "scheduled"  # Waits for its time
     LEASED = "leased"
-    LEAVING = "leaving"  # on its way to another queue: nobody may have it here
+    LEAVING = "leaving"  # On its way to another queue: no client may get it here
     DONE = "done"
 
 
 class Event(enum.Enum):
-    """What happens to it."""
+    """What changes the state of a message."""
 
     STORED = "stored"
     STORED_FOR_LATER = "stored for later"
@@ -41,7 +41,7 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
     State.ACCEPTED: {Event.STORED: State.READY, Event.STORED_FOR_LATER: State.SCHEDULED},
     State.READY: {
         Event.DELIVERED: State.LEASED,
-        # By its id, by who has read it without holding it.
+        # Acknowledged by its id, by a client that has read it without a lease.
         Event.ACKED: State.DONE,
         Event.PURGED: State.DONE,
         Event.EXPIRED: State.DONE,
@@ -67,7 +67,7 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
 
 
 def after(state: State, event: Event) -> State:
-    """The state that follows, or our bug."""
+    """Return the state that follows; any other event is a bug and raises `InternalError`."""
     try:
         return TRANSITIONS[state][event]
     except KeyError:
@@ -75,7 +75,7 @@ def after(state: State, event: Event) -> State:
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram, for the docs."""
+    """Return the table as a Mermaid state diagram, for the docs."""
     lines = ["```mermaid", "stateDiagram-v2", "    [*] --> accepted: put"]
     for state, moves in TRANSITIONS.items():
         lines += [f"    {state.value} --> {to.value}: {event.value}" for event, to in moves.items()]

@@ -1,4 +1,4 @@
-"""A match: which messages a selective read wants."""
+"""Selection of messages by sender or context."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tidegate.queueing.lane import Lane
 from tidegate.queueing.rank import Rank
 from tidegate.queueing.span import Span
 
-# A message by its rank, and where it lies: its lane, its span and its offset.
+# A message by its rank, and its position: lane, span and offset.
 Found = tuple[Rank, Lane, Span, int]
 
 
 class Match:
-    """A sender, a context, or both."""
+    """Selects messages by a sender, a context, or both."""
 
     __slots__ = ("asker", "context", "sender")
 
@@ -26,13 +26,13 @@ class Match:
     ) -> None:
         self.sender = sender
         self.context = context
-        # Who waits for a reply: its own request has the same context, and is none.
+        # The client that waits for a reply. Its own request has the same context and is no reply.
         self.asker = asker
 
     def find(self, span: Span) -> int | None:
-        """The offset of the first message of the span that matches."""
+        """Return the offset of the first matching message of the span; None if there is none."""
         segment = span.segment
-        # Whole columns are searched at the speed of C before messages are looked at one by one.
+        # Whole columns are searched in C first, since that is fast.
         if self.sender is not None and self.sender not in segment.senders:
             return None
         if self.context is not None and self.context not in (segment.contexts or ()):
@@ -52,7 +52,7 @@ class Match:
         return None
 
     def first(self, lanes: Iterable[Lane], order: Order) -> Found | None:
-        """The first message in order that matches, out of what these lanes have in memory."""
+        """Return the first match in these lanes, in order; None if there is none."""
         best: Found | None = None
         for lane in lanes:
             for span in lane.spans():

@@ -1,12 +1,41 @@
-"""One queue in memory: how messages come, whose turn they are, and how they end.
+"""The messages of one queue that no consumer holds.
 
-Pure: no clock, no I/O. A stored segment is noted by the tails: with memory short, or a tail before
-it, it stays in the store (tails.py), and the caller brings it back before its turn. Else it is a
-resident (residents.py), and its messages lie in lanes (lanes.py), but for those that wait for
-an earlier one of their group (turnstile.py) or for their time (delayed.py). Who takes gets what
-is next in order (turn.py), or matches (match.py). What was taken is done, or comes back to its
-old place. What is over leaves by itself (expiry.py), and whoever knows ids may look and take by
-them (contents.py).
+Theory of operation
+
+Everything that decides which message is next lives in this package. It is pure: it reads no clock
+and does no I/O, and its callers pass the time in. The node's `Replica` feeds it with segments after
+they are stored, and takes messages out of it.
+
+A message is in one of these places:
+
+- In a lane (`Lanes`): ready in memory. There is one lane per priority for unaddressed messages, and
+  one per receiver and priority for addressed ones.
+- In the `GroupGate`: in memory, but an earlier message of its group is not done yet.
+- In a schedule (`DelayedMessages`): its time has not come, as a delayed message or a retry.
+- In the store only (`SpilledRanges`): memory was short. Each lane has a head in memory and a tail
+  in the store.
+- Leased (`LeaseBook`), or leaving for another queue: outside this class until it is done or
+  returned.
+
+`add` accepts a stored segment. If there is no room, or the lane has a tail already, the segment
+joins the tail; the caller reads it later and calls `bring_back`. `take` returns the next messages
+for a client. `done` settles them, `put_back` returns them to their old place, `put_off` schedules a
+retry.
+
+Invariants:
+
+- Within a priority, messages of one receiver, and messages for any client, leave in the order of
+  their ids. `take` returns nothing while a message that may come first is in the store only.
+  Exceptions: tenants share a lane fairly, and no client waits for the tail of a stalled lane
+  (`Lane.stalled`).
+- Of each group at most one message is out: in a lane, leased or put off.
+- A segment is in memory once. `InMemorySegments` counts its cost against the node's budget until
+  all its messages are done.
+- Every change of a message's state is an event of the table `TRANSITIONS`; any other raises
+  `InternalError`.
+
+If memory is short, `add` returns False, and the queue works from its heads. Nothing is lost, since
+every segment is in the store. If the queue moves to another node, the object is dropped.
 """
 
 from __future__ import annotations
@@ -36,7 +65,7 @@ from tidegate.queueing.turnstile import Turnstile
 
 
 class Queue:
-    """The messages of a queue that nobody holds."""
+    """The messages of a queue that no consumer holds."""
 
     __slots__ = ("contents", "delayed", "expiry", "lanes", "residents", "tails", "turnstile")
 
@@ -55,20 +84,20 @@ class Queue:
 
     @property
     def waiting_bytes(self) -> int:
-        """What the payloads weigh that wait; of a tail, whole segments."""
+        """The payload bytes of all waiting messages; segments in the store count whole."""
         delayed_bytes = sum(span.payload_bytes for span in self.delayed)
         return self.tails.payload_bytes + self.lanes.payload_bytes + delayed_bytes
 
     def segments(self) -> set[Segment]:
-        """Those in memory of which something is ready or waits for its time."""
+        """Return the segments in memory with messages that are not leased."""
         return {*self.contents.segments(), *(span.segment for span in self.delayed)}
 
-    # In
+    # Adding
 
     def add(self, segment: Segment, *, keep: bool) -> bool:
-        """A stored segment. With `keep` unset, or a tail before it, it stays in the store.
+        """Add a stored segment; return whether it is in memory.
 
-        True when it is in memory.
+        With `keep` False, or behind a tail, it stays in the store only.
         """
         if self.tails.receive(segment, keep=keep):
             self.turnstile.reach()
@@ -77,7 +106,10 @@ class Queue:
         return True
 
     def bring_back(self, segments: Iterable[Segment], *, pulled: bool = False) -> None:
-        """Segments of a tail, read from the store: from its front, or pulled out of it."""
+        """Add segments that were read from the store.
+
+        They come from the front of a tail or, with `pulled`, from the middle of it.
+        """
         for segment in segments:
             if self.tails.release(segment, pulled=pulled):
                 self._place(segment)
@@ -94,14 +126,14 @@ class Queue:
                     self._enter(span)
 
     def _ready_now(self, segment: Segment, low: int, high: int) -> Iterator[Span]:
-        """The messages of a range that need not wait before they are tried again."""
+        """Yield the messages of a range that wait for no retry; schedule the others."""
         retry_at = segment.retry_at or {}
         for offset in sorted(retry_at):
             if low <= offset < high:
                 if offset > low:
                     yield Span(segment, low, offset, State.READY)
                 later = Span(segment, offset, offset + 1, State.SCHEDULED)
-                # It keeps its group waiting, unless it is itself kept aside.
+                # A scheduled message keeps its group waiting, unless it waits for its group itself.
                 if any(self.turnstile.in_turn(receiver_of(segment, offset), later)):
                     self.delayed.scheduled.add(retry_at[offset], later)
                 low = offset + 1
@@ -109,7 +141,7 @@ class Queue:
             yield Span(segment, low, high, State.READY)
 
     def _enter(self, span: Span) -> None:
-        """A ready span finds its lanes, but for messages that wait for their group."""
+        """Put a ready span into its lanes, except messages that wait for their group."""
         segment = span.segment
         if segment.attributes is None and segment.receivers is None:
             self.lanes.insert(ANYONE, span)
@@ -122,8 +154,8 @@ class Queue:
                     self.lanes.insert(receiver, run)
 
     def put_back(self, spans: list[Span], event: Event) -> None:
-        """Leased messages are ready again, at their old place."""
-        # Newest first: then each is older than the head, and found its place at once.
+        """Return leased messages to their old place."""
+        # Newest first: each span is then older than the head, and its place is found at once.
         for span in sorted(spans, key=span_first_id, reverse=True):
             self.expiry.resume(span.segment)
             span.advance(event)
@@ -132,57 +164,57 @@ class Queue:
                 self.lanes.insert(receiver, piece)
 
     def stay(self, spans: list[Span]) -> None:
-        """Messages that were to leave do not: they are ready again, at their old place."""
+        """Return messages to their old place that were to leave for another queue."""
         for span in spans:
             self.expiry.resume(span.segment)
             self._enter(span.advance(Event.STAYED))
 
-    # Beyond memory
+    # The store
 
     def forget_tail(self, lane: Lane) -> None:
-        """The store holds nothing where a tail was counted."""
+        """Drop a tail that the store does not have."""
         lane.forget_tail()
         self.turnstile.reach()
 
     def skip_tail(self, lane: Lane, to_id: int) -> None:
-        """The store holds nothing of a tail before an id."""
+        """Note that the store has nothing of the tail before `to_id`."""
         lane.tail_from = max(lane.tail_from, to_id)
         self.turnstile.reach()
 
     def searched(self, client_id: int, end: int) -> None:
-        """All that is addressed to the client, with ids below `end`, is in memory."""
+        """Note that all messages below `end` for the client are in memory."""
         self.tails.searched(client_id, end)
         self.turnstile.reach()
 
-    # Later
+    # Delayed messages
 
     def add_for_later(self, segment: Segment) -> None:
-        """A stored segment that is not due yet, with what is open of it."""
+        """Add a stored segment that is not due yet."""
         assert segment.due_at is not None
         self.residents.add(segment)
         self.expiry.begin(segment)
         for low, high in segment.open_ranges():
-            # What has failed since waits for its next try, not for its first.
+            # A message that has failed waits for its retry, not for the due time of the segment.
             for span in self._ready_now(segment, low, high):
                 later = Span(segment, span.low, span.high, State.SCHEDULED)
                 self.delayed.scheduled.add(segment.due_at, later)
 
     def put_off(self, spans: list[Span], due: float) -> None:
-        """Leased messages that failed are to be tried again, at a monotonic time."""
+        """Schedule leased messages that failed for a retry at the monotonic time `due`."""
         for span in spans:
             self.expiry.resume(span.segment)
             self.delayed.put_off(span, due)
 
     def release_due(self, now_wall: float, now_monotonic: float) -> int:
-        """Let in what is due; how many messages that is."""
+        """Make due messages ready; return how many."""
         due = self.delayed.take_due(now_wall, now_monotonic)
-        # Counted first: a span that enters may grow by its neighbours.
+        # Counted first: a span that enters a lane may be merged with its neighbours.
         count = sum(map(len, due))
         for span in due:
             self._enter(span.advance(Event.DUE))
         return count
 
-    # Out
+    # Taking
 
     def take(
         self,
@@ -193,10 +225,11 @@ class Queue:
         *,
         mine_only: bool = False,
     ) -> list[Span]:
-        """Up to `count` messages that this client may have, in order.
+        """Take up to `count` messages that this client may have, in order.
 
-        In order of priority, so many seconds of waiting weigh as much as one step; 0: priority
-        alone decides. With `mine_only`, those that are addressed to it.
+        With the order `PRIORITY`, `ageing_s` seconds of waiting weigh as much as one step of
+        priority; 0: priority alone decides. With `mine_only`, only messages addressed to the
+        client.
         """
         taken: list[Span] = []
         lanes, tails = self.lanes, self.tails
@@ -221,24 +254,24 @@ class Queue:
     def take_match(
         self, match: Match, client_id: int, order: Order, horizon: Rank = NOTHING
     ) -> Span | None:
-        """The first message in order that matches, out of what is in memory.
+        """Take the first message in memory that matches; None if there is none.
 
-        None, too, when the store may hold one that comes first. Up to the `horizon` it does not:
-        what matches there was brought back.
+        Also None if the store may hold an earlier match. Up to `horizon` it holds none: its matches
+        there were brought back.
         """
         found = match.first(self.lanes.seen_by(client_id), order)
         if found is None:
             return None
         rank, lane, span, offset = found
-        # A context names one reply: there is no other that could come first.
+        # A context belongs to one reply, so no other match can come first.
         if match.context is None and self.tails.may_precede(rank, order, horizon):
             return None
         return self.lanes.cut_out(lane, span, offset, offset + 1)
 
     def take_regardless(self, count: int) -> list[Span]:
-        """Up to `count` messages for anyone, oldest first, though some wait for their group.
+        """Take up to `count` unaddressed messages, oldest first, ignoring their groups.
 
-        For those that leave the queue without being delivered.
+        For messages that leave the queue without being delivered.
         """
         spans = self.take(count, ANYONE, Order.OLDEST)
         waiting = self.turnstile.by_receiver.get(ANYONE)
@@ -261,7 +294,7 @@ class Queue:
         return taken
 
     def take_expired(self, now: float) -> list[Span]:
-        """The messages in memory whose time is over, as spans of their own that are nobody's."""
+        """Take the expired messages in memory, as spans of their own."""
         expiry = self.expiry
         if now < expiry.next_at:
             return []
@@ -271,10 +304,10 @@ class Queue:
         expired += self.turnstile.take_expired(expiry, now)
         return expired
 
-    # The end
+    # Settling
 
     def done(self, span: Span, event: Event = Event.ACKED) -> bool:
-        """Settle a span; True when its whole segment is done."""
+        """Settle a span; return whether its whole segment is done."""
         segment = span.segment
         span.advance(event)
         finished = segment.mark_done(span.low, span.high)
@@ -285,9 +318,9 @@ class Queue:
         return finished
 
     def purge(self) -> tuple[list[Span], int]:
-        """Drop everything ready; what is leased stays with its holders.
+        """Drop everything but leased messages.
 
-        The spans that were in memory, and how many messages went in all.
+        Returns the spans that were in memory, and how many messages were dropped in all.
         """
         delayed, in_store = self.delayed.take_all()
         dropped = [*self.turnstile.take_all(), *self.lanes.take_all(), *delayed]

@@ -1,4 +1,4 @@
-"""Who a message is for: one receiver, or anyone."""
+"""The receiver of a message, or any client."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tidegate.core.segment import Segment
 from tidegate.queueing.span import Span
 
-# Who an unaddressed message is for.
+# The receiver of an unaddressed message.
 ANYONE = 0
 
 
@@ -19,7 +19,7 @@ def receiver_of(segment: Segment, offset: int) -> int:
 
 
 def by_receiver(span: Span) -> Iterator[tuple[int, Span]]:
-    """Pieces of a span that are for one receiver each."""
+    """Split a span into pieces with one receiver each."""
     receivers = span.segment.receivers
     if receivers is None:
         yield ANYONE, span

@@ -1,4 +1,4 @@
-"""The residents of a queue: its open segments in memory, ready or leased, and what they cost."""
+"""What the segments of a queue in memory cost."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from tidegate.queueing.groups import has_groups
 
 
 class Residents:
-    """Counters of one queue, which are part of a node's."""
+    """Counts the memory of one queue's open segments, which is part of the node's budget."""
 
     __slots__ = ("_budget", "cost_bytes", "has_homed")
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self.cost_bytes = 0
-        # Whether, since that was last nothing, any of them was of groups or addressed.
+        # Whether any segment since the last time there was none had groups or receivers.
         self.has_homed = False
 
     def add(self, segment: Segment) -> None:
@@ -35,7 +35,7 @@ class Residents:
             self.has_homed = False
 
     def clear(self) -> None:
-        """Give all their memory back."""
+        """Return all memory to the node's budget."""
         self._budget.used_bytes -= self.cost_bytes
         self.cost_bytes = 0
         self.has_homed = False

@@ -1,4 +1,4 @@
-"""A row: spans in order of their ids, where returned messages find their place again."""
+"""A row: spans in order of their ids. Returned messages go back to their place."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Row = deque[Span]
 
 
 def span_first_id(span: Span) -> int:
-    """The key by which rows are in order."""
+    """Return the first id of a span, the key by which rows are sorted."""
     return span.segment.first_id + span.low
 
 
 def insert(row: Row, span: Span) -> None:
-    """Put a span at its place; join neighbours that are alike."""
+    """Put a span into its place, and merge it with adjacent spans of the same segment."""
     first_id = span.first_id
-    # Returned messages are older than almost all others, those of a group newer than most.
+    # Returned messages are older than almost all others; those of a group are newer than most.
     if not row or row[-1].first_id < first_id:
         at = len(row)
     elif first_id < row[0].first_id:
@@ -45,7 +45,7 @@ def insert(row: Row, span: Span) -> None:
 
 
 def find(row: Row, message_id: int) -> Span | None:
-    """The span that holds a message."""
+    """Return the span that holds a message; None if there is none."""
     at = bisect_right(row, message_id, key=span_first_id) - 1
     if at < 0 or message_id >= row[at].first_id + len(row[at]):
         return None
@@ -53,7 +53,7 @@ def find(row: Row, message_id: int) -> Span | None:
 
 
 def between(row: Row, first_id: int, last_id: int) -> Iterator[Span]:
-    """The spans that hold ids of a range, in order."""
+    """Yield the spans that hold ids of a range, in order."""
     start = max(bisect_right(row, first_id, key=span_first_id) - 1, 0)
     for span in islice(row, start, None):
         if span.first_id > last_id:
@@ -63,7 +63,7 @@ def between(row: Row, first_id: int, last_id: int) -> Iterator[Span]:
 
 
 def cut_out(row: Row, span: Span, low: int, high: int) -> Span:
-    """Take offsets `low` to `high - 1` out of the middle of a span of the row."""
+    """Take offsets `low` to `high - 1` out of a span of the row."""
     before, taken, behind = span.cut_out(low, high)
     at = bisect_right(row, span.first_id, key=span_first_id) - 1
     del row[at]
@@ -74,9 +74,9 @@ def cut_out(row: Row, span: Span, low: int, high: int) -> Span:
 
 
 def take_between(row: Row, ranges: list[Range]) -> list[Span]:
-    """Take the messages out that have these ids; the ranges are in order and apart.
+    """Take the messages with these ids; the ranges are in order and do not touch.
 
-    Only what lies between the first and the last of them is looked at, and once.
+    Examines only the spans between the first and the last range, each once.
     """
     if not row:
         return []

@@ -1,4 +1,4 @@
-"""Messages that wait for their time: put for later, or to be tried again later."""
+"""Messages by the time at which they are due."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ NEVER = float("inf")
 
 
 class Schedule:
-    """Spans by the time at which they are due, on whichever clock their owner reads."""
+    """Spans by due time, on the clock that the caller reads."""
 
     __slots__ = ("_heap", "count")
 
     def __init__(self) -> None:
-        # Ids break ties, so what is due together comes in order; a span is in here once.
+        # Ids break ties, so that messages due together come in order. A span is here only once.
         self._heap: list[tuple[float, int, Span]] = []
         self.count = 0
 
@@ -29,7 +29,7 @@ class Schedule:
         return self._heap[0][0] if self._heap else NEVER
 
     def take_due(self, now: float) -> list[Span]:
-        """What is due, which thereby leaves."""
+        """Take the spans that are due."""
         due: list[Span] = []
         while self._heap and self._heap[0][0] <= now:
             span = heapq.heappop(self._heap)[2]
@@ -38,7 +38,7 @@ class Schedule:
         return due
 
     def take_all(self) -> list[tuple[float, Span]]:
-        """Everything with its time, in order, which thereby leaves."""
+        """Take all spans with their due times, in order."""
         heap, self._heap, self.count = self._heap, [], 0
         return [(due, span) for due, _, span in sorted(heap, key=lambda entry: entry[:2])]
 

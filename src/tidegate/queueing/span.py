@@ -1,7 +1,7 @@
-"""A span: neighbouring messages of one segment that share a state.
+"""A span: adjacent messages of one segment in the same state.
 
-The unit in which a queue works. Ten thousand fresh messages are a handful of spans;
-only what is returned one by one is handled one by one.
+Spans are the unit in which a queue works. Ten thousand fresh messages are a handful of spans; only
+messages that are returned one by one are handled one by one.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ class Span:
         return self
 
     def split(self, count: int) -> Span:
-        """Cut the first `count` messages off; self keeps the rest."""
+        """Cut off and return the first `count` messages; this span keeps the rest."""
         front = Span(self.segment, self.low, self.low + count, self.state)
         self.low += count
         return front
 
     def offsets_between(self, first_id: int, last_id: int) -> tuple[int, int]:
-        """Where in the segment its messages with these ids lie: from, and up to but without."""
+        """Return the offsets [low, high) of the span's messages with these ids."""
         starts = self.segment.first_id
         return max(self.low, first_id - starts), min(self.high, last_id + 1 - starts)
 
     def cut_out(self, low: int, high: int) -> tuple[Span | None, Span, Span | None]:
-        """What lies before, inside and behind offsets `low` to `high - 1`."""
+        """Return the parts before, inside and behind offsets `low` to `high - 1`; None: empty."""
         before = Span(self.segment, self.low, low, self.state) if low > self.low else None
         behind = Span(self.segment, high, self.high, self.state) if high < self.high else None
         return before, Span(self.segment, low, high, self.state), behind
 
     def parted(self, now: float) -> list[tuple[Span, bool]]:
-        """Pieces in order, each with whether its messages' time is over."""
+        """Return the span in pieces, each with whether its messages have expired."""
         segment = self.segment
         if segment.expires_at is None or segment.expires_at > now:
             return [(self, False)]

@@ -1,8 +1,8 @@
-"""The tails of a queue: what waits in the store only, since memory is short.
+"""The tails of a queue: messages that are in the store only, since memory is short.
 
-The tail of what is for anyone is that of its lane: see lane.py. What is addressed has one tail per
-priority, whoever it is for, so a receiver's messages are searched for in the store. Up to where
-that was done is noted here.
+The tail of unaddressed messages belongs to their lane: see `Lane`. Addressed messages have one tail
+for each priority, for all receivers together. The messages of one receiver are found by searching
+the store; how far that was done is noted here.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from tidegate.queueing.span import Span
 
 
 class Tails:
-    """All tails, and who was searched for in them."""
+    """All tails of a queue, and up to where they were searched for each receiver."""
 
     __slots__ = ("_anyones", "_lanes", "_searched", "addressed")
 
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
         self._anyones = lanes.anyones
-        # Addressed segments beyond memory: priority → a lane of which only the tail is used.
+        # Tails of addressed segments: priority -> a lane of which only the tail is used.
         self.addressed: dict[int, Lane] = {}
-        # Receiver → up to which id the store was searched for its messages.
+        # Receiver -> id up to which the store was searched for its messages.
         self._searched: dict[int, int] = {}
 
     def __iter__(self) -> Iterator[Lane]:
@@ -43,11 +43,11 @@ class Tails:
 
     @property
     def payload_bytes(self) -> int:
-        """What they weigh, in whole segments."""
+        """The payload bytes of all tails; segments count whole."""
         return sum([lane.tail_bytes for lane in self])
 
     def lane(self, priority: int, addressed: bool) -> Lane:
-        """The lane that keeps the tail for such segments."""
+        """Return the lane that keeps the tail for such segments."""
         if not addressed:
             return self._lanes.lane(ANYONE, priority)
         lane = self.addressed.get(priority)
@@ -55,13 +55,14 @@ class Tails:
             lane = self.addressed[priority] = Lane(priority)
         return lane
 
-    # In and out
+    # Adding and removing
 
     def receive(self, segment: Segment, *, keep: bool) -> bool:
-        """Note a new segment; True when it stays in the store: behind a tail, or with `keep` unset.
+        """Note a new segment; return whether it stays in the store only.
 
-        A message that was stored in several queues at once may have an older id than what
-        came meanwhile. The tail may not be read there again, so such a one goes to memory.
+        It does so behind a tail, or with `keep` False. A segment of a joint commit may have a lower
+        id than segments that came meanwhile. The tail may have been read past that id, so such a
+        segment goes to memory.
         """
         newest_id = 0
         if segment.receivers is not None:
@@ -72,7 +73,7 @@ class Tails:
             known = self._anyones.get(segment.priority)
             tail = self.lane(segment.priority, False) if known is None else known
             if segment.attributes is not None and has_groups(segment):
-                # A newer one of its group may be out, of whatever priority.
+                # A newer message of its group may be out, of any priority.
                 newest_id = max([each.newest_id for each in self._anyones.values()])
         if tail.comes_late(segment, newest_id) or (keep and not tail.tail_count):
             return False
@@ -82,7 +83,10 @@ class Tails:
         return True
 
     def _note_unsearched(self, segment: Segment) -> None:
-        """Who was searched for up to here still is: up to this one, or past it if not meant."""
+        """Keep the search state true for receivers that had been searched for up to the end.
+
+        They are still complete: up to this segment if it is for them, otherwise past it.
+        """
         addressed_to = set(segment.receivers or ())
         end = self.addressed_end
         for client_id, searched in self._searched.items():
@@ -91,24 +95,27 @@ class Tails:
                 self._searched[client_id] = segment.first_id if is_meant else segment.last_id + 1
 
     def release(self, segment: Segment, *, pulled: bool) -> bool:
-        """A segment was read from the store, or pulled out of it; False if it was in memory."""
+        """Note that a segment was read from the store; False if it was in memory already."""
         tail = self.lane(segment.priority, segment.receivers is not None)
         return tail.leave_tail(segment, pulled=pulled)
 
     def clear(self) -> int:
-        """Everything was purged; how many messages it was."""
+        """Drop all tails after a purge; return how many messages they had."""
         return sum([lane.forget_tail() for lane in self])
 
     # Messages for one receiver
 
     @property
     def addressed_end(self) -> int:
-        """One more than the last id of all addressed tails; 0 when there are none."""
+        """One more than the highest id of all addressed tails; 0 if there are none."""
         ends = (lane.tail_last + 1 for lane in self.addressed.values() if lane.tail_count)
         return max(ends, default=0)
 
     def unsearched_from(self, client_id: int) -> int | None:
-        """From which id on the store may hold messages for the client that we have not seen."""
+        """Return the id from which on the store may hold unknown messages for the client.
+
+        None if it holds none.
+        """
         tails = [lane for lane in self.addressed.values() if lane.tail_count]
         if not tails:
             self._searched.clear()
@@ -117,20 +124,23 @@ class Tails:
         return start if start < self.addressed_end else None
 
     def searched(self, client_id: int, end: int) -> None:
-        """All that is addressed to the client, with ids below `end`, is in memory."""
+        """Note that all messages below `end` for the client are in memory."""
         self._searched[client_id] = max(end, self._searched.get(client_id, 0))
 
     def unsearched(self, client_id: int) -> Iterator[tuple[Lane, int]]:
-        """The tails that may hold something addressed to the client, each with from which id on."""
+        """Yield the tails that may hold messages for the client, each with the id to begin at."""
         searched = self._searched.get(client_id, 0)
         for tail in self.addressed.values():
             if tail.tail_count and searched <= tail.tail_last:
                 yield tail, max(tail.tail_from, searched)
 
-    # Looking
+    # Reading
 
     def groups_begin(self, receiver: int) -> int:
-        """The lowest id of a message of the receiver's groups that only the store may hold."""
+        """Return the lowest id of a grouped message for the receiver that memory may lack.
+
+        If memory lacks none, returns `NO_ID`.
+        """
         if receiver == ANYONE:
             starts = [
                 max(tail.tail_from, tail.tail_groups_from)
@@ -145,7 +155,7 @@ class Tails:
 
     @property
     def anyones_begin(self) -> int:
-        """The lowest id of a message for anyone that only the store may hold."""
+        """The lowest id of an unaddressed message that may be in the store only."""
         tails = (lane.tail_from for lane in self._anyones.values() if lane.tail_count)
         return min(tails, default=NO_ID)
 
@@ -154,7 +164,7 @@ class Tails:
         return any(lane.tail_count for lane in self._anyones.values())
 
     def has_between(self, first_id: int, last_id: int, *, for_anyone: bool = False) -> bool:
-        """Whether the store may hold messages with these ids that memory does not."""
+        """Return whether messages with these ids may be in the store only."""
         tails: Iterable[Lane] = self._anyones.values() if for_anyone else self
         return any(
             tail.tail_count and tail.tail_from <= last_id and tail.tail_last >= first_id
@@ -162,7 +172,7 @@ class Tails:
         )
 
     def may_precede(self, rank: Rank, order: Order, horizon: Rank) -> bool:
-        """Whether the store may hold something before `rank`, beyond `horizon`."""
+        """Return whether the store may hold a message before `rank` and beyond `horizon`."""
         for lane in self:
             if not lane.tail_count:
                 continue
@@ -174,13 +184,13 @@ class Tails:
 
     @property
     def may_hold_homed(self) -> bool:
-        """Whether any of it may be of groups, or addressed."""
+        """Whether messages in the store only may have groups or receivers."""
         return any(lane.tail_count for lane in self.addressed.values()) or any(
             lane.tail_count and lane.tail_groups_from != NO_ID for lane in self._anyones.values()
         )
 
     def pieces(self, segment: Segment, first_id: int, last_id: int) -> list[Span]:
-        """What of a segment that was read from the store only the store holds, with these ids."""
+        """Return the parts of a segment, read from the store, that are not in memory."""
         if not self.lane(segment.priority, segment.receivers is not None).holds(segment):
             return []
         pieces = (Span(segment, low, high, State.READY) for low, high in segment.open_ranges())
@@ -188,7 +198,7 @@ class Tails:
         return [Span(segment, low, high, State.READY) for low, high in cut if low < high]
 
     def wanted(self, head_bytes_low: int) -> list[tuple[Lane, bool]]:
-        """Lanes whose head is short while their tail is not; True for addressed ones."""
+        """Return lanes with a tail and a short head; True for tails of addressed messages."""
         wanted = [
             (lane, False)
             for lane in self._anyones.values()

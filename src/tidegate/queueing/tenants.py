@@ -1,14 +1,15 @@
-"""Tenants: the ready messages of a lane, shared over those for whom they were put.
+"""Tenants: the ready messages of a lane, shared fairly among the tenants that put them.
 
-Start-time fair queueing with equal weights, where every message costs one. The next message of a
-tenant has the
+This is start-time fair queueing with equal weights, in which every message costs one. The next
+message of a tenant has
 
-    start = max(virtual time, start of its message before + 1)
+    start = max(virtual time, start of its previous message + 1)
 
-and whoever's starts first goes first; the virtual time is the start of the message that went last.
-So those who have messages waiting get equal shares, whoever was idle has saved nothing up, and
-whoever puts one at a time does not get ahead of those who queue. Messages of nobody are a tenant
-of their own. A tenant's messages stay in order of their ids.
+The tenant with the lowest start is next. The virtual time is the start of the message that was
+taken last. Tenants with waiting messages therefore get equal shares. A tenant that was idle has
+saved nothing, and a tenant that puts messages singly does not overtake tenants with a backlog.
+Messages without a tenant are a tenant of their own. The messages of one tenant stay in order of
+their ids.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from tidegate.queueing import row
 from tidegate.queueing.row import Row
 from tidegate.queueing.span import Span
 
-# Idle tenants that are remembered beyond as many as there are others.
+# Idle tenants that are kept, in addition to as many as there are active ones.
 IDLE_MAX = 256
 
 
 def tenant_of(span: Span) -> str | None:
-    """Whose the first message of a span is."""
+    """Return the tenant of the first message of a span."""
     return _tenant_at(span.segment, span.low)
 
 
@@ -46,7 +47,7 @@ def carries_tenants(span: Span) -> bool:
 
 
 def by_tenant(span: Span) -> Iterator[Span]:
-    """Pieces of a span that are one tenant's each."""
+    """Split a span into pieces of one tenant each."""
     segment = span.segment
     if segment.attributes is None:
         yield span
@@ -60,14 +61,14 @@ def by_tenant(span: Span) -> Iterator[Span]:
 
 
 class Tenant:
-    """Somebody's messages, and when the next of them starts."""
+    """The messages of one tenant, and the start of its next message."""
 
     __slots__ = ("in_turns", "row", "start")
 
     def __init__(self) -> None:
         self.row: Row = deque()
         self.start = 0
-        # Whether it has an entry among the turns.
+        # Whether it has an entry in the heap of turns.
         self.in_turns = False
 
 
@@ -78,13 +79,13 @@ class Tenants:
 
     def __init__(self) -> None:
         self._tenants: dict[str | None, Tenant] = {}
-        # A heap of (start, id of the first message, tenant). An entry whose tenant has nothing any
-        # more, or starts later by now, is put right when its turn comes.
+        # A heap of (start, id of the first message, tenant). An entry is corrected when it comes to
+        # the top, if its tenant has no messages any more or a later start.
         self._turns: list[tuple[int, int, Tenant]] = []
         self._virtual_time = 0
 
     def insert(self, span: Span) -> None:
-        """A span of any tenants, new or returned."""
+        """Add a span of any tenants, new or returned."""
         for piece in by_tenant(span):
             key = tenant_of(piece)
             tenant = self._tenants.get(key)
@@ -109,7 +110,7 @@ class Tenants:
         }
 
     def _next(self) -> Tenant:
-        """Whose turn it is; there must be somebody."""
+        """Return the tenant whose turn it is; there must be one with messages."""
         turns = self._turns
         while True:
             start, first_id, tenant = turns[0]
@@ -123,15 +124,16 @@ class Tenants:
 
     @property
     def first(self) -> Span:
-        """The span from which the next message comes."""
+        """The span from which the next message is taken."""
         return self._next().row[0]
 
     def take(self, count: int) -> Span:
-        """The next messages, at most `count`, as far as they are one tenant's and of one span."""
+        """Take the next messages, at most `count`, of one tenant and one span."""
         tenant = self._next()
         span = tenant.row[0]
         turns = self._turns
-        # Up to where the next one starts it is this one's turn: all the way, if it is alone.
+        # It is this tenant's turn until the start of the next one; without another, for all
+        # messages.
         others = turns[1:3]
         if others:
             count = min(count, max(min(others)[0] - tenant.start, 1))
@@ -149,22 +151,22 @@ class Tenants:
         return span
 
     def row_of(self, span: Span) -> Row:
-        """The row of the tenant whose the span is."""
+        """Return the row of the tenant of `span`."""
         tenant = self._tenants.get(tenant_of(span))
         return deque() if tenant is None else tenant.row
 
     def rows(self) -> list[Row]:
-        """Each tenant's messages in order of their ids."""
+        """Return the messages of each tenant, in order of their ids."""
         return [tenant.row for tenant in self._tenants.values()]
 
     def cut_out(self, span: Span, low: int, high: int) -> Span:
-        """Take messages out of their turn; they count as their tenant's share all the same."""
+        """Take messages out of order; they count for their tenant's share all the same."""
         tenant = self._tenants[tenant_of(span)]
         tenant.start += high - low
         return row.cut_out(tenant.row, span, low, high)
 
     def take_between(self, ranges: list[Range]) -> list[Span]:
-        """The same for all that have these ids."""
+        """Take the messages with these ids; they count for their tenant's share all the same."""
         taken: list[Span] = []
         for tenant in self._tenants.values():
             spans = row.take_between(tenant.row, ranges)
@@ -173,7 +175,7 @@ class Tenants:
         return taken
 
     def __iter__(self) -> Iterator[Span]:
-        """All spans, in order of their ids."""
+        """Iterate over all spans in order of their ids."""
         spans = [span for tenant in self._tenants.values() for span in tenant.row]
         return iter(sorted(spans, key=lambda span: span.first_id))
 

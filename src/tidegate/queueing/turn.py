@@ -1,14 +1,14 @@
-"""Whose turn it is: from which lane the next message comes.
+"""Decides from which lane the next message comes.
 
-What is for anyone and what is for one receiver are merged by id, so order per producer holds within
-a priority. With ageing, priorities are merged by
+Unaddressed messages and those for one receiver are merged by id. Messages of one producer and one
+priority therefore stay in order. With ageing, priorities are merged by
 
-    arrival − ageing · priority
+    arrival - ageing * priority
 
-which never changes, so low priority waits longer, but not for ever.
+A message's value never changes, so a low priority waits longer, but not forever.
 
-Nobody has a turn while something that only the store holds comes first. A span is never cut short
-for another lane: nothing lies between the ids of a segment.
+While a message that may come first is in the store only, no lane is next. A span is never cut for
+another lane, since no other message has an id within its segment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidegate.queueing.tails import Tails
 def next_lane(
     anyones: dict[int, Lane], mine: dict[int, Lane], tails: Tails, client_id: int, by_priority: bool
 ) -> Lane | None:
-    """The lane whose turn it is; None when nothing is there, or only the store holds it."""
+    """Return the lane of the next message; None if there is none, or it is in the store only."""
     best: Lane | None = None
     best_id = 0
     in_store = False
@@ -37,7 +37,7 @@ def next_lane(
             ):
                 best, best_id, in_store = lane, next_id, waits
             if by_priority:
-                break  # lanes are kept from high to low
+                break  # Priorities are kept from high to low
     if best is None or in_store:
         return None
     if tails.addressed and _is_overtaken(best, best_id, tails, client_id, by_priority):
@@ -48,7 +48,7 @@ def next_lane(
 def _is_overtaken(
     best: Lane, best_id: int, tails: Tails, client_id: int, by_priority: bool
 ) -> bool:
-    """Whether something addressed to the client may come first, and only the store knows."""
+    """Return whether an earlier message for the client may be in the store only."""
     for tail, from_id in tails.unsearched(client_id):
         if by_priority and tail.priority != best.priority:
             if tail.priority > best.priority:
@@ -61,7 +61,10 @@ def _is_overtaken(
 def next_aged_lane(
     anyones: dict[int, Lane], mine: dict[int, Lane], tails: Tails, client_id: int, ageing_s: float
 ) -> Lane | None:
-    """As `next_lane`. All messages of a segment arrived together, so they stay together."""
+    """Return the lane of the next message, with ageing; otherwise as `next_lane`.
+
+    All messages of a segment arrived together, so they stay together.
+    """
     best: Lane | None = None
     best_rank = (0.0, 0)
     in_store = False
@@ -85,7 +88,7 @@ def next_aged_lane(
         return best
     for tail, from_id in tails.unsearched(client_id):
         rank = (tail.tail_arrived_at - ageing_s * tail.priority, from_id)
-        # Within a lane ids decide, whatever arrived first.
+        # Within a lane ids decide, not arrival times.
         is_same_lane = mine.get(tail.priority) is best
         if rank[1] < best_rank[1] if is_same_lane else rank < best_rank:
             return None

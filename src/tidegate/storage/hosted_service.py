@@ -1,4 +1,4 @@
-"""What both stores hold of services: what a version is, what may be stored, how long it is kept."""
+"""Rules for services that all stores share: versions, checks and how long data is kept."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import secrets
 from tidegate.core.errors import ChangedMeanwhile, InvalidValue, TooLarge
 from tidegate.core.hosting import ServiceSpec
 
-# With any other of these, instances must be started anew.
+# A change of any of these makes a new version, whose instances are started again.
 KEYS_OF_VERSION = ("target", "environment", "package", "folder", "revision")
-# Doors report each second: who is silent for so long counts no more.
+# Doors report every second. Samples older than this are ignored.
 DOOR_FRESH_S = 5.0
-# How long code stays that nobody deploys.
+# How long a package is kept that no service deploys.
 PACKAGE_KEPT_S = 86_400.0
 PACKAGE_BYTES_MAX = 256 * 1024 * 1024
 NAME_CHARACTERS_MAX = 200
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-# It is written into requests as it is: no blank, line end or fragment may end it there.
+# The path is written into requests unchanged: no blank, line end or fragment may end it there.
 _PATH = re.compile(r"/[!-\"$-~]*")
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def check_spec(spec: ServiceSpec) -> None:
-    """InvalidValue for what could never be hosted."""
+    """Raise `InvalidValue` for a service that can never be hosted."""
     if not spec.name.strip() or len(spec.name) > NAME_CHARACTERS_MAX or "\0" in spec.name:
         raise InvalidValue(f"a service has a name of 1 to {NAME_CHARACTERS_MAX} characters")
     if not _TARGET.fullmatch(spec.target):
@@ -71,7 +71,10 @@ def check_weight(weight: float) -> None:
 
 
 def package_digest(content: bytes) -> str:
-    """The SHA-256 under which code is stored."""
+    """Return the SHA-256 under which the code is stored.
+
+    Raises `TooLarge` if the code exceeds the limit.
+    """
     if len(content) > PACKAGE_BYTES_MAX:
         raise TooLarge(
             f"the code has {len(content)} bytes, {PACKAGE_BYTES_MAX} are allowed: "
@@ -81,7 +84,7 @@ def package_digest(content: bytes) -> str:
 
 
 def new_secret() -> str:
-    """For the cookies of a service's sessions."""
+    """Return a new secret for the session cookies of a service."""
     return secrets.token_urlsafe(32)
 
 

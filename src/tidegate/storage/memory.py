@@ -1,10 +1,11 @@
 """The in-memory twin of the PostgreSQL store: same fencing, same answers, nothing on disk.
 
-Strategy: every method of its parts says in Python what its SQL function says in sql/, and a change
-happens between two turns of the event loop, which is what a transaction is there. A store answers
-later, never at once: nobody may rely on the contrary. Several nodes of one process may share one
-store; what it holds lives as long as the object, so a node that comes back finds its queues again.
-For tests, ours and users'.
+Each method does in Python what its SQL function does in sql/. A change runs between two turns of
+the event loop, which makes it a transaction. A method always answers in a later turn, as a real
+store does, so that no caller can rely on an immediate answer.
+
+Several nodes in one process may share a store. It lives as long as the object, so a node that
+starts again finds its queues. It is for Tidegate's tests and those of its users.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ class MemoryStore(MemoryHosting, MemoryMessages, MemoryOwnership, MemoryTopics, 
     """A store without a server."""
 
     async def open(self) -> None:
-        """Nothing to connect to."""
+        """Do nothing: there is no connection to open."""
 
     async def close(self) -> None:
-        """What is stored stays: a node that starts again on this store finds it."""
+        """Keep all data: a node that starts again on this store finds it."""
 
     def standing(self, queue_id: int) -> int | None:
         return 0

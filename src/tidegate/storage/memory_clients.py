@@ -1,4 +1,4 @@
-"""Clients of the in-memory store: a name, a mode, and the user they go with."""
+"""Clients in memory: a name, a mode and a user."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tidegate.storage.memory_users import MemoryUsers
 
 
 class MemoryClients(MemoryUsers):
-    """The part of a memory store that knows clients."""
+    """The part of an in-memory store that manages clients."""
 
     def __init__(self) -> None:
         super().__init__()
         self._clients: dict[int, tuple[str, Mode | None]] = {}
         self._client_ids: dict[str, int] = {}
         self._client_users: dict[int, str | None] = {}
-        # Like PostgreSQL's serials: never given out twice.
+        # Like PostgreSQL's sequences: an id is never used again.
         self._last_client = 0
 
     async def register_client(
@@ -35,7 +35,7 @@ class MemoryClients(MemoryUsers):
     def _new_client(self, name: str) -> int:
         self._last_client += 1
         self._client_ids[name] = self._last_client
-        # Without a mode the name is reserved by somebody who addressed it.
+        # Without a mode: a message was addressed to the name before its client registered.
         self._clients[self._last_client] = (name, None)
         return self._last_client
 

@@ -1,4 +1,4 @@
-"""Members, machines and the leader of the in-memory store: sql/0008_fleet.sql, 0017, in Python."""
+"""Members, machines and the leader in memory, as in sql/0008_fleet.sql and 0017."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidegate.storage.postgres_fleet import DECISIONS_KEPT
 
 
 class StoredMember:
-    """A node, until its lease runs out."""
+    """A member and the time until which its lease is valid."""
 
     def __init__(self, member_id: int, name: str, address: str, alive_until: float) -> None:
         self.member_id = member_id
@@ -24,7 +24,7 @@ class StoredMember:
 
 
 class MemoryFleet:
-    """The part of a memory store that knows machines."""
+    """The part of an in-memory store that manages machines and the leader."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class MemoryFleet:
     async def lead(self, member_id: int) -> int | None:
         await asyncio.sleep(0)
         leading, epoch = self._leader
-        # Whoever leads and lives goes on leading.
+        # A leader that is alive stays leader.
         heir = min(filter(self._is_alive, self._members), default=None)
         if member_id != (leading if self._is_alive(leading) else heir):
             return None
@@ -123,7 +123,7 @@ class MemoryFleet:
         return self._machines.pop(machine_id, None) is not None
 
     def _unassign(self, machine_id: int) -> None:
-        """What it was to serve, anybody may."""
+        """Release the replicas and instances of a machine; overridden by other parts."""
 
     async def machines(self) -> list[MachineInfo]:
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Services of the in-memory store: what sql/0010_hosting.sql says, in Python."""
+"""HTTP services in memory, as in sql/0010_hosting.sql."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tidegate.storage.hosted_service import (
 )
 from tidegate.storage.memory_fleet import MemoryFleet
 
-# What an instance has of its machine.
+# The fields of an instance that depend on its machine.
 _UNPLACED = {
     "machine_id": None,
     "address": None,
@@ -35,22 +35,23 @@ _SETTLED = (InstanceState.DRAINING, InstanceState.FAILED)
 
 
 class MemoryHosting(MemoryFleet):
-    """The part of a memory store that knows services."""
+    """The part of an in-memory store that manages services."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__(clock)
         self._services: dict[str, Service] = {}
-        # Of those versions that are deployed or have instances still.
+        # Of versions that are deployed or still have instances.
         self._specs: dict[tuple[str, int], ServiceSpec] = {}
         self._instances: dict[int, Instance] = {}
         self._last_instance = 0
-        # Of which the leader has said that they drain or have failed: machines cannot change it.
+        # Instances that the leader has marked as draining or failed: machines cannot change that
+        # state.
         self._settled: set[int] = set()
-        # Service and door → when it came, and what it said.
+        # (service, door) -> time of the report, and the sample.
         self._door_samples: dict[tuple[str, str], tuple[float, DoorSample]] = {}
         self._admissions: dict[str, int | None] = {}
         self._configurations: dict[str, bytes] = {}
-        # Digest → when it was put last, and the code.
+        # Digest -> time of the last put, and the code.
         self._packages: dict[str, tuple[float, bytes]] = {}
         self._standings: dict[str, bytes] = {}
 
@@ -70,13 +71,13 @@ class MemoryHosting(MemoryFleet):
         return service
 
     def _forget_versions(self) -> None:
-        """Those that are not deployed and have no instances."""
+        """Delete versions that are not deployed and have no instances."""
         kept = {(name, service.version) for name, service in self._services.items()}
         kept |= {(one.service, one.version) for one in self._instances.values()}
         self._specs = {key: spec for key, spec in self._specs.items() if key in kept}
 
     def _forget_packages(self) -> None:
-        """Code that nobody deploys; who has put some lately is about to."""
+        """Delete packages that no service deploys, except new ones, which may be deployed soon."""
         deployed = {spec.package for spec in self._specs.values()}
         oldest = self._clock.monotonic() - PACKAGE_KEPT_S
         self._packages = {
@@ -154,7 +155,10 @@ class MemoryHosting(MemoryFleet):
         return self._instances.pop(instance_id, None) is not None
 
     def _ordered_anew(self, instance: Instance) -> dict[str, object]:
-        """One that only waits for its first machine was ordered when it was."""
+        """Return the fields of an instance that is ordered again.
+
+        The order time is kept if the instance still waits for its first machine.
+        """
         waits = instance.machine_id is None and instance.state is InstanceState.ORDERED
         ordered_at = instance.ordered_at if waits else self._clock.wall()
         return {**_UNPLACED, "state": InstanceState.ORDERED, "ordered_at": ordered_at}
@@ -238,7 +242,7 @@ class MemoryHosting(MemoryFleet):
         instance = self._instances.get(instance_id)
         if instance is None or instance.machine_id != machine_id:
             return False
-        # A machine that ends it says so: no session can go on there.
+        # The machine ends the instance, so its sessions cannot continue there.
         is_ending = state is InstanceState.DRAINING
         measured: dict[str, object] = {
             "address": address,
@@ -310,7 +314,7 @@ class MemoryHosting(MemoryFleet):
         await asyncio.sleep(0)
         return self._configurations.get(service)
 
-    # Code and standings
+    # Packages and agreement statuses
 
     async def put_package(self, content: bytes) -> str:
         await asyncio.sleep(0)

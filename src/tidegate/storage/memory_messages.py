@@ -1,6 +1,6 @@
-"""Messages of the in-memory store: stored, settled, read, and remembered for a while.
+"""Messages in memory: storing, settling and reading, and the records of batches and dedup ids.
 
-All or nothing, as in a transaction: every change looks before its first step.
+A change is all or nothing: each method checks everything before its first change.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tidegate.storage.memory_replication import MemoryReplication
 
 
 class MemoryMessages(MemoryReplication):
-    """The part of a memory store that knows messages."""
+    """The part of an in-memory store that has messages."""
 
     def submit(
         self,
@@ -26,7 +26,7 @@ class MemoryMessages(MemoryReplication):
         writer: int = 0,
     ) -> None:
         def commit() -> None:
-            # All or nothing, as in a transaction: look before the first change.
+            # All or nothing, as in a transaction: check everything before the first change.
             for write in writes:
                 replica = self._fenced(write.segment.queue_id, write.epoch)
                 if replica is not None and write.segment.first_id in replica.segments:
@@ -68,7 +68,7 @@ class MemoryMessages(MemoryReplication):
         publications: Sequence[Publication] = (),
     ) -> bool:
         await asyncio.sleep(0)
-        # All or nothing: look before the first change.
+        # All or nothing: check everything before the first change.
         targets = [(each, target) for each in publications for target in each.targets]
         for queue_id, epoch in [
             *((write.segment.queue_id, write.epoch) for write in writes),
@@ -272,4 +272,4 @@ class MemoryMessages(MemoryReplication):
 
     async def free_payloads(self) -> int:
         await asyncio.sleep(0)
-        return 0  # Python frees an object that nobody uses
+        return 0  # Python frees unused objects by itself

@@ -1,4 +1,4 @@
-"""Members of the in-memory store, and who of them owns which queue."""
+"""Members and queue owners in memory."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tidegate.storage.memory_replication import MemoryReplication
 
 
 class MemoryOwnership(MemoryReplication):
-    """The part of a memory store that knows members and owners."""
+    """The part of an in-memory store that manages members and owners."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__(clock)
-        # Like PostgreSQL's serials: never given out twice.
+        # Like PostgreSQL's sequences: an id is never used again.
         self._last_member = 0
 
     async def join(self, name: str, address: str, lease_s: float) -> int:
         await asyncio.sleep(0)
-        # Who listens at an address is alone there: a member that was there before is dead.
+        # Only one node can listen at an address, so an earlier member there is dead.
         self._members = {i: m for i, m in self._members.items() if m.address != address}
         self._last_member += 1
         member = StoredMember(self._last_member, name, address, self._clock.monotonic() + lease_s)
@@ -87,7 +87,7 @@ class MemoryOwnership(MemoryReplication):
         if replica.owner != member_id and self._is_alive(replica.owner):
             return None
         if replica.owner is not None and replica.owner != member_id:
-            # Declared dead: its next renewal tells it to forget what it owned.
+            # Declared dead: its next renewal fails, and it then drops its queues.
             self._members.pop(replica.owner, None)
         replica.owner = member_id
         replica.epoch += 1

@@ -1,4 +1,4 @@
-"""A queue of the in-memory store: who owns it, and everything that is stored in it."""
+"""A queue of the in-memory store: its owner and everything stored in it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from tidegate.core.ports import Attempt
 from tidegate.core.segment import Segment
 
 Ranges = list[tuple[int, int]]
-# Of a producer that puts to several queues, and so leaves gaps in each, all but the last
-# batches are forgotten.
+# Of a producer that puts to several queues and so leaves gaps in each, only this many of the last
+# batches are kept.
 _GAPS_MAX = 2048
-# Of one below 0, whose batches come in any order, so many runs are kept: nothing is assumed of the
-# others.
+# Of a producer below 0, whose batches come in any order, this many runs are kept. A forgotten batch
+# counts as not stored.
 _RUNS_MAX = 4096
 
 
 class Marks:
-    """Which batches of a producer were stored and are gone; those of living segments are there."""
+    """Batches of a producer whose segments are deleted; existing segments have their own."""
 
     def __init__(self) -> None:
         self.batches: Ranges = []
@@ -25,7 +25,7 @@ class Marks:
 
 
 class StoredQueue:
-    """A queue: who owns it, and everything in it."""
+    """A queue: its owner, and everything stored in it."""
 
     def __init__(self, info: QueueInfo) -> None:
         self.info = info
@@ -33,12 +33,12 @@ class StoredQueue:
         self.epoch = 0
         self.next_id = 1
         self.segments: dict[int, Segment] = {}
-        # First id → which batches of which producers its messages are.
+        # First id -> producer and number of each batch that the segment contains.
         self.batches: dict[int, list[tuple[int, int]]] = {}
         self.acks: dict[int, Ranges] = {}
-        # First id → offset → what came of its deliveries.
+        # First id -> offset -> the failed deliveries of the message.
         self.attempts: dict[int, dict[int, Attempt]] = {}
-        # Dedup id → when it was seen.
+        # Dedup id -> when it was stored.
         self.dedup: dict[str, float] = {}
         self.marks: dict[int, Marks] = {}
 
@@ -49,28 +49,28 @@ class StoredQueue:
         self.batches[segment.first_id] = batches
 
     def drop(self, first_id: int, now: float) -> None:
-        """Delete a segment, and remember which batches it was."""
+        """Delete a segment and record its batches."""
         self.acks.pop(first_id, None)
         self.attempts.pop(first_id, None)
         if self.segments.pop(first_id, None) is not None:
             self.mark(first_id, now)
 
     def drop_done(self, now: float) -> None:
-        """Delete segments of which every message is done."""
+        """Delete segments whose messages are all done."""
         for first_id in list(self.acks):
             segment = self.segments.get(first_id)
             if segment is not None and self.read(segment).open <= 0:
                 self.drop(first_id, now)
 
     def mark(self, first_id: int, now: float) -> None:
-        """Remember which batches a segment was that is no longer here."""
+        """Record the batches of a segment that is no longer here."""
         for producer, batch in self.batches.pop(first_id):
             marks = self.marks.setdefault(producer, Marks())
             marks.batches = union(marks.batches, [(batch, batch + 1)])
             marks.seen_at = now
 
     def give(self, first_id: int, target: StoredQueue, new_first_id: int, now: float) -> None:
-        """A segment goes to another queue; that it was here is remembered here."""
+        """Move a segment to another queue; its batches stay recorded here."""
         segment = copy_of(self.segments.pop(first_id))
         segment.queue_id, segment.first_id = target.info.queue_id, new_first_id
         segment.due_at = None
@@ -82,7 +82,7 @@ class StoredQueue:
         self.mark(first_id, now)
 
     def forget_marks(self, before: float) -> int:
-        """Of producers that were silent since; how many they were."""
+        """Delete the records of producers that were silent since `before`; return how many."""
         for producer, marks in self.marks.items():
             if producer < 0:
                 marks.batches = marks.batches[-_RUNS_MAX:]
@@ -105,7 +105,7 @@ class StoredQueue:
         return [self.segments[first_id] for first_id in sorted(self.segments)]
 
     def read(self, segment: Segment) -> Segment:
-        """A segment as it comes back: fresh, with its acknowledgements."""
+        """Return a segment as read from the store: a new object with its acknowledgements."""
         copy = copy_of(segment, reloaded=True)
         for low, high in self.acks.get(segment.first_id, ()):
             copy.mark_done(low, high)
@@ -115,7 +115,7 @@ class StoredQueue:
 
 
 def copy_of(segment: Segment, *, reloaded: bool = False) -> Segment:
-    """The columns as they were stored: what a node notes on its own copy stays there."""
+    """Return a copy: changes that a node makes to its own object must not affect the store."""
     return Segment(
         queue_id=segment.queue_id,
         first_id=segment.first_id,
@@ -133,7 +133,7 @@ def copy_of(segment: Segment, *, reloaded: bool = False) -> Segment:
 
 
 def union(ranges: Ranges, added: Ranges) -> Ranges:
-    """Ranges [low, high) in order, neighbours joined, as a multirange is."""
+    """Return the union of ranges [low, high), in order and merged, like a multirange."""
     if len(added) == 1 and ranges and ranges[-1][1] == added[0][0]:
         return [*ranges[:-1], (ranges[-1][0], added[0][1])]
     joined: Ranges = []

@@ -1,4 +1,4 @@
-"""Queues of the in-memory store, by id and by name, replicas among them."""
+"""Queues in memory, by id and by name, including replicas."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tidegate.storage.memory_queue import StoredQueue
 
 
 class MemoryQueues(MemoryFleet):
-    """The part of a memory store that knows queues."""
+    """The part of an in-memory store that manages queues."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__(clock)
         self._replicas: dict[int, StoredQueue] = {}
         self._queue_ids: dict[str, int] = {}
-        # Like PostgreSQL's serials: never given out twice.
+        # Like PostgreSQL's sequences: an id is never used again.
         self._last_queue = 0
 
     async def create_queue(
@@ -60,7 +60,7 @@ class MemoryQueues(MemoryFleet):
         return [r for r in self._replicas.values() if r.info.alias_id == alias_id]
 
     def _logical(self, replica: StoredQueue) -> StoredQueue:
-        """The alias of a replica; any other queue itself."""
+        """Return the logical queue of a replica, or the queue itself."""
         return self._replicas.get(replica.info.alias_id, replica)
 
     async def find_queue(self, queue_id: int | None, name: str | None) -> QueueInfo | None:
@@ -100,9 +100,9 @@ class MemoryQueues(MemoryFleet):
         return True
 
     def _forget_queue(self, queue_id: int) -> None:
-        """What else is known of it goes with it."""
+        """Delete what else is stored about a queue; overridden by other parts."""
 
     def _fenced(self, queue_id: int, epoch: int) -> StoredQueue | None:
-        """The queue, if that epoch is still its owner's."""
+        """Return the queue if `epoch` is its owner's, else None."""
         replica = self._replicas.get(queue_id)
         return replica if replica is not None and replica.epoch == epoch else None

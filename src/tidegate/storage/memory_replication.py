@@ -1,7 +1,7 @@
-"""Logical queues of the in-memory store: what sql/0007_replication.sql says, in Python.
+"""Logical queues in memory, as in sql/0007_replication.sql.
 
-A version is raised when a topology is asked for and looks other than the last time: so nothing
-that can change one has to say so.
+A version is raised when a topology is read and differs from the last read. The parts that change
+addresses therefore need not know about versions.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from tidegate.storage.shares import check_homes, whole_shares
 
 
 class MemoryReplication(MemoryQueues):
-    """The part of a memory store that knows logical queues."""
+    """The part of an in-memory store that manages logical queues."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__(clock)
-        # Alias → as it was when somebody asked last; addresses are looked up.
+        # Logical queue -> its topology as last read; addresses are looked up for each read.
         self._topologies: dict[int, Topology] = {}
         self._alias_addresses: dict[int, str | None] = {}
         self._last_numbers: dict[int, int] = {}
-        # What the versions of deleted aliases came to: the sum never comes back.
+        # Sum of the versions of deleted topologies, so that the total never decreases.
         self._past_versions = 0
-        # Ended replicas whose batches are still known.
+        # Ended replicas whose batches are still recorded.
         self._retired: dict[int, StoredQueue] = {}
-        # Move → when it was made, and whether it was cancelled.
+        # Move id -> when it was made, and whether it was cancelled.
         self._arrivals: dict[str, tuple[float, bool]] = {}
 
     # Topologies
@@ -95,7 +95,10 @@ class MemoryReplication(MemoryQueues):
         return True
 
     def _seen_topology(self, queue_id: int) -> Topology | None:
-        """With the addresses of living owners; another version if one of them is another."""
+        """Return the topology with the addresses of live owners.
+
+        If one of them has changed, the version is raised.
+        """
         known = self._topologies.get(queue_id)
         if known is None:
             return None
@@ -249,7 +252,7 @@ class MemoryReplication(MemoryQueues):
         ]
 
     def _is_reserved(self, queue: StoredQueue, member_id: int | None) -> bool:
-        """Whether the living machine of another member is to serve it."""
+        """Return whether the live machine of another member has been assigned the replica."""
         topology = self._topologies.get(queue.info.alias_id)
         place = None if topology is None else topology.replica(queue.info.number)
         if place is None or place.machine_id is None or place.machine_id not in self._machines:

@@ -1,4 +1,4 @@
-"""Topics of the in-memory store, and the queues that are subscribed to them."""
+"""Topics in memory, and the queues that are subscribed to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidegate.storage.memory_queues import MemoryQueues
 
 
 class _Topic:
-    """A topic: its queues, each with its filter and the member it goes with."""
+    """A topic: its queues, each with its filter and, if temporary, the member it belongs to."""
 
     def __init__(self, topic_id: int, name: str) -> None:
         self.topic_id = topic_id
@@ -20,12 +20,12 @@ class _Topic:
 
 
 class MemoryTopics(MemoryQueues):
-    """The part of a memory store that knows topics."""
+    """The part of an in-memory store that manages topics."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__(clock)
         self._topics: dict[str, _Topic] = {}
-        # Like PostgreSQL's serials: never given out twice.
+        # Like PostgreSQL's sequences: an id is never used again.
         self._last_topic = 0
 
     def _forget_queue(self, queue_id: int) -> None:

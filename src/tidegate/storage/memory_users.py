@@ -1,4 +1,4 @@
-"""Users of the in-memory store: what sql/0004_access.sql says, in Python."""
+"""Users in memory, as in sql/0004_access.sql."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidegate.core.users import Grant, Keys, User
 
 
 class MemoryUsers:
-    """The part of a memory store that knows users."""
+    """The part of an in-memory store that manages users."""
 
     def __init__(self) -> None:
         self._users: dict[str, User] = {}
@@ -51,7 +51,7 @@ class MemoryUsers:
         return True
 
     def _forget_clients_of(self, name: str) -> None:
-        """They go with their user."""
+        """Delete the clients of a user; implemented by `MemoryClients`."""
 
     async def list_users(self) -> list[User]:
         await asyncio.sleep(0)

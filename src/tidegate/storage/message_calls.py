@@ -1,4 +1,4 @@
-"""The function calls that carry messages, their parameters in PostgreSQL's binary form."""
+"""The function calls that carry messages, with parameters in PostgreSQL's binary format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALL_BINARY = [_BINARY] * 14
 
 
 def fence_call(epochs: dict[int, int]) -> Call:
-    """Refuses the transaction unless these are the epochs of these queues."""
+    """Return the call that fails the transaction unless these are the epochs of the queues."""
     parameters: Parameters = (p.int4_array(list(epochs)), p.int8_array(list(epochs.values())))
     return FENCE, parameters, _ALL_BINARY[:2]
 
@@ -87,7 +87,8 @@ def remember_at_call(publication: Publication, target: Target) -> Call:
 
 
 def settle_call(settlement: Settlement) -> Call:
-    # In order: transactions that settle the same segments must not wait for each other.
+    # Sorted by segment: transactions that settle the same segments in different orders could
+    # deadlock.
     partly = dict(sorted(settlement.partly.items()))
     texts = ",".join(f'"{p.multirange_text(done)}"' for done in partly.values())
     parameters: Parameters = (
@@ -97,7 +98,7 @@ def settle_call(settlement: Settlement) -> Call:
         p.int8_array(list(partly)),
         f"{{{texts}}}".encode(),
     )
-    # Multiranges go as text: they are few, and their binary form is not worth code.
+    # Multiranges are sent as text: they are few, and their binary format is not worth the code.
     return SETTLE, parameters, [1, 1, 1, 1, 0]
 
 

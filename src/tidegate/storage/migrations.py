@@ -1,4 +1,4 @@
-"""Numbered SQL files, each applied once; nodes that start together may race."""
+"""Numbered SQL files, each applied once. Nodes that start at the same time take turns."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import psycopg
 
 from tidegate.core.errors import InvalidValue
 
-# Any number; it is the key under which all starting nodes queue up.
+# Any number: the key of the lock for which starting nodes wait.
 _ADVISORY_KEY = 7_411_000_001
 
 
 def migration_files() -> list[tuple[int, str, str]]:
-    """Number, name and text of every migration, in order."""
+    """Return number, name and text of every migration, in order."""
     found = []
     for entry in (resources.files("tidegate.storage") / "sql").iterdir():
         numbered = re.fullmatch(r"(\d{4})_(\w+)\.sql", entry.name)
@@ -24,7 +24,7 @@ def migration_files() -> list[tuple[int, str, str]]:
 
 
 async def migrate(connection: psycopg.AsyncConnection[tuple[object, ...]]) -> list[int]:
-    """Apply what is missing; the numbers that were."""
+    """Apply the missing migrations and return their numbers."""
     applied: list[int] = []
     async with connection.transaction():
         await connection.execute("select pg_advisory_xact_lock(%s)", (_ADVISORY_KEY,))

@@ -1,7 +1,7 @@
-"""A store beside the catalogue: it holds replicas, and the leases and epochs of those.
+"""A shard: a store beside the catalogue that has replicas, with their owners and epochs.
 
-A node is a member of it under the id that the catalogue gave it, and renews that membership apart:
-when the store is away, only what it holds is.
+A node is a member of a shard under its member id of the catalogue, and has a separate lease there.
+If the shard does not answer, only its own queues are affected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class OtherStore(PostgresStore):
-    """Store 1, 2, … of several."""
+    """Store 1, 2, ... of a sharded store."""
 
     def __init__(
         self,
@@ -31,25 +31,28 @@ class OtherStore(PostgresStore):
         super().__init__(url, writers=writers)
         self.number = number
         self._monotonic = monotonic
-        # Until it is known to be the one that the catalogue means, nothing is asked of it.
+        # Whether it was identified as the shard that the catalogue knows. It is not used before.
         self.is_known = False
         # Whether it answered last time.
         self.is_up = False
-        # How often that has changed.
+        # How often `is_up` has changed.
         self.turns = 0
-        # Of its topologies, as the catalogue has heard.
+        # Its topology version, as last noted in the catalogue.
         self.noted_version = -1
         self._alive_until = float("-inf")
         self._times_joined = 0
-        # Name and address, once it has joined.
+        # Member id, name and address of this node, from the first attempt to join until it leaves.
         self._member: tuple[int, str, str] | None = None
         self._is_joined = False
         self.meeting = asyncio.Lock()
 
-    # Who it is
+    # Identity
 
     async def identify(self, catalogue: str, listed: int) -> str:
-        """Its identity, once; InvalidValue: it is not the one that is meant."""
+        """Return the shard's identity.
+
+        Raises `InvalidValue` if it is not the shard with this number.
+        """
         await self._prepare()
         query = "select store_trouble(%s::int, %s::uuid, %s::int)"
         trouble = (await self._call(query, self.number, catalogue, listed))[0][0]
@@ -60,11 +63,11 @@ class OtherStore(PostgresStore):
     # Membership
 
     def standing(self, queue_id: int) -> int | None:
-        """How often we have joined; None: for a lease it has not heard of us."""
+        """Return how often this node has joined; None if its lease here has expired."""
         return self._times_joined if self._monotonic() < self._alive_until else None
 
     def enter(self, member_id: int, name: str, address: str) -> None:
-        """Become a member with the next renewal."""
+        """Join with the next renewal."""
         self._member = (member_id, name, address)
         self._is_joined = False
 
@@ -94,7 +97,7 @@ class OtherStore(PostgresStore):
             log.warning("store %d does not answer: %s", self.number, why)
 
     async def part(self) -> None:
-        """Leave; a store that is away finds out by itself."""
+        """Leave; if the shard does not answer, the lease expires by itself."""
         member, self._member = self._member, None
         self._alive_until = float("-inf")
         if member is not None and self._is_joined and self.is_up:

@@ -1,7 +1,7 @@
-"""The stores beside the catalogue, as one: who is meant, who answers, and our life there.
+"""The shards of a store: identification, calls to all of them, and membership.
 
-Each has to be the one that the catalogue knows by its number. One that is away is told what it has
-missed when it is back.
+The catalogue knows the identity of each shard by its number; no other store is accepted. A shard
+that did not answer gets the missed changes when it is back.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tidegate.storage.postgres_queues import json_of
 
 log = logging.getLogger(__name__)
 
-# How long a node that joins waits for stores that do not answer at once.
+# How long a joining node waits for shards that do not answer at once.
 _JOIN_S_MAX = 5.0
 
 T = TypeVar("T")
 
 
 class OtherStores:
-    """Stores 1, 2, … of several; the catalogue is 0."""
+    """Stores 1, 2, ... of a sharded store; the catalogue is store 0."""
 
     def __init__(
         self,
@@ -46,11 +46,12 @@ class OtherStores:
             for number, url in enumerate(urls, start=1)
         ]
         self._identity = ""
-        # What renews our life in them, beside us: their slowness is not ours.
+        # Renewals of the leases in the shards. They run beside the catalogue's, so that a slow
+        # shard does not delay that one.
         self._keeping: dict[int, asyncio.Task[None]] = {}
 
     async def open(self) -> None:
-        """They may come later, but must be those that are meant."""
+        """Identify all shards that answer; a wrong one raises `InvalidValue`."""
         self._identity = str((await self._catalogue.ask("select store_identity()"))[0][0])
         outcomes = await asyncio.gather(*map(self._meet, self.all), return_exceptions=True)
         for other, outcome in zip(self.all, outcomes, strict=True):
@@ -63,10 +64,10 @@ class OtherStores:
         await self._stop_keeping()
         await asyncio.gather(*(other.close() for other in self.all), return_exceptions=True)
 
-    # Who is meant
+    # Identification
 
     async def _meet(self, other: OtherStore) -> None:
-        """Make sure that it is the one that is meant."""
+        """Identify a shard, if that was not done, and send it the missed changes."""
         async with other.meeting:
             if other.is_known:
                 return
@@ -83,7 +84,7 @@ class OtherStores:
             other.seems(up=True)
 
     async def _make_up_for(self, other: OtherStore) -> None:
-        """What the catalogue was told while it was away."""
+        """Copy the policies to a shard, which may have changed while it did not answer."""
         policies = {
             alias_id: policy
             for queue_id, alias_id, _, _, _, policy, _ in await self.places(None)
@@ -93,7 +94,7 @@ class OtherStores:
             await self.copy_policy(other, alias_id, msgspec.convert(policy, QueuePolicy))
 
     async def places(self, queue_id: int | None) -> list[tuple[Any, ...]]:
-        """The replicas that are to be beside the catalogue, as it has them."""
+        """Return the replicas that are placed in shards, as rows of the catalogue."""
         return await self._catalogue.ask("select * from place_queues(%s::int)", queue_id)
 
     @staticmethod
@@ -101,7 +102,10 @@ class OtherStores:
         await other.ask("select copy_policy(%s::int, %s::jsonb)", alias_id, json_of(policy))
 
     async def make(self, other: OtherStore, queue_id: int) -> bool:
-        """Have a replica in its own store, if the catalogue says that there is one to be made."""
+        """Create a replica in its shard if the catalogue says that this is missing.
+
+        Returns whether it was created.
+        """
         for _, alias_id, number, name, durable, policy, made in await self.places(queue_id):
             if not made:
                 await other.ask(
@@ -117,10 +121,13 @@ class OtherStores:
                 return True
         return False
 
-    # Which store
+    # Store of a queue
 
     async def holder(self, queue_id: int) -> PostgresStore:
-        """The store that a queue is in; Unavailable while it was never reached."""
+        """Return the store that has a queue.
+
+        Raises `Unavailable` while its shard has never answered.
+        """
         number = queue_id >> STORE_SHIFT
         if number == 0:
             return self._catalogue
@@ -132,7 +139,7 @@ class OtherStores:
         return other
 
     def of(self, queue_id: int) -> OtherStore | None:
-        """The one that a queue is in; None: it is in the catalogue, or nowhere."""
+        """Return the shard that has a queue; None for the catalogue and unknown numbers."""
         number = queue_id >> STORE_SHIFT
         return self.all[number - 1] if 0 < number <= len(self.all) else None
 
@@ -141,7 +148,7 @@ class OtherStores:
         return [other for other in self.all if other.is_known and other.is_up]
 
     async def ask(self, question: Callable[[OtherStore], Awaitable[T]]) -> list[tuple[int, T]]:
-        """The answers of those that are there, by number."""
+        """Ask all shards that answer; return (number, answer) pairs."""
         stores = self.up
         answers = await asyncio.gather(*map(question, stores), return_exceptions=True)
         found = []
@@ -154,16 +161,17 @@ class OtherStores:
                 found.append((other.number, answer))
         return found
 
-    # Our life there
+    # Membership
 
     async def join(self, member_id: int, name: str, address: str, lease_s: float) -> None:
-        """As the member that the catalogue has made us."""
+        """Join all shards under the member id of the catalogue."""
         await self._stop_keeping()
         for other in self.all:
             other.enter(member_id, name, address)
         self.keep_beside(lease_s)
         if self._keeping:
-            # Those that are there are joined when we are; the others are not waited for.
+            # Shards that answer are joined together with the catalogue. The others are not waited
+            # for.
             await asyncio.wait(self._keeping.values(), timeout=min(lease_s, _JOIN_S_MAX))
 
     async def leave(self) -> None:
@@ -178,7 +186,7 @@ class OtherStores:
                 self._keeping[other.number] = keeping
 
     async def _keep(self, other: OtherStore, lease_s: float) -> None:
-        """Live on in another store; whatever fails is tried again with the next renewal."""
+        """Renew the lease in one shard; after an error the next renewal tries again."""
         try:
             await self._meet(other)
             was_up = other.is_up

@@ -1,7 +1,7 @@
 """Python values as PostgreSQL's binary parameters, for the calls that carry messages.
 
-Only what the hot path needs. Integer arrays are built column-wise in C: a thousand
-lengths take some ten microseconds.
+Only the types that the hot path needs. Integer arrays are built as columns in C: a thousand lengths
+take about ten microseconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ float8 = struct.Struct("!d").pack
 
 
 def int4_array(values: Sequence[int]) -> bytes:
-    """int4[] without nulls: element lengths and values interleaved."""
+    """Encode int4[] without nulls: element lengths and values alternate."""
     count = len(values)
     cells = array("i", bytes(8 * count))
     cells[0::2] = _FOUR * count
@@ -33,7 +33,7 @@ def int4_array(values: Sequence[int]) -> bytes:
 
 
 def int8_array(values: Sequence[int | None]) -> bytes:
-    """int8[], nulls allowed."""
+    """Encode int8[], nulls allowed."""
     has_null = 1 if None in values else 0
     cells = [
         b"\xff\xff\xff\xff" if value is None else b"\x00\x00\x00\x08" + int8(value)
@@ -43,7 +43,7 @@ def int8_array(values: Sequence[int | None]) -> bytes:
 
 
 def float8_array(values: Sequence[float | None]) -> bytes:
-    """float8[], nulls allowed."""
+    """Encode float8[], nulls allowed."""
     has_null = 1 if None in values else 0
     cells = [
         b"\xff\xff\xff\xff" if value is None else b"\x00\x00\x00\x08" + float8(value)
@@ -53,10 +53,10 @@ def float8_array(values: Sequence[float | None]) -> bytes:
 
 
 def json_of(value: object) -> bytes | None:
-    """jsonb: format version, then text."""
+    """Encode jsonb: format version, then text. None stays None."""
     return None if value is None else b"\x01" + msgspec.json.encode(value)
 
 
 def multirange_text(ranges: Sequence[tuple[int, int]]) -> str:
-    """Ranges [low, high) as PostgreSQL writes a multirange."""
+    """Return ranges [low, high) in PostgreSQL's text form of a multirange."""
     return "{" + ",".join(f"[{low},{high})" for low, high in ranges) + "}"

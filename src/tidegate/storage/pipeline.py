@@ -1,8 +1,8 @@
-"""A PostgreSQL connection for the writer: prepared calls, sent together, committed together.
+"""A PostgreSQL connection for the writer: prepared calls, sent and committed together.
 
-libpq's pipeline mode: all calls up to a sync are one transaction and one round trip, with
-no BEGIN and no COMMIT to wait for. psycopg's public `pq` layer is used directly because
-its cursors cost more than the commit itself: docs/decisions/0001 has the figures.
+It uses libpq's pipeline mode: all calls up to a sync are one transaction and one round trip,
+without BEGIN and COMMIT to wait for. It uses psycopg's public `pq` layer directly, since psycopg's
+cursors cost more than the commit itself; docs/decisions/0001 has the measurements.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from tidegate.core.errors import LimitReached, StaleEpoch, Unavailable
 
 Parameters = Sequence[bytes | bytearray | memoryview | None]
 
-# SQLSTATE classes in which nothing was stored and the cause is a shortage.
+# SQLSTATE classes of shortages, after which nothing was stored.
 _SHORTAGE = (b"53",)
 _UNIQUE_VIOLATION = b"23505"
 _DEADLOCK = b"40P01"
-# Raised by the functions `fence` and `fence_leader`.
+# Raised by the SQL functions `fence` and `fence_leader`.
 FENCED_STATE = "TG001"
 _FENCED = FENCED_STATE.encode()
 
 
-# A store that does not answer is noticed within seconds, not when TCP gives up.
+# A store that does not answer is noticed within seconds; TCP alone would take minutes.
 CONNECTION: dict[str, Any] = {
     "connect_timeout": 5,
     "keepalives_idle": 3,
@@ -42,10 +42,10 @@ Done = Callable[["list[bytes | None] | Exception"], None]
 
 
 class PipelineConnection:
-    """One connection in pipeline mode: batches of calls, each a transaction, in their order.
+    """A connection in pipeline mode: batches of calls, each a transaction, in their order.
 
-    Callbacks, not coroutines: a confirm waits for this, and every turn of the event loop
-    that it can be spared is some ten microseconds.
+    It uses callbacks instead of coroutines, since every confirmation of a put waits for it. Each
+    saved turn of the event loop is about ten microseconds.
     """
 
     def __init__(self, url: str, statements: Sequence[bytes]) -> None:
@@ -53,26 +53,26 @@ class PipelineConnection:
         self._statements = statements
         self._connection: psycopg.AsyncConnection[tuple[object, ...]] | None = None
         self._descriptor = -1
-        # Who waits for which batch, in the order they were sent.
+        # Callbacks of the batches under way, in the order in which they were sent.
         self._waiting: deque[Done] = deque()
         self._values: list[bytes | None] = []
         self._failure: Exception | None = None
         self._writing = False
         self._connecting: asyncio.Task[None] | None = None
-        # What was submitted before there was a connection.
+        # Batches that were submitted before there was a connection.
         self._unsent: list[Sequence[Call]] = []
 
     @property
     def pending(self) -> int:
-        """How many batches wait for their outcome."""
+        """Return how many batches wait for their result."""
         return len(self._waiting)
 
     def submit(self, calls: Sequence[Call], done: Done) -> None:
         """Run calls (statement, parameters, formats) in one transaction.
 
-        `done` gets the first value of each, or the error. Unavailable says that the outcome is
-        not known; then nothing that was submitted later is stored before whoever submitted it
-        has been told the same.
+        `done` gets the first value of each call, or the error. `Unavailable` means that the result
+        is unknown. After it, no batch submitted later is stored until its callback has got the same
+        error.
         """
         self._waiting.append(done)
         if self._connecting is not None:
@@ -84,9 +84,9 @@ class PipelineConnection:
             self._connecting = asyncio.create_task(self._connect_and_send())
 
     def _is_usable(self, pgconn: pq.abc.PGconn) -> bool:
-        """Whether the server has not hung up while nothing was under way."""
+        """Return whether the connection is open; the server may have closed it while idle."""
         if len(self._waiting) > 1:
-            return True  # its end will be read by those who wait
+            return True  # The waiting batches will see that it was closed
         try:
             pgconn.consume_input()
         except psycopg.OperationalError:
@@ -95,7 +95,7 @@ class PipelineConnection:
         return True
 
     async def call(self, calls: Sequence[Call]) -> list[bytes | None]:
-        """The same, to be awaited."""
+        """Run calls in one transaction; see `submit`."""
         future: asyncio.Future[list[bytes | None]] = asyncio.get_running_loop().create_future()
 
         def done(outcome: list[bytes | None] | Exception) -> None:
@@ -116,7 +116,7 @@ class PipelineConnection:
             self._connecting = None
             self._fail_all(failure)
         except psycopg.Error as failure:
-            # It died between answering and being set up: whoever waits must hear of it.
+            # The server closed the connection during setup. The callers must be told.
             self._connecting = None
             self._fail_all(Unavailable(f"the store went away: {failure}"))
         else:
@@ -177,8 +177,8 @@ class PipelineConnection:
             if not self._has(pgconn):
                 return
             if self._waiting:
-                # libuv tells of a broken socket once and then never again: the end may be right
-                # behind what we have just read.
+                # libuv reports a broken socket only once, and the end may follow directly behind
+                # the data that was just read.
                 pgconn.consume_input()
                 self._take_results(pgconn)
             elif pgconn.status == pq.ConnStatus.BAD:
@@ -187,7 +187,7 @@ class PipelineConnection:
             self._lose(failure)
 
     def _has(self, pgconn: pq.abc.PGconn) -> bool:
-        """Whether it is still the connection: taking results may have ended it."""
+        """Return whether `pgconn` is still the connection; handling results may have ended it."""
         return self._connection is not None and self._connection.pgconn is pgconn
 
     def _take_results(self, pgconn: pq.abc.PGconn) -> None:
@@ -202,7 +202,7 @@ class PipelineConnection:
                 continue
             self._take(result)
             if isinstance(self._failure, Unavailable):
-                # Its last words: no sync will come.
+                # The server has ended the connection: no sync will come.
                 self._lose(self._failure)
 
     def _take(self, result: pq.abc.PGresult) -> None:
@@ -212,7 +212,7 @@ class PipelineConnection:
             self._failure = _explained(result)
 
     def _lose(self, failure: Exception) -> None:
-        """The connection broke: what was under way may or may not be committed."""
+        """Close a broken connection; the batches under way may or may not be committed."""
         self.close()
         if not isinstance(failure, Unavailable):
             failure = Unavailable(f"the store went away: {failure}")
@@ -248,8 +248,8 @@ def _explained(result: pq.abc.PGresult) -> Exception:
         return StaleEpoch("one of the queues has a new owner: try again")
     if state.startswith(_SHORTAGE):
         return LimitReached(f"the store is short of room: {text}")
-    # A repeated commit that finds its own segment there: the first one was stored after all.
-    # Chosen as the one that ends a deadlock: nothing was stored, and the next try may be.
+    # A unique violation: a repeated commit found its own segment, so the first one was stored. A
+    # deadlock: nothing was stored, and the next attempt may succeed.
     if not state or state.startswith((b"08", b"57")) or state in (_UNIQUE_VIOLATION, _DEADLOCK):
         return Unavailable(f"the store went away: {text}")
     return psycopg.DatabaseError(f"{text} ({state.decode()})")

@@ -15,7 +15,7 @@ Row = tuple[Any, ...]
 
 
 class PlainConnection:
-    """Calls that wait for each other; `binary` says how their rows come."""
+    """Runs calls one after the other; `binary` is the format of the result columns."""
 
     __slots__ = ("_binary", "_connection", "_lock", "_url")
 

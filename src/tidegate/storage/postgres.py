@@ -1,7 +1,7 @@
-"""The store on PostgreSQL: function calls only, all SQL lives in sql/.
+"""The store on PostgreSQL. It only calls functions; all SQL is in sql/.
 
-Here are its connections; what is called over them is in its parts. Pipelines carry the messages.
-One plain connection serves the catalogue, one reads, and one renews the lease.
+Pipelined connections carry the messages. Three plain connections serve the catalogue, long reads,
+and the renewal of the lease.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PostgresStore(
     PostgresFleet,
     PostgresHosting,
 ):
-    """A store behind a libpq URL."""
+    """A store at a libpq URL."""
 
     def __init__(self, url: str, *, writers: int = 1) -> None:
         super().__init__(url, writers=writers)
@@ -49,7 +49,7 @@ class PostgresStore(
         self._renewer = PlainConnection(url)
 
     async def open(self) -> None:
-        """Connect and bring the schema up to date."""
+        """Connect, and bring the schema up to date."""
         await self._prepare()
         await self._check_place(1)
 
@@ -61,13 +61,13 @@ class PostgresStore(
             await connection.close()
 
     async def _check_place(self, listed: int) -> None:
-        """That it is the first of as many stores as are listed."""
+        """Raise `InvalidValue` unless this is the first of `listed` stores."""
         trouble = (await self._call("select store_trouble(0, null, %s::int)", listed))[0][0]
         if trouble is not None:
             raise InvalidValue(f"the store that is listed first cannot be used so: {trouble}")
 
     def standing(self, queue_id: int) -> int | None:
-        return 0  # there is one lease, and the node itself keeps it
+        return 0  # There is one lease, and the node itself keeps it
 
     async def close(self) -> None:
         self._close_pipelines()
@@ -84,12 +84,12 @@ class PostgresStore(
         return await self._renewer.call(query, *arguments)
 
     async def ask(self, query: str, *arguments: Any) -> list[Row]:
-        """A function call of whoever has several stores."""
+        """Call a function, for a sharded store."""
         return await self._call(query, *arguments)
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Callable[..., Awaitable[list[Row]]]]:
-        """Function calls that are all or none, on a connection of their own."""
+        """Run function calls in one transaction, on a connection of its own."""
         connection = await connect(self.url)
         try:
             async with connection.transaction():

@@ -1,7 +1,7 @@
-"""Whose account PostgreSQL runs under: ours, or one of its own when we are root.
+"""The system account of PostgreSQL: the current one, or its own if Tidegate runs as root.
 
-PostgreSQL refuses to run as root. Then it gets a system account that exists for nothing else, owns
-only its own folders, and may pass through (not list, not read) the folders above them.
+PostgreSQL refuses to run as root. It then gets a system account that is used for nothing else. That
+account owns only PostgreSQL's folders, and may enter but not list or read the folders above them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class AccountUnusable(TidegateError):
-    """PostgreSQL cannot run under the account that it would have to."""
+    """PostgreSQL cannot run under the account that it would have to use."""
 
     name: ClassVar[str] = "ACCOUNT_UNUSABLE"
 
@@ -37,7 +37,11 @@ class PostgresAccount:
 
     @classmethod
     def for_folder(cls, database_folder: Path) -> PostgresAccount:
-        """The owner of an existing database; for a new one ourselves, or its own if we are root."""
+        """Return the account for a database folder.
+
+        The owner of an existing database. For a new one the current user or, for root, an account
+        of its own. Raises `AccountUnusable` if that is not possible.
+        """
         ours = os.geteuid()
         if database_folder.exists():
             owner = database_folder.stat()
@@ -55,16 +59,16 @@ class PostgresAccount:
 
     @property
     def is_ours(self) -> bool:
-        """Whether PostgreSQL runs under the very account that we run under."""
+        """Whether PostgreSQL runs under the account of this process."""
         return self.user_id == os.geteuid()
 
     def own(self, path: Path) -> None:
-        """Give a file or folder to the account."""
+        """Make the account the owner of a file or folder."""
         if not self.is_ours:
             os.chown(path, self.user_id, self.group_id)
 
     def let_through_to(self, path: Path) -> None:
-        """Let the account pass through every folder above the path."""
+        """Let the account enter every folder above the path."""
         if self.is_ours:
             return
         for folder in path.parents:
@@ -74,7 +78,7 @@ class PostgresAccount:
                 folder.chmod(stat.S_IMODE(status.st_mode) | stat.S_IXOTH)
 
     def let_read(self, tree: Path) -> None:
-        """Let the account read and run what stands below a folder."""
+        """Let the account read and run the files below a folder."""
         if self.is_ours:
             return
         self.let_through_to(tree)

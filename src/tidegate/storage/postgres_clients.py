@@ -1,4 +1,4 @@
-"""Clients of the PostgreSQL store: calls of its functions."""
+"""Clients in PostgreSQL: one method for each SQL function."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tidegate.core.model import ClientInfo, Mode
 
 
 class PostgresClients(ABC):
-    """The part of a PostgreSQL store that knows clients."""
+    """The part of a PostgreSQL store that manages clients."""
 
     @abstractmethod
     async def _call(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        """One function call on the catalogue connection."""
+        """Call a function on the catalogue connection."""
 
     async def register_client(
         self, name: str, mode: Mode, user: str | None = None

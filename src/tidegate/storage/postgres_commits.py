@@ -1,7 +1,7 @@
-"""How messages get into the PostgreSQL store, and out of it when they are done.
+"""Storing and settling messages in PostgreSQL.
 
-Connections in pipeline mode carry them: some for puts, one for acknowledgements, so that a confirm
-never waits for a delete, and a few for transactions.
+Connections in pipeline mode carry the calls: some for puts, one for acknowledgements, and a few for
+transactions. A put therefore never waits for deletions.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class PostgresCommits:
     """The part of a PostgreSQL store that writes messages."""
 
     def __init__(self, url: str, *, writers: int = 1) -> None:
-        # As a rule one for each writer: what it submits is stored in that order.
+        # Usually one for each writer: what a writer submits is stored in that order.
         self._putters = [PipelineConnection(url, (PUT, REMEMBER)) for _ in range(writers)]
         self._settler = PipelineConnection(url, (SETTLE, ATTEMPTS))
         self._settler_lock = asyncio.Lock()
-        # Several, opened when they are needed: transactions beside each other share a flush.
+        # Several, opened when needed: concurrent transactions share a flush.
         statements = (FENCE, PUT, REMEMBER, PUBLISH, SETTLE, ATTEMPTS)
         self._transactors = [PipelineConnection(url, statements) for _ in range(_TRANSACTORS)]
 
@@ -85,7 +85,7 @@ class PostgresCommits:
         for publication in publications:
             calls.append(publish_call(publication))
             calls += [remember_at_call(publication, t) for t in publication.targets if t.dedup_ids]
-        # In the order in which all settle, so that nobody waits for each other.
+        # Sorted by queue, as all settlements are: different orders could deadlock.
         ordered = sorted(settlements, key=lambda settlement: settlement.queue_id)
         calls += [settle_call(settlement) for settlement in ordered]
         calls += [attempts_call(each) for each in ordered if each.attempts or each.forgotten]

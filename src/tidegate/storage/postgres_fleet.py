@@ -1,4 +1,4 @@
-"""Machines and the leader of the PostgreSQL store: calls of the functions in sql/0008_fleet.sql."""
+"""Machines and the leader in PostgreSQL: one method for each function of sql/0008_fleet.sql."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import msgspec
 
 from tidegate.core.fleet import MachineInfo, MachineState, told
 
-# Of a service, the newest are kept.
+# The number of decisions that are kept for each service; older ones are deleted.
 DECISIONS_KEPT = 500
 
 
 class PostgresFleet(ABC):
-    """The part of a PostgreSQL store that knows machines."""
+    """The part of a PostgreSQL store that manages machines and the leader."""
 
     @abstractmethod
     async def _call(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        """One function call on the catalogue connection."""
+        """Call a function on the catalogue connection."""
 
     async def lead(self, member_id: int) -> int | None:
         epoch = (await self._call("select lead_cluster(%s)", member_id))[0][0]
@@ -74,7 +74,10 @@ class PostgresFleet(ABC):
 
 
 def _machine(row: tuple[Any, ...]) -> MachineInfo:
-    """A row of the type machine_row, whose columns are the fields in their order but for one."""
+    """Return the machine of a row of the type machine_row.
+
+    Its columns are in the order of the fields, but for one.
+    """
     names = (
         "machine_id",
         "provider",

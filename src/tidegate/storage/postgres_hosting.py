@@ -1,4 +1,4 @@
-"""Services of the PostgreSQL store: calls of the functions in sql/0010_hosting.sql and after."""
+"""HTTP services in PostgreSQL: one method for each function of sql/0010_hosting.sql and later."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tidegate.storage.hosted_service import (
 
 
 class PostgresHosting(ABC):
-    """The part of a PostgreSQL store that knows services."""
+    """The part of a PostgreSQL store that manages services."""
 
     @abstractmethod
     async def _call(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        """One function call on the catalogue connection."""
+        """Call a function on the catalogue connection."""
 
     @abstractmethod
     async def _read(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        """One function call that may take longer, beside the catalogue's."""
+        """Call a function that may take longer, on a connection beside the catalogue's."""
 
     async def deploy(self, spec: ServiceSpec) -> Service:
         check_spec(spec)
@@ -56,8 +56,8 @@ class PostgresHosting(ABC):
         rows = await self._call("select by_hand::text from service where name = %s", name)
         if not rows:
             return False
-        # Compared as we read it, and then as it stands there: another version may write the same
-        # in other words.
+        # Compared first as parsed here, then as stored: another version may have written the same
+        # override in a different text.
         (stands_there,) = rows[0]
         if _by_hand(stands_there) == before:
             query = "select steer_service(%s, %s::jsonb, %s::jsonb)"
@@ -188,7 +188,7 @@ class PostgresHosting(ABC):
 
 
 def _service(row: tuple[Any, ...]) -> Service:
-    """A row of the type service_row."""
+    """Return the service of a row of the type service_row."""
     spec, version, detail, secret, by_hand = row
     return Service(
         spec=msgspec.convert(spec, ServiceSpec),
@@ -204,5 +204,5 @@ def _by_hand(text: str | None) -> ByHand:
 
 
 def _instance(row: tuple[Any, ...]) -> Instance:
-    """A row of the type instance_row, whose columns are the fields in their order."""
+    """Return the instance of a row of the type instance_row, whose columns match the fields."""
     return msgspec.convert(dict(zip(Instance.__struct_fields__, row, strict=True)), Instance)

@@ -1,4 +1,4 @@
-"""Processes of PostgreSQL that work in a folder, and those of them that nobody looks after."""
+"""Finds the PostgreSQL processes that work in a data folder, and stops leftover ones."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tidegate.storage.postgres_process import end_process
 
 log = logging.getLogger(__name__)
 
-# However long a shutdown takes, it is over by then.
+# Longer than any shutdown takes.
 GONE_S_MAX = 120.0
 
 
 def end_leftovers(database: Path) -> None:
-    """End every PostgreSQL process of a folder that we hold: nobody living looks after them."""
+    """End every PostgreSQL process of a database folder that this process has locked."""
     if not database.exists():
         return
     leftovers = processes_in(database)
@@ -26,18 +26,18 @@ def end_leftovers(database: Path) -> None:
         log.warning("stopping a PostgreSQL that outlived its holder", extra={"pid": postmaster})
         end_process(postmaster, partial(_gone, postmaster, database))
         leftovers = processes_in(database)
-    # Backends of a killed postmaster go by themselves, but one in the middle of something may take
-    # its time, and no new server starts while they use the old shared memory.
+    # Backends of a killed postmaster end by themselves, but may take time to finish. No new server
+    # can start while they use the old shared memory.
     for pid in leftovers:
         if not _gone(pid, database, 1.0):
             end_process(pid, partial(_gone, pid, database))
-    # With none of them left the file is stale. PostgreSQL finds that out by itself unless the
-    # number now belongs to another process of the same user, as it often does in containers.
+    # Without any process the file is stale. PostgreSQL detects that unless the number now belongs
+    # to another process of the same user, which is common in containers.
     (database / "postmaster.pid").unlink(missing_ok=True)
 
 
 def recorded_pid(database: Path) -> int:
-    """Whom its file names as the postmaster; 0: nobody."""
+    """Return the postmaster's process id, as recorded in the folder; 0 if there is none."""
     try:
         return int((database / "postmaster.pid").read_text().split(maxsplit=1)[0])
     except (OSError, ValueError, IndexError):
@@ -45,7 +45,7 @@ def recorded_pid(database: Path) -> int:
 
 
 def processes_in(database: Path) -> set[int]:
-    """The PostgreSQL processes that work in a folder: each makes it its current directory."""
+    """Return the PostgreSQL processes whose current directory is the database folder."""
     return {
         int(entry.name)
         for entry in Path("/proc").iterdir()

@@ -1,4 +1,4 @@
-"""Messages of the PostgreSQL store: how they are read, dropped, and remembered for a while."""
+"""Reading and purging messages in PostgreSQL, and the records of batches and dedup ids."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tidegate.core.segment import Segment
 
 
 class PostgresMessages(ABC):
-    """The part of a PostgreSQL store that knows what is stored."""
+    """The part of a PostgreSQL store that reads messages."""
 
     @abstractmethod
     async def _call(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        """One function call on the catalogue connection."""
+        """Call a function on the catalogue connection."""
 
     @abstractmethod
     async def _read(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        """One function call that may take longer, beside the catalogue's."""
+        """Call a function that may take longer, on a connection beside the catalogue's."""
 
     async def drop_done(self, queue_id: int, epoch: int) -> bool:
         rows = await self._read("select drop_done(%s, %s)", queue_id, epoch)
@@ -133,7 +133,7 @@ class PostgresMessages(ABC):
 
 
 def _segment(queue_id: int, row: tuple[Any, ...]) -> Segment:
-    """A row of the type segment_row."""
+    """Return the segment of a row of the type segment_row."""
     attributes, done, attempts = row[7], row[9], row[11]
     segment = Segment(
         queue_id=queue_id,

@@ -1,4 +1,4 @@
-"""Members of the PostgreSQL store, and who of them owns which queue: calls of its functions."""
+"""Members and queue owners in PostgreSQL: one method for each SQL function."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tidegate.storage.postgres_queues import queue_of
 
 
 class PostgresOwnership(ABC):
-    """The part of a PostgreSQL store that knows members and owners."""
+    """The part of a PostgreSQL store that manages members and owners."""
 
     @abstractmethod
     async def _call(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        """One function call on the catalogue connection."""
+        """Call a function on the catalogue connection."""
 
     @abstractmethod
     async def _call_apart(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        """One function call on a connection that nothing else waits for."""
+        """Call a function on a connection that no other call uses."""
 
     async def join(self, name: str, address: str, lease_s: float) -> int:
         return int(
@@ -27,7 +27,7 @@ class PostgresOwnership(ABC):
         )
 
     async def renew(self, member_id: int, lease_s: float) -> bool:
-        # No long call may stand between a node and its life.
+        # On its own connection: a long call before it could let the node's lease expire.
         rows = await self._call_apart("select renew_member(%s, %s)", member_id, lease_s)
         return bool(rows[0][0])
 

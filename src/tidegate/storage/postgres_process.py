@@ -1,7 +1,8 @@
-"""A process of PostgreSQL that is our child, and ends with us.
+"""A PostgreSQL process that is a child of this process and ends with it.
 
-The kernel asks it to shut down when we die (PR_SET_PDEATHSIG), even by kill -9. That signal is
-bound to the *thread* that forked, so one thread forks the server and then waits for its end.
+The kernel asks it to shut down when its parent dies (PR_SET_PDEATHSIG), even by kill -9. That
+signal is bound to the *thread* that forked. One thread therefore forks the server and then waits
+for its end.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class PostgresProcess:
-    """A child process that ends with us, forked and waited for by a thread of its own."""
+    """A child process that ends with this one, forked and awaited by a thread of its own."""
 
     def __init__(self, command: list[str], account: PostgresAccount, log_file: IO[bytes]) -> None:
         self.exit_code: int | None = None
@@ -46,7 +47,7 @@ class PostgresProcess:
         return self._popen.pid
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait for the end; whether it has come."""
+        """Wait for the process to end; return whether it has."""
         return self._ended.wait(timeout_s)
 
     def _live(self, command: list[str], account: PostgresAccount, log_file: IO[bytes]) -> None:
@@ -76,13 +77,13 @@ class PostgresProcess:
 
 
 def _die_with_parent() -> Callable[[], None]:
-    # Looked up before the fork: between fork and exec hardly anything is safe to do.
+    # Loaded before the fork: between fork and exec hardly any operation is safe.
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     parent = os.getpid()
 
     def ask() -> None:
-        # SIGINT is PostgreSQL's fast shutdown. Popen has changed the user by now, which would
-        # have cleared the wish.
+        # SIGINT is PostgreSQL's fast shutdown. Popen has changed the user before this call; a
+        # change after it would clear the setting.
         prctl(PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
@@ -91,13 +92,16 @@ def _die_with_parent() -> Callable[[], None]:
 
 
 def _clean_environment() -> dict[str, str]:
-    # PGDATA, PGPORT and friends of the caller are about other servers.
+    # PGDATA, PGPORT and similar variables of the caller concern other servers.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PG")}
     return environment | {"LC_ALL": "C"}
 
 
 def end_process(pid: int, wait: Callable[[float | None], bool]) -> None:
-    """Fast shutdown; then immediate, which leaves recovery to the next start; then kill."""
+    """Stop a server: fast shutdown, then immediate shutdown, then kill.
+
+    An immediate shutdown leaves recovery to the next start.
+    """
     steps = (
         (signal.SIGINT, STOP_FAST_S_MAX),
         (signal.SIGQUIT, STOP_IMMEDIATE_S_MAX),

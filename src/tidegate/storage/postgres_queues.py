@@ -1,4 +1,4 @@
-"""Queues of the PostgreSQL store: calls of its functions."""
+"""Queues in PostgreSQL: one method for each SQL function."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _POLICY_COLUMN = 3
 
 
 class PostgresQueues(ABC):
-    """The part of a PostgreSQL store that knows queues."""
+    """The part of a PostgreSQL store that manages queues."""
 
     @abstractmethod
     async def _call(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        """One function call on the catalogue connection."""
+        """Call a function on the catalogue connection."""
 
     async def create_queue(
         self, name: str, durable: bool, policy: QueuePolicy = DEFAULT_POLICY
@@ -34,8 +34,8 @@ class PostgresQueues(ABC):
         if before is None:
             rows = await self._call("select set_policy(%s, %s::jsonb)", queue_id, json_of(policy))
             return bool(rows[0][0])
-        # Compared as we read it, and then as it stands there: another version may have written the
-        # same in other words.
+        # Compared first as parsed here, then as stored: another version may have written the same
+        # policy in a different text.
         rows = await self._call("select * from find_queue(%s, null)", queue_id)
         if not rows:
             return False
@@ -64,7 +64,7 @@ class PostgresQueues(ABC):
 
 
 def queue_of(row: tuple[Any, ...]) -> QueueInfo:
-    """A row of the type queue_row."""
+    """Return the queue of a row of the type queue_row."""
     policy = msgspec.convert(row[_POLICY_COLUMN], QueuePolicy)
     return QueueInfo(row[0], row[1], row[2], policy, *row[4:])
 

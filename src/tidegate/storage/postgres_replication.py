@@ -1,4 +1,4 @@
-"""Logical queues of the PostgreSQL store: calls of the functions in sql/0007_replication.sql."""
+"""Logical queues in PostgreSQL: one method for each function of sql/0007_replication.sql."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from tidegate.storage.stored_topology import (
 
 
 class PostgresReplication(ABC):
-    """The part of a PostgreSQL store that knows logical queues."""
+    """The part of a PostgreSQL store that manages logical queues."""
 
     @abstractmethod
     async def _call(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        """One function call on the catalogue connection."""
+        """Call a function on the catalogue connection."""
 
     @abstractmethod
     async def _read(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        """One function call that may take longer, beside the catalogue's."""
+        """Call a function that may take longer, on a connection beside the catalogue's."""
 
     async def _says(self, query: str, *arguments: Any) -> bool:
         return bool((await self._call(query, *arguments))[0][0])
@@ -46,8 +46,8 @@ class PostgresReplication(ABC):
         text = None if scaling is None else msgspec.json.encode(scaling).decode()
         if before is UNSET:
             return await self._says("select set_scaling(%s, %s::jsonb)", queue_id, text)
-        # Compared as we read it, and then as it stands there: another version may have written the
-        # same in other words, and what makes no sense is read as something that does.
+        # Compared first as parsed here, then as stored: another version may have written the same
+        # settings in a different text. Invalid settings are read as defaults.
         rows = await self._call("select * from topologies(%s)", queue_id)
         if before != (stored_topology(rows[0]).scaling if rows else None):
             raise scaled_by_another(queue_id)
@@ -145,4 +145,4 @@ class PostgresReplication(ABC):
         return await self._says("select arrived_or_never(%s, %s::int)", move_id, target)
 
     async def finish_moves(self, queue_id: int, epoch: int) -> int:
-        return 0  # within one store a move is one transaction
+        return 0  # Within one store a move is one transaction

@@ -1,4 +1,4 @@
-"""Topics of the PostgreSQL store, and what is subscribed to them: calls of its functions."""
+"""Topics and subscriptions in PostgreSQL: one method for each SQL function."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tidegate.storage.postgres_queues import json_of, queue_of
 
 
 class PostgresTopics(ABC):
-    """The part of a PostgreSQL store that knows topics."""
+    """The part of a PostgreSQL store that manages topics."""
 
     @abstractmethod
     async def _call(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        """One function call on the catalogue connection."""
+        """Call a function on the catalogue connection."""
 
     async def create_topic(self, name: str) -> TopicInfo | None:
         return _topic(await self._call("select * from create_topic(%s)", name))

@@ -1,4 +1,4 @@
-"""Users of the PostgreSQL store: calls of the functions in sql/0004_access.sql."""
+"""Users in PostgreSQL: one method for each function of sql/0004_access.sql."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tidegate.core.users import Grant, Keys, User
 
 
 class PostgresUsers(ABC):
-    """The part of a PostgreSQL store that knows users."""
+    """The part of a PostgreSQL store that manages users."""
 
     @abstractmethod
     async def _call(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        """One function call on the catalogue connection."""
+        """Call a function on the catalogue connection."""
 
     async def add_user(self, user: User) -> bool:
         return await self._did(

@@ -1,22 +1,31 @@
-"""Several PostgreSQL servers as one store: replicas spread over them.
+"""Several PostgreSQL servers as one store: replicas are spread over them.
 
-The first is the catalogue: members, leader, users, clients, topics, every queue that is not a
-replica, and which replicas there are. The others hold replicas, with their leases, epochs and
-messages. The high bits of a queue's id say where it is, so whoever has an id knows whom to ask,
-and what is fenced is fenced by one transaction of one server.
+Theory of operation
 
-What belongs to both is written so that a crash between the two can be healed by anybody:
+The first server is the catalogue. It has the members, leader, users, clients and topics, every
+queue that is no replica, and the list of replicas. The other servers are shards. A shard has
+replicas, with their owners, epochs and messages, and leases of its own. The high bits of a queue id
+are the number of its store, so a queue id is enough to find the store. Each fenced change is one
+transaction of one server.
 
-    add      catalogue first: the id is taken once. Who wants to serve a replica that its store does
-             not have makes it there, which changes nothing if it is there.
-    end      the catalogue notes that it ends, its store ends it if it is empty, the catalogue
-             forgets it. Whoever leads goes on from where it stands.
-    delete   the other stores first: an alias that is still there can be deleted again.
-    move     see `several_moves`.
+A few operations change the catalogue and a shard. Each is ordered so that any node can complete it
+after a crash in between:
 
-Here every call is led to the store that it is for; adding and ending are in `several_replicas`.
+- Add a replica: first in the catalogue, which assigns the id, then in the shard. A node that wants
+  to serve a replica that the shard does not have creates it there; creating it twice changes
+  nothing.
+- End a replica: the catalogue notes that it is ending, the shard ends it if it is empty, the
+  catalogue removes it. The leader resumes at the noted step.
+- Delete a logical queue: first in the shards, then in the catalogue. As long as the queue is in the
+  catalogue, it can be deleted again.
+- Move segments: see `move_segments`.
 
-A store that is away takes nothing with it but its replicas; it is joined again when it answers.
+This class sends each call to the store that it concerns. Its base class `ShardedReplicas` adds and
+ends replicas.
+
+Failure of a shard: only its replicas are unavailable. The node keeps its other queues, and joins
+the shard again when it answers. While a shard does not answer, its replicas have no address. If the
+catalogue does not answer, the node cannot renew its lease.
 """
 
 from __future__ import annotations
@@ -51,7 +60,7 @@ T = TypeVar("T")
 def _where_the_queue_is(
     method: Callable[P, Coroutine[Any, Any, T]],
 ) -> Callable[P, Coroutine[Any, Any, T]]:
-    """The same call, of the store that its first argument, a queue, is in."""
+    """Return a method that calls the same method of the store that has the queue."""
 
     async def call(*arguments: P.args, **options: P.kwargs) -> T:
         everywhere, queue_id, *others = arguments
@@ -65,10 +74,13 @@ def _where_the_queue_is(
 
 
 class SeveralStores(SeveralReplicas):
-    """The catalogue, and the stores beside it."""
+    """The catalogue and its shards, with the interface of one store."""
 
     async def open(self) -> None:
-        """The catalogue must answer; others may come later, but must be those that are meant."""
+        """Open the catalogue, and the shards that answer.
+
+        Raises an error if the catalogue does not answer, or if a shard is not the expected one.
+        """
         await self._prepare()
         await self._check_place(1 + len(self.others.all))
         try:
@@ -138,7 +150,7 @@ class SeveralStores(SeveralReplicas):
         changed = await super().set_policy(queue_id, policy, before)
         topology = await PostgresStore.topology(self, queue_id)
         for number in _numbers(topology):
-            # One that is away gets it when it is back.
+            # A shard that does not answer gets the policy when it is back.
             if self.others.all[number - 1] in self.others.up:
                 await self.others.copy_policy(self.others.all[number - 1], queue_id, policy)
         return changed
@@ -164,7 +176,7 @@ class SeveralStores(SeveralReplicas):
         other = self.others.of(queue_id)
         if other is None:
             return await super().claim(queue_id, member_id)
-        # A wish of the catalogue's, not a fence: what counts is the epoch in the other store.
+        # The catalogue's reservation is only a preference. The epoch in the shard decides.
         rows = await self._call("select %s::int in (select reserved(%s::int))", queue_id, member_id)
         if rows[0][0]:
             return None
@@ -234,7 +246,10 @@ class SeveralStores(SeveralReplicas):
     purge = _where_the_queue_is(PostgresStore.purge)
 
     async def dedup_ids(self, queue_id: int, newer_than_s: float) -> dict[str, float]:
-        """Of the logical queue: another replica of it may be, or have been, in another store."""
+        """Return the dedup ids of the whole logical queue.
+
+        Its replicas may be, or have been, in any store.
+        """
         there = await self.others.holder(queue_id)
         found = await PostgresStore.dedup_ids(there, queue_id, newer_than_s)
         info = await self.find_queue(queue_id, None)
@@ -279,7 +294,10 @@ class SeveralStores(SeveralReplicas):
 
 
 def _one_store(queue_ids: Iterable[int]) -> int:
-    """The number of the store that all of these are in."""
+    """Return the number of the store that has all these queues.
+
+    Raises `InvalidValue` if they are in several stores.
+    """
     numbers = {queue_id >> STORE_SHIFT for queue_id in queue_ids}
     if len(numbers) > 1:
         raise InvalidValue(
@@ -290,7 +308,7 @@ def _one_store(queue_ids: Iterable[int]) -> int:
 
 
 def _numbers(topology: Topology | None) -> list[int]:
-    """The stores beside the catalogue that have something of it."""
+    """Return the numbers of the shards that have replicas of a topology."""
     if topology is None:
         return []
     return sorted({place.store_number for place in topology.replicas} - {0})

@@ -1,15 +1,18 @@
-"""Segments from one store to another: copied under the move's id, then deleted, never twice.
+"""Moves segments between stores: copied under the move's id, then deleted, never twice.
 
-    1  source   out of their queue, held under the move's id
-    2  target   copied, together with the move's id, in one transaction fenced by the target's epoch
-    3  source   deleted, and their batches remembered, fenced by the source's epoch
+The steps of a move:
 
-Whoever stops between two steps leaves a departure in the source's store. The next owner of the
-source asks the target's store whether the move has arrived; a move that has not is cancelled there
-by its id, so that a copy which is still under way is refused, and its segments come back. While the
-target's store does not answer nobody knows, and they stay out of their queue.
+    1  source   takes them out of their queue and holds them under the move's id
+    2  target   stores copies and the move's id, in one transaction fenced by its epoch
+    3  source   deletes them and remembers their batches, fenced by its epoch
 
-A mover whom one of the stores refuses, because it is full, say, does the same at once.
+If the node stops between two steps, a departure is left in the source's store. The next owner of
+the source asks the target's store whether the move has arrived. If not, that question cancels the
+move: a copy that is still running is refused, and the segments return to their queue. While the
+target's store does not answer, the result is unknown, and the segments are in no queue.
+
+If one of the stores refuses a step, for example because it is full, the node resolves the move in
+the same way at once.
 """
 
 from __future__ import annotations
@@ -28,10 +31,11 @@ _TO_COPY, _REFUSED, _HERE = range(3)
 
 
 async def move_between(source: PostgresStore, target: PostgresStore, move: Move) -> bool:
-    """Whether they are in the target. An error: they are not, and are in their queue as before.
+    """Move segments; return whether they are in the target.
 
-    Unavailable: nobody knows; ask again, or let `finish_departures` do it. IoFailure: nobody knows,
-    and whoever asks again copies everything once more; `finish_departures` does not.
+    After `Unavailable` the result is unknown: the caller repeats the move or calls `finish_moves`.
+    After `IoFailure` it is unknown too, but repeating would copy everything again, so only
+    `finish_moves` should be used. After any other error the segments are in their queue as before.
     """
     try:
         return await _move(source, target, move)
@@ -63,12 +67,15 @@ async def _move(source: PostgresStore, target: PostgresStore, move: Move) -> boo
         await _end(source, target, move.move_id, move.source_epoch, arrived=True)
         crash_point("after-leaving")
         return True
-    # Refused for certain; and if this is a second try, the first one may have come before.
+    # This copy was refused. If it was a second attempt, the first one may have arrived.
     return await _resolve(source, target, move)
 
 
 async def _resolve(source: PostgresStore, target: PostgresStore, move: Move) -> bool:
-    """Whether it has arrived, now or never; what has not is in its queue again."""
+    """Find out whether the move has arrived, or cancel it; return whether it has.
+
+    The segments of a cancelled move return to their queue.
+    """
     try:
         arrived = await PostgresStore.has_arrived(target, move.move_id, move.target)
         await _end(source, target, move.move_id, move.source_epoch, arrived=arrived)
@@ -103,14 +110,14 @@ select arrive_segment(%s::int, %s, %s::smallint, %s, %s, %s::int[], %s::int[], %
 async def _end(
     source: PostgresStore, target: PostgresStore, move_id: str, epoch: int, *, arrived: bool
 ) -> bool:
-    """False: the source has another owner, who will do it."""
+    """End a departure; return False if the source has another owner, which will do it."""
     rows = await source.ask("select end_departure(%s, %s, %s)", move_id, epoch, arrived)
     if rows[0][0]:
         return False
     try:
         await target.ask("select arrival_resolved(%s)", move_id)
     except TidegateError as failure:
-        # Then it is remembered for ever, which is what it would be without this.
+        # The move then stays recorded in the target's store, which is harmless.
         log.info("a move stays remembered: %s", failure)
     return True
 
@@ -121,9 +128,10 @@ async def finish_departures(
     queue_id: int,
     epoch: int,
 ) -> int:
-    """Bring to an end what a mover of this queue left half done; how many came to it.
+    """Finish the moves from a queue that were interrupted; return how many.
 
-    There may be more, until it is 0. Unavailable: there are, and none of them can be ended now.
+    More may be left until the result is 0. Raises `Unavailable` if there are some and none can be
+    finished now.
     """
     ended = 0
     unknown: TidegateError | None = None
@@ -134,9 +142,9 @@ async def finish_departures(
             crash_point("after-asking")
             ended += await _end(source, target, move_id, epoch, arrived=arrived)
         except TidegateError as failure:
-            # One store that is away, or full, keeps back nothing of the others.
+            # A store that does not answer, or is full, must not delay moves to the others.
             unknown = failure
-    # Else whoever asked would not hear that something has come back.
+    # If some were finished, the caller must learn that messages have come back.
     if unknown is not None and not ended:
         raise Unavailable(f"a move from queue {queue_id} is not finished: {unknown}")
     return ended

@@ -1,6 +1,7 @@
-"""Logical queues whose replicas are spread over several stores.
+"""Logical queues with replicas in several stores.
 
-Which there are is the catalogue's to say; who serves one and what is in it, its own store's.
+The catalogue has the list of replicas. The owner and the messages of a replica are in its own
+store.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tidegate.storage.postgres import PostgresStore
 
 
 class SeveralReplicas(PostgresStore):
-    """The part of several stores that knows logical queues."""
+    """The part of a sharded store that manages logical queues."""
 
     def __init__(
         self,
@@ -41,11 +42,11 @@ class SeveralReplicas(PostgresStore):
 
     async def topology_version(self) -> int:
         await self._hear_of_others()
-        # Stores that come and go are changes too; nobody writes them down.
+        # A shard that stops or starts answering changes addresses, but no stored version.
         return await super().topology_version() + sum(other.turns for other in self.others.all)
 
     async def _hear_of_others(self) -> None:
-        """What has changed in the other stores is a change of the catalogue's topologies."""
+        """Raise the catalogue's topology version if the version of a shard has changed."""
         for number, version in await self.others.ask(PostgresStore.topology_version):
             other = self.others.all[number - 1]
             if version != other.noted_version:
@@ -86,7 +87,7 @@ class SeveralReplicas(PostgresStore):
         if number == 0:
             return await super().add_replica(queue_id, leader_epoch, machine_id=machine_id)
         other = self.others.all[number - 1]
-        # Asked first: a place in a store that is away would be of no use to anybody.
+        # Asked first: a replica in a store that does not answer could not be served.
         await PostgresStore.topology_version(await self.others.holder(number << STORE_SHIFT))
         place = await self._note_replica(queue_id, leader_epoch, machine_id, number)
         crash_point("after-replica-noted")
@@ -95,7 +96,7 @@ class SeveralReplicas(PostgresStore):
         return place
 
     async def _emptiest(self) -> int:
-        """The number of the store with the fewest replicas, of those that are there."""
+        """Return the number of the store with the fewest replicas, among the answering ones."""
         up = {0, *(other.number for other in self.others.up)}
         counts: dict[int, int] = dict(await self._call("select * from replicas_by_store()"))
         return min(up, key=lambda number: (counts.get(number, 0), number))

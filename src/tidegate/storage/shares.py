@@ -1,4 +1,4 @@
-"""What orders about replicas must say to be understood, whichever store takes them."""
+"""Checks of settings for replicas, shared by all stores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from tidegate.core.replication import HOMES
 
 
 def whole_shares(shares: Mapping[int, float]) -> dict[int, float]:
-    """Shares that add up to 1, or to 0 if nobody is to get anything."""
+    """Return shares scaled to a sum of 1; all 0 if their sum is 0.
+
+    Raises `InvalidValue` for a share that is negative or not finite.
+    """
     for number, share in shares.items():
         if not (math.isfinite(share) and share >= 0):
             raise InvalidValue(f"a share is at least 0: {share} of replica {number} is not")

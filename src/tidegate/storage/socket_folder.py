@@ -1,4 +1,4 @@
-"""The folder of PostgreSQL's Unix socket: whoever may enter it may use the database."""
+"""The folder of PostgreSQL's Unix socket: a user who may enter it may use the database."""
 
 from __future__ import annotations
 
@@ -17,22 +17,25 @@ SOCKET_PATH_BYTES_MAX = 107
 
 
 def socket_folder_of(data_folder: Path) -> Path:
-    """Inside the data folder, or a short one elsewhere when that path is too long for a socket."""
+    """Return the socket's folder: in the data folder, or a shorter path if that one is too long."""
     folder = data_folder / "socket"
     if len(os.fsencode(folder / ".s.PGSQL.65535")) <= SOCKET_PATH_BYTES_MAX:
         return folder
-    # The same folder each time, so that nothing piles up and joined nodes find it again.
+    # The same folder each time, so that old ones do not accumulate and nodes find it again.
     name = hashlib.sha256(os.fsencode(data_folder)).hexdigest()[:12]
     return Path(tempfile.gettempdir()) / f"tidegate-{name}"
 
 
 def make_socket_folder(folder: Path, account: PostgresAccount) -> None:
-    """Have it, empty and private."""
+    """Create the folder, empty and private.
+
+    Raises `EmbeddedPostgresFailed` if another user has created it.
+    """
     account.let_through_to(folder)
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
         account.own(folder)
-    # It may stand in a temporary folder where anybody could have made it first.
+    # It may be in a temporary folder, where any user could have created it first.
     status = folder.lstat()
     private = stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
     if not private or status.st_uid != account.user_id:

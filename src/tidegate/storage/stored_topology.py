@@ -1,8 +1,8 @@
-"""Topologies as they are stored, read even where a setting of one of them makes no sense.
+"""Reading stored topologies, even if a setting of one of them is invalid.
 
-One queue's settings must not keep anybody from the others: what cannot be read of them is left at
-its default, what can be read holds, and nobody scales the queue by itself until somebody sets them
-anew. Its messages are dealt and served as before.
+Invalid settings of one queue must not make the other queues unreadable. Settings that cannot be
+read get their defaults, the others are kept. Such a queue is not scaled automatically until a user
+sets it again. Its messages are still delivered.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 
 SCALING_COLUMN = Topology.__struct_fields__.index("scaling")
 _QUEUE = Topology.__struct_fields__.index("queue")
-# Topologies are read several times a second, and the log says once what is wrong with them.
+# Texts that were logged: topologies are read several times a second, and each is logged once.
 _said: set[str] = set()
 
 
 def stored_topologies(rows: Iterable[tuple[Any, ...]]) -> list[Topology]:
-    """Rows of `topologies`, without those that are beyond reading."""
+    """Return the topologies of these rows; rows that cannot be read are logged and left out."""
     found = []
     for row in rows:
         try:
@@ -36,8 +36,8 @@ def stored_topologies(rows: Iterable[tuple[Any, ...]]) -> list[Topology]:
 
 
 def stored_topology(row: tuple[Any, ...]) -> Topology:
-    """A row of `topologies`."""
-    # Keys of JSON are texts, and numbers of replicas are keys.
+    """Return the topology of a row of `topologies`."""
+    # JSON keys are strings, and some keys are replica numbers.
     try:
         return msgspec.convert(row, Topology, str_keys=True)
     except msgspec.ValidationError:
@@ -56,7 +56,7 @@ def stored_topology(row: tuple[Any, ...]) -> Topology:
 
 
 def _readable(stored: Any) -> tuple[Scaling, list[str]]:
-    """What can be read of how a queue scales, and what is wrong with the rest."""
+    """Return the readable scaling settings, and texts about the others."""
     kept: dict[str, Any] = {}
     lost: list[str] = []
     settings = stored if isinstance(stored, dict) else {}

@@ -1,8 +1,43 @@
-"""Group commit: whatever waits when the store is free goes into the next transaction.
+"""Group commit: all writes that wait when the store is free share the next transaction.
 
-One task per writer. A source (a queue replica) hands over its segments when asked, and is
-told the fate of each: stored, or fenced. A commit whose answer was lost is looked up before
-anything is tried again, so nothing is stored twice and nothing is confirmed on hope.
+Theory of operation
+
+The actors are write sources (the intakes of replicas), a `Writer`, settle sources (their
+settlings), a `Settler`, and the store. Everything runs in the event loop; the store answers through
+a callback.
+
+Puts. A source calls `Writer.wants`. At the end of the current turn of the event loop, if the store
+is free, the writer calls `collect_writes` of all waiting sources. It submits their segments as one
+commit. When the commit has an answer, the writer calls `written` for each segment. The result is
+True if it is stored and False if its epoch was refused. Producers are confirmed then. Batches that
+arrive during a commit wait and share the next one: the longer a commit takes, the larger the next
+one is.
+
+A second commit may be submitted while a small one is under way, so that the store is never idle.
+Behind a large commit the writer waits, since each commit costs one flush of the disk.
+
+Acknowledgements. `Settler` works in the same way but waits some milliseconds first, or not at all
+after `wants(urgent=True)`. It has one commit under way at a time.
+
+There is a pair of writer and settler for each store (`Writers`), so that a store that does not
+answer delays no other one.
+
+Invariants:
+
+- A segment is submitted again only after the store has denied having it. Nothing is stored twice.
+- A source gets the result True only after the store has confirmed the segment.
+- Segments of one writer are stored in the order in which they were collected.
+
+Failures:
+
+- Puts, no answer (`Unavailable`): the result is unknown. `_repair` submits nothing else and asks
+  the store which segments it has, until it answers. Stored segments are confirmed, the others are
+  submitted again. If a segment submitted again is fenced, its result stays unknown and the source
+  gets None.
+- Puts, any other error: nothing of the commit is stored. All its sources get `refused`.
+- Acknowledgements, any error: the same settlements are stored again, which changes nothing if they
+  were stored before.
+- A bug in a source's callback is logged and does not stop the writer.
 """
 
 from __future__ import annotations
@@ -25,24 +60,28 @@ log = logging.getLogger(__name__)
 
 _BACKOFF_FIRST_S = 0.05
 _BACKOFF_MAX_S = 1.0
-# Commits under way at a time, and the most messages that one may have for the next to follow it.
+# Commits under way at a time, and the number of messages up to which a commit is small.
 _UNDER_WAY_MAX = 2
 _SMALL = 16
 
 
 class WriteSource(Protocol):
-    """What has segments to store."""
+    """A part that has segments to store."""
 
     def collect_writes(self) -> list[Write]:
-        """What waits now; it is under way from here on."""
+        """Return the segments that wait now; they are under way from here on."""
         ...
 
     def written(self, write: Write, stored: bool | None) -> None:
-        """The fate of one write: on disk, or fenced off; None: fenced off, and perhaps on disk."""
+        """Handle the result of one write.
+
+        `stored` is True if it is on disk and False if its epoch was refused. None: its epoch was
+        refused, but it may have been stored before.
+        """
         ...
 
     def refused(self, writes: Sequence[Write], error: TidegateError) -> None:
-        """None of these is stored."""
+        """Handle an error: none of these writes is stored."""
         ...
 
 
@@ -50,17 +89,17 @@ Pending = list[tuple[WriteSource, Write]]
 
 
 class SettleSource(Protocol):
-    """What has acknowledgements to store."""
+    """A part that has acknowledgements to store."""
 
     def collect_settlement(self) -> Settlement | None:
-        """What waits now; it is under way from here on."""
+        """Return what waits now, or None; it is under way from here on."""
         ...
 
     def settled(self, settlement: Settlement, stored: bool) -> None: ...
 
 
 class Writer:
-    """Puts of many replicas, in as few commits as the store allows."""
+    """Commits the puts of many replicas in as few transactions as the store allows."""
 
     def __init__(
         self,
@@ -73,12 +112,12 @@ class Writer:
         self._store = store
         self._number = number
         self._on_commit = on_commit
-        # Told whenever what was collected has found its fate.
+        # Called whenever collected writes have got their results.
         self._on_free = on_free
         self._sources: dict[WriteSource, None] = {}
-        # Messages of each commit under way.
+        # The number of messages of each commit under way.
         self._under_way: deque[int] = deque()
-        # What was under way when the store went away; nothing else is written meanwhile.
+        # Writes whose commit got no answer. While there are any, nothing else is written.
         self._lost: Pending = []
         self._repairing: asyncio.Task[None] | None = None
         self._aborted = False
@@ -88,18 +127,18 @@ class Writer:
         self.idle.set()
 
     async def stop(self) -> None:
-        """Return when everything is written."""
+        """Wait until everything is written."""
         await self.idle.wait()
 
     def abort(self) -> None:
-        """Write nothing more; whoever waits is told by its source."""
+        """Write nothing more. The sources tell their callers."""
         self._aborted = True
         self._sources.clear()
         if self._repairing is not None:
             self._repairing.cancel()
 
     def wants(self, source: WriteSource) -> None:
-        """A source has something to write: at the end of this turn, when the store is free."""
+        """Ask for a call of `collect_writes`, at the end of this turn if the store is free."""
         self._sources[source] = None
         self.idle.clear()
         self._schedule()
@@ -110,9 +149,10 @@ class Writer:
             self._loop.call_soon(self._commit)
 
     def _may_commit(self) -> bool:
-        """A second small commit may follow a small one, to be there when the store is free.
+        """Return whether a commit may be submitted now.
 
-        Behind a large one it is better to wait for company: each commit costs a flush.
+        A second one may follow a small one, so that the store is never idle. Behind a large one it
+        is better to collect more: each commit costs a flush.
         """
         if self._aborted or self._lost or self._repairing is not None:
             return False
@@ -166,16 +206,16 @@ class Writer:
 
     @staticmethod
     def _tell(source: WriteSource, write: Write, stored: bool | None) -> None:
-        """One source's bug is not the others' loss: the writer must go on."""
+        """Report a result; a bug in one source must not stop the writer for the others."""
         try:
             source.written(write, stored)
         except Exception:
             log.exception("a bug while a stored segment was handed on")
 
     async def _repair(self) -> None:
-        """After an unknown outcome: confirm what turns out to be stored, write the rest again.
+        """Find out what was stored after commits without an answer, and write the rest again.
 
-        Nothing is written before the store has answered the question.
+        Nothing else is written until the store has answered.
         """
         backoff_s = _BACKOFF_FIRST_S
         while self._lost:
@@ -198,7 +238,7 @@ class Writer:
         self._next()
 
     async def _settle_lost(self, found: set[tuple[int, int]]) -> None:
-        """In their order: what is stored is confirmed, the first that are not are written again."""
+        """Confirm the stored writes, and submit the first missing ones again, in order."""
 
         def is_stored(entry: tuple[WriteSource, Write]) -> bool:
             segment = entry[1].segment
@@ -220,8 +260,8 @@ class Writer:
         del self._lost[: len(missing)]
         if isinstance(outcome, list):
             for (source, write), fate in zip(missing, outcome, strict=True):
-                # Fenced off now; but the first try may have been stored, and what it stored been
-                # taken away by whoever owns the queue since.
+                # The epoch is refused now. The first attempt may have been stored all the same, and
+                # a new owner may have removed its messages since.
                 self._tell(source, write, fate or None)
         else:
             self._refuse(missing, outcome)
@@ -241,7 +281,7 @@ class Writer:
 
 
 class Settler:
-    """Acknowledgements of many replicas: gathered a little longer, since few wait for them."""
+    """Commits the acknowledgements of many replicas; it collects longer, since few clients wait."""
 
     def __init__(self, store: Store, *, linger_s: float = 0.05) -> None:
         self._store = store
@@ -286,7 +326,8 @@ class Settler:
             sources, self._sources = self._sources, {}
             work = [(s, found) for s in sources if (found := s.collect_settlement()) is not None]
             if work:
-                # In order, as transactions do: they must not wait for each other.
+                # Sorted by queue, as in transactions: two that lock queues in different orders
+                # could deadlock.
                 work.sort(key=lambda each: each[1].queue_id)
                 await self._settle(work)
             if not self._sources:
@@ -300,8 +341,9 @@ class Settler:
                 flags = await self._store.settle([settlement for _, settlement in work])
                 break
             except Exception as failure:
-                # Settling twice changes nothing, so an unknown outcome is simply repeated; and
-                # whatever else it is, without this task nothing would be settled any more.
+                # Storing a settlement twice changes nothing, so an unknown result is repeated.
+                # Other errors are repeated too: without this task no acknowledgement would be
+                # stored any more.
                 log.warning("acknowledgements wait for the store: %s", failure)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
@@ -314,7 +356,7 @@ class Settler:
 
 
 class Writers:
-    """Writers and settlers by store: one that is away holds up nobody else's commits."""
+    """The writers and settlers of a node, by store: a store without an answer delays no other."""
 
     def __init__(
         self,
@@ -326,7 +368,7 @@ class Writers:
         linger_s: float = 0.05,
     ) -> None:
         self._store = store
-        # For each store.
+        # Number of writers for each store.
         self._count = count
         self._on_commit = on_commit
         self._on_free = on_free
@@ -335,7 +377,7 @@ class Writers:
         self._settlers: dict[int, Settler] = {}
 
     def writer(self, queue_id: int) -> Writer:
-        """The one that the writes of a queue go through."""
+        """Return the writer for a queue."""
         number = queue_id % self._count
         key = (queue_id >> STORE_SHIFT, number)
         writer = self._writers.get(key)
@@ -354,7 +396,7 @@ class Writers:
         return settler
 
     async def stop(self) -> None:
-        """Return when everything is written."""
+        """Wait until everything is written."""
         for writer in self._writers.values():
             await writer.stop()
         for settler in self._settlers.values():
