@@ -1,4 +1,4 @@
-"""What there is for a service or a queue: slots, and in words where they come from."""
+"""The slots available to a service or queue, and a text that says where they come from."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ class Room:
 
     @staticmethod
     def of_machines(machines: int, slots_per_machine: int) -> Room:
-        """All slots of so many machines."""
+        """Return all slots of this number of machines."""
         slots = machines * slots_per_machine
         return Room(slots, f"{machines} machine(s) of {slots_per_machine} slot(s) take {slots}")
