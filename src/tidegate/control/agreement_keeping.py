@@ -73,14 +73,13 @@ class AgreementKeeping:
         self._responses = QueueResponses()
         self._text: str | None = None
         self._entries: list[Entry] = []
-        # What the store holds: the last window, the text of what is done, and the text of what
-        # lacks.
+        # The stored status: the last window, the text of the remedy, and the text of the shortage.
         self._kept: tuple[Entry | None, str, str] | None = None
         # The prefetch advice given since the current danger began; None before that.
         self._inside: Inside | None = None
         # Why the queue's agreement is not used; empty if it is used, or if there is none.
         self.trouble = ""
-        # None if the queue has no agreement, or one that cannot be read.
+        # None if the queue has no agreement, or an unreadable one.
         self.agreement: QueueAgreement | None = None
 
     async def measure(self, topology: Topology, now: float) -> None:
@@ -139,7 +138,7 @@ class AgreementKeeping:
             self._news.reconfigured(self._wall(), lead_s, "added a replica")
 
     async def inside(self, topology: Topology, sample: QueueSample) -> Inside | None:
-        """Return what the prefetch can do about a danger; None without a danger, or if already done."""
+        """Return what the prefetch can do about a danger; None without one, or if done."""
         if self.agreement is None or not self.agreement.is_endangered:
             self._inside = None
             return None
@@ -180,7 +179,7 @@ class AgreementKeeping:
             self._kept = stands
 
     def _doing_of(self, topology: Topology, decision: Decision) -> str:
-        """Return what is being done about the agreement as text; empty if nothing needs to be done."""
+        """Describe the actions in progress; empty if nothing needs to be done."""
         if not topology.replicas and self._given is not None:
             return "monitored only: it does not scale"
         if topology.scaling.policy is not ScalingPolicy.AGREEMENT or self._given is not None:

@@ -126,7 +126,7 @@ class FleetLoop:
 
     @property
     def trouble(self) -> str:
-        """Why there may be no machine for waiting replicas; empty if nothing is known to prevent it."""
+        """Why no machine may come for waiting replicas; empty if no reason is known."""
         return self._fleet.boot_trouble or self._fleet.trouble
 
     async def stand_down(self) -> None:

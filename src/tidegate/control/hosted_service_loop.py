@@ -20,7 +20,7 @@ a change that was interrupted between two orders.
 Failures:
 
 - An agreement that cannot be read changes nothing about the running instances. The service's detail
-  says what is wrong with it.
+  names the problem.
 - If no door reports, the load is unknown. Failed instances are still replaced, and the wanted
   number does not change.
 - Errors of the store leave `run_once`, and the next period tries again. `StaleEpoch` ends this
@@ -110,10 +110,10 @@ class HostedServiceLoop:
         self._monitoring: Monitoring | None = None
         self._disagreements = Disagreements()
         self._shortage = Shortage()
-        # The last closed window under the current promises, the text of what is done about it, and
-        # the text of what is lacking. None until a window has closed.
+        # The last closed window under the current promises, the text of the current remedy, and the
+        # text of the shortage. None until a window has closed.
         self._last: tuple[Entry, str, str] | None = None
-        # What the store knows of what was decided; None: nothing.
+        # What the store holds of the last decision; None if it holds nothing.
         self._kept: KeptConfiguration | None = None
         self.configuration: Configuration | None = None
 
@@ -206,7 +206,7 @@ class HostedServiceLoop:
     def _agreement(self, service: Service) -> Agreement:
         return parse_agreement(service.spec.agreement, f"agreement of {service.spec.name}")
 
-    # Orders
+    # Actions
 
     async def _remember(self, service: Service, configuration: Configuration, epoch: int) -> None:
         """Store what was decided before ordering it, so that the next leader can complete it."""
@@ -257,7 +257,7 @@ class HostedServiceLoop:
         if service.detail != detail:
             await self._store.set_service_detail(service.spec.name, detail, epoch)
 
-    # What was found
+    # Status and probe
 
     async def _keep(
         self,
@@ -303,12 +303,12 @@ class HostedServiceLoop:
 
 
 def _doing(decision: Decision) -> str:
-    """Return what is being done as text; empty if nothing needs to be done."""
+    """Describe the actions in progress; empty if nothing needs to be done."""
     reason = decision.reason if decision.actions or decision.outcome else ""
     return "; ".join(filter(None, (reason, decision.outcome)))
 
 
 def _detail(agreement: Agreement, configuration: Configuration) -> str:
-    """Return what is reduced against the request, and what is wrong now; empty if nothing."""
+    """Return the service's detail: reductions and current problems; empty if none."""
     reduced = agreement.resources.reduced
     return "; ".join(filter(None, (reduced and f"reduced: {reduced}", configuration.detail)))

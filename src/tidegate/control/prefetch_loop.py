@@ -139,7 +139,7 @@ class PrefetchLoop:
         if due:
             self._step_all(due, now)
 
-    # Who is there
+    # Census
 
     def _census(self, now: float) -> None:
         """Add and drop queues and consumers, and apply changed goals."""
@@ -149,7 +149,7 @@ class PrefetchLoop:
             if replica.holding.policy.prefetch is not None and not replica.fenced
         }
         if any(goal.model is None for goal in wanted.values()):
-            # Files are read: only for those who want what is in them.
+            # Reads files, so only if a goal without a model needs them.
             self._learned.refresh(now)
         for replica in [one for one in self._queues if one not in wanted]:
             self._let_go(self._queues.pop(replica))
@@ -228,7 +228,7 @@ class PrefetchLoop:
             queue.replica.dispatch.steer(changes)
 
     def _step_all(self, due: list[SteeredConsumer], now: float) -> None:
-        """Step the due consumers, the longest overdue first, until the time of this tick is used up."""
+        """Step the due consumers, the longest overdue first, while this tick has time."""
         due.sort(key=lambda steered: steered.due_at)
         rows: list[Row] = []
         began = time.perf_counter()

@@ -36,7 +36,7 @@ _ONE = {SlotKind.REPLICA: "A replica", SlotKind.INSTANCE: "An instance"}
 class Want(msgspec.Struct, frozen=True, kw_only=True):
     """The slots that a queue or a service requests."""
 
-    # Name of the queue or service, and the kind of what is placed.
+    # Name of the queue or service, and whether replicas or instances are placed.
     queue: str
     kind: SlotKind = SlotKind.REPLICA
     # Replicas or instances without a slot, and how many of them are urgent.

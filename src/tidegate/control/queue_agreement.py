@@ -43,7 +43,7 @@ _DANGER = (Verdict.WARNED, Verdict.BREACHED)
 
 
 class QueueAgreement:
-    """The state of one agreement for one queue; `kept` is the status that the last leader stored."""
+    """The state of one agreement for one queue; `kept` is its stored status."""
 
     def __init__(self, agreement: Agreement, queue: str, kept: KeptStanding | None = None) -> None:
         # The document. A learned warning may move, but the promise stays: it is one history.
@@ -151,7 +151,7 @@ class QueueAgreement:
             self._ledger.agreement = agreement
 
     def standing(self, doing: str, lacks: str = "") -> KeptStanding | None:
-        """Return the status for the next leader and `tidegate sla`; None before the first window."""
+        """Return the status for the next leader and `tidegate sla`; None at first."""
         if self.last is None:
             return None
         about = replace(self.agreement, queue=self.queue)
@@ -160,7 +160,11 @@ class QueueAgreement:
 
     @property
     def key(self) -> str:
-        """Under what its standing is kept: not that of an HTTP service, nor of a sibling."""
+        """The key of the stored status.
+
+        It names the queue too: an HTTP service, or another queue, may have an agreement of that
+        name.
+        """
         return f"{self.said.name}/{self.queue}"
 
     def _wait_of(self, metric: Metric) -> float:
@@ -182,7 +186,7 @@ class QueueAgreement:
             readings.append((entry.window.ends_s, finding.value))
             slope = slope_seen(finding.metric, readings)
             if slope is not None:
-                # Keep the largest slope, including one that an earlier leader measured.
+                # Keep the largest slope, including the slopes of earlier leaders.
                 name = finding.metric.name
                 self._slopes[name] = max(slope, self._slopes.get(name, 0.0))
 

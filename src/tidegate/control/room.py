@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Room:
-    """So many slots; `words` end the sentence "… are needed, and"."""
+    """A number of slots; `words` complete the sentence "… are needed, and"."""
 
     slots: int
     words: str

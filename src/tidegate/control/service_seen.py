@@ -16,7 +16,7 @@ _PRESSED_PART = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What is known about one service at one moment."""
+    """The measurements of one service at one moment."""
 
     # Seconds of the loop's clock.
     at: float

@@ -82,7 +82,7 @@ def room_for(
     machines_most: int,
     everybody: Iterable[Claim] = (),
 ) -> Room:
-    """Return the slots that a service can get on existing machines and on ones that may be booted."""
+    """Return the slots a service can get on existing machines and on bootable ones."""
     there = [one for one in machines if one.state not in _GONE]
     others = [one for one in everybody if one.name != spec.name and one.slots]
     bootable = max(machines_most - len(there), 0)

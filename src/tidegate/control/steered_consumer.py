@@ -145,7 +145,7 @@ class SteeredConsumer:
         )
 
     def _look_up(self) -> None:
-        """Replace a guessed model by one that was learned meanwhile."""
+        """Replace a guessed model by a model learned meanwhile."""
         client = self.consumer.outlet.client_name
         model = self._learned.of(self.goal, self.queue, client)
         if model is not None:
