@@ -1,6 +1,7 @@
 """The agreement of one queue while its loop runs: measure, judge, report, keep.
 
-Theory of operation -------------------
+Theory of operation
+-------------------
 
 An `AgreementMonitor` belongs to one queue. The queue's loop calls it at these points of a period:
 

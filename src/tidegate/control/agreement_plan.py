@@ -1,6 +1,7 @@
 """Capacity planning: what an agreement needs, and what can be offered if that is not available.
 
-Theory of operation -------------------
+Theory of operation
+-------------------
 
 `plan_capacity` is a pure function from an agreement and known figures to a `CapacityPlan`. Commands
 call it before anything starts, and slot claims call it to see what a service is entitled to.

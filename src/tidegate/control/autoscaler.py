@@ -1,6 +1,7 @@
 """The autoscaler of one logical queue: one sample in, one explained decision out.
 
-Theory of operation -------------------
+Theory of operation
+-------------------
 
 An `Autoscaler` belongs to one logical queue. Its loop calls `decide` once per period with a
 `QueueSample`, and executes the actions of the `Decision` that it returns. The autoscaler does no

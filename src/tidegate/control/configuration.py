@@ -1,6 +1,7 @@
 """The autoscaler of one HTTP service: one sample in, one explained decision out.
 
-Theory of operation -------------------
+Theory of operation
+-------------------
 
 A `ServiceAutoscaler` belongs to one service. Its loop calls `decide` about twice a second with a
 `ServiceSample`, and executes the actions of the `Decision`. It does no I/O and reads no clock, so

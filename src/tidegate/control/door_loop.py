@@ -1,6 +1,7 @@
 """The loop of a door process: applies what the store says to its door, and reports what it sees.
 
-Theory of operation -------------------
+Theory of operation
+-------------------
 
 A door process has one `DoorLoop` for its service. Every _PERIOD_S it reads the service from the
 store and applies it to the door:

@@ -1,6 +1,7 @@
 """The loop of the machines: reconcile, find what has no slot, decide, act, record.
 
-Theory of operation -------------------
+Theory of operation
+-------------------
 
 The leader calls `run_once` at the end of every round. At most every PERIOD_S it does this:
 

@@ -1,6 +1,7 @@
 """The loop of one HTTP service: measure, decide, order, record.
 
-Theory of operation -------------------
+Theory of operation
+-------------------
 
 `HostingLoop` calls `run_once` for each service about twice a second while this node leads. One
 period does this:

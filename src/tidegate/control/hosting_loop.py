@@ -1,6 +1,7 @@
 """The loop of all HTTP services: one period of each, concurrently, while this node leads.
 
-Theory of operation -------------------
+Theory of operation
+-------------------
 
 The leader calls `run_once` in every round. Every PERIOD_S it reads the services from the store,
 keeps one `HostedServiceLoop` for each, and runs their periods concurrently:

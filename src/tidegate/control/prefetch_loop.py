@@ -1,6 +1,7 @@
 """The prefetch loop of a node: controls the consumers of the queues that the node owns.
 
-Theory of operation -------------------
+Theory of operation
+-------------------
 
 A queue whose policy has a prefetch goal is controlled by the node that owns its replica. Prefetch
 is credit that this node grants, so no other process takes part and clients need no support for it.

@@ -1,6 +1,7 @@
 """The loop of one logical queue: reconcile, sample, decide, act, record.
 
-Theory of operation -------------------
+Theory of operation
+-------------------
 
 A `QueueLoop` exists on the leader for each logical queue. `ControlLoops` polls the nodes' stats and
 then calls `run_once` when the queue's polling interval has passed. One period does this:

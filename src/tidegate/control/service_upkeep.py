@@ -1,6 +1,7 @@
 """Reconciles the instances of a service with the wanted number and version.
 
-Theory of operation -------------------
+Theory of operation
+-------------------
 
 An `InstanceReconciler` belongs to one service and is called in every decision: `clean` first, then,
 after the wanted number has been decided, `fill`. It records its actions in an `InstanceSet`.

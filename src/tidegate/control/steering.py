@@ -1,6 +1,7 @@
 """The control loops of a node: leader election and the order of one round.
 
-Theory of operation -------------------
+Theory of operation
+-------------------
 
 Every node runs `ControlLoops.run`, but only the leader acts. The store decides which node leads: a
 leader stays leader while it is alive, then a live node with the smallest id takes over. Each change
