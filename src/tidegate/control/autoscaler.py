@@ -27,8 +27,8 @@ Invariants:
 
 - The sample is the truth, not the autoscaler's earlier orders. An order that was rejected, or only
   recommended, has not happened, and the next period decides again from the measurements.
-- At most one removal runs at a time. A removal that has become unnecessary is cancelled before any
-  replica is added, because a draining replica serves sooner than a new one.
+- A removal begins only while no replica drains. A removal that has become unnecessary is cancelled
+  before any replica is added, because a draining replica serves sooner than a new one.
 - Flow control does not correct queue lengths in a period that transfers messages. Otherwise both
   would correct the same surplus.
 - After a migration no client moves for MIGRATION_PERIODS, until samples show its effect.

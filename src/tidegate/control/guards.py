@@ -32,8 +32,8 @@ def guarded(
 ) -> Wish:
     """Return the proposal within all limits, with the rule and the sentences that explain it.
 
-    `harm` is the scale-up that the reversal guard remembers, `changed_at` the time when the number
-    of replicas last changed, and `busy_at` the time when there was last anything to do.
+    `harm` is the scale-up that the reversal guard remembers. `changed_at` is when the number of
+    replicas last changed, and `busy_at` when there was last anything to do.
     """
     count = now.replicas
     wanted, rule, reason, otherwise = wish
@@ -116,8 +116,8 @@ def _last(scaling: Scaling, now: Situation, reading: Reading, busy_at: float) ->
 def _attended(scaling: Scaling, reading: Reading, count: int) -> Wish | None:
     """Return the proposal limited to the number of consumers; None if consumers do not limit it.
 
-    They do not limit it if workers come with each replica, if consumers move to new replicas by
-    themselves, or under the policies "clients" and "fixed".
+    They do not limit it under the policies "clients" and "fixed". Nor do they if workers come with
+    each replica, or if consumers move to new replicas by themselves.
     """
     if scaling.worker is not None or scaling.policy in (
         ScalingPolicy.CLIENTS,

@@ -1,7 +1,7 @@
 """Learned models for the loops: capacities, boot times, growth of the load.
 
-The user's setting counts most. Next come the newest accepted model of the knowledge folder, the
-value that an agreement assumes, and a safe default, which the decision's text names
+The first of these counts: the user's setting, the newest accepted model of the knowledge folder,
+the agreement's value, a safe default. The decision's text names the default
 (docs/decisions/0008-whose-word-counts.md).
 """
 

@@ -2,9 +2,9 @@
 
 The model of the goal counts most. Next comes the accepted model of the consumer's group, which is
 its queue and its client's name up to the first "#" or "@". If only other groups of the queue are
-known, a gain schedule chooses among their models while it runs, by what a unit of prefetch turns
-out to be worth; until then, and far from all of them, it uses the most cautious one. Without any
-model, the regulator guesses one from the first samples.
+known, a gain schedule chooses among their models while it runs. It chooses by the measured effect
+of a unit of prefetch. Before a measurement, and far from all models, it uses the most cautious one.
+Without any model, the regulator guesses one from the first samples.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ Many consumers share a tick without delaying messages:
 
 Failures: if a measurement, a step or the whole loop fails, consumers keep the prefetch they have. A
 queue that loses its goal returns its consumers to the prefetch they asked for. A queue that this
-node no longer owns is dropped; its new owner starts from the prefetch that clients ask for.
+node no longer owns is dropped; its new owner starts from the prefetch that each consumer has there.
 """
 
 from __future__ import annotations

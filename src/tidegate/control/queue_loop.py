@@ -17,7 +17,7 @@ then calls `run_once` when the queue's polling interval has passed. One period d
     7. record      the journal stores the decision; the agreement records what changed in it
 
 The loop itself decides nothing about the number of replicas. A replica that is ordered only raises
-`pending`. With a fleet, `FleetLoop` places pending replicas on machines in the same round and
+`pending`. With a fleet, `FleetLoop` places pending replicas on machines in its next period and
 lowers `pending`. Without a fleet every node has room, and the replica is created at once.
 
 What does not change:

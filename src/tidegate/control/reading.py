@@ -1,8 +1,8 @@
 """The totals of one sample, whether it is usable, and the capacity of each replica.
 
 The capacity of a replica can be measured only while it is at its limit. Then at least half a
-period's work waits in it and none of its consumers is idle, so the rate at which it consumes is its
-capacity. A higher measurement changes the estimate by half of the difference, a lower one by a
+period's work waits in it, and none of its consumers is idle. The rate at which it consumes is then
+its capacity. A higher measurement changes the estimate by half of the difference, a lower one by a
 tenth: a short pause is not a loss of capacity.
 
 An idle replica keeps its last estimate. A replica that was slow and has recovered therefore counts

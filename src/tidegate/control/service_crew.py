@@ -1,7 +1,7 @@
 """The instances of a service while a decision is made: as they are, and as they will be.
 
-Each decided action is recorded and applied to the copy here at once, so that the next step of the
-same decision takes it into account.
+Each action is recorded and applied to the copy here at once, so that the next step of the same
+decision sees its effect.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class DoorReader:
         return added(self._intervals.values(), at)
 
     def is_silent(self, at: float) -> bool:
-        """Return whether no door has reported for a while."""
+        """Return whether no door has reported for a while; True before the first interval."""
         return all(at - one.came_at >= FRESH_S for one in self._intervals.values())
 
     def _interval(self, sample: DoorSample, at: float) -> Interval | None:

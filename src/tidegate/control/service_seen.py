@@ -24,7 +24,7 @@ class Seen:
     instances: Sequence[Instance]
     # None if no door has reported anything new.
     reading: ServiceReading | None = None
-    # Whether no door has reported for a long time.
+    # Whether no door has reported for some seconds, or ever.
     is_silent: bool = False
     # The verdict of the open window so far; None if it has no sample.
     window: WindowVerdict | None = None

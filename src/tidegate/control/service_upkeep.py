@@ -21,8 +21,8 @@ Invariants:
 - A replaced instance stays until its replacement answers, so a version that does not start does no
   harm. If there is no slot for one more instance, one of several goes first; a single one stays.
 - At most one instance of a rollout is on its way at a time.
-- Nothing is learned from a state before it is a fact: an instance must have served _PROVEN_S before
-  its version counts as able to start.
+- A version that has failed counts as able to start only after an instance, ready since the last
+  failure, has served for _PROVEN_S.
 
 State is in memory: since when each instance is in its state, and the failures of each version. A
 new leader starts without it and may retry a failing version sooner.

@@ -1,8 +1,8 @@
 """One command of the user with limits for its time and its output.
 
 It runs without a shell in its own process group; at the deadline the whole group is killed. We wait
-for the command and not for the end of its output, because processes that it leaves in the
-background may keep the pipe open.
+for the command and not for the end of its output: background processes that it leaves may keep the
+pipe open.
 """
 
 from __future__ import annotations

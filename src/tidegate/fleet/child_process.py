@@ -1,10 +1,10 @@
 """A child process that runs users' code, with its last lines of output.
 
-It ends with its parent (fleet/parent.py), announces its start by one line through a pipe
-(fleet/ready_pipe.py), and is asked to end before it is killed.
+It ends with its parent (fleet/parent.py) and announces its start by one line through a pipe
+(fleet/ready_pipe.py). It is asked to end before it is killed.
 
-We wait for the process and never for the end of its output, because processes that it started may
-hold its pipes longer than it lives.
+We wait for the process and never for the end of its output: processes that it started may hold its
+pipes open for longer.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ A draining replica keeps all its workers while it still gets new messages. Then 
 while anything is stored in it, because groups and delayed messages leave it only by being consumed.
 The others end one after the other, the least busy first.
 
-The supervisor ends in good order if its command gets a signal, if its row is gone (the leader
-halted the machine), or if its keeper has died. Workers and instances end before the node, because
-workers return their messages to it.
+The supervisor ends in good order if it is stopped or its keeper has died. It also ends if the store
+no longer wants the machine: the leader halted it, or gave it up as failed. Workers and instances
+end before the node, because workers return their messages to it.
 """
 
 from __future__ import annotations

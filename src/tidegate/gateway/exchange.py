@@ -15,8 +15,8 @@ and the sweep calls `check_time`. All of this happens in the event loop's thread
   is still buffered. At most `replay_bytes_max` of a body are buffered for this.
 - After the first byte of a response there is no second attempt. A failure then aborts the client's
   connection, because a clean end could pass for a complete response.
-- A failed connect or response counts against the server, except if the gateway itself is short of
-  descriptors, ports or memory, or if a reused idle connection had been closed by the server.
+- A failed connect or response counts against the server. Two failures do not: a shortage of
+  descriptors, ports or memory in the gateway, and a reused connection that the server had closed.
 - A request of a session goes to another server only once; the session then moves.
 - A probe of the leader is handled like any request, but not counted.
 - After a 101 response the exchange is a tunnel: bytes pass in both directions, and it no longer

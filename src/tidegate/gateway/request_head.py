@@ -1,10 +1,9 @@
 """Checks of a request's head beyond the syntax of HTTP.
 
 The parser (llhttp, through httptools) rejects bare LF, folded fields, NUL and control characters,
-whitespace before a colon, malformed or repeated lengths, and a length next to a transfer coding.
-This module rejects heads that pass the parser but that two servers could read differently. Accepted
-requests are written again from their parts (forwarding.py); no byte of a client's framing reaches a
-server.
+whitespace before a colon, malformed or repeated lengths, and a length next to a coding. This module
+rejects heads that pass the parser but that two servers could read differently. Accepted requests
+are written again from their parts (forwarding.py); no byte of a client's framing reaches a server.
 """
 
 from __future__ import annotations

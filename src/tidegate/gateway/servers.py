@@ -1,7 +1,7 @@
 """All servers behind a gateway: choice, ejection, removal.
 
 A spare is a server of weight 0 that does not drain. It gets requests as soon as no server with a
-weight is available, without waiting for the leader, which needs about a second to promote a spare.
+weight is available. The leader would need about a second to notice that and promote the spare.
 """
 
 from __future__ import annotations
