@@ -1,1 +1,1 @@
-"""Loops: sense, decide by a law, act, and say why."""
+"""Control loops: sense, decide by a law, act, and explain the decision."""

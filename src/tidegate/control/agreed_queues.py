@@ -1,10 +1,10 @@
-"""Queues that the settings promise something of, judged live while this node leads.
+"""Agreements of the settings, judged for every queue that they govern.
 
-    agreements of [pipeline] × queues that they govern → AgreementKeeping of each, once a second
+    agreements of [pipeline] × queues that they govern → `AgreementMonitor` of each, once a second
 
-A queue need not scale to be judged: what can be done about a breach is then for people. One that
-scales by an agreement of its own is judged by its own loop (control/queue_loop.py), of that name
-not here again. Warnings that are to be learned move here as they do there.
+A queue is judged although it may not scale; people then decide what to do about a breach. A queue
+that scales by its own agreement of the same name is judged by its own loop (control/queue_loop.py)
+and left out here. Learned warnings move here as they do there.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tidegate.core.scaling import DEFAULT_SCALING
 from tidegate.core.steering import Decision
 
 PERIOD_S = 1.0
-# Between two looks at which queues there are.
+# Seconds between two reads of the list of queues.
 _LIST_S = 5.0
 
 
 class AgreedQueues:
-    """Holds queues to what the settings promise of them."""
+    """Judges queues by the agreements of the settings."""
 
     def __init__(
         self,
@@ -41,12 +41,15 @@ class AgreedQueues:
         self._learned = learned
         self._plain: list[Topology] = []
         self._listed_at = self._began_at = float("-inf")
-        # By agreement and queue.
+        # By name of the agreement and id of the queue.
         self._keepings: dict[tuple[str, int], AgreementKeeping] = {}
         self._governed: list[tuple[Agreement, Topology]] = []
 
     async def due(self, topologies: Sequence[Topology], now: float) -> list[Topology]:
-        """The queues that are to be looked at now; none: it is not time, or there are none."""
+        """Return the queues to poll for this round.
+
+        Empty if the last round was less than PERIOD_S ago, or if no agreement governs any queue.
+        """
         if not self._agreements or now - self._began_at < PERIOD_S:
             return []
         self._began_at = now
@@ -62,7 +65,7 @@ class AgreedQueues:
         return [topology for _, topology in self._governed]
 
     async def run_once(self, now: float, epoch: int) -> None:
-        """Judge what was looked at."""
+        """Judge the queues that `due` returned and that were polled since."""
         known = self._keepings
         self._keepings = {}
         for agreement, topology in self._governed:
@@ -78,12 +81,12 @@ class AgreedQueues:
             await keeping.account(topology, decision, epoch)
 
     def stand_down(self) -> None:
-        """Another leads: what was remembered is forgotten."""
+        """Forget everything, because this node no longer leads."""
         self._listed_at = self._began_at = float("-inf")
         self._keepings.clear()
 
     async def _plain_queues(self) -> list[Topology]:
-        """Those that do not scale, as if they did with what they have."""
+        """Return queues that do not scale, each as a topology without replicas."""
         return [
             Topology(one.queue_id, one.name, 0, DEFAULT_SCALING)
             for one in await self._store.list_queues()
@@ -92,7 +95,7 @@ class AgreedQueues:
 
 
 def _has_own(topology: Topology, agreement: Agreement) -> bool:
-    """Whether its own loop judges it by this agreement."""
+    """Return whether the queue's own loop judges it by an agreement of this name."""
     text = topology.scaling.agreement
     if text is None:
         return False

@@ -1,9 +1,9 @@
-"""What a plan is made from: each figure with where it comes from, or that nobody knows it.
+"""The figures that a plan is made from, each with its origin.
 
-A figure that whoever plans has said just now counts most. Of capacities and boot times, which are
-facts, what was learned comes next, and then what the agreement guesses. The growth to keep up with
-is a promise: there the agreement comes first. Loops that obey an agreement take theirs in the same
-order (docs/decisions/0008-whose-word-counts.md).
+A value that the user gives with the request counts most. Capacities and boot times are facts: there
+a learned value wins over the agreement's. The growth to keep up with is a promise: there the
+agreement wins over the learned value. Loops with an agreement use the same order
+(docs/decisions/0008-whose-word-counts.md).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FLEET = "fleet"
 
 @dataclass(frozen=True)
 class Figure:
-    """A number with its origin; without a value, what would tell it."""
+    """A number with its origin; without a value, `origin` says how to provide one."""
 
     value: float | None
     origin: str
@@ -35,43 +35,43 @@ class Figure:
 
 
 class Accepted(Protocol):
-    """Whoever has the models that may be used: the knowledge folder, or what loops read of it."""
+    """A source of accepted models: the knowledge folder, or what the loops have read of it."""
 
     def accepted(self, kind: str) -> Mapping[str, Model]: ...
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What whoever plans has said."""
+    """Values that the user gives with the request."""
 
     load_per_s: float | None = None
     capacity_per_s: float | None = None
     boot_s: float | None = None
     slots_per_machine: int = 1
-    # Instances kept ready beside those that serve.
+    # Instances kept ready in addition to those that serve.
     spares: int = 0
-    # What there is for it; None: as much as it takes.
+    # The available slots; None means unlimited.
     room: Room | None = None
 
 
 @dataclass(frozen=True)
 class Figures:
-    """All that a plan needs to know."""
+    """All figures of a plan."""
 
-    # What is to be served without a warning.
+    # The load to be served without a warning.
     load_per_s: Figure
     # Of one replica with its workers.
     capacity_per_s: Figure
-    # Of a machine with all its slots filled.
+    # Of a machine with all slots in use.
     machine_capacity_per_s: Figure
     sla_delta_per_s2: Figure
     boot_s: Figure
-    # At which a replica does its best.
+    # Consumers with which a replica has its largest capacity.
     consumers: Figure
 
 
 def figures(agreement: Agreement, asked: Asked, knowledge: Accepted | None) -> Figures:
-    """What is known of an agreement's service."""
+    """Return the figures for an agreement from the request, the models and the agreement."""
     queue = None if knowledge is None else _capacity(agreement, knowledge)
     fleet = None if knowledge is None else knowledge.accepted("provisioning").get(_FLEET)
     uses = agreement.resources
@@ -102,7 +102,7 @@ def figures(agreement: Agreement, asked: Asked, knowledge: Accepted | None) -> F
 
 
 def capacity_of(agreement: Agreement, said_per_s: float | None, learned: Model | None) -> Figure:
-    """What one replica does: a person's word about it, what was learned, the agreement's guess."""
+    """Return the capacity of one replica: the user's value, the learned one, or the agreement's."""
     return _first(
         (said_per_s, ASKED),
         _learned(learned, "throughput_per_s"),
@@ -122,14 +122,14 @@ def _load(agreement: Agreement, asked: Asked) -> Figure:
 
 
 def _capacity(agreement: Agreement, knowledge: Accepted) -> Model | None:
-    """What was learned of a replica: of a queue's, or of an instance of an HTTP service."""
+    """Return the learned capacity: of a queue's replica, or of an HTTP service's instance."""
     if agreement.http is not None:
         return knowledge.accepted("http_capacity").get(agreement.http)
     return _careful(agreement, knowledge.accepted("capacity"))
 
 
 def _careful(agreement: Agreement, learned: Mapping[str, Model]) -> Model | None:
-    """Of the queues that are governed the one that does least: any of them may be meant."""
+    """Return the model of the governed queue with the lowest capacity, as the safe choice."""
     governed = [
         model
         for queue, model in learned.items()

@@ -1,12 +1,21 @@
-"""The agreement of one queue while its loop runs: measured, judged, accounted for, kept.
+"""The agreement of one queue while its loop runs: measure, judge, report, keep.
 
-    measure   meter → QueueAgreement: windows that are over, with their events; responses are put
-              together from waits and services (control/queue_responses.py)
-    before    the pledge and a capacity to begin with, for the law; what can be done inside
-    after     every event to the journal and the lake, a breach to whoever is to be alerted, and
-              where the agreement stands to the store: the next leader goes on from there
+Theory of operation
+-------------------
 
-Under any other policy all of it happens too, and the law is not told.
+An `AgreementMonitor` belongs to one queue. The queue's loop calls it at these points of a period:
+
+    measure   the sensor's counters become an agreement sample; windows that it closes are judged.
+              Response times are put together from waits and service times (queue_responses.py)
+    (decide)  the loop reads the wait target and the learned warnings from `agreement`
+    inside    at a warning: what the prefetch can do before the number of replicas changes
+    account   closed windows go to journal, lake and alerts; the agreement's status is stored
+
+All of it happens under every policy, but only the policy "agreement" uses the wait target.
+
+The agreement is either the queue's own, read again when its text changes, or one of the settings.
+An agreement that cannot be read is treated as none, and `trouble` says why. The stored status lets
+the next leader continue with the same error budget and the same open violations.
 """
 
 from __future__ import annotations
@@ -39,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 class AgreementKeeping:
-    """Holds one queue to its agreement while this node leads."""
+    """Measures and judges one queue by its agreement while this node leads."""
 
     def __init__(
         self,
@@ -51,7 +60,7 @@ class AgreementKeeping:
         recorder: Recorder | None = None,
         agreement: Agreement | None = None,
     ) -> None:
-        # What somebody promises of a queue that has no agreement of its own.
+        # An agreement of the settings; None if the queue's own agreement counts.
         self._given = agreement
         self._store = store
         self._sensor = sensor
@@ -65,17 +74,17 @@ class AgreementKeeping:
         self._responses = QueueResponses()
         self._text: str | None = None
         self._entries: list[Entry] = []
-        # What the store knows: the last window, what is being done, and what is lacking.
+        # The stored status: the last window, the text of the remedy, and the text of the shortage.
         self._kept: tuple[Entry | None, str, str] | None = None
-        # What was said inside since the agreement is in danger; None: it is not, or not yet.
+        # The prefetch advice given since the current danger began; None before that.
         self._inside: Inside | None = None
-        # Why the queue's agreement is not kept; "": it is, or there is none.
+        # Why the queue's agreement is not used; empty if it is used, or if there is none.
         self.trouble = ""
-        # None: the queue has none, or one that cannot be read.
+        # None if the queue has no agreement, or an unreadable one.
         self.agreement: QueueAgreement | None = None
 
     async def measure(self, topology: Topology, now: float) -> None:
-        """Look at what came since the last time; the windows that are over wait for `account`."""
+        """Measure the time since the last call; closed windows wait for `account`."""
         await self._follow(topology)
         if self.agreement is None:
             return
@@ -87,7 +96,7 @@ class AgreementKeeping:
         self._entries += self.agreement.take(sample)
 
     async def _follow(self, topology: Topology) -> None:
-        """The agreement that the queue has now; another one begins with what was kept of it."""
+        """Load the queue's agreement if it is new or has changed, with its stored status."""
         if self._given is not None:
             if self.agreement is None:
                 await self._begin(self._given, topology.queue)
@@ -122,7 +131,7 @@ class AgreementKeeping:
         self._shortage = Shortage("" if kept is None else kept.lacks)
 
     def reconfigured(self, lead_s: float | None) -> None:
-        """How long the last replica that was ordered took to serve, for warnings and history."""
+        """Record how long the last ordered replica took to serve, for warnings and history."""
         if self.agreement is None:
             return
         is_new = self.agreement.reconfigured(lead_s)
@@ -130,7 +139,7 @@ class AgreementKeeping:
             self._news.reconfigured(self._wall(), lead_s, "added a replica")
 
     async def inside(self, topology: Topology, sample: QueueSample) -> Inside | None:
-        """What can be done inside about a danger; None: there is none, or it was done."""
+        """Return what the prefetch can do about a danger; None without one, or if done."""
         if self.agreement is None or not self.agreement.is_endangered:
             self._inside = None
             return None
@@ -148,9 +157,9 @@ class AgreementKeeping:
     async def account(
         self, topology: Topology, decision: Decision, epoch: int, unplaced: str = ""
     ) -> None:
-        """Tell of what turned, and keep where the agreement stands.
+        """Report closed windows and shortages, and store the agreement's status.
 
-        `unplaced` is why replicas that were ordered have no place; "": they have, or will.
+        `unplaced` is why ordered replicas have no slot; empty if they have one or will get one.
         """
         agreement, news = self.agreement, self._news
         if agreement is None or news is None:
@@ -171,7 +180,7 @@ class AgreementKeeping:
             self._kept = stands
 
     def _doing_of(self, topology: Topology, decision: Decision) -> str:
-        """What is being done about it, in words; "": nothing need be."""
+        """Describe the actions in progress; empty if nothing needs to be done."""
         if not topology.replicas and self._given is not None:
             return "monitored only: it does not scale"
         if topology.scaling.policy is not ScalingPolicy.AGREEMENT or self._given is not None:
@@ -187,7 +196,7 @@ class AgreementKeeping:
     def _lacks(
         self, topology: Topology, agreement: QueueAgreement, decision: Decision, unplaced: str
     ) -> str | None:
-        """Why there are fewer replicas than are needed; "": there are enough, None: who knows."""
+        """Return why too few replicas are possible; empty if there are enough, None if unknown."""
         is_ours = topology.scaling.policy is ScalingPolicy.AGREEMENT and self._given is None
         if not is_ours or "wanted" not in decision.outputs:
             return None
@@ -195,15 +204,15 @@ class AgreementKeeping:
 
 
 def _too_many(topology: Topology, agreement: QueueAgreement, decision: Decision) -> str:
-    """That more are needed than there may be; "": they are not."""
+    """Return that more replicas are needed than allowed; empty if they are not."""
     most = obeying(topology.scaling, agreement.said).replicas.max
-    # Not how many: who is short of them changes that number with every look.
+    # Leave the needed number out: it changes with every sample, and each text would be news.
     if decision.outputs.get("wanted", 0.0) <= most:
         return ""
     return f"more replicas are needed than {most}, the most that there may be"
 
 
 def _nothing(rule: str) -> str:
-    """That nothing is being done, and why."""
+    """Return that nothing is being done, with the reason."""
     words = in_words(rule)
     return words if words.startswith("nothing") else f"nothing: {words}"

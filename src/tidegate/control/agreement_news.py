@@ -1,13 +1,13 @@
-"""What people should know of an agreement, told once: to log, lake and journal, and as an alert.
+"""Reports what happens to an agreement: log, lake, journal and alerts, each event once.
 
-a promise is breached, and is so no more          when it begins, and when it is over
-a promise is warned of, and is kept again         the same, if wanted
-the budget burns fast, or slowly and long         when the alarm begins
-more is needed than can be had                    when it begins, and when it is over
-doors and probe disagree                          when it begins, and when it is over
+    a promise is breached, and no longer              when it begins, and when it ends
+    a promise is warned of, and is met again          the same, if warnings are switched on
+    the error budget burns fast, or slowly and long   when the alarm begins
+    more is needed than available                     when it begins, and when it ends
+    doors and the probe disagree                      when it begins, and when it ends
 
-An alert waits for nobody. The journal is in the store: what cannot be written there now is written
-when it can, and says what is being done by then.
+Alerts never wait. The journal is in the store: an entry that cannot be written stays queued, and
+describes the actions in progress at the time of writing.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _TURNED = {
     Turn.EASED: "is breached no more, and warned of",
     Turn.KEPT: "is kept again",
 }
-# Turns that wait for the store: the newest say most.
+# Transitions that wait for the store; the newest are kept.
 _UNWRITTEN_MAX = 100
 
 
 @dataclass(frozen=True)
 class Governed:
-    """What an agreement is about: by its name, in words, and as the journal knows it."""
+    """The queue or service that an agreement governs: its name, a text, and its journal key."""
 
     name: str
     words: str
@@ -62,7 +62,7 @@ class Governed:
 
 
 class AgreementNews:
-    """Tells what the loop of a service or of a queue has found."""
+    """Reports what the loop of a queue or a service finds."""
 
     def __init__(
         self, about: Governed, journal: Journal, alerts: Alerts, recorder: Recorder | None
@@ -71,18 +71,18 @@ class AgreementNews:
         self._journal = journal
         self._alerts = alerts
         self._recorder = recorder
-        # Which alarm of the budget rings: fast, slow or None.
+        # The active alarm of the error budget: fast, slow, or None.
         self._alarm: str | None = None
-        # Turns on their way to the journal, each with what it has left of the budget.
+        # Transitions that wait for the journal, each with a text about the error budget.
         self._unwritten: deque[tuple[Decision, str]] = deque(maxlen=_UNWRITTEN_MAX)
 
     def go_on(self, agreement: Agreement, kept: KeptStanding | None) -> None:
-        """From where the agreement stood; what rings already is no news."""
+        """Continue from the stored status; an alarm that is already active is not sent again."""
         is_same = kept is not None and kept.is_of(agreement)
         self._alarm = kept.standing.alarm if kept is not None and is_same else None
 
     def window(self, agreement: Agreement, entry: Entry) -> None:
-        """A window is over."""
+        """Report the transitions of a closed window, and an alarm that begins with it."""
         for event in entry.events:
             self._turn(agreement, event, entry.standing)
         alarm, before = entry.standing.alarm, self._alarm
@@ -104,11 +104,14 @@ class AgreementNews:
         )
 
     async def write(self, doing: str, epoch: int) -> None:
-        """The turns of promises to the journal, with what is being done about them now."""
+        """Write the queued transitions to the journal, with the actions in progress.
+
+        Raises the store's errors; a transition that was not written stays queued.
+        """
         while self._unwritten:
             turn, budget = self._unwritten[0]
             told = msgspec.structs.replace(turn, outcome=doing)
-            # Each is news, also where a promise turns to and fro.
+            # The text makes each one news, also if a promise changes to and fro.
             await self._journal.write(told, epoch, good=budget)
             self._unwritten.popleft()
 
@@ -156,7 +159,7 @@ class AgreementNews:
         )
 
     def shortage(self, agreement: str, said: str, at_s: float) -> None:
-        """More is needed than can be had, and why; "": it is so no more."""
+        """Report that more is needed than available; an empty text reports the end of it."""
         self._begins_or_ends(
             "shortage",
             agreement,
@@ -168,7 +171,7 @@ class AgreementNews:
         )
 
     def disagreement(self, agreement: str, said: str, at_s: float) -> None:
-        """Doors and the probe say different things; "": they do so no more."""
+        """Report that doors and the probe disagree; an empty text reports the end of it."""
         summary = said or "doors and the probe say the same again"
         self._begins_or_ends("disagreement", agreement, said, at_s, summary)
 
@@ -191,7 +194,7 @@ class AgreementNews:
         )
 
     def probed(self, sample: ProbeSample) -> None:
-        """The probe has asked."""
+        """Record a sample of the probe."""
         if self._recorder is not None:
             self._recorder.http_probe(
                 self._about.name,
@@ -203,14 +206,14 @@ class AgreementNews:
             )
 
     def reconfigured(self, at_s: float, took_s: float, what: str) -> None:
-        """Something that was ordered serves, so long after the order."""
+        """Record how many seconds an ordered change took until it served."""
         if self._recorder is not None:
             self._recorder.reconfigured(
                 self._about.name, at_s=at_s, took_s=took_s, detail={"what": what}
             )
 
     def started(self, instance: Instance, took_s: float) -> None:
-        """An instance answers, so long after it was ordered."""
+        """Record how many seconds an instance took from its order until it answered."""
         if instance.ready_at is not None:
             what = f"instance {instance.instance_id} answers"
             self.reconfigured(instance.ready_at, took_s, what)

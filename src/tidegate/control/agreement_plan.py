@@ -1,16 +1,24 @@
-"""What it would take to keep an agreement, before anything starts; and what is offered if not all.
+"""Capacity planning: what an agreement needs, and what can be offered if that is not available.
+
+Theory of operation
+-------------------
+
+`plan_capacity` is a pure function from an agreement and known figures to a `CapacityPlan`. Commands
+call it before anything starts, and slot claims call it to see what a service is entitled to.
 
     replicas   ceil(load / (busy · capacity of one)), within the agreement's bounds
-    busy       as the loops plan: of a queue by its promised waits              laws.wait_sizing
-               of HTTP the utilisation that leaves room for bursts              laws.http_sizing
-    machines   ceil(replicas / slots), and the warm pool beside them
+    busy       the utilisation that the loops plan for: of a queue from its promised waits
+               (laws.wait_sizing), of an HTTP service with reserve for bursts (laws.http_sizing)
+    machines   ceil(replicas / slots), and warm machines in addition
     warm       NPP = ceil(sla_delta · boot_s / machine_capacity)                laws.warm_pool
 
-What nobody knows is said and not guessed: without a capacity the plan is the least number of
-replicas, and says that it does not know whether that suffices. Resources that do not suffice are
-refused, or the agreement is reduced: less throughput, at points as far apart as before. Work comes
-before spares, and both before warmth: what is missing is taken from the warm pool first. Below the
-least number of replicas there is nothing left to offer.
+An unknown figure is reported and not guessed. Without a capacity the plan is the minimum of
+replicas, and says that this may not suffice.
+
+If resources do not suffice, the agreement says what happens. Either it is refused, or it is reduced
+to a lower throughput with the warning and breaching points in the same ratio. Resources go to
+serving replicas first, then to spares, then to warm machines. Below the minimum of replicas nothing
+can be offered.
 """
 
 from __future__ import annotations
@@ -30,36 +38,36 @@ from tidegate.laws.warm_pool import ROUNDING, warm_machines
 
 @dataclass(frozen=True)
 class Offer:
-    """The agreed quality of service: every promise with its warning and its breaching point."""
+    """The quality that can be promised: every metric with its warning and breaching point."""
 
     metrics: tuple[Metric, ...]
-    # Growth that is kept up with; None: not known.
+    # Growth of the load that is kept up with; None if not known.
     sla_delta_per_s2: float | None
-    # Up to which all of it holds; None: not known.
+    # Load up to which everything holds; None if not known.
     load_max_per_s: float | None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What it takes, what is missing, and what is offered."""
+    """What an agreement needs, which resources are missing, and the offer."""
 
     replicas: int
     slots: int
     machines_working: int
-    # None: not known.
+    # None if not known.
     machines_warm: int | None
-    # "keep-up" of a queue; None of http.
+    # "keep-up" for a queue, None for an HTTP service.
     prefetch: str | None
     consumer_rate_per_s: float | None
     figures: Figures
-    # Why, what is not known, and what does not suffice; each a sentence.
+    # Sentences: the reasons, the unknown figures, and the insufficient resources.
     because: tuple[str, ...]
     unknown: tuple[str, ...]
     missing: tuple[str, ...]
-    # None: refused.
+    # None if the agreement is refused.
     offer: Offer | None
     spares: int = 0
-    # Whether it is room that is missing, and not a bound of the agreement.
+    # Whether slots are missing, and not only a bound of the agreement.
     lacks_room: bool = False
 
     @property
@@ -68,18 +76,18 @@ class Plan:
 
     @property
     def state(self) -> str:
-        """What became of it, in a word: refused, reduced, offered; or that nobody can tell."""
+        """The result in a word: refused, reduced, offered or not known."""
         if self.offer is None:
             return "refused"
         if self.missing:
             return "reduced"
-        # Without both nothing says that it can be kept.
+        # Without both figures nothing shows that the agreement can be met.
         suffices = self.figures.load_per_s.is_known and self.figures.capacity_per_s.is_known
         return "offered" if suffices else "not known"
 
 
 def plan(agreement: Agreement, known: Figures, asked: Asked) -> Plan:
-    """What an agreement takes with these figures, and what there is for it."""
+    """Return the plan for an agreement with these figures and the available resources."""
     needed, because = _replicas(agreement, known)
     slots = asked.slots_per_machine
     warm, spares = warm_of(known), asked.spares
@@ -150,7 +158,7 @@ def _replicas(agreement: Agreement, known: Figures) -> tuple[int, str]:
 
 
 def _busy(agreement: Agreement, capacity_per_s: float) -> float:
-    """Of what one can do, how much it is given if promises are to be kept: as the loops have it."""
+    """Return the part of a replica's capacity that the loops would use."""
     if agreement.queue is None:
         return UTILISATION
     pledge = QueueAgreement(agreement, agreement.queue).pledge(None)
@@ -158,7 +166,7 @@ def _busy(agreement: Agreement, capacity_per_s: float) -> float:
 
 
 def warm_of(known: Figures) -> int | None:
-    """Machines to keep warm; None: not known."""
+    """Return the number of warm machines; None if not known."""
     delta, boot_s = known.sla_delta_per_s2.value, known.boot_s.value
     capacity = known.machine_capacity_per_s.value
     if delta == 0.0:
@@ -172,7 +180,7 @@ def warm_of(known: Figures) -> int | None:
 
 
 def _ceiling(number: float) -> int:
-    """What is more than anybody can have is more than that, however much."""
+    """Round up; a number beyond every limit becomes one more than the limit."""
     return math.ceil(min(number, REPLICAS_MAX + 1.0))
 
 
@@ -189,7 +197,7 @@ def _warm_words(known: Figures, warm: int | None) -> list[str]:
 def _offer(
     agreement: Agreement, known: Figures, replicas: int, warm: int | None, is_short: bool
 ) -> tuple[Offer | None, str]:
-    """What can be kept with so much; or None, and why there is nothing to offer."""
+    """Return what can be kept with these replicas; or None, and why nothing can be offered."""
     uses, capacity = agreement.resources, known.capacity_per_s.value
     most = capacity and _busy(agreement, capacity) * capacity * replicas
     if not is_short:
@@ -204,7 +212,7 @@ def _offer(
 
 
 def _reduced(metric: Metric, load_max_per_s: float | None) -> Metric:
-    """The same promise, of throughput no more than can be had."""
+    """Return the promise; a throughput is limited to the load that can be served."""
     if metric.name != "throughput" or load_max_per_s is None or metric.warning <= load_max_per_s:
         return metric
     share = load_max_per_s / metric.warning
@@ -212,7 +220,7 @@ def _reduced(metric: Metric, load_max_per_s: float | None) -> Metric:
 
 
 def _growth(known: Figures, warm: int | None) -> float | None:
-    """The growth that the warm machines are enough for."""
+    """Return the growth of the load for which the warm machines suffice."""
     delta, boot_s = known.sla_delta_per_s2.value, known.boot_s.value
     capacity = known.machine_capacity_per_s.value
     if warm is None or delta is None or not boot_s or capacity is None:

@@ -1,12 +1,13 @@
-"""Alerts on their way to people: a command, or a webhook; whatever becomes of it, no loop waits.
+"""Alerts to people, by a command or a webhook, without delaying any loop.
 
     [alerts]
     command = ["/usr/local/bin/page", "--team", "shop"]     # gets the alert as JSON on stdin
     webhook = "http://127.0.0.1:9093/hook"                  # gets it as a POST
     warnings = false                                        # warnings as well, and their end
 
-An alert is queued and sent by a task of its own, some times at most, each bounded in time; what
-cannot be sent is in the log. Too many at once: the oldest are let go of, and that is logged too.
+`send` queues an alert, and a task sends it. Each attempt has a time limit, and the number of
+attempts is limited. An alert that cannot be sent is logged. If too many wait, the oldest is dropped
+and logged.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ log = logging.getLogger(__name__)
 
 _WAITING_MAX = 100
 _AGAIN_S = 1.0
-# Of what a command says about its failure.
+# Bytes of a failed command's error output that are logged.
 _SAID_BYTES_MAX = 2000
 
 
 class AlertSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where alerts go; neither: to the log only."""
+    """Where alerts are sent; without command and webhook they are only logged."""
 
     command: list[str] = []
     webhook: str | None = None
@@ -45,25 +46,26 @@ class AlertSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody should know."""
+    """A message to people about one event."""
 
     # violation, burn-rate, shortage, disagreement, warning, over
     kind: str
-    # Of the kind over: what has ended, by its kind; whoever was told of it is told of that.
+    # For the kind "over": the kind of what has ended. An alert and its end are filtered alike, so
+    # that the end of every alert is sent.
     of: str = ""
-    # The agreement, and what it governs.
+    # The name of the agreement, and of the queue or service that it governs.
     agreement: str
     service: str
     # Seconds since 1970.
     at: float
     summary: str
     evidence: list[str] = []
-    # Of the budget: 1 untouched, below 0 overdrawn.
+    # Part of the error budget that is left: 1 is untouched, below 0 is overdrawn.
     budget_left: float | None = None
 
 
 class Alerts:
-    """Sends alerts while `running`."""
+    """Sends alerts in a task of its own, started by `send`."""
 
     def __init__(self, settings: AlertSettings | None = None) -> None:
         self.settings = settings or AlertSettings()
@@ -75,7 +77,7 @@ class Alerts:
         self.lost = 0
 
     def send(self, alert: Alert) -> None:
-        """Queue one; never waits."""
+        """Queue an alert and return at once; drop warnings if they are switched off."""
         if "warning" in (alert.kind, alert.of) and not self.settings.warnings:
             return
         log.warning("alert: %s: %s", alert.service, alert.summary)
@@ -90,12 +92,12 @@ class Alerts:
             self._task = asyncio.create_task(self._send_all())
 
     async def drained(self) -> None:
-        """Return when everything that waits was sent, or given up."""
+        """Wait until every queued alert has been sent or has failed."""
         while self._task is not None and not self._task.done():
             await asyncio.wait([self._task])
 
     async def stop(self) -> None:
-        """End; what waits is lost, and the log says so."""
+        """Stop sending; log the alerts that still wait as lost."""
         if self._task is not None:
             await ended([self._task])
         for alert in self._waiting:
@@ -157,7 +159,7 @@ class Alerts:
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
-                    # With whatever it has started.
+                    # Kill the whole process group, or children of the command would survive.
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         if process.returncode:

@@ -1,17 +1,44 @@
-"""How a logical queue's replicas are steered: one sample in, one explained decision out.
+"""The autoscaler of one logical queue: one sample in, one explained decision out.
 
-    complaint?  → hold: nothing is done on stale, missing or impossible measurements
-    law         → how many replicas (laws/elasticity, election, feed_forward, length_target,
-                  wait_sizing)
-    guards      → a person's word, min, max, reversal guard, cool-down, step, nobody unreachable
-    manoeuvre   → cancel a removal before adding, cancel an order before removing
-    exchange    → waiting messages from where too many are
-    shares      → a person's word, else flow control; lengths are left to exchange if there is one
-    migration   → connected clients to where they are missing
-    retirement  → what is draining, has no share and is empty
+Theory of operation
+-------------------
 
-Synchronous and without a clock: the simulation runs it unchanged in virtual time. It believes the
-sample and not its own orders: an order that was refused, or only recommended, did not happen.
+An `Autoscaler` belongs to one logical queue. Its loop calls `decide` once per period with a
+`QueueSample`, and executes the actions of the `Decision` that it returns. The autoscaler does no
+I/O, reads no clock (the time is `sample.at`) and raises nothing on bad measurements. The simulation
+therefore runs the same code in virtual time.
+
+A decision is made in these steps:
+
+    check        a stale, missing or impossible measurement holds everything: no actions
+    learn        the history and the replicas' capacities are updated from the sample
+    propose      the policy's law proposes a number of replicas: `load`, `clients`, `feed-forward`,
+                 `length`, `agreement` or `fixed`; in manual mode the override is the proposal
+    guard        `apply_guards` limits the proposal: last replica, reversal, max, min,
+                 consumers, unreachable replicas, cool-down
+    add, remove  to add: cancel drains first, then order replicas
+                 to remove: cancel orders first, then drain; one removal at a time
+    retire       a draining replica without share, messages and clients ends
+    transfer     waiting messages move from replicas with too many to the others
+    share        the parts of new messages: an override, else flow control
+    migrate      connected consumers and, for `clients`, producers change their replica
+
+Invariants:
+
+- The sample is the truth, not the autoscaler's earlier orders. An order that was rejected, or only
+  recommended, has not happened, and the next period decides again from the measurements.
+- A removal begins only while no replica drains. A removal that has become unnecessary is cancelled
+  before any replica is added, because a draining replica serves sooner than a new one.
+- Flow control does not correct queue lengths in a period that transfers messages. Otherwise both
+  would correct the same surplus.
+- After a migration no client moves for MIGRATION_PERIODS, until samples show its effect.
+- A law is replaced only when a setting that it was made from changes; its memory stays otherwise.
+
+In recommend mode the decision contains the same actions with `carried_out=False`. The loop then
+executes only actions that do not change the number of replicas.
+
+State is in memory only: the capacities, the history, the reversal guard and the law's own memory.
+After a change of leader a new autoscaler learns them again.
 """
 
 from __future__ import annotations
@@ -44,14 +71,18 @@ from tidegate.laws.shares import DEFAULT_FLOW, Flow, differ, flow_shares, shares
 from tidegate.laws.wait_sizing import DEFAULT_WAIT_SIZING, Pledge, WaitLaw
 from tidegate.laws.wish import Situation, Wish
 
-# After clients were sent over, so many periods until their new places show.
+# Periods after a migration in which no client moves, so that samples can show its effect.
 MIGRATION_PERIODS = 5.0
-# Of the inhibition: after it a new replica is taken to work as it will.
+# Part of the inhibition time after which a new replica is assumed to work at full speed.
 SETTLE_PART = 0.4
 
 
 class Autoscaler:
-    """Decides for one logical queue. `scaling` may be set anew at any time; memory stays."""
+    """Decides for one logical queue.
+
+    `scaling` may be set at any time. What was learned stays; a law or a guard is rebuilt only if
+    its own settings changed.
+    """
 
     def __init__(
         self,
@@ -87,12 +118,12 @@ class Autoscaler:
 
     @property
     def lead_s(self) -> float | None:
-        """From the order of a replica until it served, the last time; None: none was seen."""
+        """Seconds from the last order of a replica until it served; None if none has been seen."""
         return self._history.lead_s
 
     @property
     def has_seen_capacity(self) -> bool:
-        """Whether any replica was seen at its limit."""
+        """Whether the capacity of any replica has been measured."""
         return bool(self._capacities.per_s)
 
     def decide(
@@ -101,9 +132,11 @@ class Autoscaler:
         pledge: Pledge | None = None,
         capacity_guess_per_s: float | None = None,
     ) -> Decision:
-        """What to do about this sample, and why; `pledge` is what the agreement asks for.
+        """Return the decision for this sample, with the sentences that explain it.
 
-        The guess counts until what a replica can do was seen.
+        `pledge` is the target of the agreement; only the policy "agreement" needs it, and holds
+        without it. `capacity_guess_per_s` is used until the capacity of a replica has been
+        measured; None means that nothing is known.
         """
         scaling = self._scaling
         held = complaint(sample, scaling)
@@ -186,7 +219,7 @@ class Autoscaler:
         )
 
     def not_migrated(self) -> None:
-        """What was decided about clients could not be done: no new places are to be waited for."""
+        """Allow a migration in the next period, because the last one was not executed."""
         self._migrated_at = -math.inf
 
     # The law
@@ -194,7 +227,7 @@ class Autoscaler:
     def _law_for(self, scaling: Scaling) -> LoadLaw | FeedForwardLaw | LengthLaw | WaitLaw | None:
         match scaling.policy:
             case ScalingPolicy.AGREEMENT:
-                # What is promised comes with each sample.
+                # `decide` sets the target before each step: it can change with every sample.
                 setting = replace(DEFAULT_WAIT_SIZING, down_s=scaling.cooldown_period_s)
                 return WaitLaw(Pledge(), setting)
             case ScalingPolicy.LOAD:
@@ -216,7 +249,8 @@ class Autoscaler:
             wanted = scaling.replicas_wanted
             if wanted is None:
                 wanted = now.replicas
-            # The law keeps looking, so that it knows what is going on when it is asked again.
+            # Step the law although its proposal is not used, so that its filters are current when
+            # manual mode ends.
             if self._law is not None:
                 self._law.step(now)
             return "manual", Wish(
@@ -237,11 +271,12 @@ class Autoscaler:
         )
 
     def _manoeuvre(self, reading: Reading, wanted: int, leaving: list[int]) -> list[Action] | None:
-        """The steps from what there is towards what may be had; None: a removal goes on already."""
+        """Return the actions towards `wanted` replicas; None while another removal is running."""
         step = max(self._scaling.replicas_per_step, 1)
         more = wanted - reading.replicas
         if more > 0:
-            # The one that has kept most of its share is back at work first.
+            # A draining replica with the largest share left needs the least time to be back at
+            # work.
             back = sorted(reading.draining, key=lambda one: (-one.share, -one.number))[:more]
             actions: list[Action] = [CancelDrain(one.number) for one in back]
             if more > len(back) and len(back) < step:
@@ -257,7 +292,11 @@ class Autoscaler:
         return []
 
     def _leaving(self, reading: Reading) -> list[int]:
-        """In which order replicas would go: what a removal is decided by, and what it does."""
+        """Return the replicas in the order of removal.
+
+        The law's estimate for fewer replicas and the drain use the same order. Otherwise a removal
+        would be decided for one replica and executed on another.
+        """
         here = reading.serving + reading.starting
         slow = self._capacities.slow(reading)
         return goes_first(here, self._scaling.provisioning, len(here), slow)
@@ -266,7 +305,7 @@ class Autoscaler:
         stated = self._scaling.capacity_per_s
         if stated is None:
             return dict(self._capacities.per_s)
-        # What was seen of a replica says more than what is said of all.
+        # A measured capacity is better than the setting, which is one value for all replicas.
         known = dict.fromkeys((one.number for one in reading.serving), stated)
         known.update(self._capacities.per_s)
         return known
@@ -296,14 +335,14 @@ def _counted(replicas: int) -> str:
 
 
 def _caution(scaling: Scaling) -> Caution:
-    # Judged within the inhibition: before the next scale-up could hide what this one did.
+    # Judge a scale-up before the inhibition ends: the next scale-up would hide its effect.
     return Caution(
         settle_s=SETTLE_PART * scaling.inhibition_s, remembered_s=scaling.reversal_memory_s
     )
 
 
 def _law_words(scaling: Scaling) -> tuple[object, ...]:
-    """What a law was made from: when it changes, what the law remembers is of no use."""
+    """Return the settings that a law is made from; when they change, its memory is invalid."""
     words: tuple[object, ...] = (scaling.policy,)
     if scaling.policy is ScalingPolicy.LOAD:
         words += (scaling.replicas_per_step,)
@@ -329,11 +368,11 @@ def _inputs(now: Situation, reading: Reading, law: object) -> dict[str, float]:
         "resource_load": reading.sample.resource_load,
     }
     if isinstance(law, WaitLaw):
-        # Loads say nothing to it.
+        # The policy "agreement" does not use loads.
         del figures["min_load"], figures["max_load"]
         if law.pledge.wait_s is not None:
             figures["wait_warns_at_s"] = law.pledge.wait_s
-    # What is not known is left out.
+    # An unknown input is left out instead of being shown as 0.
     if now.capacity_per_s is not None:
         figures["capacity_per_s"] = now.capacity_per_s
     return figures

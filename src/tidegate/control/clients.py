@@ -1,8 +1,9 @@
-"""Clients of a queue: how many replicas they ask for, who goes over, which replica can go.
+"""Clients of a queue: how many replicas they need, which ones move, and which replica can end.
 
-Workers that come with a replica belong to it: they are never sent over, and they do not keep a
-draining replica from going, for they end with it. Under the policy "clients" producers and
-consumers are spread; under the others producers deal by share and only consumers have a place.
+Workers that come with a replica belong to it. They never move, and they do not keep a draining
+replica from ending, because they end with it. Under the policy "clients" both producers and
+consumers are distributed over replicas. Under the other policies producers distribute their
+messages by share, so only consumers move.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from tidegate.core.steering import Migrate, ReplicaSample, Retire
 from tidegate.laws import election
 from tidegate.laws.wish import Situation, Wish
 
-# A drain's share goes down to 0 in steps; what is below this is 0.
+# A draining replica's share falls to 0 in steps; a share below this value counts as 0.
 NO_SHARE = 1e-9
 
 
 def by_clients(scaling: Scaling, now: Situation, reading: Reading) -> Wish:
-    """The policy "clients": R5 and R6."""
+    """Return the proposal of the policy "clients": rules R5 and R6."""
     each = _capacity_clients(scaling)
     standings = _standings(reading.serving + reading.starting + reading.draining, each)
-    # What is ordered has capacity too, or each period would order it again.
+    # Count ordered replicas as capacity, or each period would order them again.
     standings += [
         election.Standing(-1 - index, capacity_clients=each)
         for index in range(reading.sample.pending)
@@ -57,7 +58,7 @@ def by_clients(scaling: Scaling, now: Situation, reading: Reading) -> Wish:
 
 
 def migrations(scaling: Scaling, reading: Reading) -> list[Migrate]:
-    """Connected clients to where they are missing: away from what goes, and towards even."""
+    """Return moves of clients: away from draining replicas, and towards even numbers."""
     seen = [one for one in reading.serving + reading.draining if one.reachable]
     standings = _standings(seen, _capacity_clients(scaling))
     moves: list[election.Transfer] = []
@@ -71,7 +72,11 @@ def migrations(scaling: Scaling, reading: Reading) -> list[Migrate]:
 
 
 def retirements(scaling: Scaling, reading: Reading) -> list[Retire]:
-    """What is draining, gets nothing, holds nothing, and has nobody but its own workers."""
+    """Return the draining replicas that can end.
+
+    A replica can end if it is reachable, has no share, no messages and no producers, and no
+    consumers except its own workers.
+    """
     own = _own_workers(scaling)
     return [
         Retire(one.number)

@@ -1,17 +1,35 @@
-"""How an agreement about an HTTP service is kept: what was seen in, a decision with reasons out.
+"""The autoscaler of one HTTP service: one sample in, one explained decision out.
 
-    1  what there is     gone ones are removed, failed and overloaded ones replaced   service_upkeep
-    2  a new version     +1 new, READY → −1 old, which drains                         service_upkeep
-    3  inside            requests at a time by the measured knee, weights of slow ones        inside
-    4  how many          by what is in hand, by warnings, and fewer when it is calm     service_size
-                         spares serve at once, then more are ordered, then spares are refilled
-    5  admission         nothing is left to take: no more in hand than is answered before the breach
+Theory of operation
+-------------------
 
-What a person has said about a service (core.by_hand) goes before 3, 4 and 5: how many there are,
-between which bounds, how many requests each has and how many are let in.
+A `ServiceAutoscaler` belongs to one service. Its loop calls `decide` about twice a second with a
+`ServiceSample`, and executes the actions of the `Decision`. It does no I/O and reads no clock, so
+the simulation runs it unchanged. `decide` goes through these steps:
 
-Without measurements nothing changes about the load: only 1 and 2 go on. Synchronous and without a
-clock of its own, so that the simulation runs it unchanged.
+    1. instances  drained ones are removed, failed ones replaced, hanging ones drained
+    2. inside     concurrency follows the measured knee, slow instances get a smaller weight
+    3. overload   an instance that stays slow or short of memory is replaced
+    4. number     the requests in hand, warnings and calm give the wanted number
+    5. fill       spares serve at once, then instances are ordered, then spares are refilled;
+                  instances of an old version are replaced one by one
+    6. admission  if nothing more can be added, doors reject what would be answered too late
+
+    module        1, 5: service_upkeep   2: inside   3: memory_shortage   4: service_size
+                  6: service_admission   all actions are collected in service_crew
+
+Rules:
+
+- Steps 2, 3, 4 and 6 need a new measurement. Without one only instances are repaired and renewed,
+  and the wanted number does not change.
+- An override (core.by_hand) replaces the result of step 2, 4 or 6: the concurrency, the number of
+  instances or its bounds, and the admission limit.
+- The number does not shrink during a rollout, because then one instance more than wanted is normal.
+  It may shrink if the new version does not start.
+- Each step sees the effect of the steps before: `InstanceSet` applies every action to its copy.
+
+`wanted` and the measured capacity are stored by the loop before its orders, and a new leader begins
+with them. Everything else is learned again.
 """
 
 from __future__ import annotations
@@ -34,13 +52,13 @@ from tidegate.core.hosting import InstanceState, decided_about
 from tidegate.core.steering import Decision
 from tidegate.laws.http_sizing import NO_POINTS, Load
 
-# One that is slower or shorter of memory than the others for so many readings is no matter of the
-# moment.
+# Consecutive samples in which an instance must be slower or shorter of memory than the others
+# before it is replaced; a shorter time may be chance.
 OVERLOADED_READINGS = 20
 
 
 class Configuration:
-    """Decides for one service; `kept` is where the last leader left it."""
+    """Decides for one service; `kept` is the state that the last leader stored."""
 
     def __init__(
         self,
@@ -60,9 +78,10 @@ class Configuration:
         if kept is not None:
             self._size.begin(kept.wanted)
             self.performance.remember(kept.capacity_per_s)
-        # What is wrong, for people; "": nothing.
+        # The problems of the service as text; empty if there are none.
         self.detail = ""
-        # Why there are fewer instances than are needed; "": there are enough, or they come.
+        # Why there are fewer instances than needed; empty if there are enough, or if they are
+        # coming.
         self.lacks = ""
 
     @property
@@ -71,21 +90,21 @@ class Configuration:
 
     @agreement.setter
     def agreement(self, agreement: Agreement) -> None:
-        """Other bounds, or other warnings: what is known of the instances stays."""
+        """Use other bounds or other warnings; what was learned of the instances stays."""
         self._size.agreement = agreement
 
     @property
     def wanted(self) -> int:
-        """How many are to serve, once it was decided."""
+        """How many instances are to serve, after the first decision."""
         return self._size.wanted
 
     def to_keep(self) -> KeptConfiguration:
-        """What the next leader is to know, once something was decided."""
+        """Return the state to store for the next leader."""
         learned = self.performance.usual_per_s if self.performance.is_learned else None
         return KeptConfiguration(wanted=self.wanted, capacity_per_s=learned)
 
     def decide(self, seen: Seen) -> Decision:
-        """What to do now."""
+        """Return the decision for this sample, with the sentences that explain it."""
         self.performance.said_per_s = self.agreement.resources.capacity_per_s
         by_hand = self._size.by_hand = seen.service.by_hand
         instances = seen.service.held(seen.instances)
@@ -102,7 +121,7 @@ class Configuration:
             self._adapt(crew, seen, load)
         self._upkeep.fill(crew, self.wanted, seen.at, seen.slots_free)
         if not is_measured and seen.is_silent:
-            # Who is missing comes all the same.
+            # Missing instances are replaced all the same.
             crew.rule = crew.rule or "held: no measurement"
             crew.because("No door has said anything for a while: the load is not known.")
         short = self._short(crew, seen, load)
@@ -117,7 +136,7 @@ class Configuration:
             crew.rule = crew.rule or "nothing is left to take"
             crew.because(f"What is in hand needs more than there is: {short}.")
             crew.trouble.append(short)
-        # While others are refused there is too little, however few are in hand by that.
+        # While requests are rejected there is a shortage, although fewer are in hand because of it.
         is_shedding = admitted is not None and by_hand.in_flight_max is None
         self.lacks = short or (f"{admitted} requests at a time are let in" if is_shedding else "")
         if admitted is not None:
@@ -127,7 +146,7 @@ class Configuration:
         return self._decision(crew, seen, load)
 
     def _adapt(self, crew: Crew, seen: Seen, load: Load) -> None:
-        """Inside first, then who is overloaded, then how many."""
+        """Adapt inside instances, then replace overloaded ones, then decide their number."""
         asked = self._size.needed(load)
         is_pressed = seen.is_pressed(self.agreement.window_s) or (
             asked is not None and asked > self.wanted
@@ -142,8 +161,8 @@ class Configuration:
             load,
             is_any_slow=self._inside.is_any_slow,
             relieved_at=self._inside.relieved_at,
-            # While one version follows another there is one more than wanted, and each that is
-            # renewed takes its time; one that does not start may never be followed by another.
+            # During a rollout one more than wanted is normal, and each replacement takes its time.
+            # A version that does not start would block shrinking for ever, so it is an exception.
             may_shrink=not crew.is_rolling or self._upkeep.is_stuck(crew),
         )
 
@@ -157,9 +176,9 @@ class Configuration:
                 self._upkeep.replace(crew, instance, "stays short of memory", at)
 
     def _short(self, crew: Crew, seen: Seen, load: Load) -> str:
-        """Why there are fewer than are needed, and will be; "": there are enough to come."""
+        """Return why fewer instances than needed will serve; empty if enough are coming."""
         unplaced = len(self._upkeep.unplaced(crew, seen.at))
-        # Where all that are wanted serve, those that drain will leave their slots to them.
+        # If all wanted instances serve, the draining ones will free their slots for new ones.
         is_renewing = len(crew.ready) >= self.wanted and crew.of_state(InstanceState.DRAINING)
         if unplaced and not seen.slots_free and not is_renewing:
             why = seen.fleet_trouble or "no slot is free"
@@ -174,7 +193,7 @@ class Configuration:
             return f"more than {most} instance(s) would be needed, the most {whose}"
         return ""
 
-    # For people
+    # The decision and its texts
 
     def _decision(self, crew: Crew, seen: Seen, load: Load) -> Decision:
         points = points_of(self.agreement, self.performance)

@@ -1,13 +1,26 @@
-"""The loop of a door process: what the store wants becomes what the door does, four times a second.
+"""The loop of a door process: applies what the store says to its door, and reports what it sees.
 
-    instances READY or DRAINING with an address ─▶ set_backends      admission ─▶ set_admission
-    what they may still take of memory ─▶ report_free_memory, where policies know it
-    door.sample() ─▶ report_door, each second
+Theory of operation
+-------------------
 
-A store that does not answer changes nothing: the door goes on with what it was told last, and what
-it has counted is reported when the store is back, since counts are totals. What a person has said
-about the service goes before what the leader has set. Admission is one bound
-for all doors of the service; each takes its part by what it was asked for (control/door_share.py).
+A door process has one `DoorLoop` for its service. Every _PERIOD_S it reads the service from the
+store and applies it to the door:
+
+    instances READY or DRAINING with an address ─▶ set_backends
+    their free memory                           ─▶ report_free_memory, if the policy uses it
+    admission limit                             ─▶ set_admission
+
+Every _REPORT_S it also samples the door and stores the sample (`report_door`). Leaders, other doors
+and the console read it there.
+
+- An override of the service wins over what the leader has set.
+- The admission limit holds for all doors of the service together; each door computes its own part
+  from all doors' samples (control/door_share.py).
+- A store that fails changes nothing: the door keeps its last settings. Samples are totals, so what
+  was counted in the meantime is reported when the store is back.
+- A setting that the door did not confirm may or may not be in effect, and is sent again.
+- The door is sampled before the store is asked, so that pages and recorders of this process are
+  current even if the store hangs. The time for the store is limited by _STORE_S.
 """
 
 from __future__ import annotations
@@ -35,14 +48,14 @@ logger = logging.getLogger(__name__)
 
 _PERIOD_S = 0.25
 _REPORT_S = 1.0
-# A store that hangs is as bad as one that is away, and must not keep us from looking again.
+# Seconds for all calls to the store in one turn: a store that hangs must not stop the loop.
 _STORE_S = 5.0
-# No admission that a door is ever given.
+# A value that is never a limit, so that the next turn sets the limit again.
 _UNCERTAIN = -1
 
 
 def backends_of(instances: Iterable[Instance], concurrency: int) -> list[Backend]:
-    """Who is to get requests, or has some; `concurrency` is the service's own."""
+    """Return the instances that a door uses; `concurrency` is the service's own setting."""
     found = []
     for one in instances:
         if one.state not in (InstanceState.READY, InstanceState.DRAINING) or one.address is None:
@@ -81,9 +94,11 @@ class DoorLoop:
         self._door = door
         self._store = store
         self._service = service
-        # Whoever records or shows samples, with the instances and the service's own concurrency.
+        # Called with each sample, the instances and the service's concurrency, to record or show
+        # them.
         self._told = told
-        # Where others reach it, the leader's probe among them; None: where it listens.
+        # The address by which others reach the door, such as the leader's probe; None means the
+        # address where it listens.
         self._address = address
         self._clock = clock
         self._calendar = calendar
@@ -95,28 +110,28 @@ class DoorLoop:
         self._admission: int | None = None
         self._admission_by_hand: int | None = None
         self._shares = DoorShares()
-        # Why the last turn changed nothing; "": it did what the store says.
+        # Why the last turn could not apply the store's state; empty if it could.
         self.trouble = ""
-        # What was reported last, or would have been; for whoever shows it.
+        # The last sample, also if it could not be stored.
         self.last_sample: DoorSample | None = None
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run one turn after another until cancelled."""
         while True:
             await self.run_once()
             await asyncio.sleep(_PERIOD_S)
 
     async def run_once(self) -> None:
-        """One turn; whatever the store or the door has against it is said and tried again."""
+        """Run one turn; log a failure of the store or the door, which the next turn tries again."""
         try:
-            # First, and for those here whatever the store does: it is no reason to be blind.
+            # Sample first: this process shows its samples even if the store fails.
             sample = await self._sample_if_due()
             trouble: Exception | None = None
             async with asyncio.timeout(_STORE_S):
                 try:
                     await self._follow()
                 except (TidegateError, OSError) as failure:
-                    # What it sees is said all the same: a leader that hears nothing does nothing.
+                    # Report all the same: without samples the leader can decide nothing.
                     trouble = failure
                 if sample is not None:
                     await self._report(sample)
@@ -142,7 +157,7 @@ class DoorLoop:
         self._concurrency = 1 if service is None else service.spec.concurrency
         backends = backends_of(self._instances, self._concurrency)
         if backends != self._backends:
-            # What it does not confirm it may have done: then also the former ones are said anew.
+            # If the call fails, it may have been applied, so the next turn must send again.
             self._backends = None
             await self._door.set_backends(backends)
             self._backends = backends
@@ -180,7 +195,7 @@ class DoorLoop:
         bound = self._admission_by_hand
         if bound is None:
             bound = await self._store.admission(self._service)
-        # Also without a bound: when there is one, it is known at once what each was asked for.
+        # Update the shares without a limit too, so that they are known when a limit is set.
         samples = await self._store.door_samples(self._service)
         admission = self._shares.part(bound, samples, sample.door, self._calendar())
         if admission != self._admission:

@@ -1,11 +1,11 @@
-"""Of the bound of all doors, the part of each: by what it was asked for lately.
+"""The part of the admission limit that each door gets, by its recent requests.
 
-    part = floor + share · (bound − floors)      share = its requests of late / those of all doors
+    part = floor + share · (limit − floors)      share = its recent requests / those of all doors
 
-One door may have ten times the clients of another. Even parts would have it refuse requests while
-the other one's part lies idle. No door falls below a floor, so that who moves over to a quiet one
-is let in until that shows in the shares. Every door works this out by itself, from the same
-samples: parts add up to the bound, or to so much more as all floors of one need.
+One door may have ten times the clients of another. With even parts it would reject requests while
+the part of the other door is unused. No door gets less than a floor, so that clients who move to a
+quiet door are admitted until the shares reflect them. Every door computes the parts by itself from
+the same samples. They add up to the limit, or to more if the floors of 1 need more.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from collections.abc import Iterable, Mapping
 
 from tidegate.core.hosting import DoorSample
 
-# A door that has not reported for so long has no part.
+# A door that has not reported for this many seconds has no part.
 FRESH_S = 5.0
-# Of an even part: what a door that is asked for nothing has, and 1 at least.
+# Floor, as a part of an even share; it is 1 request at least.
 FLOOR = 0.2
-# After so long what was asked for counts half.
+# Half-life of past requests, in seconds.
 _HALF_S = 5.0
 
 
 class DoorShares:
-    """What the doors of one service are asked for."""
+    """The recent request rates of the doors of one service."""
 
     def __init__(self) -> None:
         self._last: dict[str, DoorSample] = {}
-        # Requests a second of late.
+        # Recent requests per second, by door.
         self._per_s: dict[str, float] = {}
 
     def part(
         self, in_flight_max: int | None, samples: Iterable[DoorSample], own: str, now: float
     ) -> int | None:
-        """The part of the door called `own`; None: there is no bound."""
+        """Return the part of the door called `own`; None if there is no limit."""
         fresh = {one.door: one for one in samples if one.at > now - FRESH_S}
         self._see(fresh)
         if in_flight_max is None:
@@ -46,22 +46,22 @@ class DoorShares:
         for door, sample in fresh.items():
             before = self._last.get(door)
             if before is not None and sample.at > before.at:
-                # Totals of a door never run backwards.
+                # Totals of one door never decrease.
                 interval_s = sample.at - before.at
                 per_s = max(sample.accepted - before.accepted, 0) / interval_s
                 known = self._per_s.get(door)
                 old = 0.0 if known is None else 0.5 ** (interval_s / _HALF_S)
                 self._per_s[door] = (1.0 - old) * per_s + old * (known or 0.0)
             self._last[door] = sample
-        # Who is silent is gone, and comes back as somebody new.
+        # A silent door is forgotten, and counts as a new one when it returns.
         self._last = {door: one for door, one in self._last.items() if door in fresh}
         self._per_s = {door: one for door, one in self._per_s.items() if door in fresh}
 
 
 def parts(in_flight_max: int, asked_per_s: Mapping[str, float]) -> dict[str, int]:
-    """Of each door; even ones where nobody is asked for anything."""
+    """Return the part of each door; even parts if none has requests."""
     doors = sorted(asked_per_s)
-    # A part of nothing would shut a door that the leader has not meant to shut.
+    # A part of 0 would close a door that the leader did not mean to close.
     floor = min(max(int(FLOOR * in_flight_max / len(doors)), 1), in_flight_max)
     left = max(in_flight_max - floor * len(doors), 0)
     total = math.fsum(asked_per_s.values())
@@ -70,7 +70,7 @@ def parts(in_flight_max: int, asked_per_s: Mapping[str, float]) -> dict[str, int
         for door in doors
     }
     whole = {door: int(share) for door, share in exact.items()}
-    # What does not divide goes to whom most of one is missing, by name where that is the same.
+    # The remainder goes to the doors with the largest missing fraction, then by name.
     rest = sorted(doors, key=lambda door: (whole[door] - exact[door], door))
     for door in rest[: max(left - sum(whole.values()), 0)]:
         whole[door] += 1

@@ -1,10 +1,29 @@
-"""The loop of the fleet: machines as they are, what is wanted of them, orders, and places.
+"""The loop of the machines: reconcile, find what has no slot, decide, act, record.
 
-    fleet.reconcile → what has no place → provisioner.decide → boot, halt, place → journal
+Theory of operation
+-------------------
 
-A replica has no place when it was ordered and has no slot yet (`pending`), or when the machine that
-served it is gone. The second kind goes first: it holds messages. So it is with instances of
-services, which are rows as soon as they are ordered: those that are to answer go before spares.
+The leader calls `run_once` at the end of every round. At most every PERIOD_S it does this:
+
+    1. reconcile  the `Fleet` compares its machines with the provider's and with the nodes that live
+    2. collect    replicas and instances that have no slot become `SlotRequest`s
+    3. decide     the `Provisioner` returns actions: boot, halt, place
+    4. act        execute the actions, and record the decision
+
+Two kinds of replicas have no slot. One was ordered by its queue's loop and does not exist yet
+(`QueueLoop.pending`). The other exists, but its machine is gone. The second kind is urgent, because
+it holds messages that no node serves. Instances of services exist in the store as soon as they are
+ordered. Instances that are to answer requests are placed before spares.
+
+Placing a replica that does not exist yet creates it on its machine and lowers `pending`.
+
+`pending` is lost when the leader changes. A new leader therefore halts no machine for some time
+(`settle_s`), until the queues have ordered again; otherwise it would halt a machine that was booted
+for one of them.
+
+Failures: an action that fails is part of the decision's result, and the others still run. If the
+provider fails, `trouble` says why machines are missing, and queue loops and services show it.
+`StaleEpoch` leaves `run_once`.
 """
 
 from __future__ import annotations
@@ -38,14 +57,14 @@ from tidegate.fleet.fleet import Fleet
 from tidegate.laws.placement import free_slots
 
 PERIOD_S = 0.5
-# What the last leader had ordered is not known; so many of their periods the queues have to ask for
-# it again, and so much time at least, before a machine that came for them looks like one too many.
+# A new leader does not know what the last one had ordered. It halts nothing until the queues had so
+# many periods, and this minimum of seconds, to order again.
 SETTLE_PERIODS = 10
 SETTLE_S_MIN = 3.0
 
 
 class FleetLoop:
-    """Steers the machines while this node leads."""
+    """Controls the machines while this node leads."""
 
     def __init__(
         self,
@@ -64,20 +83,20 @@ class FleetLoop:
         self._learned = learned
         self._due_at = float("-inf")
         self._led_since: float | None = None
-        # Slots without a replica on machines that run; None: not looked yet.
+        # Free slots on running machines; None before the first period.
         self.slots_free: int | None = None
         # Whether any machine is to be kept warm.
         self.keeps_warm = False
 
     async def run_once(self, loops: Mapping[int, QueueLoop], now: float, epoch: int) -> None:
-        """One period, if it is time."""
+        """Run one period, unless the last one was less than PERIOD_S ago."""
         if now < self._due_at:
             return
         self._due_at = now + PERIOD_S
         if self._led_since is None:
             self._led_since = now
         await self._fleet.reconcile(epoch)
-        # As they are now: reconciling takes replicas from machines that failed.
+        # Read them again: reconciling takes replicas away from failed machines.
         topologies = await self._store.topologies()
         machines = await self._fleet.samples()
         instances = await self._store.instances()
@@ -103,16 +122,16 @@ class FleetLoop:
         await self._journal.write(decision, epoch)
 
     def hurry(self) -> None:
-        """Something was ordered that needs a slot: the next period is now."""
+        """Make the next period due at once, because something was ordered that needs a slot."""
         self._due_at = float("-inf")
 
     @property
     def trouble(self) -> str:
-        """Why there may be no machine for what waits for one; "": there is no reason."""
+        """Why no machine may come for waiting replicas; empty if no reason is known."""
         return self._fleet.boot_trouble or self._fleet.trouble
 
     async def stand_down(self) -> None:
-        """Another leads: what was begun is left to it."""
+        """Reset, because this node no longer leads; the new leader continues from the store."""
         self._due_at = float("-inf")
         self._led_since = None
         await self._fleet.stand_down()
@@ -120,7 +139,7 @@ class FleetLoop:
     async def _homeless(
         self, instances: Sequence[Instance], machines: Sequence[MachineSample]
     ) -> list[tuple[Service, list[Instance]]]:
-        """The instances of each service that need a slot."""
+        """Return each service with its instances that need a slot."""
         if not instances:
             return []
         services = await self._store.services()
@@ -183,7 +202,8 @@ class FleetLoop:
             case Place(service, machine_id, SlotKind.INSTANCE):
                 instance = instances[service].pop(0)
                 crash_point("before-instance-placed")
-                # False: it was removed meanwhile, or is to end.
+                # Returns False if the instance was removed meanwhile or is to end; nothing to do
+                # then.
                 await self._store.assign_instance(instance.instance_id, machine_id, epoch)
                 crash_point("after-instance-placed")
             case Place(queue, machine_id):
@@ -201,11 +221,11 @@ class FleetLoop:
 
 
 def settle_s(topologies: Iterable[Topology]) -> float:
-    """How long a new leader halts nothing."""
+    """Return the seconds after a change of leader in which no machine is halted."""
     periods_s = [topology.scaling.polling_interval_s for topology in topologies]
     return max(SETTLE_S_MIN, SETTLE_PERIODS * max(periods_s, default=0.0))
 
 
 def unplaced(topology: Topology) -> list[ReplicaPlace]:
-    """Replicas without a machine, in the order in which they are to get one."""
+    """Return the replicas without a machine, in the order in which they get one."""
     return [place for place in topology.replicas if place.machine_id is None]

@@ -1,12 +1,16 @@
-"""What holds whatever a law wishes: bounds, harm that is remembered, cool-down, and people.
+"""Guards: limits that hold for every law's proposal.
 
-a person's number   wins, within the bounds
-reversal guard      no more replicas than before the scale-up that lowered throughput
-min, max            never below, never above
-consumers           without a `worker`, no replica that nobody would come to consume from
-nobody away         nothing is removed while a replica cannot be reached
-the last one        goes when there was nothing at all to do for the time of the cool-down
-cool-down           nothing is removed for a while after any change
+They apply in this order; a later one limits the result of an earlier one:
+
+    last replica       the last one goes only after nothing was to do for the whole cool-down time
+    reversal           no more replicas than before a scale-up that lowered the throughput
+    max, min           never above, never below
+    consumers          without a `worker` setting, no replica that would have no consumer
+    unreachable        nothing is removed while a replica cannot be reached
+    cool-down          nothing is removed for some time after any change
+
+In manual mode the override is the proposal. It is only limited by max, min and unreachable
+replicas.
 """
 
 from __future__ import annotations
@@ -26,10 +30,10 @@ def guarded(
     changed_at: float,
     busy_at: float,
 ) -> Wish:
-    """The number of replicas that may be had, with the rule and the sentences that say why.
+    """Return the proposal within all limits, with the rule and the sentences that explain it.
 
-    `harm` is what the reversal guard remembers, `changed_at` when replicas last came or went,
-    `busy_at` when there was last anything to do.
+    `harm` is the scale-up that the reversal guard remembers. `changed_at` is when the number of
+    replicas last changed, and `busy_at` when there was last anything to do.
     """
     count = now.replicas
     wanted, rule, reason, otherwise = wish
@@ -70,8 +74,8 @@ def guarded(
         if attended is not None and wanted > attended.replicas:
             return attended._replace(replicas=max(attended.replicas, count))
     if wanted < count:
-        # A person's word, a bound and harm that is undone do not wait; HPA's window is the whole
-        # of that policy's cool-down.
+        # An override, a bound and a reversal do not wait. For the policy "length" the stabilisation
+        # window of the Kubernetes HPA is the whole cool-down.
         waits = not (
             manual or count > high or harm is not None or scaling.policy is ScalingPolicy.LENGTH
         )
@@ -82,10 +86,11 @@ def guarded(
 
 
 def _last(scaling: Scaling, now: Situation, reading: Reading, busy_at: float) -> Wish | None:
-    """Why there is to be a replica although a law wants none; None: none is right.
+    """Return the proposal to keep or create one replica although the law wants none.
 
-    A last replica is not a matter of load. Nor of what arrives on average, which remembers a
-    message for minutes and would call back who has just gone.
+    None if zero replicas are right. The decision uses what waits and arrives now. The average
+    arrival rate remembers a message for minutes and would bring back a replica that has just been
+    removed.
     """
     if reading.is_busy:
         waiting, arrived = reading.waiting, reading.sample.arrived_per_s
@@ -109,7 +114,11 @@ def _last(scaling: Scaling, now: Situation, reading: Reading, busy_at: float) ->
 
 
 def _attended(scaling: Scaling, reading: Reading, count: int) -> Wish | None:
-    """The most replicas that somebody would consume from; None: that is no matter."""
+    """Return the proposal limited to the number of consumers; None if consumers do not limit it.
+
+    They do not limit it under the policies "clients" and "fixed". Nor do they if workers come with
+    each replica, or if consumers move to new replicas by themselves.
+    """
     if scaling.worker is not None or scaling.policy in (
         ScalingPolicy.CLIENTS,
         ScalingPolicy.FIXED,
@@ -117,7 +126,7 @@ def _attended(scaling: Scaling, reading: Reading, count: int) -> Wish | None:
         return None
     if reading.sample.consumers_roam:
         return None
-    # With none at all they are not counted, or are still to come: replicas wait for them too.
+    # Without any consumer the limit does not apply: they may not be counted, or connect later.
     if not reading.consumers:
         return None
     return Wish(
@@ -130,7 +139,10 @@ def _attended(scaling: Scaling, reading: Reading, count: int) -> Wish | None:
 
 
 def _keeps(now: Situation, reading: Reading, until: float) -> Wish | None:
-    """Why nothing goes although fewer would do; `until` is when the cool-down ends."""
+    """Return why no replica is removed although fewer would do; None if one may be removed.
+
+    `until` is the end of the cool-down, in seconds of the loop's clock.
+    """
     if reading.unreachable:
         return Wish(
             now.replicas,

@@ -1,8 +1,8 @@
-"""What the autoscaler remembers from sample to sample, and the situation that laws read.
+"""What the autoscaler remembers between samples, and the situation it gives to the laws.
 
-The sample is believed, and no order: a scale-up happened when there are more replicas than before,
-whoever ordered them. Inhibition counts anew from when a new replica serves, for only then does it
-begin to show what it does.
+Only samples count, not orders. A scale-up has happened when a sample shows more replicas than the
+sample before, no matter which program ordered them. The inhibition time starts again when a new
+replica begins to serve, because it affects the queue only from then on.
 """
 
 from __future__ import annotations
@@ -13,34 +13,39 @@ from tidegate.control.reading import Reading
 from tidegate.core.scaling import Scaling, ScalingPolicy
 from tidegate.laws.wish import Situation
 
-# Until a replica with a slot serves, before one was seen to start.
+# Assumed seconds from a slot to serving, until a start has been measured.
 START_S = 5.0
-# The arrival rate that laws remember things by forgets after so long.
+# Time constant, in seconds, of the average arrival rate that the laws use.
 ARRIVAL_S = 10.0
-# Of the configured polling interval; a loop that was held up did not measure over hours.
+# In polling intervals. After a longer gap the loop was delayed, and the gap is not used as the
+# length of a period.
 PERIOD_MAX = 10.0
 
 
 class History:
-    """When things changed, and what arrives on average."""
+    """When the number of replicas changed, and the average arrival rate."""
 
     def __init__(self) -> None:
         self._at: float | None = None
         self._arrived_per_s = 0.0
-        # Of the last sample: replicas that are to stay, and those that serve.
+        # From the last sample: replicas that are to stay, and replicas that serve.
         self._count = 0
         self._serving = 0
         self._up_at = -math.inf
         self._ordered_at: float | None = None
-        # How long the last ordered replica took to serve.
+        # Seconds from the last order of a replica until it served; None until one was seen.
         self.lead_s: float | None = None
-        # When replicas that are to stay became more or fewer.
+        # When the number of replicas that are to stay last changed.
         self.changed_at = -math.inf
-        # When there was last anything to do.
+        # When the queue last had anything to do.
         self.busy_at = -math.inf
 
     def take(self, reading: Reading, scaling: Scaling) -> float:
-        """Note what has changed since the last sample; the length of the period."""
+        """Record the changes since the last sample; return the length of the period in seconds.
+
+        After an implausible gap (0 or less, or above PERIOD_MAX intervals) the polling interval is
+        returned instead.
+        """
         sample = reading.sample
         usual_s = scaling.polling_interval_s
         count, serving = reading.replicas, len(reading.serving)
@@ -77,10 +82,14 @@ class History:
         capacity_per_s: float | None,
         of_fewer_per_s: tuple[float, ...] = (),
     ) -> Situation:
-        """What laws read; `capacity_per_s` as measured, or as learned until then."""
+        """Return the situation that the laws read.
+
+        `capacity_per_s` is the measured or learned capacity of one replica, and `of_fewer_per_s`
+        the mean capacity if only 1, 2, … replicas stayed. A capacity in the settings replaces both.
+        """
         sample = reading.sample
         if scaling.capacity_per_s is not None:
-            # As said of all.
+            # The setting holds for all replicas, so the means for fewer replicas say nothing more.
             capacity_per_s, of_fewer_per_s = scaling.capacity_per_s, ()
         elif capacity_per_s is None:
             capacity_per_s = scaling.rate_max_per_s
@@ -90,7 +99,7 @@ class History:
             min_load *= max_load / scaling.max_load
         coming = len(reading.starting) + sample.pending
         boot_s = scaling.boot_s if scaling.boot_s is not None else self.lead_s
-        # These have a filter of their own.
+        # These two laws filter the arrival rate themselves.
         raw = scaling.policy in (ScalingPolicy.FEED_FORWARD, ScalingPolicy.AGREEMENT)
         return Situation(
             at=sample.at,

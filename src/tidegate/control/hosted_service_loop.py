@@ -1,8 +1,31 @@
-"""The loop of one HTTP service: what was measured, what follows from it, and who is told.
+"""The loop of one HTTP service: measure, decide, order, record.
 
-    store.door_samples, instances → Monitoring.take → Configuration.decide → orders → journal
+Theory of operation
+-------------------
 
-An agreement that cannot be read changes nothing about what runs, and the service's detail says so.
+`HostingLoop` calls `run_once` for each service about twice a second while this node leads. One
+period does this:
+
+    1. agreement  read the agreement of the service; it may have changed since the last period
+    2. measure    `ServiceMonitor` turns door samples into closed windows and one joint sample
+    3. report     closed windows, instance starts and probe results go to alerts and telemetry
+    4. decide     `ServiceAutoscaler` returns a `Decision` with actions
+    5. keep       the wanted number and the measured capacity are stored, before any order
+    6. act        the actions change rows of instances in the store; machines and doors follow them
+    7. record     the service's detail, the agreement's status and the decision are stored
+
+Order matters. Windows are reported before anything is ordered: a window is closed once, and an
+order may fail. The wanted number is stored before the orders, so that the next leader can complete
+a change that was interrupted between two orders.
+
+Failures:
+
+- An agreement that cannot be read changes nothing about the running instances. The service's detail
+  names the problem.
+- If no door reports, the load is unknown. Failed instances are still replaced, and the wanted
+  number does not change.
+- Errors of the store leave `run_once`, and the next period tries again. `StaleEpoch` ends this
+  node's leadership.
 """
 
 from __future__ import annotations
@@ -58,7 +81,7 @@ _NO_FLEET = "no slot is free, and nobody boots machines here: set fleet.provider
 
 
 class HostedServiceLoop:
-    """Keeps one agreement while this node leads."""
+    """Runs the periods of one HTTP service while this node leads."""
 
     def __init__(
         self,
@@ -82,21 +105,21 @@ class HostedServiceLoop:
         self._clock = clock
         self._probe = probe
         self._learned = learned or Learned(None)
-        # As it was written, before what was learned.
+        # The agreement as written, without learned warnings.
         self._promised: Agreement | None = None
         self._said: str | None = None
         self._monitoring: Monitoring | None = None
         self._disagreements = Disagreements()
         self._shortage = Shortage()
-        # The last window of what is promised now, what is being done, and what was said to be
-        # lacking; None: none is over.
+        # The last closed window under the current promises, the text of the current remedy, and the
+        # text of the shortage. None until a window has closed.
         self._last: tuple[Entry, str, str] | None = None
-        # What the store knows of what was decided; None: nothing.
+        # What the store holds of the last decision; None if it holds nothing.
         self._kept: KeptConfiguration | None = None
         self.configuration: Configuration | None = None
 
     async def run_once(self, service: Service, now: float, epoch: int) -> None:
-        """One period."""
+        """Run one period at `now` (monotonic seconds) under the leader's `epoch`."""
         name = service.spec.name
         try:
             monitoring, configuration = await self._follow(service)
@@ -106,7 +129,7 @@ class HostedServiceLoop:
         instances = await self._store.instances(name)
         samples = await self._store.door_samples(name)
         measured = monitoring.take(samples, instances, now, self._clock.wall())
-        # Told before anything is ordered: a window is closed once, and an order may fail.
+        # Report windows before ordering anything: a window is closed once, and an order may fail.
         for entry in measured.entries:
             self._news.window(monitoring.agreement, entry)
         for instance, took_s in configuration.performance.see_starts(instances):
@@ -143,12 +166,15 @@ class HostedServiceLoop:
         self._probe.stop()
 
     async def _follow(self, service: Service) -> tuple[Monitoring, Configuration]:
-        """The agreement as it is written now: it may change while the service runs."""
+        """Return the monitor and the autoscaler for the agreement as it is written now.
+
+        Raises `AgreementInvalid` if the agreement cannot be read.
+        """
         if self._monitoring is None or self.configuration is None or self._said is None:
             agreement = self._promised = self._agreement(service)
             document = await self._store.kept_configuration(service.spec.name)
             self._kept = None if document is None else KeptConfiguration.from_json(document)
-            # By its service: two of them may call their agreements the same.
+            # The key contains the service: two services may give their agreements the same name.
             stood = self._standings.get(decided_about(service.spec.name))
             kept = None if stood is None else KeptStanding.from_json(stood)
             self._monitoring = Monitoring(agreement, kept)
@@ -157,10 +183,10 @@ class HostedServiceLoop:
             self.configuration = Configuration(agreement, self._kept, by_hand=service.by_hand)
         elif self._said != service.spec.agreement:
             agreement = self._promised = self._agreement(service)
-            # Other promises are another budget, and other bounds are not. What is known of doors
-            # and instances stays.
+            # Other promises start a new error budget; other bounds do not. What was learned about
+            # doors and instances stays in both cases.
             if self._monitoring.follow(agreement):
-                # It was judged by what is promised no more.
+                # The last window was judged by promises that no longer hold.
                 self._last = None
                 self._news.go_on(agreement, None)
             self.configuration.agreement = agreement
@@ -169,7 +195,7 @@ class HostedServiceLoop:
         return self._monitoring, self.configuration
 
     def _move_warnings(self, monitoring: Monitoring, configuration: Configuration) -> None:
-        """Warnings that are to be learned go where history puts them, as soon as it does."""
+        """Move the warnings that are learned to where the newest model puts them."""
         assert self._promised is not None, "it was read just now"
         moved, why = with_learned(self._promised, self._learned.warnings(self._promised.name))
         if moved == monitoring.agreement:
@@ -181,10 +207,10 @@ class HostedServiceLoop:
     def _agreement(self, service: Service) -> Agreement:
         return parse_agreement(service.spec.agreement, f"agreement of {service.spec.name}")
 
-    # Orders
+    # Actions
 
     async def _remember(self, service: Service, configuration: Configuration, epoch: int) -> None:
-        """What was decided, before it is ordered: who dies in between is finished by the next."""
+        """Store what was decided before ordering it, so that the next leader can complete it."""
         decided = configuration.to_keep()
         if not decided.is_news(self._kept):
             return
@@ -216,7 +242,7 @@ class HostedServiceLoop:
             case SetConcurrency(instance_id, concurrency):
                 await store.set_instance(instance_id, epoch, concurrency=concurrency)
             case DrainInstance(instance_id):
-                # Its sessions are known to it alone: they go on there for a while.
+                # Only this instance knows its sessions, so doors send them to it for some time.
                 until = self._clock.wall() + spec.session_grace_s if spec.sticky else None
                 await store.set_instance(
                     instance_id, epoch, state=InstanceState.DRAINING, sessions_until=until
@@ -232,7 +258,7 @@ class HostedServiceLoop:
         if service.detail != detail:
             await self._store.set_service_detail(service.spec.name, detail, epoch)
 
-    # What was found
+    # Status and probe
 
     async def _keep(
         self,
@@ -242,7 +268,7 @@ class HostedServiceLoop:
         decision: Decision,
         epoch: int,
     ) -> None:
-        """Where the agreement stands, for the next leader and for people."""
+        """Store the agreement's status, for the next leader and for `tidegate sla`."""
         last, doing, lacks = self._last, _doing(decision), self._shortage.told
         if entries:
             self._last = (entries[-1], doing, lacks)
@@ -278,12 +304,12 @@ class HostedServiceLoop:
 
 
 def _doing(decision: Decision) -> str:
-    """What is being done, in words; "": nothing need be."""
+    """Describe the actions in progress; empty if nothing needs to be done."""
     reason = decision.reason if decision.actions or decision.outcome else ""
     return "; ".join(filter(None, (reason, decision.outcome)))
 
 
 def _detail(agreement: Agreement, configuration: Configuration) -> str:
-    """What is offered less than was asked for, and what is wrong now."""
+    """Return the service's detail: reductions and current problems; empty if none."""
     reduced = agreement.resources.reduced
     return "; ".join(filter(None, (reduced and f"reduced: {reduced}", configuration.detail)))

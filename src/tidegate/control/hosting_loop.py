@@ -1,11 +1,27 @@
-"""The loop of HTTP services: look, judge, decide, order, write down; each while this node leads.
+"""The loop of all HTTP services: one period of each, concurrently, while this node leads.
 
-    doors, instances → Monitoring → Configuration → HostingStore → journal
-                            ↘ violations, alarms, disagreement → telemetry, alerts
+Theory of operation
+-------------------
 
-Every order carries the leader's epoch. Whatever a leader was in the middle of stands in the store:
-instances by their state and weight, admission, the budget; so the next one goes on. One service
-that fails is left to its next period, and holds up no other.
+The leader calls `run_once` in every round. Every PERIOD_S it reads the services from the store,
+keeps one `HostedServiceLoop` for each, and runs their periods concurrently:
+
+    doors, instances → ServiceMonitor → ServiceAutoscaler → HostingStore → journal
+                            ↘ violations, alarms, door disagreement → telemetry, alerts
+
+A service that was deleted loses its loop, and a new one gets a loop with the agreement status that
+the store has kept. Every write carries the leader's epoch.
+
+Failures:
+
+- `StaleEpoch` leaves `run_once`. The leader then calls `stand_down`, which drops all loops.
+- Another `TidegateError` of one service is logged. The service keeps its state until its next
+  period, and the others are not affected.
+- Any other exception is a bug. It is logged, and the service's detail says so, because otherwise
+  users would not see that the service is no longer controlled.
+
+The store holds everything that a leader began: the state and weight of each instance, the admission
+limit and the error budget. The next leader continues from there.
 """
 
 from __future__ import annotations
@@ -30,14 +46,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Doors report each second: what they say is to be acted on at once.
+# Seconds. Doors report every second, and a period should act on a report soon after it comes.
 PERIOD_S = 0.5
-# With no service there is nothing to look at but whether one came.
+# Seconds between checks for new services while there are none.
 IDLE_S = 1.0
 
 
 class HostingLoop:
-    """Keeps the agreements of all HTTP services."""
+    """Runs the periods of all HTTP services."""
 
     def __init__(
         self,
@@ -63,7 +79,10 @@ class HostingLoop:
         self.services: dict[str, HostedServiceLoop] = {}
 
     async def run_once(self, now: float, epoch: int) -> None:
-        """One period of every service, if it is time."""
+        """Run one period of every service, unless the last one was less than PERIOD_S ago.
+
+        Raises `StaleEpoch` if this node no longer leads.
+        """
         if now < self._due_at:
             return
         services = await self._store.services()
@@ -96,13 +115,13 @@ class HostingLoop:
                 log.warning("service %s is left as it is: %s", service.spec.name, result)
             elif isinstance(result, BaseException):
                 log.error("a bug in the loop of service %s", service.spec.name, exc_info=result)
-                # Nothing is decided about it any more: whoever looks at it must see that.
+                # Show it to users, who would otherwise not see that nothing is decided any more.
                 said = f"a bug of ours keeps it from being looked after: {result!r}; see the log"
                 if service.detail != said:
                     await self._store.set_service_detail(service.spec.name, said, epoch)
 
     def stand_down(self) -> None:
-        """Another leads: what was begun is left to it, and what was remembered forgotten."""
+        """Stop and forget all service loops, because this node no longer leads."""
         self._due_at = float("-inf")
         for service in self.services.values():
             service.stop()

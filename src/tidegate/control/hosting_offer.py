@@ -1,13 +1,12 @@
-"""Whether a service can be kept as agreed, before it is deployed: the offer, or a refusal.
+"""The offer for a service before it is deployed: as agreed, reduced, or a refusal.
 
-    insufficient = "refuse"     LimitReached, with what is missing; nothing is deployed
-    insufficient = "reduce"     what can be kept with this: another agreement (reduced_agreement),
-                                which is deployed in its place, judged and shown
+    insufficient = "refuse"     `LimitReached` names the missing resources; nothing is deployed
+    insufficient = "reduce"     an agreement that can be met (reduced_agreement) is deployed, judged
+                                and shown instead
 
-What nobody knows is not guessed: without a load or a capacity the least number of instances is all
-that can be asked for (control/agreement_plan.py). Spares are part of it: who is to be replaced at
-once needs a slot that is taken already. What others have, or are entitled to, is not there for it
-(control/slot_claims.py).
+Unknown figures are not guessed. Without a load or a capacity the minimum of instances is planned
+(control/agreement_plan.py). Spares need slots in advance and are part of the plan. Slots that other
+services and queues use or are entitled to are not available (control/slot_claims.py).
 """
 
 from __future__ import annotations
@@ -30,9 +29,10 @@ def offered(
     room: Room | None,
     knowledge: Knowledge | None = None,
 ) -> tuple[Agreement, ServiceSpec]:
-    """What is offered: all that was asked for, or less of it; LimitReached if it is refused.
+    """Return the agreement and the service to deploy: as requested, or reduced.
 
-    `room` is all that the service may have; None: as much as it takes.
+    Raises `LimitReached` if the agreement is refused. `room` is what the service may use; None
+    means unlimited.
     """
     asked = Asked(slots_per_machine=spec.slots_per_machine, spares=spec.spares, room=room)
     found = plan(agreement, figures(agreement, asked, knowledge), asked)
@@ -45,7 +45,7 @@ def offered(
 
 
 def _refusal(agreement: Agreement, found: Plan) -> str:
-    """What is missing, and all that would help."""
+    """Return a text that names the missing resources and the remedies."""
     uses = agreement.resources
     most = uses.replicas_max
     remedies = ["promise less"]

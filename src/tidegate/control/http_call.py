@@ -1,7 +1,7 @@
-"""One HTTP request on a connection of its own, bounded in time: for the probe and for webhooks.
+"""One HTTP request on its own connection with a time limit, for the probe and for webhooks.
 
-Nothing is kept from one to the next: who asks whether somebody answers must not be answered by a
-connection that still works. HTTP/1.1, `Connection: close`, no redirects and no proxies.
+No connection is reused. A probe must find out whether a server accepts connections, and an old
+connection could still work. HTTP/1.1, `Connection: close`, no redirects and no proxies.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from urllib.parse import urlsplit
 
 from tidegate.core.errors import InvalidValue, Unavailable
 
-# Of an answer; nobody reads more here.
+# Bytes of a response that are read at most.
 _ANSWER_BYTES_MAX = 1024 * 1024
 _READ_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where an http or https URL leads."""
+    """The parts of an http or https URL."""
 
     host: str
     port: int
@@ -32,7 +32,7 @@ class Address:
 
 
 def address_of(url: str) -> Address:
-    """InvalidValue, with what to write, if it is no URL that can be asked."""
+    """Parse a URL; raise `InvalidValue` with the correct form if it is not usable."""
     parts = urlsplit(url)
     try:
         port = parts.port
@@ -57,7 +57,10 @@ async def call(
     content_type: str = "application/json",
     fields: Mapping[str, str] | None = None,
 ) -> int:
-    """The status of the answer, when it has come whole; Unavailable if none does in time."""
+    """Send a request and return the status of the complete response.
+
+    Raises `Unavailable` if there is no response within `timeout_s` seconds.
+    """
     where = address_of(url)
     try:
         async with asyncio.timeout(timeout_s):
@@ -97,5 +100,5 @@ async def _exchange(
     finally:
         writer.close()
         with contextlib.suppress(OSError, asyncio.CancelledError, ssl.SSLError):
-            # Whoever is called closes when it likes; that is not waited for.
+            # Do not wait until the server closes: it does so when it likes.
             writer.transport.abort()

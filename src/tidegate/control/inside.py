@@ -1,15 +1,15 @@
-"""What can be changed inside, before another instance is ordered: concurrency and weights.
+"""What can be tuned in running instances before another one is ordered: concurrency and weights.
 
-    requests at a time   much waits inside (it takes twice as long as at its best, and may have four
-                         times the knee), and it is pressed: down to twice the knee
-                         it has all that it may have, the door waits, nothing waits inside: up again
-    weights              one takes twice as long as the others for three readings: it gets as much
-                         less, and as many fewer at a time, since a door that is busy uses every
-                         place that is free; back step by step
+    concurrency   lowered to twice the knee if the service is under pressure, the instance takes
+                  twice its best time, and its limit is above four times the knee
+                  raised again if the instance is at its limit and still quick
+    weights       an instance that takes twice as long as the others for three samples gets less,
+                  and a lower limit, because a busy door uses every free place of any instance;
+                  raised again step by step
 
-The most is what the service says: the knee is looked for below it. What waits in the door instead
-of inside can go to whoever is free first, and be refused in time. Where a person has said how many
-requests each has at a time, that stays.
+The service's setting is the upper bound of the concurrency, and the knee is searched below it. A
+request that waits in the door, instead of inside an instance, can go to the first free instance and
+can be rejected in time. An override of the concurrency is not changed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tidegate.core.steering import SetConcurrency, Weigh
 
 _KNEES = 4
 _INFLATED = 2.0
-# What is so quick has room for more.
+# In best response times: below this an instance has room for more.
 _QUICK = 1.5
 _LOWERED_TO_KNEES = 2
 _RAISED_BY = 1.5
-# Between changes of an instance's concurrency: what a change does must show first.
+# Seconds between two changes of an instance's concurrency, so that the effect shows first.
 _CONCURRENCY_S = 10.0
 
 SLOW = 2.0
@@ -35,22 +35,22 @@ _WELL = 1.3
 _READINGS = 3
 WEIGHT_MIN = 0.1
 _BACK_BY = 1.5
-# Weights that differ by less are left: each change is told to every door.
+# Weights that differ by less are not changed: each change goes to every door.
 _STEP_MIN = 0.15
 
 
 class Inside:
-    """Looks after the instances of one service."""
+    """Tunes the instances of one service."""
 
     def __init__(self) -> None:
         self._changed_at: dict[int, float] = {}
-        # For how many readings an instance has been slow, and since when.
+        # By instance: the number of consecutive samples in which it was slow.
         self._slow: dict[int, int] = {}
-        # When somebody's line was last moved from inside an instance to the door.
+        # When waiting requests were last moved from inside an instance to the door.
         self.relieved_at = -math.inf
 
     def adapt(self, crew: Crew, performance: Performance, at: float, *, is_pressed: bool) -> None:
-        """What the last reading calls for."""
+        """Tune the instances by the last sample."""
         there = crew.instances.keys()
         self._changed_at = {k: v for k, v in self._changed_at.items() if k in there}
         self._slow = {k: v for k, v in self._slow.items() if k in there}
@@ -123,9 +123,9 @@ class Inside:
 
     @property
     def is_any_slow(self) -> bool:
-        """Whether one takes far longer than the others now."""
+        """Whether any instance takes far longer than the others now."""
         return any(self._slow.values())
 
     def slow_readings(self, instance_id: int) -> int:
-        """For how many readings it has been slow."""
+        """Return the number of consecutive samples in which the instance was slow."""
         return self._slow.get(instance_id, 0)

@@ -1,4 +1,4 @@
-"""Which instances of services need a slot, in which order, and what a service asks of the fleet."""
+"""Which instances need a slot, in which order, and the slot request of a service."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidegate.core.fleet import MachineState, SlotKind
 from tidegate.core.hosting import Instance, InstanceState, Service, ServiceSpec
 from tidegate.core.steering import MachineSample
 
-# Those that are to answer, or to be ready to.
+# States of instances that need a slot.
 _WANTED = (InstanceState.ORDERED, InstanceState.STARTING, InstanceState.READY)
 _GONE = (MachineState.FAILED, MachineState.HALTING)
 
@@ -22,7 +22,7 @@ _GONE = (MachineState.FAILED, MachineState.HALTING)
 def homeless(
     service: Service, instances: Iterable[Instance], machines: Iterable[MachineSample]
 ) -> list[Instance]:
-    """Without a machine, or on one that is gone; spares last, then the oldest first."""
+    """Return the instances without a machine, or on one that is gone: spares last, oldest first."""
     homes = {one.machine_id for one in machines if one.state not in _GONE}
     found = [
         one
@@ -38,10 +38,11 @@ def want_of(
     instances: Iterable[Instance] = (),
     learned: Accepted | None = None,
 ) -> Want:
-    """A slot for each; urgent are those that are to answer, for somebody waits for it.
+    """Return the slot request of a service for these waiting instances.
 
-    They are to be apart from those of the same service that there are among `instances`: a machine
-    that dies must not take all of them along. One that drains is as good as gone.
+    Instances that are to answer requests are urgent; spares are not. All instances of one service
+    are placed on different machines if possible, because a machine that dies takes all of its
+    instances along. Draining instances do not count.
     """
     homeless_ids = {one.instance_id for one in waiting}
     together = Counter(
@@ -64,7 +65,7 @@ def want_of(
 
 
 def _warm(spec: ServiceSpec, learned: Accepted | None) -> int | None:
-    """Machines that its agreement plans to keep warm; None: nobody knows how many."""
+    """Return the machines that the agreement plans to keep warm; None if that is not known."""
     agreement = _agreement(spec.agreement, spec.name)
     if agreement is None:
         return None
@@ -73,7 +74,7 @@ def _warm(spec: ServiceSpec, learned: Accepted | None) -> int | None:
 
 @lru_cache(maxsize=256)
 def _agreement(text: str, service: str) -> Agreement | None:
-    # Twice a second of each service, and it hardly ever changes.
+    # Cached: it is parsed twice a second for each service and hardly ever changes.
     try:
         return parse_agreement(text, service)
     except AgreementInvalid:

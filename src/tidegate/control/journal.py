@@ -1,9 +1,9 @@
-"""Decisions on their way to people: the lake for history, the catalogue for `tidegate explain`.
+"""The journal: decisions for the lake's history and for `tidegate explain`.
 
-What changes the number of replicas or machines is always written. What goes on among them, is only
-wanted or is held back comes again every period with other numbers: it is written when it begins,
-and now and then while it lasts. The newest entry is not to be out of date: when what was held back
-or in trouble is so no more, that is written too.
+Every executed change in the number of replicas or machines is recorded. Any other decision repeats
+in every period with slightly different numbers: it is recorded when it begins, and every _AGAIN_S
+seconds while it lasts. The newest entry must not be out of date, so the end of a hold or of a
+problem is recorded too.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from tidegate.core.rule_words import in_words
 from tidegate.core.steering import WITHIN, AnyAction, Decision
 from tidegate.telemetry.recorder import Recorder
 
-# How often something that goes on is written again.
+# Seconds after which a continuing decision is recorded again.
 _AGAIN_S = 60.0
-# Characters of a trouble that is over.
+# Characters kept of a problem that is over.
 _OVER_MAX = 200
 
 
 class DecisionNotes(Protocol):
-    """Where people look decisions up: the catalogue of a store, or the screen of who steers."""
+    """Stores decisions for people: the catalogue of a store, or the screen of `tidegate steer`."""
 
     async def note_decision(self, service: str, document: bytes, leader_epoch: int) -> None: ...
 
 
 class Journal:
-    """Writes down what the loops decide."""
+    """Records the decisions of the loops."""
 
     def __init__(
         self, notes: DecisionNotes, recorder: Recorder | None, wall: Callable[[], float]
@@ -39,13 +39,17 @@ class Journal:
         self._notes = notes
         self._recorder = recorder
         self._wall = wall
-        # What was written lately, and when.
+        # What was recorded lately, and when.
         self._written: dict[tuple[str, str, str, str, str], float] = {}
-        # By loop and service: what the newest entry says is wrong; "": nothing.
+        # By loop and service: the problem that the newest entry mentions; empty if none.
         self._trouble: dict[tuple[str, str], str] = {}
 
     async def write(self, decision: Decision, epoch: int, good: str = "") -> None:
-        """Keep a decision if it is worth it; `good` is what has come about, for people."""
+        """Record a decision if it is worth it.
+
+        `good` is a text about something that has been achieved; the decision is then always
+        recorded.
+        """
         now = self._wall()
         about, trouble = (decision.loop, decision.service), _trouble(decision)
         before = self._trouble.get(about, "")
@@ -56,8 +60,8 @@ class Journal:
         elif not is_news:
             return
         self._trouble[about] = trouble
-        # People and history live on the wall clock; the loops on one that never jumps. And JSON
-        # knows no infinity.
+        # Use wall-clock time: people and history need it, and the loop's clock has no date. Leave
+        # out infinite numbers, which JSON cannot express.
         kept = msgspec.structs.replace(
             decision, at=now, inputs=_finite(decision.inputs), outputs=_finite(decision.outputs)
         )
@@ -75,7 +79,7 @@ class Journal:
         await self._notes.note_decision(kept.service, msgspec.json.encode(kept), epoch)
 
     def _is_news(self, decision: Decision, now: float) -> bool:
-        """What changes how many replicas or machines there are; of anything else, the first."""
+        """Return whether the decision changes a number, or differs from those recorded lately."""
         if decision.carried_out and any(
             not isinstance(action, WITHIN) for action in decision.actions
         ):
@@ -97,12 +101,12 @@ class Journal:
 
 
 def _trouble(decision: Decision) -> str:
-    """What holds it back or went wrong; "": nothing."""
+    """Return what holds the decision back or went wrong; empty if nothing."""
     return decision.outcome or (decision.rule if decision.rule.startswith("held") else "")
 
 
 def _over(trouble: str) -> str:
-    """That it is so no more."""
+    """Return the text that says that a problem is over."""
     if trouble in ("held: stale", "held: no measurement"):
         return "it is measured again"
     if trouble.startswith("recommend-only"):
@@ -117,6 +121,6 @@ def _finite(numbers: dict[str, float]) -> dict[str, float]:
 
 
 def told(action: AnyAction) -> str:
-    """An action in a few words: `AddReplica 1`, `Drain 3`."""
+    """Return an action in a few words: `AddReplica 1`, `Drain 3`."""
     values = (getattr(action, name) for name in action.__struct_fields__)
     return " ".join([type(action).__name__, *(str(value) for value in values if value is not None)])

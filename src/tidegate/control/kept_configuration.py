@@ -1,27 +1,27 @@
-"""What the next leader is to know of a service: how many were to serve, and what one can do.
+"""The part of a service's state that the next leader cannot see from the running instances.
 
-Neither can be told from what runs. In the middle of a rollout there may be one more than wanted or
-just as many, and a capacity shows only while something waits. Kept in the store before anything is
-ordered for it, so that a leader that dies between two orders leaves a number that can be finished.
+During a rollout there may be one instance more than wanted, or exactly as many. The capacity of an
+instance shows only while requests wait. Both values are therefore stored, before anything is
+ordered. A leader that dies between two orders leaves a number that the next one can reach.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-# A capacity that has moved by less is the same.
+# Relative change below which a capacity counts as unchanged.
 _SAME = 0.05
 
 
 class KeptConfiguration(msgspec.Struct, frozen=True, kw_only=True):
-    """One service, as it was last decided about."""
+    """The wanted number and the measured capacity after the last decision."""
 
     wanted: int
-    # What one instance was seen to answer a second; None: nobody has seen it.
+    # Requests per second that one instance was measured to answer; None if not measured yet.
     capacity_per_s: float | None = None
 
     def is_news(self, before: KeptConfiguration | None) -> bool:
-        """Whether it is worth keeping beside what is kept."""
+        """Return whether this differs enough from `before` to be stored."""
         if before is None or before.wanted != self.wanted:
             return True
         if self.capacity_per_s is None or before.capacity_per_s is None:
@@ -33,7 +33,7 @@ class KeptConfiguration(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def from_json(document: bytes) -> KeptConfiguration | None:
-        """None: it was written by another version, and is not ours to guess."""
+        """Decode a stored document; None if another version wrote it in another form."""
         try:
             return msgspec.json.decode(document, type=KeptConfiguration)
         except msgspec.DecodeError:

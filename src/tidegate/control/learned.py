@@ -1,7 +1,7 @@
-"""What loops take from history: a queue's capacity, boot times, growth; and what they do without.
+"""Learned models for the loops: capacities, boot times, growth of the load.
 
-A user's word counts most, then the newest accepted model of the knowledge folder, then what an
-agreement guesses, then a default that is safe and is said to be one
+The first of these counts: the user's setting, the newest accepted model of the knowledge folder,
+the agreement's value, a safe default. The decision's text names the default
 (docs/decisions/0008-whose-word-counts.md).
 """
 
@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 
 _FLEET = "fleet"
 _KINDS = ("capacity", "http_capacity", "provisioning", "warnings")
-# Learned once in minutes at most.
+# Seconds between two reads; models change once in minutes at most.
 _RELOAD_S = 30.0
 
 
 class Learned:
-    """The accepted models that loops use, read again now and then."""
+    """The accepted models that loops use, read again from time to time."""
 
     def __init__(self, knowledge: Knowledge | None) -> None:
         self._knowledge = knowledge
@@ -34,7 +34,7 @@ class Learned:
         self._models: dict[str, dict[str, Model]] = {}
 
     def refresh(self, now: float) -> None:
-        """Read the folder again when it is time; one that cannot be read changes nothing."""
+        """Read the models again if it is time; keep the old ones if the folder cannot be read."""
         if self._knowledge is None or now - self._read_at < _RELOAD_S:
             return
         self._read_at = now
@@ -44,11 +44,11 @@ class Learned:
             log.warning("what was learned cannot be read: %s", failure)
 
     def accepted(self, kind: str) -> Mapping[str, Model]:
-        """The models of a kind that loops use, by what they are of."""
+        """Return the accepted models of a kind, by subject."""
         return self._models.get(kind, {})
 
     def complete(self, queue: str, scaling: Scaling) -> Scaling:
-        """The same scaling with what was learned in place of what nobody has said."""
+        """Return the scaling settings with learned values in place of missing ones."""
         capacity, fleet = self.capacity(queue), self._parameters
         changes: dict[str, float] = {}
         if scaling.capacity_clients is None:
@@ -61,16 +61,16 @@ class Learned:
         return msgspec.structs.replace(scaling, **changes) if changes else scaling
 
     def capacity(self, queue: str) -> Model | None:
-        """What a replica of a queue was learned to do; None: nobody knows."""
+        """Return the model of a replica's capacity; None if there is none."""
         return self.accepted("capacity").get(queue)
 
     def warnings(self, agreement: str) -> Model | None:
-        """How fast the promises of an agreement got worse, and how long help took."""
+        """Return how fast an agreement's promises got worse, and how long remedies took."""
         return self.accepted("warnings").get(agreement)
 
     @property
     def machine_capacity_per_s(self) -> float | None:
-        """What a machine with all slots filled was seen to do."""
+        """Messages per second that a machine with all slots in use was measured to do."""
         return self._parameters.get("machine_capacity_per_s")
 
     @property
@@ -79,7 +79,7 @@ class Learned:
         return {} if fleet is None else fleet.parameters
 
     def says(self, queue: str, scaling: Scaling, *, has_fleet: bool) -> str:
-        """Which defaults stand in for what was never said or learned, for people."""
+        """Return a sentence that names the defaults in use; empty if there are none."""
         missing = []
         is_by_clients = scaling.policy is ScalingPolicy.CLIENTS
         if is_by_clients and scaling.capacity_clients is None and self.capacity(queue) is None:

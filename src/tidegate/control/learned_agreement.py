@@ -1,8 +1,8 @@
-"""An agreement with the warnings that were learned for it (`tidegate learn`, the job `warnings`).
+"""An agreement with its learned warnings (`tidegate learn`, job `warnings`).
 
-A model says how fast each promise got worse and how long help took; where the warning then lies is
-the law's to say (agreement.learned_warnings), by the agreement as it is now: it may have changed
-since. Without a model the default margin stays.
+The model says how fast each promise got worse and how long remedies took. The position of the
+warning is computed from it for the agreement as it is now (agreement.learned_warnings), because the
+agreement may have changed since. Without a model the default margin stays.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SLOPE = "slope_"
 
 
 def with_learned(agreement: Agreement, model: Model | None) -> tuple[Agreement, list[str]]:
-    """The same agreement, its learned warnings where they belong; and why, in sentences."""
+    """Return the agreement with its learned warnings moved, and sentences that say why."""
     if not any(metric.learned for metric in agreement.metrics):
         return agreement, []
     helped_s = None if model is None else model.parameters.get("reconfiguration_s")
@@ -26,7 +26,7 @@ def with_learned(agreement: Agreement, model: Model | None) -> tuple[Agreement, 
 
 
 def learned_slopes(model: Model) -> dict[str, float]:
-    """By metric, how fast it got worse."""
+    """Return how fast each metric got worse, by name of the metric."""
     return {
         name.removeprefix(_SLOPE): slope
         for name, slope in model.parameters.items()

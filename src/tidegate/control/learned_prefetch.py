@@ -1,10 +1,10 @@
-"""What history knows of how consumers answer to their prefetch: a model for each of them.
+"""Learned prefetch models: how a consumer's rate depends on its prefetch.
 
-The goal's own model counts most, then the accepted one of the consumer's group (its queue, and its
-client's name up to the first "#" or "@"), as Spark has learned it. Where several groups of the
-queue are known and none is this consumer's, a gain schedule chooses by what a unit of prefetch is
-seen to be worth, while it runs; before anything was seen, and far from all, the most cautious one.
-Else there is none, and who steers guesses from the first samples.
+The model of the goal counts most. Next comes the accepted model of the consumer's group, which is
+its queue and its client's name up to the first "#" or "@". If only other groups of the queue are
+known, a gain schedule chooses among their models while it runs. It chooses by the measured effect
+of a unit of prefetch. Before a measurement, and far from all models, it uses the most cautious one.
+Without any model, the regulator guesses one from the first samples.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tidegate.telemetry.knowledge import Knowledge, Model
 
 log = logging.getLogger(__name__)
 
-# Learned once in minutes at most.
+# Seconds between two reads; models change once in minutes at most.
 _RELOAD_S = 30.0
 _GROUP_ENDS = re.compile("[#@]")
 
 
 class LearnedPrefetch:
-    """The accepted models, read again now and then."""
+    """The accepted prefetch models, read again from time to time."""
 
     def __init__(self, knowledge: Knowledge | None) -> None:
         self._knowledge = knowledge
@@ -38,7 +38,7 @@ class LearnedPrefetch:
         return bool(self._models)
 
     def refresh(self, now: float) -> None:
-        """Read the folder again when it is time; one that cannot be read changes nothing."""
+        """Read the models again if it is time; keep the old ones if the folder cannot be read."""
         if self._knowledge is None or now - self._read_at < _RELOAD_S:
             return
         self._read_at = now
@@ -51,13 +51,16 @@ class LearnedPrefetch:
         self._models = {subject: model for subject, model in models.items() if model is not None}
 
     def of(self, goal: PrefetchGoal, queue: str, client: str) -> PrefetchModel | None:
-        """The model for a consumer, if there is one for it; else see `schedule`."""
+        """Return the model of a consumer; None if there is none, see `schedule`."""
         if goal.model is not None:
             return goal.model
         return self._models.get(f"{queue}/{_GROUP_ENDS.split(client, 1)[0]}")
 
     def schedule(self, goal: PrefetchGoal, queue: str, client: str) -> WorkloadSchedule | None:
-        """The models of a queue's workloads, where none is known to be this consumer's."""
+        """Return the models of the queue's other groups as a schedule.
+
+        None if the consumer has a model of its own, or if none is known.
+        """
         of_queue = {
             name: model for name, model in self._models.items() if name.rpartition("/")[0] == queue
         }
@@ -67,7 +70,7 @@ class LearnedPrefetch:
 
 
 def _model(subject: str, learned: Model) -> PrefetchModel | None:
-    """None: nothing that could be steered by."""
+    """Convert a learned model; return None and log it if it cannot be used for control."""
     known = learned.parameters
     try:
         found = PrefetchModel(

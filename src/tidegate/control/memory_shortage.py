@@ -1,9 +1,9 @@
-"""Which instances are short of memory while another has enough, and for how long.
+"""Instances that are short of memory although a replacement would not be, and for how long.
 
-What an instance may still take is at most what its computer has (fleet/free_memory.py). Where that
-is short they all are, and so would be whoever came in their place: nobody is replaced for it. Where
-one is short and another is not, what it has taken goes with it. Of one that is alone its own past
-tells: it had enough once, and whoever comes in its place has it again or stays for good.
+The free memory of an instance is limited by its computer's (fleet/free_memory.py). If all instances
+are short, a replacement would be short too, so none is replaced. If only some are short, they use
+too much themselves. A single instance is compared with its own past: if it once had enough, a
+replacement has enough again, or is never replaced.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from tidegate.control.service_crew import Crew
 
 
 class MemoryShortage:
-    """Looks after the instances of one service."""
+    """Counts how long each instance of one service has been short of memory."""
 
     def __init__(self) -> None:
-        # For how many readings in a row an instance has been short, and a new one would not be.
+        # By instance: consecutive samples in which it was short and a new one would not be.
         self._short: dict[int, int] = {}
-        # Those that have had enough.
+        # Instances that have had enough memory at some time.
         self._had_enough: set[int] = set()
-        # Whether several were short in the last reading, and none was not.
+        # Whether several instances were short in the last sample, and none had enough.
         self.is_everybodys = False
 
     def see(self, crew: Crew, warning_bytes: float | None) -> None:
-        """A reading; None: no memory is promised."""
+        """Use a new sample; `warning_bytes` is None if the agreement promises no free memory."""
         free = {
             one.instance_id: one.free_memory_bytes
             for one in crew.ready + crew.ready_spares
@@ -39,5 +39,5 @@ class MemoryShortage:
         self._short = {one: self._short.get(one, 0) + 1 for one in helped}
 
     def readings(self, instance_id: int) -> int:
-        """For how many readings it has been short, and a new one would not be."""
+        """Return for how many consecutive samples a replacement would have helped."""
         return self._short.get(instance_id, 0)

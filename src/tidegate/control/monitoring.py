@@ -1,16 +1,15 @@
-"""The monitoring service: what doors and instances report, judged against the agreement.
+"""Monitoring of one HTTP service: what doors and instances report, judged by the agreement.
 
-    door samples → intervals → agreement.windows.Sample → Ledger → verdicts, events, standing
-                             → one reading of all doors, for the configuration
+    door samples → intervals → `AgreementSample` → `AgreementLedger` → verdicts, events, status
+                             → one merged sample of all doors, for the autoscaler
 
-This is the first of two levels; the second is a probe that asks from outside (control/probe.py).
-`Disagreement` tells when one of them says well and the other does not, for several samples: a door
-that nobody can reach thinks that all is quiet, and a health path may answer while clients get
-errors.
+A second level of monitoring is a probe that sends requests from outside (control/probe.py).
+`Disagreement` reports when one level is fine and the other is not, for several samples. A door that
+clients cannot reach reports no errors, and a health path may answer while clients get errors.
 
-What was kept of an agreement comes back with the next leader: its budget is not given back, and a
-breach that goes on does not begin a second time. Nor does either happen when the document is
-written anew and promises the same.
+The stored status of an agreement comes back with the next leader. The error budget is not refilled,
+and a continuing breach does not begin a second time. The same holds when the document is rewritten
+but promises the same.
 """
 
 from __future__ import annotations
@@ -28,37 +27,37 @@ from tidegate.control.probe import ProbeSample
 from tidegate.control.service_reading import DoorReader, ServiceReading, percentile_s
 from tidegate.core.hosting import DoorSample, Instance
 
-# Samples take so long from a door to here, at most.
+# Seconds that a sample takes at most from a door to this node.
 LATENESS_S = 1.5
-# Samples in a row for which both levels must differ, or agree again.
+# Consecutive samples for which both levels must differ, or agree again.
 DIFFERS_SAMPLES = 4
 _SLOWER = 2.0
 _SLOWER_S = 0.5
-# What doors said longer ago is not compared with what a probe sees now.
+# Seconds by which a doors' sample may be older than the probe's to be compared with it.
 _SAME_TIME_S = 2.0
-# A door that says nothing for so long is asked no more, whatever became of it.
+# Seconds without a report after which a door is no longer probed.
 _GIVEN_UP_S = 600.0
-# Of all requests: what is more than a mishap.
+# Part of all requests above which failures are more than a mishap.
 _REFUSED_PART = 0.1
-# Of a door that has enough to do.
+# The status of a door that rejects a request because of its admission limit.
 _REFUSED_STATUS = 503
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a look has brought."""
+    """The result of one measurement."""
 
-    # None: nothing new, or nothing yet.
+    # None if nothing is new, or nothing has been measured yet.
     reading: ServiceReading | None
-    # Windows that are over.
+    # Windows that this measurement closed.
     entries: list[Entry]
-    # The window that is open, by now.
+    # The open window so far.
     window: WindowVerdict | None
     is_silent: bool
 
 
 class Monitoring:
-    """One service under its agreement."""
+    """Measures and judges one service under its agreement."""
 
     def __init__(self, agreement: Agreement, kept: KeptStanding | None = None) -> None:
         self.agreement = agreement
@@ -73,7 +72,7 @@ class Monitoring:
             self.ledger.go_on(kept.stands)
 
     def follow(self, agreement: Agreement) -> bool:
-        """It is written anew; True: it promises something else, and that is another budget."""
+        """Use another document; return True if its promises, and so its budget, are new."""
         if self.ledger.history.terms == terms_of(agreement):
             self.agreement = self.ledger.agreement = agreement
             return False
@@ -82,20 +81,24 @@ class Monitoring:
         return True
 
     def move_warnings(self, agreement: Agreement) -> None:
-        """The same promises, their learned warnings elsewhere: it is one history."""
+        """Use the same promises with other learned warnings; the history continues."""
         self.agreement = self.ledger.agreement = agreement
 
     def take(
         self, samples: Sequence[DoorSample], instances: Sequence[Instance], at: float, wall: float
     ) -> Measured:
-        """What is known now; `at` is the loop's clock, `wall` that of people and doors."""
+        """Return the merged sample, the closed windows and the open one.
+
+        `at` is the loop's clock in seconds, `wall` the clock of people and doors in seconds since
+        1970.
+        """
         free = [one.free_memory_bytes for one in instances]
         entries: list[Entry] = []
         self.ledger.set_clock(wall)
         for interval in self._reader.take(samples, at):
             sample = sample_of(interval.between, interval.interval_s, free)
-            # A clock that runs ahead would close windows that other doors are in still, and one
-            # that is behind would find its own closed: neither is believed.
+            # A fast clock would close windows that other doors are still in, and a slow one would
+            # find its window closed. Use this node's time instead of an implausible one.
             if not wall - LATENESS_S <= sample.at_s <= wall:
                 sample = replace(sample, at_s=wall)
             entries += self.ledger.take(sample)
@@ -109,10 +112,10 @@ class Monitoring:
 
 
 class Disagreement:
-    """Whether what doors report and what a probe sees are the same."""
+    """Detects that the doors and the probe report different things."""
 
     def __init__(self) -> None:
-        # What differs, in words; "": both say the same.
+        # The current difference as text; empty if both agree.
         self.now = ""
         self._differs = 0
         self._agrees = 0
@@ -120,23 +123,23 @@ class Disagreement:
     def take(
         self, probe: ProbeSample, reading: ServiceReading, *, is_bounded: bool = False
     ) -> str | None:
-        """A new disagreement in words, "" when one is over, None when nothing has changed.
+        """Return the text of a new disagreement, "" when it ends, None if nothing has changed.
 
-        `is_bounded`: doors are told to refuse what is too much, and that is no failure of theirs,
-        also where it is the probe that they refuse.
+        With `is_bounded` the doors reject what exceeds the admission limit. This is then no
+        failure, also if they reject the probe.
         """
         if is_bounded and probe.status == _REFUSED_STATUS:
             return None
         return self._told(_differs(probe, reading, 0.0 if is_bounded else reading.refused_per_s))
 
     def take_alone(self, probe: ProbeSample, silence: str = "no door reports") -> str | None:
-        """The same while doors are silent: they may have died, all of them."""
+        """Compare in the same way while doors are silent: all of them may have died."""
         failure = probe.failure
         return self._told(f"{silence}, and the probe fails: {failure}" if failure else "")
 
     @property
     def is_over(self) -> bool:
-        """Whether both have said the same for long enough."""
+        """Whether both have agreed for long enough."""
         return self._agrees >= DIFFERS_SAMPLES
 
     def _told(self, differs: str) -> str | None:
@@ -152,20 +155,20 @@ class Disagreement:
 
 
 class Disagreements:
-    """The same of every door by itself: one that is well must not hide another that is not.
+    """Disagreements of each door: a healthy door must not hide a broken one.
 
-    Who says nothing any more is asked on: to be sure that a door hangs takes longer than the others
-    take to go on without it. One that has ended is another matter: nobody listens there.
+    A silent door is still probed, because it may hang, and the other doors continue to report
+    without it. A door that has ended is forgotten: nothing listens at its address.
     """
 
     def __init__(self) -> None:
         self._by_address: dict[str, Disagreement] = {}
-        # When each was last among those that report, by the loop's clock.
+        # When each door last reported, by the loop's clock.
         self._heard_at: dict[str, float] = {}
         self._reading: ServiceReading | None = None
 
     def follow(self, reading: ServiceReading) -> bool:
-        """What doors say now; True: one that disagreed is there no more."""
+        """Use a new sample of the doors; return True if a door that disagreed was forgotten."""
         self._reading = reading
         self._heard_at |= dict.fromkeys(reading.addresses, reading.at)
         gone = [a for a, heard_at in self._heard_at.items() if reading.at - heard_at > _GIVEN_UP_S]
@@ -174,11 +177,11 @@ class Disagreements:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Doors to be asked."""
+        """The addresses of the doors to probe."""
         return tuple(self._heard_at)
 
     def _forget(self, address: str) -> bool:
-        """Whether it disagreed."""
+        """Remove a door and return whether it disagreed."""
         self._heard_at.pop(address, None)
         known = self._by_address.pop(address, None)
         return known is not None and bool(known.now)
@@ -186,9 +189,9 @@ class Disagreements:
     def take(
         self, probe: ProbeSample, at: float, *, is_silent: bool, is_bounded: bool
     ) -> str | None:
-        """As `Disagreement.take`; `is_silent`: no door has reported for a while."""
+        """As `Disagreement.take`, for the probed door; `is_silent` means that no door reports."""
         if probe.address not in self._heard_at:
-            # It was forgotten while it was asked.
+            # The door was forgotten while the probe was on its way.
             return None
         own = self._by_address.setdefault(probe.address, Disagreement())
         said = None
@@ -202,7 +205,7 @@ class Disagreements:
         return f"{said} (asked at {probe.address})" if said else said
 
     def _take_silent(self, probe: ProbeSample, own: Disagreement) -> str | None:
-        """Of a door that is silent while others report."""
+        """Compare a door that is silent while others report."""
         if probe.nobody_listens:
             return "" if self._forget(probe.address) else None
         said = own.take_alone(probe, "the door reports no more")

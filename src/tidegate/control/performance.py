@@ -1,8 +1,8 @@
-"""What is known of a service's performance: its load, what an instance can do, how far the tail is.
+"""The measured performance of a service: its load, the capacity of an instance, the tail.
 
-Made from readings, in the order of time, by the laws of instance_capacity, load_trend and
-http_sizing. An instance of another version is another program: what it can do is learned anew, and
-until then it counts as what is usual.
+It is updated from samples in the order of time, with the laws of instance_capacity, load_trend and
+http_sizing. An instance of another version is another program: its capacity is learned again, and
+the usual capacity is assumed until then.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from tidegate.laws.http_sizing import Tail
 from tidegate.laws.instance_capacity import InstanceCapacity, InstanceRate, typical
 from tidegate.laws.load_trend import LoadTrend
 
-# From an order to an answer, until one was seen.
+# Assumed seconds from an order until an instance answers, until one was measured.
 START_S = 3.0
 _STARTS_KEPT = 8
-# What seems to have taken longer was started again by its machine: nobody saw it start.
+# A longer start is not counted: the machine had restarted the instance unseen.
 _START_S_MAX = 600.0
-# Readings that have the percentile and the mean of a tail, and requests in them at least.
+# Samples from which a tail is measured, and the requests they must have at least.
 _TAIL_READINGS = 3
 _TAIL_REQUESTS_MIN = 20
-# Answers of a second of which the mean says something.
+# Responses per second from which a mean response time is meaningful.
 _ANSWERS_MIN = 3.0
-# An instance that does less than this part of the usual counts as a part.
+# An instance that does less than this part of the usual capacity counts as a part of one.
 SLOW = 0.6
 
 
 class Performance:
-    """One service, as it was seen so far."""
+    """What has been measured of one service so far."""
 
     def __init__(self) -> None:
-        # What somebody said that one instance can do.
+        # The capacity of an instance according to the agreement; None if it names none.
         self.said_per_s: float | None = None
         self.trend = LoadTrend()
-        # By the percentile that is promised of responses.
+        # By the promised percentile of response times.
         self._tails: dict[float, Tail] = {}
         self.answered_per_s = 0.0
         self._capacities: dict[int, InstanceCapacity] = {}
@@ -47,13 +47,13 @@ class Performance:
         self._responses: deque[Durations] = deque(maxlen=_TAIL_READINGS)
         self._starts_s: deque[float] = deque(maxlen=_STARTS_KEPT)
         self._timed: set[int] = set()
-        # In the door, by the last reading.
+        # Requests that waited in doors, in the last sample.
         self._waiting = 0
 
     def see(
         self, reading: ServiceReading, spec: ServiceSpec, instances: Sequence[Instance]
     ) -> None:
-        """What doors have seen."""
+        """Update everything from a new sample of the doors."""
         self.trend.see(reading.at, float(reading.in_hand))
         self.answered_per_s = reading.answered_per_s
         self._see_tails(reading)
@@ -80,20 +80,20 @@ class Performance:
         usual = typical(
             known.per_s for one, known in self._capacities.items() if there[one].version == newest
         ) or typical(known.per_s for known in self._capacities.values())
-        # Of none that is there anybody may know: what was usual is the best guess, unless those
-        # that are there have shown more.
+        # If no current instance has a known capacity, the last usual value is the best guess,
+        # unless the current ones have shown more.
         self._usual_per_s = usual or self._usual_per_s
         shown = typical(known.proven_per_s for known in self._capacities.values())
         if self._usual_per_s is not None and shown is not None:
             self._usual_per_s = max(self._usual_per_s, shown)
 
     def remember(self, capacity_per_s: float | None) -> None:
-        """What whoever led before has seen of one, until it is seen here."""
+        """Use the capacity that the last leader stored, until one is measured here."""
         if self._usual_per_s is None and capacity_per_s and capacity_per_s > 0.0:
             self._usual_per_s = capacity_per_s
 
     def see_starts(self, instances: Sequence[Instance]) -> list[tuple[Instance, float]]:
-        """Instances that have become ready since the last look, and how long each took."""
+        """Return the instances that became ready since the last call, with their start times."""
         came = [
             (one, one.ready_at - one.ordered_at)
             for one in instances
@@ -102,24 +102,27 @@ class Performance:
             and 0.0 <= one.ready_at - one.ordered_at <= _START_S_MAX
         ]
         self._starts_s.extend(took_s for _, took_s in came)
-        # One that died and is back where it was had been ordered long ago: it is timed once.
+        # An instance that died and came back has an old order time, so each is timed only once.
         ready = {one.instance_id for one in instances if one.ready_at is not None}
         self._timed = (self._timed | ready) & {one.instance_id for one in instances}
         return came
 
     @property
     def start_s(self) -> float:
-        """From an order to an answer."""
+        """Median seconds from an order until an instance answers."""
         return median(self._starts_s) if self._starts_s else START_S
 
     @property
     def usual_per_s(self) -> float | None:
-        """What one instance can do: as it was seen, or said; None: nobody knows."""
+        """Measured capacity of one instance, else the agreement's; None if unknown."""
         return self._usual_per_s or self.said_per_s
 
     @property
     def hoped_per_s(self) -> float | None:
-        """What one may be able to do, by its limit: enough to order one more, not to end one."""
+        """Estimated capacity from the limit and the best response time, if nothing better is known.
+
+        Good enough to order one more instance, but not to remove one.
+        """
         if self.usual_per_s:
             return self.usual_per_s
         return typical(
@@ -130,7 +133,10 @@ class Performance:
 
     @property
     def proven_per_s(self) -> float | None:
-        """What one can do at least: good enough to end one, not to order one more."""
+        """The rate that one instance has reached at least, if nothing better is known.
+
+        Good enough to remove an instance, but not to order one more.
+        """
         if self.usual_per_s:
             return self.usual_per_s
         return typical(known.proven_per_s for known in self._capacities.values())
@@ -143,18 +149,18 @@ class Performance:
         return self._capacities.get(instance_id)
 
     def rate(self, instance_id: int) -> InstanceRate | None:
-        """In the last reading; None: it served not, or nobody knows."""
+        """Return its rate in the last sample; None if it did not serve or is not known."""
         return self._rates.get(instance_id)
 
     def capacity_per_s(self, instance_id: int) -> float | None:
-        """What this one can do; the usual if nobody has seen."""
+        """Return the capacity of this instance, the usual one if it was not measured."""
         known = self._capacities.get(instance_id)
         seen = None if known is None else known.per_s
-        # 0 is what stands still: what it can do was not seen.
+        # A capacity of 0 was measured on an instance that hangs, and says nothing about it.
         return seen or self.usual_per_s
 
     def effective(self, instance_ids: Sequence[int]) -> float:
-        """So many usual instances they are worth: a slow one is a part of one."""
+        """Return how many usual instances these are worth; a slow one counts as a part."""
         usual = self.usual_per_s
         if not usual:
             return float(len(instance_ids))
@@ -162,9 +168,9 @@ class Performance:
         return sum(part if part < SLOW else 1.0 for part in parts)
 
     def mean_responses(self, suspected: Collection[int] = ()) -> Mapping[int, float]:
-        """Of instances that have answered enough in the last reading to tell.
+        """Return mean response times of instances with enough responses in the last sample.
 
-        Of those that are suspected any answer counts: they are given few.
+        Any response counts for `suspected` instances, because they get few requests.
         """
         return {
             one: rate.mean_response_s
@@ -174,12 +180,12 @@ class Performance:
         }
 
     def tail(self, percentile: float) -> float:
-        """How far a percentile of responses lies above the mean, while requests wait."""
+        """Return the ratio of a percentile of response times to the mean, while requests wait."""
         return self._tails.setdefault(percentile, Tail()).value
 
     def _see_tails(self, reading: ServiceReading) -> None:
-        # What does not wait takes as long as it takes: its spread is no matter of the load. Where
-        # few wait, those who do take twice as long as the others, which is no tail either.
+        # Without waiting requests the spread of response times does not depend on the load. If only
+        # a few wait, they take twice as long as the others, which is no tail either.
         if reading.waiting < max(reading.in_hand - reading.waiting, 1):
             self._responses.clear()
             return

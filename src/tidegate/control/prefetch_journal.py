@@ -1,9 +1,9 @@
-"""What people want to know of prefetch control beside its steps: who decides, and redesigns.
+"""The journal of prefetch control.
 
-A step is a row of the lake and a line of `tidegate explain QUEUE --prefetch`; a thousand consumers
-make a thousand of them a second. Into the catalogue, where `tidegate explain` and every node read,
-goes what changes: another mode, a limit reached, other gains, a ceiling found; the same about the
-same queue not more often than once a minute, and when the store is away not at all.
+Every control step is a row in the lake and a line of `tidegate explain QUEUE --prefetch`; a
+thousand consumers make a thousand steps a second. The catalogue gets only changes: another mode, a
+reached limit, other gains, a new ceiling. The same change of the same queue is recorded once a
+minute at most. While the store is unavailable changes are dropped.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tidegate.telemetry.recorder import Recorder
 log = logging.getLogger(__name__)
 
 _AGAIN_S = 60.0
-# More at a time nobody reads.
+# Decisions that wait for the store; more at once would not be read.
 _WAITING_MAX = 50
 
 
 class PrefetchJournal:
-    """Decisions on their way to the catalogue and the lake."""
+    """Collects decisions, and writes them to the catalogue and the lake."""
 
     def __init__(self, store: Store, recorder: Recorder | None, wall: Callable[[], float]) -> None:
         self._store = store
@@ -37,7 +37,7 @@ class PrefetchJournal:
         self._waiting: deque[Decision] = deque(maxlen=_WAITING_MAX)
 
     def note(self, decision: Decision, what: str) -> None:
-        """Keep it, unless the same was said of the queue of late."""
+        """Queue a decision, unless the same change of its queue was recorded lately."""
         now = self._wall()
         about = (decision.service, decision.rule, what)
         self._written = {key: at for key, at in self._written.items() if now - at < _AGAIN_S}
@@ -47,7 +47,7 @@ class PrefetchJournal:
         self._waiting.append(msgspec.structs.replace(decision, at=now))
 
     async def write(self) -> None:
-        """What waits, to where people look."""
+        """Write the queued decisions; log and drop what the store does not take."""
         while self._waiting:
             decision = self._waiting.popleft()
             if self._recorder is not None:

@@ -1,12 +1,31 @@
-"""The loop that steers the prefetch of consumers, on every node for the queues that it owns.
+"""The prefetch loop of a node: controls the consumers of the queues that the node owns.
 
-    who is there → (20 times a second) credit → (once a sample) sense, step, record
+Theory of operation
+-------------------
 
-Credit is ours, so nobody has to be asked and no client needs to know: a queue whose policy has a
-goal is steered where it is served. When a measurement or the loop itself fails, consumers keep what
-they have. Many share a tick: hundreds take turns, of those whose level is a whole number nothing
-is done, changes go to a queue all at once, and steps are spread over the sample; what does not fit
-into some milliseconds waits for the next tick.
+A queue whose policy has a prefetch goal is controlled by the node that owns its replica. Prefetch
+is credit that this node grants, so no other process takes part and clients need no support for it.
+
+The loop runs on the node's event loop and never blocks it for long. It has three rhythms:
+
+    census   5 times a second   new goals, new and gone consumers
+    tick     20 times a second  set the prefetch of consumers whose level is not a whole number
+    step     once per sample    sense, one step of the control law, record a row
+
+A level of 7.3 means 7 or 8 alternately, so that the average is 7.3. `ControlledConsumer` holds the
+state of one consumer, and `laws.prefetch_steering` decides.
+
+Many consumers share a tick without delaying messages:
+
+- With more than _PER_TICK consumers each has its turn once in several ticks.
+- A consumer whose whole level is already set needs nothing in a tick.
+- All changes of a queue are given to its dispatcher in one call.
+- The first steps of new consumers are spread over one sample. Steps that do not fit into _STEPS_S
+  wait for the next tick, the longest overdue first.
+
+Failures: if a measurement, a step or the whole loop fails, consumers keep the prefetch they have. A
+queue that loses its goal returns its consumers to the prefetch they asked for. A queue that this
+node no longer owns is dropped; its new owner starts from the prefetch that each consumer has there.
 """
 
 from __future__ import annotations
@@ -28,32 +47,32 @@ from tidegate.telemetry.recorder import Recorder, Row
 log = logging.getLogger(__name__)
 
 TICK_S = 0.05
-# Between looks for new goals and consumers, while there are none and while there are.
+# Seconds between checks for goals and consumers: without any controlled queue, and with one.
 _IDLE_S = 0.25
 _CENSUS_S = 0.2
-# How long the steps of one tick may take: messages wait meanwhile.
+# Seconds that the steps of one tick may take; messages wait meanwhile.
 _STEPS_S = 0.005
-# Consumers that are looked after in one tick; more than these take turns.
+# Consumers handled in one tick; with more than these, consumers take turns.
 _PER_TICK = 250
-# Consumers of a queue that are taken in within one tick: a few milliseconds.
+# New consumers of a queue that one tick adds; more would block the event loop too long.
 _NEWCOMERS = 50
-# A crowd that is steered at once takes its samples at so many moments.
+# Consumers that start together are spread over this many phases of the sample.
 _PHASES = 16
 
 
 class SteeredQueue:
-    """The steered consumers of one replica."""
+    """The controlled consumers of one replica."""
 
     def __init__(self, replica: Replica, goal: PrefetchGoal) -> None:
         self.replica = replica
         self.goal = goal
         self.consumers: dict[Consumer, SteeredConsumer] = {}
-        # The same, in the order of their turns.
+        # The same consumers, in the order of their turns.
         self.order: list[SteeredConsumer] = []
 
 
 class PrefetchLoop:
-    """Steers all consumers of one node whose queue has a goal."""
+    """Controls the prefetch of all consumers of one node whose queue has a goal."""
 
     def __init__(
         self,
@@ -65,7 +84,10 @@ class PrefetchLoop:
         recorder: Recorder | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`replicas` need have no others than those with a goal: thousands may have none."""
+        """Create the loop for the node's replicas.
+
+        `replicas` may leave out replicas without a goal, of which a node may have thousands.
+        """
         self._replicas = replicas
         self._node = node
         self._journal = journal
@@ -76,17 +98,20 @@ class PrefetchLoop:
         self._census_at = float("-inf")
         self._came = 0
         self._ticks = 0
-        # Each consumer has its turn once in so many ticks.
+        # Each consumer has its turn once in this many ticks.
         self._turns = 1
         self._is_failing = False
 
     @property
     def steered(self) -> int:
-        """How many consumers."""
+        """The number of controlled consumers."""
         return sum(len(queue.consumers) for queue in self._queues.values())
 
     async def run(self) -> None:
-        """Forever; whatever fails is left as it is and tried again."""
+        """Run until cancelled; log a failure, change nothing, and try again.
+
+        At the end all consumers keep the prefetch they have.
+        """
         try:
             while True:
                 try:
@@ -94,7 +119,7 @@ class PrefetchLoop:
                     await self._journal.write()
                     self._is_failing = False
                 except Exception:
-                    # Said once: twenty times a second nobody reads it.
+                    # Log only the first of a series: it would repeat twenty times a second.
                     if not self._is_failing:
                         log.exception("a bug in the prefetch loop: consumers keep what they have")
                     self._is_failing = True
@@ -103,7 +128,7 @@ class PrefetchLoop:
             self._release_all()
 
     def run_once(self, now: float) -> None:
-        """One tick."""
+        """Run one tick at `now` (monotonic seconds), with a census if one is due."""
         if now >= self._census_at:
             self._census_at = now + _CENSUS_S
             self._census(now)
@@ -115,17 +140,17 @@ class PrefetchLoop:
         if due:
             self._step_all(due, now)
 
-    # Who is there
+    # Census
 
     def _census(self, now: float) -> None:
-        """Goals and consumers come, change and go."""
+        """Add and drop queues and consumers, and apply changed goals."""
         wanted = {
             replica: replica.holding.policy.prefetch
             for replica in self._replicas.values()
             if replica.holding.policy.prefetch is not None and not replica.fenced
         }
         if any(goal.model is None for goal in wanted.values()):
-            # Files are read: only for those who want what is in them.
+            # Reads files, so only if a goal without a model needs them.
             self._learned.refresh(now)
         for replica in [one for one in self._queues if one not in wanted]:
             self._let_go(self._queues.pop(replica))
@@ -140,7 +165,7 @@ class PrefetchLoop:
             self._count(queue, now)
 
     def _count(self, queue: SteeredQueue, now: float) -> None:
-        # Whoever acknowledges by itself has no prefetch to speak of.
+        # A consumer with automatic acknowledgement has no prefetch to control.
         present = [one for one in queue.replica.dispatch.holders.consumers if not one.automatic]
         known = queue.consumers
         if len(present) == len(known) and all(one in known for one in present):
@@ -152,7 +177,7 @@ class PrefetchLoop:
             known[consumer] = self._new(queue, consumer, now)
         queue.order = list(known.values())
         if len(newcomers) > _NEWCOMERS:
-            self._census_at = now  # the others in the next tick
+            self._census_at = now  # The rest follows in the next tick.
 
     def _new(self, queue: SteeredQueue, consumer: Consumer, now: float) -> SteeredConsumer:
         holding = queue.replica.holding
@@ -167,7 +192,7 @@ class PrefetchLoop:
         )
 
     def _let_go(self, queue: SteeredQueue) -> None:
-        """Steered no more: consumers that are still here have what they asked for."""
+        """Stop controlling a queue; its remaining consumers get the prefetch they asked for."""
         back = []
         for steered in queue.consumers.values():
             steered.release()
@@ -178,7 +203,7 @@ class PrefetchLoop:
             queue.replica.dispatch.steer(back)
 
     def _release_all(self) -> None:
-        """The loop ends, and with it its node, or it is started anew: all stays as it is."""
+        """Stop controlling everything and leave every prefetch as it is."""
         for queue in self._queues.values():
             for steered in queue.consumers.values():
                 steered.release()
@@ -191,7 +216,7 @@ class PrefetchLoop:
         for steered in queue.order[self._ticks % self._turns :: self._turns]:
             consumer = steered.consumer
             if not consumer.asked:
-                continue  # it drains
+                continue  # It drains.
             if now >= steered.look_at:
                 steered.look(now)
             if now >= steered.due_at:
@@ -204,7 +229,7 @@ class PrefetchLoop:
             queue.replica.dispatch.steer(changes)
 
     def _step_all(self, due: list[SteeredConsumer], now: float) -> None:
-        """Who has waited longest comes first, as far as there is time."""
+        """Step the due consumers, the longest overdue first, while this tick has time."""
         due.sort(key=lambda steered: steered.due_at)
         rows: list[Row] = []
         began = time.perf_counter()
@@ -216,11 +241,11 @@ class PrefetchLoop:
             self._recorder.add("control_steps", rows)
 
     def _step(self, steered: SteeredConsumer, now: float, rows: list[Row]) -> None:
-        """One that fails keeps what it has, and no other hears of it."""
+        """Step one consumer; if its step fails, it keeps its prefetch and the others continue."""
         try:
             row, decision, news = steered.step(now, self._clock.wall())
         except Exception:
-            # Said once of each: it fails again with every sample.
+            # Log only the first failure of a consumer: it fails again with every sample.
             if not steered.has_failed:
                 names = {"queue": steered.queue, "client": steered.consumer.outlet.client_name}
                 log.exception("a bug in steering a consumer: it keeps what it has", extra=names)

@@ -1,9 +1,9 @@
-"""A probe: asks a door from outside each second, as a client would, on a connection of its own.
+"""The probe: sends a request to a door every second, as a client would, on its own connection.
 
-What it sees is a series of its own, beside what doors report (control/monitoring.py compares them).
-An answer of 500 and above is a failure, and so is none in time. Of several doors each is asked in
-turn. It runs beside the loop: a door that hangs holds nobody up. Doors know it by its mark, and
-count it nowhere.
+Its samples are independent of what doors report; control/monitoring.py compares both. A response
+with status 500 and above is a failure, and so is a missing response. Several doors are probed in
+turn. The request runs in a task, so a door that hangs delays nothing. Doors recognize the probe by
+its header and do not count it.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ _KEPT = 60
 
 @dataclass(frozen=True)
 class ProbeSample:
-    """What one question has brought."""
+    """The result of one probe request."""
 
     # Seconds since 1970.
     at: float
     address: str
     duration_s: float
-    # None: there was no answer.
+    # None if there was no response.
     status: int | None
-    # Why it is not content; "": it is.
+    # Why the probe failed; empty if it did not.
     failure: str = ""
-    # Whether its failure is that the computer is there, and nobody on it is at that port.
+    # Whether the computer answered, and refused the connection because nothing listens on the port.
     nobody_listens: bool = False
 
 
-# Asks an address for a path, with a mark.
+# Sends a request to an address for a path, with a mark.
 Ask = Callable[[str, str, str], Awaitable[ProbeSample]]
 
 
 async def ask(
     address: str, path: str, mark: str = "", timeout_s: float = HEALTH_ANSWER_S
 ) -> ProbeSample:
-    """One question to a door."""
+    """Send one request to a door; a failure is part of the sample and not raised."""
     url = f"{address.rstrip('/')}{path}" if "://" in address else f"http://{address}{path}"
     at, began = time.time(), time.monotonic()
     status, failure, nobody_listens = None, "", False
@@ -64,14 +64,14 @@ async def ask(
 
 
 class Probe:
-    """Asks the doors of one service as long as it runs."""
+    """Probes the doors of one service in turn."""
 
     def __init__(self, ask: Ask = ask, clock: Clock | None = None) -> None:
         self._ask = ask
         self._clock = clock or Clock()
         self.addresses: Sequence[str] = ()
         self.path = "/"
-        # By which doors know it (core.probe_mark).
+        # The mark by which doors recognize the probe (core.probe_mark).
         self.mark = ""
         self.samples: deque[ProbeSample] = deque(maxlen=_KEPT)
         self._turn = 0
@@ -79,7 +79,7 @@ class Probe:
         self._asked_at = float("-inf")
 
     def tick(self, now: float) -> list[ProbeSample]:
-        """Ask if it is time, and tell what has come since; never waits."""
+        """Start a request if one is due, and return the results since the last call; never wait."""
         came: list[ProbeSample] = []
         if self._asking is not None and self._asking.done():
             task, self._asking = self._asking, None
@@ -94,7 +94,7 @@ class Probe:
         return came
 
     def stop(self) -> None:
-        """No more questions."""
+        """Cancel the running request and start no more."""
         if self._asking is not None:
             self._asking.cancel()
             self._asking = None

@@ -1,8 +1,9 @@
-"""What an agreement promises of responses, as mean responses that a law can reckon with.
+"""Promised response times as mean response times, which the laws use.
 
-    target = warning / tail        limit = 0.95 · breach / tail        of the promise that is first
+    target = warning / tail        limit = 0.95 · breach / tail        of the strictest promise
 
-Laws know means (Little); agreements promise percentiles. How far apart the two are is learned.
+The laws use means (Little's law), and agreements promise percentiles. The ratio of the two, the
+tail, is measured.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from tidegate.agreement.metrics import Metric
 from tidegate.control.performance import Performance
 from tidegate.laws.http_sizing import NO_POINTS, Points, in_hand_max
 
-# Of the breaching point: what will be in hand, and what is let in, must be answered before it.
+# Part of the breaching point before which the admitted requests must be answered.
 NEARLY = 0.95
 
 
 def points_of(agreement: Agreement, performance: Performance) -> Points:
-    """The mean responses at which the first promised percentile warns, and nearly breaches."""
+    """Return the mean response times at which the strictest promise warns, and nearly breaches."""
     tails = [(metric, performance.tail(percentile)) for metric, percentile in _promised(agreement)]
     if not tails:
         return NO_POINTS
@@ -28,7 +29,7 @@ def points_of(agreement: Agreement, performance: Performance) -> Points:
 
 
 def admissible(agreement: Agreement, performance: Performance, capacity_per_s: float) -> int | None:
-    """As many requests as so much capacity answers before the breaching point; None: no promise."""
+    """Return how many requests can be answered in time; None without a promise."""
     return min(
         (
             in_hand_max(capacity_per_s, NEARLY * metric.breach, performance.tail(percentile))

@@ -1,15 +1,17 @@
-"""How machines are steered: what has no place in, boots, places and halts out.
+"""The provisioner: replicas and instances without a slot in; boots, places and halts out.
 
-    place   each pending replica of a queue or instance of a service, the urgent ones first, into a
-            free slot that runs (laws/placement.py); instances of one service apart from each other
-    boot    for those that are left: what boots already is counted first, so no need boots twice
-    warm    NPP = ceil(sla_delta · boot_s / machine_capacity) machines without work, refilled in
-            the background, the largest of what queues and services ask for
-    halt    warm machines beyond that: an emptied machine becomes a warm one, and a surplus goes
+    place   each pending replica or instance gets a free slot on a running machine, urgent ones
+            first; instances of one service go to different machines (laws/placement.py)
+    boot    for the rest; machines that already boot are counted first, so that nothing is booted
+            twice for the same request
+    warm    NPP = ceil(sla_delta · boot_s / machine_capacity) machines stay without work, refilled
+            in the background; the largest request of all queues and services counts
+    halt    empty machines beyond the warm ones
 
-Machines that failed or halt are nobody's capacity. One that boots is capacity to come: enough to
-boot no second one for the same replica, never enough to place one on it. Synchronous and without a
-clock of its own: the simulation runs it unchanged.
+A failed or halting machine has no capacity. A booting machine is future capacity: enough to boot no
+second machine for the same replica, but nothing is placed on it yet.
+
+The provisioner is synchronous and has no clock, so the simulation runs it unchanged.
 """
 
 from __future__ import annotations
@@ -26,25 +28,26 @@ from tidegate.core.steering import Boot, Decision, FleetAction, Halt, MachineSam
 from tidegate.laws.placement import RUNNING, host_for, place, place_apart, used_by_host
 from tidegate.laws.warm_pool import warm_machines
 
-# Boots that one decision may order, whatever is wanted.
+# Machines that one decision may boot at most.
 BOOTS_MAX = 16
 _ONE = {SlotKind.REPLICA: "A replica", SlotKind.INSTANCE: "An instance"}
 
 
 class Want(msgspec.Struct, frozen=True, kw_only=True):
-    """What a queue or a service asks of the fleet."""
+    """The slots that a queue or a service requests."""
 
-    # The queue or the service, and what of it is placed.
+    # Name of the queue or service, and whether replicas or instances are placed.
     queue: str
     kind: SlotKind = SlotKind.REPLICA
-    # Replicas or instances without a place; so many of them are urgent.
+    # Replicas or instances without a slot, and how many of them are urgent.
     pending: int = 0
     urgent: int = 0
     slots_per_machine: int = 1
     provisioning: Provisioning = Provisioning.ENERGY
-    # How many of the same each machine has, where they are to be apart; None: they need not be.
+    # How many instances of the same service each machine has, if they are to be on different
+    # machines; None if it does not matter.
     together: dict[int, int] | None = None
-    # Machines to keep warm; None: NPP from the three below, else none.
+    # Machines to keep warm. None means NPP from the next three values, or none if one is unknown.
     warm: int | None = None
     boot_s: float | None = None
     sla_delta: float | None = None
@@ -54,7 +57,10 @@ class Want(msgspec.Struct, frozen=True, kw_only=True):
     def of(
         cls, queue: str, scaling: Scaling, pending: int, capacity_per_s: float | None = None
     ) -> Want:
-        """From a queue's scaling; `capacity_per_s` of one replica, as measured."""
+        """Create a request from a queue's scaling settings.
+
+        `capacity_per_s` is the measured capacity of one replica; a value in the settings wins.
+        """
         one = scaling.capacity_per_s or capacity_per_s or scaling.rate_max_per_s
         return cls(
             queue=queue,
@@ -69,7 +75,7 @@ class Want(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[SlotKind, str]:
-        """A service may be called as a queue is."""
+        """Includes the kind, because a service may have the name of a queue."""
         return self.kind, self.queue
 
     @property
@@ -84,26 +90,26 @@ class Want(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def warm_wanted(wants: Sequence[Want]) -> int:
-    """Machines to keep warm for all of them: whoever grows first takes them."""
+    """Return the number of machines to keep warm: the largest of all requests, since they share."""
     return max((want.warm_wanted for want in wants), default=0)
 
 
 class Provisioner:
-    """Decides for a fleet of machines."""
+    """Decides which machines to boot and halt, and what to place on them."""
 
     def __init__(self, name: str = "fleet", machines_max: int | None = None) -> None:
         self._name = name
-        # The most machines that there may be; None: as many as replicas ask for.
+        # Machines that may exist at most; None means unlimited.
         self._machines_max = machines_max
 
     def decide(
         self, machines: Sequence[MachineSample], wants: Sequence[Want], at: float = 0.0
     ) -> Decision:
-        """What to boot, where to place and what to halt."""
+        """Return the decision about machines for these requests."""
         plan = _Plan(machines, self._machines_max)
         for want in _in_turn(wants):
             plan.place(want)
-        # Those that need a machine each come first: the others take whatever slots are left.
+        # Requests for whole machines come first; the others share the slots that remain.
         for want in sorted(wants, key=lambda want: want.provisioning is Provisioning.ENERGY):
             plan.boot_for(want)
         warm = warm_wanted(wants)
@@ -127,12 +133,12 @@ class Provisioner:
 
 
 class _Plan:
-    """One decision in the making: machines as they will be when it is carried out."""
+    """A decision being made: the machines as they will be after its actions."""
 
     def __init__(self, machines: Sequence[MachineSample], machines_max: int | None) -> None:
         self._machines = {machine.machine_id: machine for machine in machines}
         self._left: dict[tuple[SlotKind, str], int] = {}
-        # Of those that are to be apart: how many each machine has by now.
+        # For instances that are to be apart: how many each machine has, with those just placed.
         self._together: dict[tuple[SlotKind, str], Counter[int]] = {}
         self.actions: list[FleetAction] = []
         self.reasons: list[str] = []
@@ -145,8 +151,8 @@ class _Plan:
         self._limited = False
         if machines_max is not None:
             self._room = min(self._room, max(machines_max - alive, 0))
-        # Machines on their way that nobody has claimed in this decision, the largest first, and
-        # slots of claimed ones that are still to have.
+        # Booting machines that no request of this decision has claimed, the largest first; and free
+        # slots on the claimed ones.
         self._booting = sorted(
             (machine.slots for machine in machines if machine.state is MachineState.BOOTING),
             reverse=True,
@@ -179,7 +185,7 @@ class _Plan:
         return "A replica without a place would have changed it."
 
     def place(self, want: Want) -> None:
-        """One of them into a slot, if there is one."""
+        """Place one replica or instance of the request, or count it as left over."""
         machine_id = self._choose(want)
         if machine_id is None:
             self._left[want.key] = self._left.get(want.key, 0) + 1
@@ -207,12 +213,12 @@ class _Plan:
         return machine_id
 
     def boot_for(self, want: Want) -> None:
-        """Machines for those of a queue or a service that found no slot."""
+        """Boot machines for what found no slot."""
         left = self._left.get(want.key, 0)
         if not left:
             return
         alone = want.provisioning is Provisioning.PERFORMANCE
-        # What boots already is theirs first.
+        # Booting machines serve these requests first.
         coming = self._claim_alone(left) if alone else self._claim_slots(left)
         if coming:
             self.reasons.append(
@@ -236,14 +242,17 @@ class _Plan:
             )
 
     def _claim_alone(self, count: int) -> int:
-        """A machine for each of so many replicas: the smallest will do."""
+        """Claim one booting machine per replica, the smallest first, and return how many."""
         claimed = min(count, len(self._booting))
         if claimed:
             del self._booting[-claimed:]
         return claimed
 
     def _claim_slots(self, count: int) -> int:
-        """Slots for so many replicas: of machines that are claimed already, then the largest."""
+        """Claim slots on booting machines and return how many.
+
+        Slots of machines that are already claimed are used first, then the largest machines.
+        """
         while self._slots_coming < count and self._booting:
             self._slots_coming += self._booting.pop(0)
         claimed = min(count, self._slots_coming)
@@ -251,7 +260,7 @@ class _Plan:
         return claimed
 
     def keep_warm(self, warm: int, wants: Sequence[Want]) -> None:
-        """Refill the pool, or halt what is too much of it."""
+        """Boot missing warm machines, or halt surplus ones."""
         idle = [
             machine
             for machine in self._machines.values()
@@ -267,7 +276,7 @@ class _Plan:
                     f"{len(self._booting)} boot: {booted} more in the background."
                 )
             return
-        # Somebody waits for a slot: what is idle now is not too much.
+        # Something waits for a slot, so an idle machine is not surplus.
         if any(self._left.values()):
             return
         on_host = used_by_host(self._machines.values())
@@ -290,7 +299,10 @@ class _Plan:
 
 
 def _in_turn(wants: Sequence[Want]) -> list[Want]:
-    """One of each in turn: none takes all slots while another has none. The urgent come first."""
+    """Return the requests in the order of placement, urgent ones first.
+
+    They take turns, one replica each, so that no request takes all slots.
+    """
     turns = []
     rounds = max((want.pending for want in wants), default=0)
     for turn in range(rounds):

@@ -1,12 +1,12 @@
-"""One queue and its agreement: samples in, verdicts out, and what the promise asks of the loop.
+"""One queue under its agreement: samples in; verdicts, learned warnings and a wait target out.
 
-    sample → agreement.ledger → windows, events, standing
+    sample → agreement.ledger → windows, events, status
     windows → how fast promises get worse → agreement.learned_warnings → warning points
-    warning points → laws.wait_sizing.Pledge, the nearest of all promised waits
+    warning points → `WaitTarget` of laws.wait_sizing, the nearest of all promised waits
 
-Synchronous and without a clock: the queue's loop and the simulation use the same. What a replica
-can do and how long a reconfiguration takes are facts, so whoever has measured them is believed
-before the document (docs/decisions/0008-whose-word-counts.md).
+It is synchronous and has no clock, so the queue's loop and the simulation both use it. The capacity
+of a replica and the time of a reconfiguration are facts: a measured value wins over the document
+(docs/decisions/0008-whose-word-counts.md).
 """
 
 from __future__ import annotations
@@ -29,35 +29,36 @@ from tidegate.control.learned_agreement import learned_slopes
 from tidegate.laws.wait_sizing import Pledge
 from tidegate.telemetry.knowledge import Model
 
-# Promises that grow with what waits; a response holds the service too.
+# Metrics that grow with what waits. A response time includes the service time too.
 _WAITS = ("wait", "response", "oldest_age")
-# An age is one message: the last of so many.
+# The age of the oldest message has no percentile, so the law plans for this one.
 _AGE_PERCENTILE = 0.999
-# Of a response's warning point: what is left to waiting, however long the service takes.
+# Part of a response's warning point that is left to waiting at least, however long the service
+# takes.
 _WAIT_PART_MIN = 0.05
-# Windows that slopes are learned from, and reconfigurations that their time is.
+# Windows from which slopes are learned, and the reconfiguration times that are kept.
 _WINDOWS_MAX = 360
 _RECONFIGURATIONS_MAX = 8
 _DANGER = (Verdict.WARNED, Verdict.BREACHED)
 
 
 class QueueAgreement:
-    """What is known of one agreement about one queue; `kept` is where the last leader left it."""
+    """The state of one agreement for one queue; `kept` is its stored status."""
 
     def __init__(self, agreement: Agreement, queue: str, kept: KeptStanding | None = None) -> None:
-        # A warning that is learned moves, and what is promised stays: it is one history.
+        # The document. A learned warning may move, but the promise stays: it is one history.
         self.said = agreement
         self.queue = queue
         is_ours = kept is not None and kept.is_of(agreement)
         history = kept.history if kept is not None and is_ours else History.of(agreement)
         self._ledger = Ledger(agreement, history)
         if kept is not None and is_ours:
-            # What goes on does not begin again.
+            # A violation that continues must not begin a second time.
             self._ledger.go_on(kept.stands)
         self._seen: dict[str, deque[tuple[float, float]]] = {
             metric.name: deque(maxlen=_WINDOWS_MAX)
             for metric in agreement.metrics
-            # Throughput falls as fast as producers stop, which no replica helps.
+            # Throughput falls as fast as producers stop, and more replicas do not help then.
             if metric.learned and metric.name != "throughput"
         }
         slopes = kept.slopes_per_s if kept is not None and is_ours else {}
@@ -66,16 +67,16 @@ class QueueAgreement:
         self._lead_s: float | None = None
         self._service_s = 0.0
         self.lessons: list[Lesson] = []
-        # The last window that was closed; None: none yet.
+        # The last closed window; None if none has closed yet.
         self.last: Entry | None = None
 
     @property
     def agreement(self) -> Agreement:
-        """With its warnings where they are now."""
+        """The agreement with its warnings where they are now."""
         return self._ledger.agreement
 
     def take(self, sample: Sample) -> list[Entry]:
-        """A sample came; the windows that are over by it."""
+        """Add a sample and return the windows that it closes."""
         self._feel_service(sample)
         self._ledger.set_clock(sample.at_s)
         entries = self._ledger.take(sample)
@@ -85,7 +86,7 @@ class QueueAgreement:
         return entries
 
     def reconfigured(self, lead_s: float | None) -> bool:
-        """A replica that was ordered took so long to serve; False: that is no news."""
+        """Record the time from a replica's order until it served; return whether it is new."""
         is_new = lead_s is not None and lead_s != self._lead_s
         if is_new and lead_s is not None:
             self._reconfigured_s.append(lead_s)
@@ -95,14 +96,18 @@ class QueueAgreement:
     def reconfiguration_s(
         self, boot_s: float | None = None, learned: Model | None = None
     ) -> float | None:
-        """Until what a warning sets off helps: as seen, learned of it or of boots, or written."""
+        """Return the seconds from a warning until its remedy works; None if unknown.
+
+        The first known of these counts: measured here, learned for this agreement, learned boot
+        time, value of the document.
+        """
         seen = max(self._reconfigured_s, default=None)
         learned_s = None if learned is None else learned.parameters.get("reconfiguration_s")
         written = self.said.resources.reconfiguration_s
         return next((one for one in (seen, learned_s, boot_s, written) if one), None)
 
     def pledge(self, sla_delta: float | None) -> Pledge:
-        """What the loop is to keep, from the warning points as they are."""
+        """Return the target for the law, from the current warning points."""
         waits = [
             (self._wait_of(metric), metric)
             for metric in self.agreement.metrics
@@ -127,13 +132,13 @@ class QueueAgreement:
 
     @property
     def is_endangered(self) -> bool:
-        """Whether the last window was warned of or breached; without data nothing is in danger."""
+        """Whether the last window was warned of or breached; False without data."""
         return self.last is not None and self.last.window.verdict in _DANGER
 
     def learn_warnings(self, boot_s: float | None = None, learned: Model | None = None) -> None:
-        """Move the warnings that are to be learned to where they belong by now.
+        """Move the learned warnings to where they belong now.
 
-        `learned` is what the lake says of the agreement: what was seen there counts as well.
+        `learned` is the model from the lake; the larger slope of the model and of this node counts.
         """
         took_s = self.reconfiguration_s(boot_s, learned)
         if not self._seen or took_s is None:
@@ -146,7 +151,7 @@ class QueueAgreement:
             self._ledger.agreement = agreement
 
     def standing(self, doing: str, lacks: str = "") -> KeptStanding | None:
-        """What the next leader and `tidegate sla` are to know; None: no window is over yet."""
+        """Return the status for the next leader and `tidegate sla`; None at first."""
         if self.last is None:
             return None
         about = replace(self.agreement, queue=self.queue)
@@ -155,7 +160,11 @@ class QueueAgreement:
 
     @property
     def key(self) -> str:
-        """Under what its standing is kept: not that of an HTTP service, nor of a sibling."""
+        """The key of the stored status.
+
+        It names the queue too: an HTTP service, or another queue, may have an agreement of that
+        name.
+        """
         return f"{self.said.name}/{self.queue}"
 
     def _wait_of(self, metric: Metric) -> float:
@@ -164,7 +173,7 @@ class QueueAgreement:
         return max(metric.warning - self._service_s, _WAIT_PART_MIN * metric.warning)
 
     def _feel_service(self, sample: Sample) -> None:
-        """How long handlers take on average, of late."""
+        """Update the average service time of handlers."""
         mean_s = _mean(sample.times.get("service", ()))
         if mean_s is not None:
             self._service_s += (0.1 if self._service_s else 1.0) * (mean_s - self._service_s)
@@ -177,7 +186,7 @@ class QueueAgreement:
             readings.append((entry.window.ends_s, finding.value))
             slope = slope_seen(finding.metric, readings)
             if slope is not None:
-                # What another leader has seen counts as well.
+                # Keep the largest slope, including the slopes of earlier leaders.
                 name = finding.metric.name
                 self._slopes[name] = max(slope, self._slopes.get(name, 0.0))
 

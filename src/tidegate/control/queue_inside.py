@@ -1,12 +1,12 @@
-"""At a warning, first what can be done inside: the prefetch of a queue's consumers.
+"""Prefetch advice: at a warning, adapt the consumers' prefetch before adding replicas.
 
-    nobody steers it, consumers are full, messages wait     steer it: keep up with the handlers
-    it keeps up already                                     nothing is left inside
-    a person has set a rate or a number                     that stays, and is said
-    nobody consumes, or consumers have credit left          prefetch is not what is missing
+    no goal, consumers are full, messages wait      set a goal: keep up with the handlers
+    the prefetch keeps up already                   nothing is left to adapt
+    an override sets a rate or a number             it stays, and the text says so
+    no consumers, or consumers with unused credit   the prefetch is not the bottleneck
 
-What remains is the number of replicas, which the law has ordered by then: it looks further ahead
-than a window does.
+In any case the law may order replicas in the same period: it looks further ahead than a window
+does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidegate.core.steering import KeepUp
 
 
 class Inside(NamedTuple):
-    """What is done inside, if anything, and a sentence about it."""
+    """An action on the prefetch, if any, and a sentence about it."""
 
     action: KeepUp | None
     said: str
@@ -30,7 +30,7 @@ class Inside(NamedTuple):
 def adapted_inside(
     goal: PrefetchGoal | None, consumers: Sequence[ConsumerLook], waiting: int
 ) -> Inside:
-    """What the prefetch can do about a warning."""
+    """Return what the prefetch can do about a warning; the action is None if it can do nothing."""
     if not consumers:
         return Inside(None, "Nothing can be adapted inside: nobody consumes.")
     if goal is not None:

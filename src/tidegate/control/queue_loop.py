@@ -1,11 +1,36 @@
-"""The loop of one logical queue: keep up, sense, decide, act, write down.
+"""The loop of one logical queue: reconcile, sample, decide, act, record.
 
-    upkeep → sensor.sample → autoscaler.decide → actuator.carry_out → journal
-             the queue's agreement, if it has one: measured before, accounted for after
+Theory of operation
+-------------------
 
-Thin: what is to be done, the autoscaler says. A new replica is only ordered here; it comes to be
-when there is a place for it (`pending`), which is the fleet's loop's business, or at once where
-there is no fleet.
+A `QueueLoop` exists on the leader for each logical queue. `ControlLoops` polls the nodes' stats and
+then calls `run_once` when the queue's polling interval has passed. One period does this:
+
+    1. reconcile   retire replicas whose queue is gone; starting replicas serve; assign the groups
+                   and receivers to replicas (`TopologyReconciler`)
+    2. sample      the sensor builds a `QueueSample` from the stats that were just polled
+    3. measure     the queue's agreement, if it has one, judges the last window
+    4. decide      the `Autoscaler` returns the actions and their explanation
+    5. inside      in automatic mode with the policy "agreement": at a warning, automatic prefetch
+                   is switched on before replicas are added, as a decision of its own
+    6. act         the actuator executes each action
+    7. record      the journal stores the decision; the agreement records what changed in it
+
+The loop itself decides nothing about the number of replicas. A replica that is ordered only raises
+`pending`. With a fleet, `FleetLoop` places pending replicas on machines in its next period and
+lowers `pending`. Without a fleet every node has room, and the replica is created at once.
+
+What does not change:
+
+- The mode "recommend" executes no action that changes the number of replicas, with one exception:
+  a queue without any replica gets its first one, because it would deliver nothing without it.
+- An override is stronger than the agreement, and the agreement is stronger than learned values.
+- An action that fails does not stop the others. Its text is part of the decision's result, and the
+  next period decides again from the next sample.
+
+`pending` is in memory only. After a change of leader it is 0, and the autoscaler orders the missing
+replicas again. `StaleEpoch` and other errors of the store leave `run_once`; the leader handles
+them.
 """
 
 from __future__ import annotations
@@ -49,7 +74,7 @@ log = logging.getLogger(__name__)
 
 
 class QueueLoop:
-    """Steers one logical queue while this node leads."""
+    """Runs the periods of one logical queue while this node leads."""
 
     def __init__(
         self,
@@ -70,20 +95,20 @@ class QueueLoop:
         self._fleet_loop = fleet_loop
         self._upkeep = Upkeep()
         self._worker_words = WorkerWords()
-        # Replicas that serve since this period.
+        # Replicas that began to serve in this period.
         self._came: list[int] = []
         self._autoscaler: Autoscaler | None = None
         self.topology: Topology | None = None
-        # Ordered, and without a place yet.
+        # Replicas that are ordered and have no slot yet.
         self.pending = 0
         self._began_at = float("-inf")
 
     def is_due(self, topology: Topology, now: float) -> bool:
-        """Whether the period is over; another interval holds at once, also for this one."""
+        """Return whether the polling interval has passed; a changed interval applies at once."""
         return now - self._began_at >= topology.scaling.polling_interval_s
 
     async def run_once(self, topology: Topology, now: float, epoch: int) -> None:
-        """One period."""
+        """Run one period at `now` (monotonic seconds) under the leader's `epoch`."""
         self._began_at = now
         self.topology = topology = await self._keep_up(topology, now, epoch)
         fleet = self._fleet_loop
@@ -117,14 +142,17 @@ class QueueLoop:
         return (await self._store.topology(queue_id) or topology) if changed else topology
 
     async def _forget_missing(self, topology: Topology, epoch: int) -> bool:
-        """Retire replicas whose queue is gone: nobody will ever serve them, nor empty them."""
+        """Retire replicas whose queue no longer exists; return whether the topology changed.
+
+        No node can serve or empty such a replica, so it would drain for ever.
+        """
         queue_id, changed = topology.queue_id, False
         for place in topology.replicas:
             try:
                 if place.address or await self._store.locate(place.queue_id) is not None:
                     continue
             except RetryLater:
-                continue  # its store is away, and does not say
+                continue  # The replica's store is unavailable, so its queue may still exist.
             log.warning("replica %s of %s is gone: forgotten", place.number, topology.queue)
             state = ReplicaState.DRAINING
             changed |= await self._store.set_replica_state(queue_id, place.number, state, epoch)
@@ -169,14 +197,20 @@ class QueueLoop:
         )
 
     def completed(self, topology: Topology) -> Scaling:
-        """A person's word, then what the agreement says, then what was learned."""
+        """Return the queue's scaling settings, completed by the agreement and by learned values.
+
+        A value that the user set wins, then the agreement's, then the learned one.
+        """
         scaling, agreement = topology.scaling, self._keeping.agreement
         if agreement is not None and scaling.policy is ScalingPolicy.AGREEMENT:
             scaling = obeying(scaling, agreement.said)
         return self._learned.complete(topology.queue, scaling)
 
     def capacity_guess(self, topology: Topology) -> Figure | None:
-        """Of one replica until it was seen at its limit; None: no law asks."""
+        """Return the assumed capacity of one replica; None unless the policy is "agreement".
+
+        It is used until the autoscaler has measured the capacity.
+        """
         agreement, scaling = self._keeping.agreement, topology.scaling
         if agreement is None or scaling.policy is not ScalingPolicy.AGREEMENT:
             return None
@@ -186,7 +220,11 @@ class QueueLoop:
     async def _inside_first(
         self, topology: Topology, sample: QueueSample, decision: Decision, epoch: int
     ) -> None:
-        """At a warning, what can be done inside goes before any number of replicas."""
+        """At a warning, switch on automatic prefetch if that can help.
+
+        Does nothing if the agreement gives no reason for it. Otherwise records a decision of its
+        own, even if there is no action, so that `tidegate explain` shows why.
+        """
         inside = await self._keeping.inside(topology, sample)
         if inside is None:
             return
@@ -211,7 +249,7 @@ class QueueLoop:
         self, topology: Topology, sample: QueueSample, decision: Decision, epoch: int
     ) -> Decision:
         recommends = topology.scaling.steering is Steering.RECOMMEND
-        # Without any replica nothing is delivered at all, and that nobody has recommended.
+        # In recommend mode too: a queue without any replica delivers nothing.
         is_first = not topology.replicas and not self.pending
         left, failures = [], []
         for action in decision.actions:
@@ -237,7 +275,7 @@ class QueueLoop:
         )
 
     def _unplaced(self) -> str:
-        """Why replicas that were ordered have no place; "": they have, or will."""
+        """Return why ordered replicas have no slot; empty if they have one or will get one."""
         if not self.pending or self._fleet_loop is None or not self._fleet_loop.trouble:
             return ""
         return f"{self.pending} wait for a machine: {self._fleet_loop.trouble}"
@@ -266,9 +304,10 @@ class QueueLoop:
         return await self._actuator.carry_out(topology, action, epoch)  # type: ignore[arg-type]
 
     async def _add_here(self, topology: Topology, epoch: int) -> str | None:
-        """Without a fleet every node has room.
+        """Create the pending replicas at once; without a fleet every node has room.
 
-        What fails is not left pending: the next sample says what is there, and the law what is not.
+        Return a sentence if the queue no longer scales, else None. `pending` is 0 afterwards in any
+        case: the next sample shows which replicas exist, and the law orders the missing ones again.
         """
         count, self.pending = self.pending, 0
         for _ in range(count):

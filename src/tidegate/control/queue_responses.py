@@ -1,10 +1,10 @@
-"""How long messages took from put to acknowledgement, put together from waits and services.
+"""Response times of messages, put together from waits and service times.
 
-    P(response = w + s) = P(wait = w) · P(service = s)        as if neither knew of the other
+    P(response = w + s) = P(wait = w) · P(service = s)        assuming that they are independent
 
-Nodes count how long messages wait and how long handlers take; who waited how long is forgotten when
-it is handed out, for a broker has better things to do than to remember it. What is recorded of
-single messages (lifecycles) says it exactly, later: `tidegate learn` judges by that.
+Nodes count waits and service times in two histograms and do not remember the wait of a message
+after its delivery, to save memory. The recorded lifecycles of single messages give exact response
+times later; `tidegate learn` judges by them.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from dataclasses import replace
 from tidegate.agreement.windows import Durations, Sample
 from tidegate.telemetry.histogram import bucket_of, upper_bound_s
 
-# Two durations come as upper bounds of their buckets: so much larger than they were, on average.
+# The sum of two durations, each the upper bound of its bucket, is too large by this factor on
+# average.
 _HALF_A_BUCKET = 2.0 ** (1.0 / 16.0)
 
 
 class QueueResponses:
-    """Of one queue."""
+    """Response times of one queue."""
 
     def __init__(self) -> None:
-        # Of the last interval in which something was handed out.
+        # Waits of the last interval in which a message was delivered.
         self._waits: Durations = ()
 
     def complete(self, sample: Sample) -> Sample:
-        """The same sample with the responses of those that were acknowledged in it."""
+        """Return the sample with the response times of the messages acknowledged in it."""
         self._waits = sample.times.get("wait") or self._waits
         services = sample.times.get("service", ())
         return replace(sample, times={**sample.times, "response": added(self._waits, services)})
 
 
 def added(waits: Durations, services: Durations) -> Durations:
-    """As many as there are services; none without either."""
+    """Return as many response times as there are service times; empty without waits or services."""
     waited = sum(count for _, count in waits)
     if not waited:
         return ()

@@ -1,10 +1,16 @@
-"""The loop over an elastic queue on RabbitMQ: the same Autoscaler, another engine.
+"""The loop of one elastic queue on RabbitMQ: the same `Autoscaler`, another engine.
 
-    keep up → sense → decide → act → journal, once a period, by whoever has the queue's lock
+    reconcile → sample → decide → act → record
 
-What comes up serves, what is gone is forgotten, what is draining and empty is let go by its
-consumers; all else the Autoscaler says. Whoever is stopped, at whatever step, leaves everything as
-it is, and the next one goes on from there.
+The process that holds the queue's lock runs one period after the other:
+
+- A starting replica whose queue exists begins to serve.
+- A replica whose queue is gone is removed from the topology.
+- The consumers of a draining, empty replica are asked to leave it.
+- The autoscaler decides everything else.
+
+The loop can be stopped at any step. The topology is written before each change, so the next process
+that gets the lock continues from there.
 """
 
 from __future__ import annotations
@@ -26,12 +32,13 @@ from tidegate.core.steering import AnyAction, Decision, Exchange, Retire
 
 log = logging.getLogger(__name__)
 
-# Journals of nodes write under a leader's epoch; here the lock is the connection.
+# The journal's writes carry a leader's epoch on nodes. Here the queue's lock protects them, and the
+# connection holds the lock.
 NO_EPOCH = 0
 
 
 class RabbitmqLoop:
-    """Steers one elastic queue while its lock is held."""
+    """Runs the periods of one elastic queue while this process holds its lock."""
 
     def __init__(
         self,
@@ -46,9 +53,9 @@ class RabbitmqLoop:
         self._journal = journal
         self._monotonic = monotonic
         self._autoscaler = Autoscaler(Learned(None).complete("", scaling))
-        # Leaving replicas that had nothing and nobody at the last look.
+        # Replicas asked to end that had no messages and no clients in the last sample.
         self._quiet: set[int] = set()
-        # What was seen in the last period.
+        # The sample of the last period.
         self.last: Look | None = None
 
     @property
@@ -60,7 +67,7 @@ class RabbitmqLoop:
         self._autoscaler.scaling = Learned(None).complete("", scaling)
 
     async def run_once(self) -> Decision:
-        """One period."""
+        """Run one period and return its decision, with the result of each action."""
         look = await self._keep_up()
         self.last = look
         leaving = {one.number for one in self._actuator.topology.replicas if one.is_leaving}
@@ -105,10 +112,12 @@ class RabbitmqLoop:
     def _is_for_us(self, action: AnyAction, look: Look) -> bool:
         match action:
             case Exchange(source) if source == ALIAS:
-                # Its own consumers work it off: nothing has to be moved, and flagged by that.
+                # The alias's own consumers work off its messages. A transfer would mark them as
+                # redelivered.
                 return not look.alias_consumers
             case Retire(number):
-                # Who dies leaves the holders a moment before its messages are back: look twice.
+                # A consumer that dies leaves the holders' queue just before its messages return.
+                # Retire a replica only if two samples in a row show it empty.
                 return number in self._quiet
         return True
 
@@ -126,7 +135,10 @@ class RabbitmqLoop:
 
 
 def by_what_is_known(decision: Decision, look: Look) -> Decision:
-    """The same decision, without figures that nobody has measured."""
+    """Return the decision without the inputs that RabbitMQ did not measure.
+
+    Adds a sentence with the missing inputs if the management API could not be asked.
+    """
     known = {name: figure for name, figure in decision.inputs.items() if name not in look.unknown}
     missing = [name for name in decision.inputs if name not in known]
     words = f"Not measured: {', '.join(missing)} ({look.trouble})." if look.trouble else ""

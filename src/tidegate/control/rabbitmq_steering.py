@@ -1,10 +1,12 @@
-"""Who steers an elastic queue on RabbitMQ: waits for its lock, takes over, runs the loop.
+"""`tidegate steer`: waits for the lock of an elastic queue on RabbitMQ and runs its loop.
 
-    connect → lock (another one steers: wait, and say so) → take over → a period, and another …
+    connect → take the lock (wait while another process has it) → take over → period, period, …
 
-Whatever ends the connection ends the lock: then everything begins anew, and another steerer may
-have come first. Stopped at any moment it leaves the queue as it is, with its replicas and shares;
-without a steerer they stay as they are, and consumers and producers notice nothing.
+RabbitMQ ends the lock with the connection. After a lost connection everything starts again, and
+another process may get the lock first. In recommend mode no lock is needed and nothing is changed.
+
+Stopping it at any moment leaves the queue with its replicas and shares. Producers and consumers
+continue without a controller.
 """
 
 from __future__ import annotations
@@ -35,15 +37,15 @@ from tidegate.core.steering import Decision
 
 _BACKOFF_FIRST_S = 0.5
 _BACKOFF_MAX_S = 5.0
-# All at once, when the queue is to be plain again.
+# Replicas per step when the queue is to become a plain queue: all at once.
 _ALL = 1000
 
-# What was seen, and what was decided about it.
+# Called after each period with the topology, the sample and the decision.
 Seen = Callable[[ElasticTopology, Look, Decision], None]
 
 
 class RabbitmqSteering:
-    """Steers one queue for as long as it runs."""
+    """Controls one elastic queue while it runs."""
 
     def __init__(
         self,
@@ -69,7 +71,12 @@ class RabbitmqSteering:
         self._clock = clock or Clock()
 
     async def run(self, *, once: bool = False) -> None:
-        """For ever, or one period; a lost connection is waited for, unless it never was."""
+        """Run until cancelled, or for one period with `once`.
+
+        Reconnects after a lost connection, with a backoff. Raises `RetryLater` if the first
+        connection fails, `Unavailable` if `once` is set and the connection is lost, and
+        `QueueNotExisting`.
+        """
         backoff_s, has_connected = _BACKOFF_FIRST_S, False
         while True:
             try:
@@ -97,7 +104,7 @@ class RabbitmqSteering:
                 backoff_s = min(2.0 * backoff_s, _BACKOFF_MAX_S)
 
     async def end(self) -> bool:
-        """Drain every replica, then be a plain queue again; False: it was one."""
+        """Drain and remove all replicas; return False if the queue was already plain."""
         async with SteererLink(self._address) as link:
             if await self._find(link) is None:
                 return False
@@ -116,12 +123,15 @@ class RabbitmqSteering:
             return True
 
     async def _recommend(self, link: SteererLink, once: bool) -> None:
-        """Look and decide, beside whoever steers: no lock is taken, and nothing is changed."""
+        """Sample and decide without the lock, and change nothing.
+
+        Another process may control the queue at the same time.
+        """
         sensor = RabbitmqSensor(link, self._management)
         autoscaler = Autoscaler(Learned(None).complete("", self._scaling))
         while True:
             due_at = self._clock.monotonic() + self._scaling.polling_interval_s
-            # A plain queue is one without replicas.
+            # A plain queue is treated as a topology without replicas.
             topology = await self._find(link) or ElasticTopology(queue=self._queue, version=0)
             look = await sensor.look(topology, self._clock.monotonic)
             decision = by_what_is_known(autoscaler.decide(look.sample), look)
@@ -133,14 +143,17 @@ class RabbitmqSteering:
             await asyncio.sleep(max(due_at - self._clock.monotonic(), 0.0))
 
     async def _check_queue(self, link: SteererLink) -> None:
-        """A name that was mistyped is none to make exchanges and queues for."""
+        """Raise `QueueNotExisting` before a mistyped name creates exchanges and queues."""
         if await link.length(self._queue) is None:
             raise QueueNotExisting(
                 f"there is no queue {self._queue}: create it first; a worker that starts does"
             )
 
     async def look(self) -> tuple[ElasticTopology, Look] | None:
-        """How it is, without a lock; None: a plain queue. QueueNotExisting."""
+        """Return the topology and a sample without taking the lock; None if the queue is plain.
+
+        Raises `QueueNotExisting`.
+        """
         async with SteererLink(self._address) as link:
             await self._check_queue(link)
             topology = await self._find(link)
@@ -162,14 +175,14 @@ class RabbitmqSteering:
         return actuator
 
     async def _arguments(self) -> dict[str, Any]:
-        """What replicas are to be like: as the queue is, or as the URL says."""
+        """Return the arguments for new replica queues: the queue's own, else those of the URL."""
         if self._management is not None:
             try:
                 for one in await self._management.queues(self._queue):
                     if one.name == self._queue:
                         return one.arguments
             except TidegateError:
-                pass  # the samples say that it cannot be asked
+                pass  # The samples report that the management API cannot be asked.
         return arguments_of(self._address)
 
     async def _periods(
@@ -195,7 +208,10 @@ class RabbitmqSteering:
 
 
 def _end_if_cancelled() -> None:
-    """Libraries below us may swallow a cancellation: `asyncio.wait_for` does in Python 3.11."""
+    """Raise `CancelledError` if this task was cancelled.
+
+    Libraries may swallow a cancellation: `asyncio.wait_for` does so in Python 3.11.
+    """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError

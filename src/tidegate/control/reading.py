@@ -1,12 +1,13 @@
-"""A sample read once: whether it may be acted on, its sums, and what each replica can do.
+"""The totals of one sample, whether it is usable, and the capacity of each replica.
 
-Capacity is seen only when a replica is at its limit: messages wait in it for at least half a
-period's work, and none of its consumers is idle. Then what it consumes is what it can. A higher
-figure is believed at once by half, a lower one slowly: a pause is no loss of capacity.
+The capacity of a replica can be measured only while it is at its limit. Then at least half a
+period's work waits in it, and none of its consumers is idle. The rate at which it consumes is then
+its capacity. A higher measurement changes the estimate by half of the difference, a lower one by a
+tenth: a short pause is not a loss of capacity.
 
-What a replica was seen to do is remembered while it idles: one that was slow for a while, and is
-well again, counts as slow until somebody needs more of it. So it is the first to go, and what those
-that stay can do is asked of them (`of_fewer`), never of the mean of all.
+An idle replica keeps its last estimate. A replica that was slow and has recovered therefore counts
+as slow until it is needed again, and it is the first to be removed. Removals use the mean capacity
+of the replicas that would stay (`of_fewer`), not the mean of all.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from tidegate.core.replication import ReplicaState
 from tidegate.core.scaling import Scaling
 from tidegate.core.steering import QueueSample, ReplicaSample
 
-# A replica that has just begun shows how it starts, not what it can.
+# Seconds. The rate of a younger replica shows its start and not its capacity.
 STARTED_S = 3.0
 BUSY_WAITING_MIN = 5
 RISE = 0.5
 FALL = 0.1
-# Of what the others do on average: below it a replica is slow.
+# A replica is slow below this part of the mean capacity of the other replicas.
 SLOW = 0.75
 
 
 class Reading:
-    """The sums of one sample that may be acted on."""
+    """The sums over all replicas of one usable sample."""
 
     __slots__ = (
         "consumed_per_s",
@@ -62,7 +63,7 @@ class Reading:
             else:
                 self.draining.append(one)
             if not one.reachable:
-                # A starting replica has no owner yet: that is no failure.
+                # A starting replica has no owner yet, which is not a failure.
                 self.unreachable += one.state is not ReplicaState.STARTING
                 continue
             self.consumers += one.consumers
@@ -73,17 +74,17 @@ class Reading:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is anything at all to do."""
+        """Whether any message waits, is unacknowledged, or arrives."""
         return bool(self.waiting or self.unacknowledged or self.sample.arrived_per_s)
 
     @property
     def replicas(self) -> int:
-        """Those that are to stay, once all have come."""
+        """The number of replicas that serve, start or are ordered; draining ones do not count."""
         return len(self.serving) + len(self.starting) + self.sample.pending
 
 
 def complaint(sample: QueueSample, scaling: Scaling) -> tuple[str, str] | None:
-    """Why a sample must not be acted on: the rule and a sentence; None: it may."""
+    """Return the rule and the sentence that say why a sample is unusable; None if it is usable."""
     if not sample.age_s <= scaling.stale_s:
         if not math.isfinite(sample.age_s):
             return "held: stale", "Nothing has been measured yet."
@@ -117,7 +118,7 @@ def complaint(sample: QueueSample, scaling: Scaling) -> tuple[str, str] | None:
 
 
 class Capacities:
-    """What each replica was seen to consume at its limit."""
+    """The estimated capacity of each replica, in messages per second."""
 
     def __init__(self) -> None:
         self._per_s: dict[int, float] = {}
@@ -127,7 +128,11 @@ class Capacities:
         return self._per_s
 
     def learn(self, reading: Reading, period_s: float) -> None:
-        """From replicas that are at their limit now."""
+        """Update the estimates from replicas that are at their limit now.
+
+        A rate above the estimate raises it in any case: a replica cannot consume more than its
+        capacity.
+        """
         known = self._per_s
         for one in reading.serving:
             if not one.reachable or one.age_s < STARTED_S:
@@ -150,7 +155,10 @@ class Capacities:
             self._per_s = {number: rate for number, rate in known.items() if number in here}
 
     def typical(self, reading: Reading) -> float | None:
-        """What one replica can do: the mean of those that serve and are known, else of any."""
+        """Return the mean capacity of the serving replicas; None if nothing is known.
+
+        If no serving replica has an estimate, the mean of all known replicas is used.
+        """
         known = self._per_s
         here = [known[one.number] for one in reading.serving if one.number in known]
         if not here:
@@ -158,16 +166,17 @@ class Capacities:
         return sum(here) / len(here) if here else None
 
     def slow(self, reading: Reading) -> set[int]:
-        """Those that serve and can do much less than the others."""
+        """Return the serving replicas that can do much less than the mean of the others."""
         known = self._per_s
         here = {one.number: known[one.number] for one in reading.serving if one.number in known}
         others, total = len(here) - 1, sum(here.values())
         return {number for number, rate in here.items() if rate * others < SLOW * (total - rate)}
 
     def of_fewer(self, staying: Iterable[int]) -> tuple[float, ...]:
-        """`typical` if only the first of these served, the first two, …; empty: nothing is known.
+        """Return the mean capacity of the first of these replicas, of the first two, and so on.
 
-        In the order in which they would stay: who goes first is the last.
+        `staying` is in the order in which replicas stay, so the first to be removed comes last.
+        Empty if no capacity is known.
         """
         known = self._per_s
         if not known:

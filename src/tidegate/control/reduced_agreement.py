@@ -1,11 +1,11 @@
-"""The agreement that is offered where resources do not suffice: it is what is kept and judged.
+"""The reduced agreement: offered if resources do not suffice, then measured and judged.
 
-    throughput    no more than the replicas do, its points as far apart as before
-    load_max      what the replicas do: beyond it, what more load makes worse is no breach
-    sla_delta     the growth that the warm machines are enough for
-    reduced       why, and what is offered, in a sentence
+    throughput    no more than the replicas can do; its two points stay in the same ratio
+    load_max      what the replicas can do; above this load a worse service is no breach
+    sla_delta     the growth of the load that the warm machines cover
+    reduced       a sentence with the reason and the offer
 
-An agreement like any other: whoever reads it again later knows no more than it says.
+It is written as an agreement like any other, so a later reader needs nothing else.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tidegate.core.errors import LimitReached
 
 
 def reduced_agreement(agreement: Agreement, found: Plan, kind: str) -> tuple[Agreement, str]:
-    """What is offered of an agreement by its plan, and as it is written; `kind` of replicas.
+    """Return the reduced agreement and its text; `kind` is the word for a replica.
 
-    LimitReached: what is left of it contradicts itself.
+    Raises `LimitReached` if the reduced agreement would contradict itself.
     """
     assert found.offer is not None, "what is refused is not reduced"
     uses, load_per_s = agreement.resources, found.figures.load_per_s.value

@@ -1,7 +1,8 @@
-"""Workers that come with a replica on RabbitMQ: processes of the steerer's own computer.
+"""Worker processes that come with each replica on RabbitMQ, on the controller's own computer.
 
-As many for each replica as are wanted, bound to it (TIDEGATE_REPLICA) and gone with it. They end,
-with their drain, when the steerer does: whoever wants them to outlive it starts them himself.
+Each replica gets the configured number of workers. A worker is bound to its replica by the variable
+TIDEGATE_REPLICA and ends with it. All workers drain and end when the controller ends. Users who
+want workers to outlive the controller start them separately.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from tidegate.core.replication import ReplicaState, replica_name
 from tidegate.fleet.replica_workers import ReplicaWorkers
 
 _DRAIN_S = 30.0
-# There are no machines here.
+# There are no machines here, so workers have no machine id.
 _NO_MACHINE = 0
 
 
 class ReplicaCrew:
-    """The workers of all replicas of one queue."""
+    """The local workers of all replicas of one queue."""
 
     def __init__(self, target: str, url: str, workers_per_replica: int) -> None:
         self._target = target
@@ -27,7 +28,7 @@ class ReplicaCrew:
         self._workers: dict[int, ReplicaWorkers] = {}
 
     async def follow(self, topology: ElasticTopology) -> None:
-        """A step towards workers at every replica that is there, and at no other."""
+        """Make one step towards workers at every replica that is not starting, and at no other."""
         there = {one.number for one in topology.replicas if one.state is not ReplicaState.STARTING}
         for number in there - self._workers.keys():
             name = replica_name(topology.queue, number)
@@ -39,10 +40,10 @@ class ReplicaCrew:
 
     @property
     def trouble(self) -> str:
-        """What is wrong with them; "": nothing."""
+        """The workers' problems as one text; empty if there are none."""
         return "; ".join(filter(None, (workers.trouble for workers in self._workers.values())))
 
     async def end(self) -> None:
-        """All of them, each with its drain."""
+        """End all workers and wait for their drain."""
         await asyncio.gather(*(workers.end() for workers in self._workers.values()))
         self._workers.clear()

@@ -1,4 +1,4 @@
-"""What there is for a service or a queue: slots, and in words where they come from."""
+"""The slots available to a service or queue, and a text that says where they come from."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Room:
-    """So many slots; `words` end the sentence "… are needed, and"."""
+    """A number of slots; `words` complete the sentence "… are needed, and"."""
 
     slots: int
     words: str
 
     @staticmethod
     def of_machines(machines: int, slots_per_machine: int) -> Room:
-        """All slots of so many machines."""
+        """Return all slots of this number of machines."""
         slots = machines * slots_per_machine
         return Room(slots, f"{machines} machine(s) of {slots_per_machine} slot(s) take {slots}")

@@ -1,16 +1,19 @@
-"""Admission: when nothing is left to take, no more is let in than is answered in time.
+"""Admission: rejects requests when no instance can be added and others would be too late.
 
-    bound   what the ready instances answer before the breaching point (Little), times a trim
-    begins  clearly more than that is in hand, or more, and answers are breached already
+    limit   requests that the ready instances answer before the breaching point (Little's law),
+            times a trim
+    begins  when clearly more than that is in hand, or more and responses are breached already
 
-To refuse breaks a promise for certain; that too much is in hand is a sum, and right to a tenth or
-so. As near as that only what was seen counts: who is answered just in time is left alone.
+To reject a request certainly breaks a promise, while the limit is computed and only exact to about
+a tenth. Near the limit only measured breaches count, so requests that are just in time are not
+rejected.
 
-Others are refused at once, so that those who are let in are kept, and no instance is toppled by
-what another one left. The trim goes down with each window in which responses are breached all the
-same, and up while they are not even warned of. Only those that were answered have a say in it: who
-is refused breaks promises, too, and to refuse more would break them all the more. Who is refused is
-not in hand: the bound is lifted when nobody was for some seconds, and all is well.
+Excess requests are rejected at once. The admitted ones are answered in time, and the load of a
+failed instance does not bring down the next one. The trim goes down with each window in which
+responses are still breached, and up while they are not even warned of. Only answered requests
+change the trim: rejected requests break promises too, and to reject more would make that worse.
+Rejected requests are not in hand, so the limit is lifted when none was rejected for some seconds
+and the agreement is met.
 """
 
 from __future__ import annotations
@@ -25,21 +28,21 @@ from tidegate.control.service_crew import Crew
 from tidegate.control.service_seen import Seen
 from tidegate.core.steering import Admit
 
-# Of the bound: what is more than it beyond doubt.
+# In limits: above this the requests in hand are certainly too many.
 _CLEARLY = 1.08
-# A bound is lifted when so much less than it is in hand, for so long.
+# The limit is lifted when less than this part of it was in hand for this time.
 _LIFT_BELOW = 0.7
 _LIFT_S = 5.0
-# Bounds that differ by less are the same.
+# Limits that differ by less are not changed.
 _STEP = 0.05
 _TRIM = 0.85
 _TRIM_MIN, _TRIM_MAX = 0.3, 3.0
-# A reading.
+# Factor per sample.
 _TRIM_UP = 1.02
 
 
 class ServiceAdmission:
-    """Decides what one service lets in."""
+    """Decides the admission limit of one service."""
 
     def __init__(self) -> None:
         self._calm_since: float | None = None
@@ -49,7 +52,10 @@ class ServiceAdmission:
     def decide(
         self, crew: Crew, seen: Seen, agreement: Agreement, performance: Performance, short: str
     ) -> int | None:
-        """The bound from now on; `short` is why there are too few instances, "" if there are."""
+        """Return the limit from now on; None means unlimited.
+
+        `short` says why there are too few instances; empty if there are enough.
+        """
         reading, now = seen.reading, seen.admission
         assert reading is not None
         self._trim_bound(seen, agreement.window_s)

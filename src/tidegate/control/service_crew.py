@@ -1,7 +1,7 @@
 """The instances of a service while a decision is made: as they are, and as they will be.
 
-Whatever is decided is noted as an action and done to the copy here at once, so that what is decided
-next knows of it.
+Each action is recorded and applied to the copy here at once, so that the next step of the same
+decision sees its effect.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ _COMING = (InstanceState.ORDERED, InstanceState.STARTING)
 
 
 class Crew:
-    """One decision in the making."""
+    """The instances and actions of one decision."""
 
     def __init__(self, service: Service, instances: Sequence[Instance]) -> None:
         self.service = service
         self.instances = {one.instance_id: one for one in instances}
-        # Those that no door gives anything.
+        # Instances that no door sends requests to.
         self.ejected: set[int] = set()
-        # Ordered in this decision: they have no number yet.
+        # Ordered in this decision; they have no id yet.
         self._ordered = 0
         self._ordered_spares = 0
         self.actions: list[AnyAction] = []
         self.reasons: list[str] = []
         self.rule = ""
-        # What is wrong, for people.
+        # Problems of the service, as texts for people.
         self.trouble: list[str] = []
 
     @property
     def wanted_before(self) -> int:
-        """How many were to serve, by what is there: where nobody has kept the number.
+        """The wanted number as it follows from the running instances, if none was stored.
 
-        In the middle of a rollout there may be one more than that, or not: rather one too many,
-        which goes when it is calm, than one too few.
+        During a rollout it may be one too high. That is safer than one too low, and the surplus
+        instance is removed when the load is low.
         """
         return sum(
             not one.is_spare and one.state is not InstanceState.DRAINING
@@ -54,35 +54,35 @@ class Crew:
 
     @property
     def alive(self) -> list[Instance]:
-        """Those that serve or will, and spares; the oldest first."""
+        """Instances that serve or will serve, and spares; the oldest first."""
         gone = (InstanceState.DRAINING, InstanceState.FAILED)
         return [one for one in self.instances.values() if one.state not in gone]
 
     @property
     def serving(self) -> list[Instance]:
-        """To serve: ready, or on their way."""
+        """Instances that are to serve: ready, or coming."""
         return [one for one in self.alive if not one.is_spare]
 
     @property
     def counted_ids(self) -> list[int]:
-        """Those that serve or will, but for those that no door gives anything."""
+        """Ids of instances that serve or will serve, without ejected ones."""
         return [one.instance_id for one in self.serving if one.instance_id not in self.ejected]
 
     @property
     def serving_count(self) -> int:
-        """With those that were ordered just now."""
+        """The number of `serving` instances, with those ordered in this decision."""
         return len(self.serving) + self._ordered
 
     @property
     def spares_count(self) -> int:
-        """Of the version that is deployed, with those that were ordered just now."""
+        """Spares of the deployed version, with those ordered in this decision."""
         return self._ordered_spares + sum(
             one.is_spare and self.is_current(one) for one in self.alive
         )
 
     @property
     def ready(self) -> list[Instance]:
-        """Those that answer."""
+        """Instances that answer and get requests."""
         return [
             one
             for one in self.serving
@@ -91,18 +91,18 @@ class Crew:
 
     @property
     def coming(self) -> list[Instance]:
-        """Ordered or starting, to serve."""
+        """Instances that are ordered or starting, and are to serve."""
         return [one for one in self.serving if one.state in _COMING]
 
     @property
     def ready_spares(self) -> list[Instance]:
-        """The newest version first."""
+        """Spares that are ready, the newest version first."""
         spares = [one for one in self.alive if one.is_spare and one.state is InstanceState.READY]
         return sorted(spares, key=lambda one: (-one.version, one.instance_id))
 
     @property
     def is_rolling(self) -> bool:
-        """Whether one version follows another."""
+        """Whether instances of another version are still alive."""
         return any(not self.is_current(one) for one in self.alive)
 
     def is_current(self, instance: Instance) -> bool:
@@ -111,7 +111,7 @@ class Crew:
     def of_state(self, *states: InstanceState) -> list[Instance]:
         return [one for one in self.instances.values() if one.state in states]
 
-    # What is decided
+    # Actions of the decision
 
     def because(self, reason: str) -> None:
         if reason not in self.reasons:

@@ -1,11 +1,11 @@
-"""What all doors of a service have seen lately, as one: the reading that decisions are made on.
+"""The samples of all doors of a service, merged into one sample that decisions use.
 
-    door samples → differences by door → added up → ServiceReading
+    door samples → differences per door → sum → `MergedServiceSample`
 
-Doors report about once a second, each by its own clock. Of each the newest interval counts, until
-it is too old; rates are those of its interval, so a lost sample makes it longer and changes no
-rate. A door that was not there before counts from zero: what it says has happened since; unless it
-says that it began long ago. The first look at a service only tells where totals stand.
+Doors report about once a second, each with its own clock. The newest interval of each door counts
+until it is too old. Rates belong to its interval, so a lost sample makes an interval longer and
+changes no rate. A new door counts from zero, unless it says that it began long ago. The first
+samples of a service only give the totals to start from.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ from dataclasses import dataclass, field
 from tidegate.core.door_interval import since
 from tidegate.core.hosting import DoorSample, Durations
 
-# Who is silent for so long counts no more.
+# A door that is silent for this many seconds no longer counts.
 FRESH_S = 5.0
-# A door that another leader has known comes within this time; what comes later is new.
+# A door that an earlier leader knew reports within this time; a later one is new.
 _FIRST_LOOK_S = FRESH_S
-# Two doors that report at different moments are one reading.
+# Seconds by which doors' reports may differ and still be merged.
 _APART_S = 0.6
-# Durations come as upper bounds of buckets, each so many times the one before.
+# Durations are upper bounds of buckets; each bound is the previous one times this factor.
 BUCKET = 2.0 ** (1.0 / 8.0)
-# Totals of doors that came and went are remembered so long: they may have been away.
+# Totals of silent doors are kept for this many seconds, because a door may return.
 _REMEMBERED_S = 600.0
 
 
 @dataclass(frozen=True)
 class InstanceReading:
-    """One instance, by all doors."""
+    """One instance over the last interval, seen by all doors."""
 
     outstanding_before: int = 0
     outstanding: int = 0
     answered_per_s: float = 0.0
-    # Answers of 500 and above, and what came to nothing.
+    # Responses with status 500 and above, and requests without a complete response.
     bad_per_s: float = 0.0
-    # From being sent to the end of the answer; None: nothing was answered.
+    # From sending the request to the end of the response; None without responses.
     mean_response_s: float | None = None
-    # Why it gets nothing, by every door that knows it; None: it does.
+    # Why no door sends it requests; None if at least one door does.
     ejected: str | None = None
 
 
 @dataclass(frozen=True)
 class ServiceReading:
-    """A service, by all its doors."""
+    """A service over the last intervals, seen by all its doors."""
 
-    # Of the loop's clock.
+    # Seconds of the loop's clock.
     at: float
     in_hand: int
     waiting: int
     answered_per_s: float
     accepted_per_s: float
     refused_per_s: float
-    # Of clients, in the last interval of each door.
+    # Response times of clients, in the last interval of each door.
     response: Durations = field(default_factory=list)
     instances: Mapping[int, InstanceReading] = field(default_factory=dict)
-    # Of doors that have had an instance: only these owe anybody an answer.
+    # Doors that have had an instance; the others owe no response yet.
     addresses: tuple[str, ...] = ()
     trouble: str = ""
 
@@ -68,17 +68,17 @@ class ServiceReading:
 
 @dataclass(frozen=True)
 class Interval:
-    """What one door saw between two samples."""
+    """What one door counted between two of its samples."""
 
     between: DoorSample
     interval_s: float
-    # Of instances at its beginning, and when it came here.
+    # Outstanding requests per instance at the beginning, and the loop's time of arrival.
     outstanding_before: Mapping[int, int]
     came_at: float
 
 
 class DoorReader:
-    """Follows all doors of one service."""
+    """Turns the samples of all doors of one service into intervals and merged samples."""
 
     def __init__(self) -> None:
         self._began_at: float | None = None
@@ -88,7 +88,7 @@ class DoorReader:
         self._unread: set[str] = set()
 
     def take(self, samples: Sequence[DoorSample], at: float) -> list[Interval]:
-        """What doors have reported since the last look, as intervals of its own each."""
+        """Return the new intervals since the last call, each of one door."""
         if self._began_at is None and samples:
             self._began_at = at
         found = [one for sample in samples if (one := self._interval(sample, at)) is not None]
@@ -102,7 +102,7 @@ class DoorReader:
         return found
 
     def reading(self, at: float) -> ServiceReading | None:
-        """All doors as one; None: nothing new, or not from all of them yet."""
+        """Merge all doors into one sample; None if nothing is new or some have not reported yet."""
         self._unread &= self._intervals.keys()
         is_whole = self._unread == self._intervals.keys()
         if not self._unread or not (is_whole or at - self._read_at >= 2 * _APART_S):
@@ -112,7 +112,7 @@ class DoorReader:
         return added(self._intervals.values(), at)
 
     def is_silent(self, at: float) -> bool:
-        """Whether no door has said anything for a while."""
+        """Return whether no door has reported for a while; True before the first interval."""
         return all(at - one.came_at >= FRESH_S for one in self._intervals.values())
 
     def _interval(self, sample: DoorSample, at: float) -> Interval | None:
@@ -121,17 +121,17 @@ class DoorReader:
             return None
         self._last[sample.door] = (at, sample)
         if known is not None and sample.at < known[1].at:
-            # Its clock was set back: nobody can tell how long that was, and from here on it counts.
+            # The door's clock was set back, so the length of the interval is unknown.
             return None
         before = None if known is None else known[1]
         began_at = at if self._began_at is None else self._began_at
         if before is None and at - began_at < _FIRST_LOOK_S:
             return None
-        # Away for long, or while another led: what it has counted so far is not of this second.
+        # The door was away for long, or another node led: its totals are not of this interval.
         since_s = 0.0 if sample.began_at is None else sample.at - sample.began_at
         if before is None and since_s > _FIRST_LOOK_S:
             return None
-        # A door reports about each second: so long at most has a new one been there.
+        # Doors report every second, so a new one has counted for one second at most.
         interval_s = 1.0 if before is None else sample.at - before.at
         return Interval(
             between=since(before, sample),
@@ -144,7 +144,7 @@ class DoorReader:
 
 
 def added(intervals: Iterable[Interval], at: float) -> ServiceReading:
-    """Several doors as one."""
+    """Merge intervals of several doors into one sample."""
     found = list(intervals)
     doors = [one.between for one in found]
     ids = {one.instance_id for door in doors for one in door.instances}
@@ -185,7 +185,7 @@ def _instance(instance_id: int, intervals: Iterable[Interval]) -> InstanceReadin
 
 
 def mean_s(durations: Durations) -> float | None:
-    """The mean of counted durations; None: there are none."""
+    """Return the mean of a histogram of durations; None if it is empty."""
     count = sum(count for _, count in durations)
     if not count:
         return None
@@ -193,7 +193,7 @@ def mean_s(durations: Durations) -> float | None:
 
 
 def percentile_s(durations: Durations, fraction: float) -> float | None:
-    """The duration that so many do not exceed, by a line within its bucket; None: no data."""
+    """Return a percentile of a histogram, interpolated within its bucket; None if it is empty."""
     count, so_far = sum(count for _, count in durations), 0
     for bound_s, one in sorted(durations):
         if so_far + one >= fraction * count:

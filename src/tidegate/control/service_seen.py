@@ -1,4 +1,4 @@
-"""All that a decision about an HTTP service is made on, at one moment."""
+"""The input of one decision about an HTTP service."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ from tidegate.agreement.windows import WindowVerdict
 from tidegate.control.service_reading import BUCKET, ServiceReading
 from tidegate.core.hosting import Instance, Service
 
-# Samples come each second: of so much of a window there must be some.
+# Part of a window that must have samples, one a second, before its verdict is used.
 _PRESSED_PART = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What is known now."""
+    """The measurements of one service at one moment."""
 
-    # Of the loop's clock.
+    # Seconds of the loop's clock.
     at: float
     service: Service
     instances: Sequence[Instance]
-    # None: doors have said nothing new.
+    # None if no door has reported anything new.
     reading: ServiceReading | None = None
-    # Whether doors have been silent for long.
+    # Whether no door has reported for some seconds, or ever.
     is_silent: bool = False
-    # The window that is open, by now; None: nothing was measured in it.
+    # The verdict of the open window so far; None if it has no sample.
     window: WindowVerdict | None = None
     admission: int | None = None
-    # Slots without work on machines that run; None: not known.
+    # Free slots on running machines; None if not known.
     slots_free: int | None = None
-    # Why there may be no machine; "": there is no reason.
+    # Why no machine may be available; empty if nothing is known to prevent it.
     fleet_trouble: str = ""
 
     def is_pressed(self, window_s: float) -> bool:
-        """Whether the window that is open is warned of, or worse, for certain."""
-        # By a single sample nobody can tell.
+        """Return whether the open window is certainly warned of or breached."""
+        # One sample is not enough to judge a window.
         if self.window is None or self.window.samples < _PRESSED_PART * window_s:
             return False
         return any(
             one.verdict in (Verdict.WARNED, Verdict.BREACHED)
             and one.value is not None
-            # What is left of memory says nothing about how busy they are: more would take more.
+            # Low free memory does not show load, and more instances would use more memory.
             and one.metric.name != "free_memory"
-            # Times come as upper bounds of buckets.
+            # A time is the upper bound of its bucket, so the real value may be one bucket lower.
             and (one.metric.percentile is None or one.value >= BUCKET * one.metric.warning)
-            # Who is turned away says nothing about how busy they are who answer the others.
+            # Judge answered requests only: a rejected request says nothing about busy instances.
             for one in (found.of_answers for found in self.window.findings)
         )
 
     @property
     def is_breached_for_certain(self) -> bool:
-        """Whether those that were answered in the window that is open break a promised time."""
+        """Whether the answered requests of the open window certainly break a promised time."""
         return self.window is not None and any(
             one.value is not None and one.value >= BUCKET * one.metric.breach
             for one in (found.of_answers for found in self.window.findings)
@@ -61,7 +61,7 @@ class Seen:
 
     @property
     def leaves_unanswered(self) -> bool:
-        """Whether a promise is broken, or soon will be, by requests that got no answer."""
+        """Whether unanswered requests break a promise of the open window, or soon will."""
         return self.window is not None and any(
             one.unanswered and one.verdict in (Verdict.WARNED, Verdict.BREACHED)
             for one in self.window.findings

@@ -1,13 +1,13 @@
-"""How many instances of a service are to serve: by what is in hand, by warnings, and by calm.
+"""The number of instances that a service needs.
 
-    more     what is in hand, or will be, is not answered in time         laws.http_sizing
-             a warning that this leaves open: one more, if it is a matter of load at all
-    fewer    one fewer has held with room for the whole cool-down
-    floor    what was too few at a load stays too few at that load, for a while
-    held     as many as a person has said, whatever the others say
+    more     the requests in hand, now or soon, cannot be answered in time      laws.http_sizing
+             a warning that this does not explain: one more, if load can be the reason
+    fewer    one fewer would have been enough, with reserve, for the whole cool-down
+    floor    a number that was too low at a load is not used again at that load for a while
+    override a number set by hand replaces all of these
 
-A number that was decided is kept in the store before anything is ordered for it: whoever leads next
-goes on from there, and not from what happens to run in the middle of a rollout.
+The loop stores the number before it orders anything. The next leader continues with it, and not
+with the number of instances that happen to run in the middle of a rollout.
 """
 
 from __future__ import annotations
@@ -23,50 +23,51 @@ from tidegate.core.by_hand import NOTHING_SAID
 from tidegate.laws.http_sizing import NO_POINTS, Load, ScaleIn, needed, needed_with_room
 
 COOLDOWN_S = 15.0
-# A door reports each second, and doors hear of what was ordered within a quarter of one.
+# Seconds until a change shows: a door reports every second and follows the store four times a
+# second.
 SENSED_S = 1.5
-# What was too few at a load is so for that long.
+# Seconds for which a number stays too low for a load.
 REMEMBERED_S = 300.0
-# Loads that differ by less are the same.
+# Loads whose ratio is above this count as equal.
 _SAME_LOAD = 0.9
-# After a scale-in, what is called back so soon should not have gone.
+# Seconds after a scale-in in which adding again shows that the scale-in was wrong.
 _REGRET_S = 30.0
-# A part of an instance that is missing is none.
+# A missing part of an instance below this is ignored.
 _PART = 0.25
 
 
 class ServiceSize:
-    """How many of one service."""
+    """Decides how many instances of one service are to serve."""
 
     def __init__(
         self, agreement: Agreement, performance: Performance, cooldown_s: float = COOLDOWN_S
     ) -> None:
         self.agreement = agreement
-        # What a person has said: bounds that go before those that are agreed, or a number.
+        # The override: a number, or bounds that replace the agreed ones.
         self.by_hand = NOTHING_SAID
         self._performance = performance
         self._scale_in = ScaleIn(cooldown_s)
-        # How many are to serve; None: not looked yet.
+        # How many instances are to serve; None before the first decision.
         self._wanted: int | None = None
-        # So many were too few at this load, until then.
+        # A number that is needed at a load, the load, and until when.
         self._floor: tuple[int, float, float] | None = None
         self._fewer_at = -math.inf
         self._raised_at = -math.inf
-        # Whether it is warned of though nothing waits.
+        # Whether a warning stays although nothing waits, so that more instances would not help.
         self.is_unhelped = False
 
     @property
     def wanted(self) -> int:
-        """How many are to serve."""
+        """How many instances are to serve; `begin` must have been called."""
         assert self._wanted is not None, "nobody has begun yet"
         return self._wanted
 
     def begin(self, wanted: int) -> None:
-        """So many are to serve, unless it is known better already; within what is agreed."""
+        """Start with this number unless one is known already; apply the bounds in any case."""
         self._wanted = self._bounded(wanted if self._wanted is None else self._wanted)
 
     def hold(self, crew: Crew, instances: int, at: float) -> None:
-        """As many as a person has said; when it is given back, the law goes on from there."""
+        """Use an override; without it the law continues from this number."""
         self._wanted = self._bounded(instances)
         self._scale_in.again(at)
         self._floor = None
@@ -84,7 +85,11 @@ class ServiceSize:
         may_shrink: bool,
         relieved_at: float = -math.inf,
     ) -> None:
-        """What the last reading calls for; `relieved_at` is when more was last done inside."""
+        """Adapt the number to the last sample.
+
+        `relieved_at` is when the concurrency of an instance was last lowered. `may_shrink` is False
+        during a rollout.
+        """
         before, at = self.wanted, seen.at
         asked = self.needed(load)
         if asked is not None:
@@ -101,12 +106,12 @@ class ServiceSize:
         floor = self._floor_now(load, at)
         if floor > self.wanted:
             self._wanted = self._bounded(floor)
-        # What is not answered is not in hand: how little that is says nothing.
+        # Unanswered requests do not count as in hand, so a low number in hand means nothing then.
         is_calm = self.wanted <= before and not (is_pressed or seen.leaves_unanswered)
         self._lower(crew, load, at, may_shrink=may_shrink and is_calm)
 
     def needed(self, load: Load) -> int | None:
-        """So many answer all in time, as far as anybody knows; None: nobody does."""
+        """Return how many instances answer the load in time; None if the capacity is not known."""
         hoped = self._performance.hoped_per_s
         points = points_of(self.agreement, self._performance)
         if not hoped or (points is NO_POINTS and not load.is_open):
@@ -114,20 +119,20 @@ class ServiceSize:
         return needed(load, hoped, points)
 
     def load(self, crew: Crew) -> Load:
-        """What there is to do, and what there will be when one that is ordered now helps."""
+        """Return the load now, and the load when an instance ordered now would serve."""
         lead_s, trend = self._lead_s(crew), self._performance.trend
         ahead = trend.ahead(lead_s)
         delta = self.agreement.resources.sla_delta_per_s2
         limit_s = points_of(self.agreement, self._performance).limit_s
         if delta and math.isfinite(limit_s):
-            # What is promised to be kept up with, though it was not seen yet.
+            # The agreement promises to keep up with this growth although it has not been seen yet.
             ahead = max(ahead, trend.in_hand + delta * lead_s * limit_s)
         return Load(trend.in_hand, self._performance.answered_per_s, ahead, trend.is_open)
 
-    # More
+    # Scaling out
 
     def _raise(self, wanted: int, load: Load, at: float) -> None:
-        # No more than twice as many in one go: a moment may look like a flood.
+        # Double at most in one step: a short burst may look like a flood.
         wanted = self._bounded(min(wanted, 2 * max(self.wanted, 1)))
         if wanted <= self.wanted:
             return
@@ -140,8 +145,8 @@ class ServiceSize:
     def _feed_back(
         self, crew: Crew, seen: Seen, load: Load, is_any_slow: bool, relieved_at: float
     ) -> None:
-        """A warning that the law does not explain: one more, if it is a matter of load at all."""
-        # What was ordered last, or changed inside, must have shown in a whole window first.
+        """Add one for a warning that the law does not explain, if load can be its reason."""
+        # The last order or change must have had its effect in a whole window first.
         helped_at = max(self._raised_at + self._lead_s(crew), relieved_at)
         if seen.at < helped_at + self.agreement.window_s or crew.coming:
             return
@@ -155,13 +160,16 @@ class ServiceSize:
             crew.rule = "warned"
             evidence = [] if seen.window is None else seen.window.evidence
             crew.because(f"What is in hand does not explain it: {'; '.join(evidence)}.")
-            # Where one is slow, hangs or is being renewed, that may be why.
+            # If an instance is slow, hangs or is being replaced, that may be the reason instead.
             if not (crew.ejected or crew.is_rolling or is_any_slow):
                 self._floor = (more, load.in_hand, seen.at + REMEMBERED_S)
             self._raise(more, load, seen.at)
 
     def _is_loaded(self, crew: Crew) -> bool:
-        """Whether more could help: something waits, or they do half of what they can."""
+        """Return whether more instances could help.
+
+        They can if requests wait, or if an instance is at half of its limit or capacity.
+        """
         for instance in crew.ready:
             rate = self._performance.rate(instance.instance_id)
             known = self._performance.capacity(instance.instance_id)
@@ -180,14 +188,14 @@ class ServiceSize:
         count, in_hand, _ = self._floor
         return count if load.in_hand >= _SAME_LOAD * in_hand else 0
 
-    # Fewer
+    # Scaling in
 
     def _lower(self, crew: Crew, load: Load, at: float, *, may_shrink: bool) -> None:
         proven = self._performance.proven_per_s
         if not proven:
             return
         room = needed_with_room(load, proven, points_of(self.agreement, self._performance))
-        # A slow one is worth less than one.
+        # A slow instance is worth less than one.
         slow = len(crew.counted_ids) - self._performance.effective(crew.counted_ids)
         self._scale_in.see(at, max(room + math.ceil(slow - _PART), self._floor_now(load, at)))
         fewer = self._bounded(self.wanted - 1)
@@ -201,10 +209,10 @@ class ServiceSize:
                 "with room to spare."
             )
 
-    # Figures
+    # Values
 
     def _lead_s(self, crew: Crew) -> float:
-        """From an order until it helps."""
+        """Return the seconds from an order until it has an effect."""
         if crew.ready_spares:
             return SENSED_S
         said_s = self.agreement.resources.reconfiguration_s
@@ -212,7 +220,7 @@ class ServiceSize:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The fewest and the most: as a person has said, else as is agreed."""
+        """The minimum and maximum: of the override, else of the agreement."""
         uses = self.agreement.resources
         return self.by_hand.bounds(uses.replicas_min, uses.replicas_max)
 

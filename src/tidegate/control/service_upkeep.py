@@ -1,17 +1,31 @@
-"""What the instances of a service need, however many there are to be.
+"""Reconciles the instances of a service with the wanted number and version.
 
-    gone        drained, and nothing outstanding: removed; at the latest after a minute. Where
-                sessions stay with their instance, a grace for these goes before
-    failed      removed, and another one comes; one that cannot start is tried ever less often, and
-                one of an old version stays until the new one answers: its machine tries it again
-    hanging     ejected by every door for some seconds while another one answers: it drains
-    overloaded  slow or short of memory for long: replaced, as an old version is
-    old         +1 new; when there are enough without one of the old, that one drains; so does
-                what is more than wanted, also while the new one does not start
-    spares      serve at once when somebody is missing, and are refilled when nobody is
+Theory of operation
+-------------------
 
-Who is replaced stays until there is one in its place, so that a deploy that does not start harms
-nobody. If there is no slot for one more, one of several goes first; one that is alone stays.
+An `InstanceReconciler` belongs to one service and is called in every decision: `clean` first, then,
+after the wanted number has been decided, `fill`. It records its actions in an `InstanceSet`.
+
+    drained     nothing outstanding: removed; after DRAIN_S_MAX at the latest. Sticky services give
+                sessions a grace time first
+    failed      removed and replaced. A version that cannot start is retried less and less often. An
+                instance of an old version stays until the new one answers; its machine restarts it
+    hanging     ejected by every door for EJECTED_S while another instance answers: drained
+    overloaded  slow or short of memory for long: replaced like an old version, one at a time
+    old         one new instance is ordered; when enough answer without an old one, that one
+                drains. A surplus drains too, also while the new version does not start
+    spares      serve at once when an instance is missing, and are refilled when none is
+
+Invariants:
+
+- A replaced instance stays until its replacement answers, so a version that does not start does no
+  harm. If there is no slot for one more instance, one of several goes first; a single one stays.
+- At most one instance of a rollout is on its way at a time.
+- A version that has failed counts as able to start only after an instance, ready since the last
+  failure, has served for _PROVEN_S.
+
+State is in memory: since when each instance is in its state, and the failures of each version. A
+new leader starts without it and may retry a failing version sooner.
 """
 
 from __future__ import annotations
@@ -23,38 +37,38 @@ from tidegate.control.service_reading import ServiceReading
 from tidegate.core.hosting import Instance, InstanceState, ServiceSpec
 
 DRAIN_S_MAX = 60.0
-# One that hangs answers nothing any more.
+# A hanging instance does not answer its outstanding requests any more.
 _HANGING_DRAIN_S_MAX = 10.0
-# Doors follow the store four times a second and report each second: what they say of an instance
-# that drains is true after that.
+# Doors follow the store four times a second and report every second. After this many seconds their
+# report on a draining instance is current.
 _HEARD_S = 1.5
 EJECTED_S = 5.0
-# Between orders of a version that cannot start, at most.
+# Longest time in seconds between two orders of a version that cannot start.
 _RETRY_S_MAX = 60.0
 _RETRY_DOUBLINGS_MAX = 6
-# One that has served for so long can start.
+# A version whose instance has served for this many seconds can start.
 _PROVEN_S = 10.0
-# Without a slot for so long: there is none.
+# An instance without a slot for this many seconds counts as unplaced.
 UNPLACED_S = 5.0
-# Between replacements of those that are overloaded: what makes them so may not be theirs.
+# Seconds between replacements of overloaded instances: the reason may be outside of them.
 _REPLACE_S = 60.0
 
 
 class ServiceUpkeep:
-    """Looks after the instances of one service."""
+    """Keeps the instances of one service as they are wanted."""
 
     def __init__(self) -> None:
         # When an instance was first seen in a state.
         self._since: dict[tuple[int, str], float] = {}
-        # By version: how often one has failed in a row, and when the last of them did.
+        # By version: how many instances failed in a row, and when the last one did.
         self._failures: dict[int, int] = {}
         self._failed_at: dict[int, float] = {}
         self._replaced_at = -math.inf
-        # Instances that are to be replaced, though they are of the right version.
+        # Instances of the right version that are to be replaced.
         self._outworn: set[int] = set()
 
     def clean(self, crew: Crew, reading: ServiceReading | None, at: float) -> None:
-        """Remove what is gone, and what cannot be used."""
+        """Remove drained instances, and replace failed and hanging ones."""
         self._look(crew, reading, at)
         for instance in crew.of_state(InstanceState.DRAINING):
             if self._is_drained(instance, crew.service.spec, reading, at):
@@ -67,7 +81,7 @@ class ServiceUpkeep:
             self._let_go_of_hanging(crew, at)
 
     def replace(self, crew: Crew, instance: Instance, why: str, at: float) -> None:
-        """One that serves badly is to go when another is in its place; one at a time."""
+        """Mark an instance to be replaced; ignored within _REPLACE_S of another one."""
         if self._outworn or at - self._replaced_at < _REPLACE_S:
             return
         self._replaced_at = at
@@ -76,7 +90,7 @@ class ServiceUpkeep:
         crew.because(f"Instance {instance.instance_id} {why}: another one takes its place.")
 
     def fill(self, crew: Crew, wanted: int, at: float, slots_free: int | None) -> None:
-        """As many as wanted, of the right version, and spares beside them."""
+        """Order, promote, drain and remove until the wanted number of the right version serves."""
         while len(crew.ready) < wanted and (spares := crew.ready_spares):
             crew.promote(spares[0])
             crew.rule = crew.rule or "a spare serves"
@@ -92,19 +106,19 @@ class ServiceUpkeep:
         self._keep_spares(crew, at)
 
     def is_stuck(self, crew: Crew) -> bool:
-        """Whether the version that is deployed keeps failing, and the old ones have to do."""
+        """Return whether the deployed version keeps failing, so that old instances must serve."""
         if self._failures.get(crew.service.version, 0) <= 1:
             return False
         return not any(map(crew.is_current, crew.ready + crew.ready_spares))
 
     def unplaced(self, crew: Crew, at: float) -> list[Instance]:
-        """Those that found no slot for long."""
+        """Return the coming instances that have had no slot for long."""
         return [one for one in crew.coming if self._has_no_place(one, at)]
 
     def _has_no_place(self, instance: Instance, at: float) -> bool:
         return at - self._first(instance, "unplaced", at) >= UNPLACED_S
 
-    # What is there
+    # Existing instances
 
     def _look(self, crew: Crew, reading: ServiceReading | None, at: float) -> None:
         now: set[tuple[int, str]] = set()
@@ -112,7 +126,7 @@ class ServiceUpkeep:
             now.add((one.instance_id, one.state.value))
             if one.machine_id is None and one.state is InstanceState.ORDERED:
                 now.add((one.instance_id, "unplaced"))
-            # Between readings it stays what it was.
+            # Between two samples the state stays as it was.
             ejected = (one.instance_id, "ejected") in self._since
             if reading is not None:
                 ejected = reading.instance(one.instance_id).ejected is not None
@@ -123,7 +137,7 @@ class ServiceUpkeep:
         self._outworn &= crew.instances.keys()
         for one in crew.ready + crew.ready_spares:
             ready_at = self._first(one, InstanceState.READY, at)
-            # One that was well before the others failed does not show that another can start.
+            # An instance that was ready before the failures does not show that another can start.
             is_later = ready_at > self._failed_at.get(one.version, math.inf)
             if is_later and at - ready_at >= _PROVEN_S:
                 del self._failures[one.version], self._failed_at[one.version]
@@ -163,14 +177,14 @@ class ServiceUpkeep:
             crew.because(f"Instance {instance.instance_id} failed ({said}): it is replaced.")
 
     def _may_go_for_good(self, crew: Crew, at: float) -> bool:
-        """Whether one of an old version that does not answer need not come back.
+        """Return whether a failed instance of an old version need not be restarted.
 
-        Nobody orders another of its version. As long as the new one has not shown that it starts,
-        its machine, or another, is to start it again as it was.
+        Its version is never ordered again. Until the new version has shown that it starts, a
+        machine must restart the old instance.
         """
         if any(map(crew.is_current, crew.ready + crew.ready_spares)):
             return True
-        # Where there is no slot for the new one, it takes that of one that has failed.
+        # If there is no slot for the new instance, it takes the slot of the failed one.
         is_untried = not self._failures.get(crew.service.version)
         waits = any(map(crew.is_current, self.unplaced(crew, at)))
         return is_untried and waits
@@ -192,19 +206,19 @@ class ServiceUpkeep:
                 "others answer: it is replaced."
             )
 
-    # What comes and goes
+    # Starting, renewing and removing
 
     def _may_start(self, crew: Crew, at: float) -> bool:
         return at >= self._retry_at(crew.service.version)
 
     def _retry_at(self, version: int) -> float:
-        """When the next of a version may be ordered."""
+        """Return the time from which the next instance of a version may be ordered."""
         failed_at, failures = (
             self._failed_at.get(version, -math.inf),
             self._failures.get(version, 0),
         )
-        # After the first at once; what cannot start is tried ever less often, and a power of so
-        # many failures as there may be in some days is no number any more.
+        # The first failure is retried at once, later ones less and less often. The exponent is
+        # limited, because some days of failures would overflow the power.
         doublings = min(failures - 2, _RETRY_DOUBLINGS_MAX)
         return failed_at + (min(2.0**doublings, _RETRY_S_MAX) if failures > 1 else 0.0)
 
@@ -212,7 +226,7 @@ class ServiceUpkeep:
         return not crew.is_current(instance) or instance.instance_id in self._outworn
 
     def _forget_surplus(self, crew: Crew, wanted: int) -> None:
-        """Old ones that do not answer need not come back where enough do without them."""
+        """Remove failed old instances if enough instances answer without them."""
         if len(crew.ready) < wanted:
             return
         for instance in crew.of_state(InstanceState.FAILED):
@@ -229,7 +243,7 @@ class ServiceUpkeep:
         if not outdated:
             return
         for instance in outdated:
-            # Of the version that is deployed another one can be ordered at any time.
+            # An instance of the deployed version can be ordered again at any time.
             if instance.state is not InstanceState.READY and (
                 crew.is_current(instance) or self._may_go_for_good(crew, at)
             ):
@@ -262,7 +276,7 @@ class ServiceUpkeep:
             return
         stuck = [one for one in self.unplaced(crew, at) if one in coming]
         if crew.of_state(InstanceState.DRAINING):
-            # Its slot will be free when its sessions have had their grace: nobody else need go.
+            # Its slot becomes free after the grace time of its sessions, so no other one must go.
             return
         if stuck and answering and not slots_free and len(crew.ready) >= max(wanted, 2):
             crew.drain(answering[0])
@@ -272,10 +286,10 @@ class ServiceUpkeep:
             )
 
     def _shrink(self, crew: Crew, wanted: int) -> None:
-        """More than wanted: who comes need not, then who gets least, the newest first."""
+        """Reduce a surplus: coming instances first, then the smallest weight, then the newest."""
         if any(self._is_outdated(crew, one) for one in crew.serving):
             return
-        # One that is ejected may return, and until then another one is in its place.
+        # An ejected instance may return; until then another one serves in its place.
         wanted += sum(one.instance_id in crew.ejected for one in crew.serving)
         while len(crew.serving) > wanted and crew.serving_count > wanted:
             going = crew.coming[-1:] or sorted(
@@ -283,7 +297,7 @@ class ServiceUpkeep:
             )
             instance = going[0]
             is_well = instance.state is InstanceState.READY and instance.weight >= 1.0
-            # One that answers is worth more than one that may come.
+            # A ready instance is worth more than a coming one.
             spares = len(crew.ready_spares) if is_well else crew.spares_count
             if spares < crew.service.spec.spares:
                 crew.make_spare(instance)
@@ -306,7 +320,7 @@ class ServiceUpkeep:
             crew.add(missing, is_spare=True)
             crew.rule = crew.rule or "spares are refilled"
             crew.because(f"{crew.service.spec.spares} spare(s) are to be kept: {missing} more.")
-        # Who is not ready goes first, then the newest.
+        # Remove spares that are not ready first, then the newest.
         current = sorted(
             (one for one in spares if crew.is_current(one)),
             key=lambda one: (one.state is InstanceState.READY, -one.instance_id),

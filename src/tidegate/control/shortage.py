@@ -1,10 +1,10 @@
-"""Whether more is needed than can be had: news when it has lasted, and when it is over for good.
+"""Detects a lasting shortage: reported when it has lasted, and when it is over for good.
 
-    no slot is free, or there may be no more: for some seconds    →  told, with why
-    nothing lacks any more: for some seconds                      →  told that it is over
+    no slot is free, or the maximum is reached, for BEGINS_S     → reported, with the reason
+    nothing is lacking, for OVER_S                               → reported as over
 
-What is in hand jumps from one look to the next, and what is needed for it jumps along: nobody is to
-be woken by a moment, nor told twice of one shortage, also not by the next leader.
+Load fluctuates between samples, and so does what it needs. A moment of shortage must not alert
+anyone, and one shortage must not alert twice, also after a change of leader.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ OVER_S = 10.0
 
 
 class Shortage:
-    """What one service lacks, as people know it; `told` is where the last leader left it."""
+    """The shortage of one queue or service; `told` is what the last leader reported."""
 
     def __init__(self, told: str = "") -> None:
-        # Why there is too little; "": there is enough.
+        # Why there is too little, as last reported; empty if there is enough.
         self.told = told
-        # Since when it is otherwise than was told; None: it is not.
+        # Since when the situation differs from what was reported; None if it does not differ.
         self._since: float | None = None
 
     def take(self, lacks: str, at: float) -> str | None:
-        """What is lacking when that is news, "" when it is over, None when nothing has changed."""
+        """Return the text of a new shortage, "" when it is over, None if nothing has changed."""
         if bool(lacks) == bool(self.told):
             self._since = None
             return None

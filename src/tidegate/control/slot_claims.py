@@ -1,13 +1,13 @@
-"""Who has which slots or is entitled to them, and what that leaves for one service.
+"""Which slots are used or reserved, and how many that leaves for one service.
 
-    entitled    of a service as many instances as its agreement takes, and its spares; of a queue
-                its least number of replicas; of either what a person has said
-    left        the slots that nobody else is in, and those of machines that may still be booted,
-                without what others are entitled to and have not got yet
+    entitled    a service: as many instances as its agreement needs, and its spares;
+                a queue: its minimum of replicas; an override replaces either
+    left        slots that no other service or queue uses, and those of machines that may still be
+                booted, minus what others are entitled to and do not have yet
 
-What somebody has beyond that is in a slot all the same, and nobody is put out of one: it is left to
-whoever is there. Whoever drains is leaving. Others find their place as the provisioner does it: in
-free slots first, then on machines that are booted for them.
+A service or queue may use more slots than it is entitled to. It keeps them, and they are not left
+for this service. Draining instances and replicas do not count. Missing entitlements are filled as
+the provisioner does it: free slots first, then machines booted for them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _GONE = (MachineState.FAILED, MachineState.HALTING)
 
 @dataclass(frozen=True)
 class Claim:
-    """What one service or queue has of the slots, and may ask for."""
+    """The slots that one service or queue has and is entitled to."""
 
     name: str
     placed: int
@@ -49,7 +49,7 @@ def claims(
     topologies: Iterable[Topology],
     knowledge: Knowledge | None = None,
 ) -> list[Claim]:
-    """Of everybody."""
+    """Return the claims of all services and queues."""
     found = [
         Claim(
             name=service.spec.name,
@@ -82,7 +82,7 @@ def room_for(
     machines_most: int,
     everybody: Iterable[Claim] = (),
 ) -> Room:
-    """What a service may have of the machines that there are, and of those that may be booted."""
+    """Return the slots a service can get on existing machines and on bootable ones."""
     there = [one for one in machines if one.state not in _GONE]
     others = [one for one in everybody if one.name != spec.name and one.slots]
     bootable = max(machines_most - len(there), 0)
@@ -119,7 +119,7 @@ def _entitled(service: Service, knowledge: Knowledge | None) -> int:
     try:
         agreement = parse_agreement(spec.agreement, spec.name)
     except AgreementInvalid:
-        # What cannot be read entitles to nothing, and keeps what it has.
+        # An agreement that cannot be read entitles to nothing. The service keeps the slots it has.
         return 0
     if by_hand.instances is not None:
         return by_hand.instances + spec.spares

@@ -1,9 +1,9 @@
-"""One consumer whose prefetch its node steers: sense, step, set, and remember why.
+"""One consumer under prefetch control: sense, step, set, record.
 
-    credit.sense → steering.step → level → (ticks) credit
+    credit.sense → regulator.step → level → (each tick) prefetch
 
-Synchronous, and thin: what to do, `laws.prefetch_steering` says. A consumer that comes, and one
-whose queue has changed its owner, starts from the prefetch that it has: without a bump.
+`PrefetchRegulator` decides; this class connects it to the node's consumer. It is synchronous. A new
+consumer, and one whose queue has a new owner, starts from the prefetch it has, so nothing jumps.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tidegate.node.consumer import Consumer
 from tidegate.telemetry.numbers import ControlNumbers
 from tidegate.telemetry.recorder import Row
 
-# Steps that `tidegate explain QUEUE --prefetch` can look back on.
+# Steps kept for `tidegate explain QUEUE --prefetch`.
 STEPS_KEPT = 60
-# Looks within a sample at least, and seconds between two at most.
+# Observations per sample at least, and seconds between two observations at most.
 _LOOKS_PER_SAMPLE = 5
 _LOOK_S_MAX = 0.5
-# In a shorter sample than so many sojourns the rate is what happened to fall into it.
+# If a sample is shorter than this many sojourn times, its rate is mostly chance.
 _ROUNDS = 4.0
-# Notes that people hear of, whoever looks.
+# Beginnings of notes that are worth a decision in the journal.
 _NEWS = (
     "redesigned",
     "swings",
@@ -43,7 +43,7 @@ _NEWS = (
 
 
 class SteeredConsumer:
-    """A consumer, its credit, and what steers it."""
+    """A consumer, its credit, and the regulator of its prefetch."""
 
     def __init__(
         self,
@@ -74,13 +74,13 @@ class SteeredConsumer:
         self._saturated = Saturation.NONE
         # Kinds of notes of the step before.
         self._noted: set[str] = set()
-        # Whether there is something to set at each tick: not if the level is whole, and set.
+        # Whether the next tick must set something; False once a whole level has been set.
         self.is_moving = True
-        # Whether a step of it has raised, and was told.
+        # Whether one of its steps has failed and this was logged.
         self.has_failed = False
 
     def change(self, goal: PrefetchGoal, now: float) -> None:
-        """Another goal, without a bump."""
+        """Change the goal without a jump of the prefetch."""
         before, self.goal = self.goal, goal
         self.steering.change(goal)
         if (before.rate_per_s is None) != (goal.rate_per_s is None):
@@ -92,7 +92,7 @@ class SteeredConsumer:
     # Several times a sample
 
     def look(self, now: float) -> None:
-        """See what it does."""
+        """Observe the consumer; call it several times per sample."""
         self.credit.look(now)
         if self.credit.probing is None:
             self.look_at = now + min(self.goal.sample_s / _LOOKS_PER_SAMPLE, _LOOK_S_MAX)
@@ -100,7 +100,7 @@ class SteeredConsumer:
             self.is_moving = True
 
     def next_prefetch(self, now: float) -> int:
-        """What to set now."""
+        """Return the prefetch to set now."""
         wanted = self.credit.wanted(self.steering.tick(), now)
         self.is_moving = wanted != self.steering.level
         return wanted
@@ -108,8 +108,12 @@ class SteeredConsumer:
     # Once a sample
 
     def step(self, now: float, wall_s: float) -> tuple[Row, Decision | None, str]:
-        """Steer; the row of it, and if there is news, a decision and what is new."""
-        # At a steady beat; what could not be kept up with is left out.
+        """Make one control step and return its row for the lake, with a decision if there is news.
+
+        The decision is None and the text empty if nothing noteworthy has changed. `wall_s` is in
+        seconds since 1970.
+        """
+        # Keep a steady interval; after a delay, skip samples instead of catching up.
         self.due_at = max(self.due_at + self.goal.sample_s, now + 0.5 * self.goal.sample_s)
         sensed = self.credit.sense(now)
         step = self._taken(sensed)
@@ -141,7 +145,7 @@ class SteeredConsumer:
         )
 
     def _look_up(self) -> None:
-        """A model that was learned meanwhile, in place of a guess."""
+        """Replace a guessed model by a model learned meanwhile."""
         client = self.consumer.outlet.client_name
         model = self._learned.of(self.goal, self.queue, client)
         if model is not None:
@@ -152,12 +156,15 @@ class SteeredConsumer:
             self.steering.schedule(schedule)
 
     def _is_long_enough(self, sensed: Sensed) -> bool:
-        """Credit goes round and round: a sample of two or three rounds sees two or three."""
+        """Return whether the sample is several sojourn times long.
+
+        Credit circulates: a sample of two or three rounds counts either two or three of them.
+        """
         return sensed.sojourn_s * _ROUNDS <= self.goal.sample_s
 
     def _news(self, step: ControlStep) -> str:
-        """What is worth telling everybody; "": nothing."""
-        # Of a note the kind counts, not its numbers; and what was so before is no news.
+        """Return what has changed since the last step and is worth a decision; empty if nothing."""
+        # Compare kinds of notes, not their numbers, and ignore what was noted before.
         kinds = {kind for kind in _NEWS for note in step.notes if note.startswith(kind)}
         found = sorted(kinds - self._noted)
         self._noted = kinds
@@ -194,7 +201,7 @@ class SteeredConsumer:
         )
 
     def _row(self, step: ControlNumbers) -> Row:
-        """A row of `control_steps`."""
+        """Return the row for the table `control_steps`."""
         return (
             int(step.at * 1e6),
             step.interval_s,
@@ -223,7 +230,7 @@ class SteeredConsumer:
         )
 
     def release(self) -> None:
-        """Nobody steers it any more."""
+        """Stop controlling the consumer; its prefetch stays as it is."""
         self.credit.close()
         self.consumer.control = None
         self.consumer.limit = None

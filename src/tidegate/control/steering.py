@@ -1,12 +1,37 @@
-"""The control shell: every node runs it, and the one that leads acts.
+"""The control loops of a node: leader election and the order of one round.
 
-    lead? → look at everything once → a period of each queue that is due → of the HTTP services
-          → of the fleet
+Theory of operation
+-------------------
 
-Who leads is settled by the store, and every order carries the leader's epoch: one that is paused,
-or deposed and does not know it yet, is refused there. Whoever hears that stops at once and forgets
-what it remembered. Queues are steered beside each other, and one that fails is left to its next
-period. When measurements do not come, nothing is decided.
+Every node runs `ControlLoops.run`, but only the leader acts. The store decides which node leads: a
+leader stays leader while it is alive, then a live node with the smallest id takes over. Each change
+of leader increases the leader's epoch. Every write of the loops carries this epoch, and the store
+rejects a write with an old epoch by raising `StaleEpoch`. A leader that was paused therefore cannot
+interfere after it resumes.
+
+The leader runs rounds, about ten a second. One round does this, in this order:
+
+    1. ask the store for the epoch            another epoch: drop all remembered state
+    2. read all topologies                    a queue has its own `QueueLoop`
+    3. poll the nodes' stats, once            only if a queue or an agreement is due
+    4. run the `QueueLoop` of each due queue  concurrently, each with its own polling interval
+    5. judge the agreements of the settings   `ConfiguredAgreements`, once a second
+    6. run the loops of the HTTP services     `HostingLoop`
+    7. run the loop of the machines           `FleetLoop`, last: it places what 4 and 6 ordered
+
+Failures:
+
+- `StaleEpoch` anywhere in steps 2 to 7 ends the round. The node forgets everything and follows.
+- Another `TidegateError` in one queue's loop is logged. That queue keeps its replicas until its
+  next period, and the other queues are not affected.
+- Another `TidegateError` outside a queue's loop, for example an unavailable store, ends the round.
+  The node retries and logs only the first failure of such a series.
+- Any other exception is a bug. It is logged with its traceback, and the next round starts.
+- A node that does not answer the poll is not an error here. Its replicas keep their last sample,
+  which grows older, and the autoscaler decides nothing on stale samples.
+
+State in memory is only a cache of measurements. The store holds every order, so a new leader
+completes what the old one began.
 """
 
 from __future__ import annotations
@@ -35,13 +60,13 @@ from tidegate.telemetry.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
-# A leader looks so often whether something is due, another node whether it leads now.
+# The leader checks this often which loops are due; other nodes check this often whether they lead.
 _LEADER_S = 0.1
 _FOLLOWER_S = 0.5
 
 
 class Steering:
-    """All loops of one node."""
+    """All control loops of one node."""
 
     def __init__(
         self,
@@ -60,7 +85,7 @@ class Steering:
         self._recorder = recorder
         self._alerts = alerts or Alerts()
         self._store = store
-        # It may change: a node that was declared dead comes back under another.
+        # A callable, because a node that was declared dead rejoins with another id.
         self._member_id = member_id
         self._sensor = sensor
         self._actuator = actuator
@@ -82,20 +107,20 @@ class Steering:
             clock=self._clock,
             learned=self._learned,
         )
-        # Of the settings; what a queue has of its own is its loop's.
+        # Agreements of the settings. A queue's own agreement belongs to its `QueueLoop`.
         self._agreed = AgreedQueues(store, agreements, self._new_keeping, self._learned)
         self._queues: dict[int, QueueLoop] = {}
         self._epoch: int | None = None
-        # Whether the last period failed.
+        # Whether the last round failed with a `TidegateError`.
         self._is_held = False
 
     @property
     def leads(self) -> bool:
-        """Whether it did when last asked."""
+        """Whether this node was the leader when it last asked the store."""
         return self._epoch is not None
 
     async def run(self) -> None:
-        """Forever; whatever fails is tried again."""
+        """Run rounds until cancelled; log failures and retry."""
         while True:
             try:
                 await self.run_once(self._clock.monotonic())
@@ -108,7 +133,7 @@ class Steering:
             await asyncio.sleep(_LEADER_S if is_prompt else _FOLLOWER_S)
 
     def _held_still(self, failure: TidegateError) -> None:
-        """Said once: a store that is away for an hour fails thousands of times, in many words."""
+        """Log the first failure only: an unavailable store fails thousands of times in an hour."""
         if not self._is_held:
             log.warning("the loops hold still: %s", failure)
         self._is_held = True
@@ -119,7 +144,11 @@ class Steering:
         self._is_held = False
 
     async def run_once(self, now: float) -> None:
-        """One period of whatever is due, if this node leads."""
+        """Run one round at `now` (monotonic seconds) if this node leads.
+
+        Return after asking the store if it does not lead. Raises `TidegateError` if the store or
+        another shared part fails; `StaleEpoch` is handled here.
+        """
         epoch = await self._store.lead(self._member_id())
         if epoch != self._epoch:
             await self._lead_anew(epoch)
@@ -137,7 +166,7 @@ class Steering:
                 await self._steer_all(due, self._clock.monotonic(), epoch)
             if agreed:
                 await self._agreed.run_once(self._clock.monotonic(), epoch)
-            # Before the fleet: what is ordered now finds its slot in this turn.
+            # Before the machines: an instance ordered now gets its slot in the same round.
             await self._hosting_loop.run_once(now, epoch)
             if self._fleet_loop is not None:
                 await self._fleet_loop.run_once(self._queues, now, epoch)
@@ -146,22 +175,30 @@ class Steering:
             await self._lead_anew(None)
 
     async def _lead_anew(self, epoch: int | None) -> None:
-        """Begin to lead, or stop; what the loops remembered may be long past."""
+        """Start to lead under `epoch`, or stop if it is None, and forget all remembered state.
+
+        The loops forget even when one epoch of this node follows another: another node may have led
+        in between and changed everything they remember.
+        """
         if epoch is not None:
-            # Who deploys is to know how many machines there may be, wherever it is.
+            # The machine limit is a setting of this node. Clients of every node need it in the
+            # store, so that a deploy can say how many instances fit.
             await self._store.bound_machines(self._machines_most, epoch)
         self._epoch = epoch
         self._queues.clear()
         self._hosting_loop.stand_down()
         self._agreed.stand_down()
         if self._fleet_loop is not None:
-            # Also from one epoch to another: somebody has led in between.
+            # A new epoch of the same node also resets it: another node may have led in between.
             await self._fleet_loop.stand_down()
         if epoch is not None:
             log.info("this node leads", extra={"epoch": epoch})
 
     def _due(self, topologies: list[Topology], now: float) -> list[Topology]:
-        """Queues whose period is over; those that are gone are forgotten."""
+        """Return the topologies whose polling interval has passed.
+
+        Creates a loop for each new queue and drops the loops of queues that no longer scale.
+        """
         loops = self._queues
         self._queues = {
             topology.queue_id: loops.get(topology.queue_id) or self._new_loop()

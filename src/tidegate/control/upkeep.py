@@ -1,14 +1,24 @@
-"""What a topology needs beside what a law says: replicas that have come up serve, homes follow.
+"""Reconciles a topology with what its replicas report: replica states and assignments.
 
-    STARTING → SERVING   its owner answers, and its workers are there if a machine runs them
-    home → replica       the one that it has serves no more, or others have far fewer; and nothing
-                         of it was seen there in the last few looks; and it is open
-    closed → open        nobody but the replica has anything of the home, nor takes it
+Two things change besides the number of replicas:
 
-A home that is busy stays where it is, unless its replica is to go. One that moves
-is closed first: who still put something to where it was hands that over before anybody puts to
-where it will be. Until then it does not move on, so that what it has comes from one place only,
-in order. Pure: what was seen in, what has to change out.
+    STARTING → SERVING     the replica's owner answers and, if a machine runs its workers, a
+                           consumer is there
+    slot → other replica   its replica serves no more, or another has far fewer slots; nothing of
+                           the slot was seen in the last samples, and the assignment is open
+    closed → open          no member except the assigned replica holds or accepts anything of it
+
+A topology has ASSIGNMENT_SLOTS assignment slots. Each group and each receiver hashes to one of
+them, and all its messages go to the replica assigned to this slot, in order. A negative number in
+`homes` is a closed assignment: the slot is about to move to that replica.
+
+An assignment moves in two steps, so that no message overtakes another. First it is closed: a member
+that still holds messages of the slot hands them over, and no member accepts new ones. When only the
+new replica can have any, the assignment is opened. Until then it does not move again; the messages
+for the next replica would come from two places, in any order. A busy slot does not move, unless its
+replica is draining.
+
+This module is pure: it reads samples and returns changes.
 """
 
 from __future__ import annotations
@@ -20,38 +30,38 @@ from typing import NamedTuple
 from tidegate.core.replication import ALIAS, HOMES, ReplicaState, Topology
 from tidegate.core.steering import Exchange, QueueSample, ReplicaSample
 
-# Who still has the old topology when a home moves may put there: a home that has been empty for so
-# many looks is not one that somebody is putting to all the time.
+# Samples in which a slot must be empty before it moves. A member with the old topology may still
+# accept messages for it, and a slot that stays empty this long is not in constant use.
 LOOKS_MIN = 3
-# A replica that is to go is waited for so many looks; then its homes leave it, busy or not: while
-# they are closed what is there of them goes over, or ends with who holds it.
+# Samples to wait for a draining replica. Then its slots move although they are busy: their messages
+# are handed over while the assignment is closed, or end with the consumers that hold them.
 LOOKS_PATIENT = 10
 
 
 class SeenHomes(NamedTuple):
-    """What a replica, or the alias, says about homes."""
+    """What a replica, or the alias, reports about assignment slots."""
 
-    # Of which it holds anything.
+    # Slots of which it holds any message.
     held: Collection[int]
-    # Of which it takes puts, or has what comes before all that is put from now on.
+    # Slots for which it accepts puts, or holds messages that precede all later puts.
     ahead: Collection[int]
 
 
-# Of the replica of a number, ALIAS among them; None: its owner did not say.
+# The report of a replica by its number, or of ALIAS; None if its owner did not answer.
 Seen = Callable[[int], SeenHomes | None]
 
 
 class Upkeep:
-    """Looks after one logical queue."""
+    """Reconciles the topology of one logical queue."""
 
     def __init__(self) -> None:
-        # For how many looks a home has been empty.
+        # Consecutive samples in which a slot was empty.
         self._empty_looks = [0] * HOMES
-        # For how many its replica has been about to go.
+        # Consecutive samples in which the slot's replica was draining.
         self._going_looks = [0] * HOMES
 
     def serving(self, topology: Topology, sample: QueueSample) -> list[int]:
-        """Numbers of replicas that serve from now on."""
+        """Return the numbers of starting replicas that can serve from now on."""
         has_worker = topology.scaling.worker is not None
         return [
             replica.number
@@ -62,14 +72,18 @@ class Upkeep:
         ]
 
     def homes(self, topology: Topology, seen: Seen) -> list[int] | None:
-        """Where groups and receivers are at home from now on; None: where they were."""
+        """Return the new assignment of every slot; None if nothing changes.
+
+        Empty means that the alias holds all groups and receivers again, because the last replica
+        drains. Call it once per period: it counts the samples in which slots were empty.
+        """
         serving = [p.number for p in topology.replicas if p.state is ReplicaState.SERVING]
         if len(topology.homes) != HOMES:
             return [-serving[index % len(serving)] for index in range(HOMES)] if serving else None
         homes = self._opened(topology, seen)
         self._look(topology, seen)
         if not serving:
-            # The last ones go: from now on the alias is home to all.
+            # The last replicas drain. The alias takes over all slots once they are empty and open.
             is_over = all(p.state is ReplicaState.DRAINING for p in topology.replicas)
             is_empty = min(self._empty_looks) >= LOOKS_MIN and min(homes) > 0
             return [] if is_over and is_empty else None
@@ -79,8 +93,8 @@ class Upkeep:
         for index, home in enumerate(homes):
             number = abs(home)
             if home < 0 and topology.replica(number) is not None:
-                # Part of it may be there, and part on its way: they would come to the next one
-                # from two places, in any order.
+                # Parts of the slot may be in the new replica and parts on the way. A second move
+                # would deliver them to the next replica from two places, in any order.
                 continue
             if home > 0 and not self._may_leave(index):
                 continue
@@ -101,7 +115,10 @@ class Upkeep:
         return self._empty_looks[index] >= LOOKS_MIN or self._going_looks[index] >= LOOKS_PATIENT
 
     def _opened(self, topology: Topology, seen: Seen) -> list[int]:
-        """The homes, those open of which nobody else has anything, nor takes it."""
+        """Return the assignments; open each one whose slot only the assigned replica still has.
+
+        A member that did not answer keeps all assignments closed, except those to itself.
+        """
         homes = list(topology.homes)
         if all(home > 0 for home in homes):
             return homes
@@ -135,7 +152,11 @@ class Upkeep:
 
 
 def homecoming(sample: QueueSample) -> list[Exchange]:
-    """When the last replicas go, nobody is left to take over from them: the alias keeps it."""
+    """Return the transfers to the alias when all replicas drain.
+
+    No replica is left to take over the messages, so the alias holds them. Empty if any replica
+    stays or is ordered.
+    """
     if sample.pending or any(one.state is not ReplicaState.DRAINING for one in sample.replicas):
         return []
     return [
@@ -146,7 +167,7 @@ def homecoming(sample: QueueSample) -> list[Exchange]:
 
 
 def missing_workers(topology: Topology, sample: QueueSample) -> list[ReplicaSample]:
-    """Replicas that wait for their workers only; `tidegate explain` says so."""
+    """Return the replicas that only wait for their workers; `tidegate explain` shows them."""
     if topology.scaling.worker is None:
         return []
     return [
@@ -160,7 +181,10 @@ def missing_workers(topology: Topology, sample: QueueSample) -> list[ReplicaSamp
 
 
 def out_of_reach(topology: Topology, sample: QueueSample) -> list[str]:
-    """Replicas that have served and that nobody can reach, and the stores that may be why."""
+    """Describe the replicas that have served and cannot be reached, each with its store.
+
+    The store is the likely reason.
+    """
     away = {
         replica.number
         for replica in sample.replicas

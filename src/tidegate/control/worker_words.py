@@ -1,8 +1,8 @@
-"""What workers that do not come have said, as their machines report it.
+"""What machines report about workers that do not start.
 
-A machine reports what is wrong with it in one text, each part under the name of its replica. The
-same worker may die with other words every few seconds; people are told the first, and others now
-and then, for whatever differs is written down again.
+A machine reports everything that is wrong with it in one text; each part begins with the name of a
+replica. The same worker may fail with a different text every few seconds. A text is therefore kept
+for a while, because the journal would record every change as a new decision.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from tidegate.core.fleet import MachineInfo
 from tidegate.core.replication import replica_name
 from tidegate.core.steering import ReplicaSample
 
-# So long the words of a replica stay.
+# Seconds for which the text of a replica is kept.
 _KEPT_S = 60.0
 
 
 class WorkerWords:
-    """Of the replicas of one queue that wait for their workers."""
+    """Worker errors of the replicas of one queue that wait for their workers."""
 
     def __init__(self) -> None:
-        # By number of the replica: since when, and what.
+        # By replica number: since when, and the text.
         self._said: dict[int, tuple[float, str]] = {}
 
     def of(
@@ -31,7 +31,7 @@ class WorkerWords:
         machines: Iterable[MachineInfo],
         now: float,
     ) -> list[str]:
-        """Why the workers of these replicas do not come, as far as anybody has said."""
+        """Return the distinct reports about these replicas' workers; empty if there are none."""
         details = {machine.machine_id: machine.detail for machine in machines}
         kept: dict[int, tuple[float, str]] = {}
         for replica in waiting:
@@ -46,7 +46,10 @@ class WorkerWords:
 
 
 def _part(detail: str, replica: str) -> str:
-    """What is said about one replica; it ends where another part begins, if that can be seen."""
+    """Return the part of a machine's report about one replica; empty if there is none.
+
+    It ends where the part of another replica of the same queue begins.
+    """
     found = detail.find(f"{replica}: ")
     if found < 0:
         return ""

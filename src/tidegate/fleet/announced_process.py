@@ -1,7 +1,21 @@
-"""A child that says through a pipe that it serves, or else why it does not (ready_pipe.py).
+"""A supervised child process that announces through a pipe that it serves, or why it does not.
 
-Nodes, doors and consoles are such: started, heard, ended here; what each is started with, where it
-is then found and when it is started again is its owner's.
+Theory of operation
+-------------------
+
+Nodes, doors and consoles are started in the same way:
+
+1. The parent opens a pipe and starts the child with the pipe's number in its environment
+   (ready_pipe.py).
+2. The child writes one line: its addresses when it serves, or an error. Then it closes the pipe.
+3. The parent reads this line with `line`, which waits _START_S seconds at most.
+
+`SupervisedProcess` starts, hears and ends one child at a time. `NodeProcess`, `DoorProcess` and
+`ConsoleProcess` build the command and decide when to restart. Workers and instances run users'
+code, and use `ChildProcess`, which also keeps their last output.
+
+Every child gets its parent's pid and ends with it, however the parent ends (parent.py). The kernel
+ties the child to the thread that started it, so `start` must be called from the main thread.
 """
 
 from __future__ import annotations
@@ -20,28 +34,28 @@ from tidegate.fleet.ready_pipe import READY_VARIABLE
 log = logging.getLogger(__name__)
 
 _START_S = 20.0
-# For who has said why it does not serve, to end as it ends.
+# Seconds in which a child that reported an error must end.
 _END_S = 5.0
-# How our commands end when what they were told cannot be meant (cli/exit_codes.py).
+# Exit code of our commands for unusable arguments or settings (cli/exit_codes.py).
 _WRONGLY_ASKED = 2
 
 
 class StartRefused(Unavailable):
-    """It cannot use what it was told: nothing but other words helps."""
+    """The child cannot use its arguments or settings; a restart does not help."""
 
 
 class AnnouncedProcess:
-    """One process at a time, and where it will be heard."""
+    """One child process at a time, with its announcement."""
 
     def __init__(self, what: str, schemes: tuple[str, ...], log_file: IO[bytes] | None) -> None:
         # For people: "a node".
         self._what = what
-        # Of the address that its word begins with.
+        # Schemes of the address that the announcement begins with.
         self._schemes = schemes
-        # Where its log lines go; None is our stderr.
+        # Where its log goes; None means our stderr.
         self._log_file = log_file
         self._process: subprocess.Popen[bytes] | None = None
-        # Where its word comes from; None: it was heard, or has not been started.
+        # Read end of the pipe; None if the line was read, or before the first start.
         self._ready_fd: int | None = None
 
     @property
@@ -54,20 +68,20 @@ class AnnouncedProcess:
 
     @property
     def is_unheard(self) -> bool:
-        """Whether it was started, and its word has not been taken yet."""
+        """Whether it was started and its line has not been read yet."""
         return self._ready_fd is not None
 
     @property
     def has_spoken(self) -> bool:
-        """Whether its word can be had without waiting, or none will come."""
+        """Whether its line can be read without waiting, or will not come."""
         assert self._ready_fd is not None
         readable, _, _ = select.select([self._ready_fd], [], [], 0.0)
         return bool(readable)
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Begin; Unavailable when the computer has no room for it.
+        """Start the child; raise `Unavailable` if the computer has no room for it.
 
-        From the main thread, since the child is to end with whoever started it.
+        Call it from the main thread, since the child ends with the thread that started it.
         """
         try:
             ready_fd, child_fd = os.pipe()
@@ -78,10 +92,10 @@ class AnnouncedProcess:
                 command,
                 env={**environment, **for_child(), READY_VARIABLE: str(child_fd)},
                 pass_fds=(child_fd,),
-                # A group of its own: Ctrl-C is for us, and we tell our children in order.
+                # A session of its own: Ctrl-C goes to the parent, which ends its children in order.
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
-                # What users' code prints below it is no word of ours either.
+                # Output of users' code must not mix with the parent's output either.
                 stdout=self._log_file,
                 stderr=self._log_file,
             )
@@ -96,9 +110,10 @@ class AnnouncedProcess:
         return Unavailable(f"{self._what} cannot be started: {failure.strerror}")
 
     def line(self) -> str:
-        """Its word, once, which begins with an address; Unavailable with what it says instead.
+        """Return the announced line; call it once after each start.
 
-        StartRefused if that is about what it was told.
+        Raises `Unavailable` with the child's error, and `StartRefused` if its arguments or settings
+        are unusable.
         """
         assert self._process is not None
         assert self._ready_fd is not None
@@ -137,7 +152,7 @@ class AnnouncedProcess:
             self._process.terminate()
 
     def wait(self, within_s: float) -> None:
-        """Until it has ended, by force if it takes longer than it is given."""
+        """Wait until the child has ended; kill it after `within_s` seconds."""
         if self._process is None:
             return
         try:

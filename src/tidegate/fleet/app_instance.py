@@ -1,11 +1,25 @@
-"""One instance of a service on its machine: kept alive, and what is to be said of it.
+"""One instance of a service on its machine: keeps its process running and reports its state.
 
-    code fetched → process started → asked until it answers → asked each second → it died, or hangs
-          └──────────────── again, later and later ─────────────────┘
+Theory of operation
+-------------------
 
-Once it has failed it counts as failed until it answers again. One that listens and does not answer
-for long hangs: it is killed, since it would not hear anything else. Being slow is no such thing,
-for an instance that is killed because it is busy leaves its load to the others.
+    code fetched → process started → probed until it answers → probed every second
+          └──────── any step failed, or it died or hangs: again after a backoff
+
+An `AppInstance` owns one task for its whole life. The task fetches the code, starts an `AppProcess`
+and probes its health path. If anything fails, the state becomes FAILED with the reason, and the
+task tries again after a backoff. After a failure the state stays FAILED until the instance answers.
+
+    STARTING   until the first response; with a detail after _LATE_S, FAILED after _TOO_LATE_S
+    READY      it answers
+    FAILED     it could not start, died, or hangs
+
+An instance that listens and does not answer for _HANGS_S is killed, because it would not react to a
+request to end. A slow instance is not killed: its load would only move to the other instances.
+
+`HostedInstances` creates one `AppInstance` for each instance assigned to the machine, reports the
+states to the store, and drops instances that have ended. When an instance is to end, it finishes
+its requests and is killed only after its drain time.
 """
 
 from __future__ import annotations
@@ -32,32 +46,32 @@ log = logging.getLogger(__name__)
 SERVICE_VARIABLE = "TIDEGATE_SERVICE"
 INSTANCE_VARIABLE = "TIDEGATE_INSTANCE"
 _BACKOFF_S = (0.5, 30.0)
-# Between two questions, before it has answered and after.
+# Seconds between two probes, before and after the first response.
 _LOOK_S = 0.02
 _ASK_EVERY_S = 1.0
-# It takes long to start; then so long that it counts as failed.
+# Seconds after which a start is reported as slow, and as failed.
 _LATE_S = 10.0
 _TOO_LATE_S = 60.0
-# Without an answer for so long it hangs.
+# Seconds without a response after which an instance hangs.
 _HANGS_S = 10.0
-# One that answered for so long was no failure from the start.
+# Seconds after which a failure is not a failed start, so that the backoff begins again.
 _GOT_SOMEWHERE_S = 10.0
-# What it may take beyond its drain before it is killed.
+# Seconds that it may need after its drain before it is killed.
 _GOODBYE_S = 10.0
 
 
 class AppOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What all instances of a machine share."""
+    """Settings that all instances of a machine share."""
 
     machine_id: int
     host: str = "127.0.0.1"
-    # Under which others reach it; None: the host.
+    # The host under which others reach it; None means `host`.
     advertise: str | None = None
     drain_s: float = 30.0
 
 
 class AppInstance:
-    """An instance, as its machine has it."""
+    """An instance that runs on this machine."""
 
     def __init__(
         self,
@@ -71,7 +85,7 @@ class AppInstance:
         self.instance_id = instance.instance_id
         self.spec = spec
         self.state = InstanceState.STARTING
-        # Why it is not ready; "": it is, or is on its way.
+        # Why it is not ready; empty if it is ready, or still starting.
         self.detail = ""
         self._version = instance.version
         self._options = options
@@ -101,7 +115,7 @@ class AppInstance:
         return self._life.done()
 
     def let_go(self) -> None:
-        """Have it answer what it has, and end."""
+        """Ask it to finish its requests and end."""
         if self._is_leaving:
             return
         self._is_leaving = True
@@ -112,7 +126,7 @@ class AppInstance:
             self._process.ask_to_end()
 
     async def end(self) -> None:
-        """Now, with its drain."""
+        """Ask it to end and wait until it has ended."""
         self.let_go()
         await asyncio.wait({self._life})
 
@@ -153,7 +167,7 @@ class AppInstance:
         return folder
 
     async def _run(self, folder: Path | None) -> str:
-        """One process, from its start to its end; why it ended."""
+        """Run one process from start to end; return why it ended."""
         process = AppProcess(
             self.spec.target,
             host=self._options.host,
@@ -182,7 +196,7 @@ class AppInstance:
         return hangs or f"{self.spec.target} {process.how_it_ended}"
 
     async def _watch(self, process: AppProcess) -> str | None:
-        """Ask it until it ends; or what is said of it when it hangs."""
+        """Probe the process until it ends; return the reason if it must be killed, else None."""
         loop = asyncio.get_running_loop()
         answered_at: float | None = None
         while not await process.ends_within(_LOOK_S if answered_at is None else _ASK_EVERY_S):

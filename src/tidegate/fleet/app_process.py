@@ -1,7 +1,7 @@
-"""One uvicorn process of an ASGI application: started, asked whether it answers, drained, ended.
+"""One uvicorn process of an ASGI application: start, probe, drain, end.
 
-Strategy: that it listens is told through a pipe (`fleet/app_server.py`), that it is well is known
-by asking it over HTTP, as whoever sends it requests would.
+The child announces its port through a pipe (`fleet/app_server.py`). Its health is checked over
+HTTP, as a client would use it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidegate.core.health import HEALTH_ANSWER_S
 from tidegate.core.quantities import format_duration
 from tidegate.fleet.child_process import ChildProcess
 
-# Of hosts that stand for all addresses.
+# Addresses to probe for hosts that mean all addresses.
 _ASK_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _LOOK_S = 0.01
 _STATUS_LINE_BYTES_MAX = 1 << 10
@@ -25,7 +25,7 @@ _GOODBYE_S = 10.0
 
 
 class AppProcess(ChildProcess):
-    """An application that runs by itself."""
+    """The process of one application."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class AppProcess(ChildProcess):
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        # Under which others reach it; None: where it listens.
+        # The host under which others reach it; None means where it listens.
         advertise: str | None = None,
         health_path: str = "/",
         environment: Mapping[str, str] | None = None,
@@ -42,18 +42,18 @@ class AppProcess(ChildProcess):
     ) -> None:
         self.target = target
         self._host = host
-        # Listening on all addresses is no address to be reached at.
+        # A host that means all addresses is not an address to connect to.
         self._advertise = advertise or (socket.gethostname() if host in _ASK_AT else host)
         self._health_path = health_path
         self._drain_s = drain_s
-        # Not from where it runs, but from where it is installed: what lies there comes later.
+        # Start with -P: modules in the working directory must not hide installed ones.
         command = [sys.executable, "-P", "-m", "tidegate.fleet.app_server", target]
         command += ["--host", host, "--port", str(port), "--drain-s", f"{drain_s:g}"]
         super().__init__(command, environment or {}, folder)
 
     @property
     def address(self) -> str | None:
-        """host:port for others; None: it does not listen yet."""
+        """Its host:port for other programs; None while it does not listen."""
         return f"{self._bracketed(self._advertise)}:{self.word}" if self.word else None
 
     @staticmethod
@@ -61,7 +61,7 @@ class AppProcess(ChildProcess):
         return f"[{host}]" if ":" in host else host
 
     async def trouble(self) -> str | None:
-        """Ask it; None: it answers, and else why not."""
+        """Probe it; return why it does not answer, or None if it does."""
         if not self.word:
             return "it does not listen yet"
         try:
@@ -93,7 +93,11 @@ class AppProcess(ChildProcess):
             writer.close()
 
     async def until_ready(self, patience_s: float = 30.0) -> str:
-        """Its address, once it answers; Unavailable, in words, when it never does."""
+        """Wait until it answers and return its address.
+
+        Raises `Unavailable` with the reason if it ends or does not answer within `patience_s`
+        seconds.
+        """
         why: str | None = "it does not listen yet"
         try:
             async with asyncio.timeout(patience_s):
@@ -108,14 +112,14 @@ class AppProcess(ChildProcess):
         return self.address
 
     def late(self, after_s: float, why: str | None) -> str:
-        """That it takes so long, and where it seems to be."""
+        """Return a text that says how long it has taken and at which step it is."""
         after = format_duration(after_s)
         if self.word is None:
             return f"{self.target} still imports or starts up after {after}: it may hang there"
         return f"{self.target} is not ready after {after}: {why}"
 
     async def end(self) -> None:
-        """Drain it, and wait; one that does not end is killed."""
+        """Let it drain and wait for its end; kill it if that takes too long."""
         self.ask_to_end()
         try:
             async with asyncio.timeout(self._drain_s + _GOODBYE_S):

@@ -1,10 +1,10 @@
 """`python -m tidegate.fleet.app_server shop:app`: an ASGI application under uvicorn.
 
-    place taken → application imported → its start-up → it listens, and whoever started us is told
+    port bound → application imported → its start-up → it listens, and announces its port
 
-The place is bound first and listens last: nobody connects to what does not answer yet, and a port
-that is taken is known before a long import. Not a command of `tidegate`: an instance that an
-agreement waits for does not load a command line.
+The port is bound first, so that a port in use is noticed before a long import. It listens last, so
+that no client connects before the application can answer. This is not a `tidegate` command, because
+an instance must start fast and needs no command line.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from tidegate.fleet.user_module import user_module
 if TYPE_CHECKING:
     from types import FrameType
 
-# Doors keep connections for less: the one who hangs up is never the one who cannot be asked again.
+# Seconds. Doors keep idle connections for a shorter time, so that the door closes them and not the
+# instance. A request that cannot be repeated is then never sent to a closing connection.
 KEEP_ALIVE_S = 120
-# What an application may take beyond its drain before it is ended, whatever it does.
+# Seconds that an application may need after its drain before it is ended by force.
 _GOODBYE_S = 5.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Until SIGTERM; how it ended."""
+    """Serve until SIGTERM; return the exit code."""
     parser = argparse.ArgumentParser(prog="app_server")
     parser.add_argument("target")
     parser.add_argument("--host", default="127.0.0.1")
@@ -70,7 +71,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def application(target: str) -> Any:
-    """The ASGI application that `module:attribute` names."""
+    """Import the ASGI application named `module:attribute`; raise `InvalidValue` if unusable."""
     module_name, _, path = target.partition(":")
     module = user_module(module_name)
     where = f"{module_name} ({getattr(module, '__file__', None) or 'no file'})"
@@ -86,7 +87,7 @@ def application(target: str) -> Any:
 
 
 class _LastError(logging.Handler):
-    """What uvicorn has said of why an application does not start."""
+    """Keeps what uvicorn logs about an application that does not start."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -94,13 +95,13 @@ class _LastError(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         lines = record.getMessage().strip().splitlines()
-        # Of a traceback the last line; the very last record only says that it did not start.
+        # Keep the last line of a traceback. uvicorn's own last record has no reason in it.
         if lines and not lines[-1].startswith("Application startup failed"):
             self.lines.append(lines[-1].strip())
 
 
 def _exit_at_last(ends: SimpleQueue[float]) -> None:
-    """End the process so long after it was told to end, whatever its application does."""
+    """End the process a given time after its SIGTERM, even if its application blocks."""
     time.sleep(ends.get())
     os._exit(1)
 
@@ -111,13 +112,13 @@ def _serve(target: str, app: Any, place: socket.socket, drain_s: float, ready: R
     except ImportError:
         raise Unavailable("uvicorn is missing here: pip install 'tidegate[http]'") from None
 
-    # Before any signal: a handler may interrupt the very locks that starting a thread takes, and
-    # this kind of queue is the one that it may use.
+    # Start the thread before any signal can come: a signal handler may interrupt the locks that
+    # starting a thread takes. SimpleQueue is the queue that a signal handler may use.
     ends: SimpleQueue[float] = SimpleQueue()
     threading.Thread(target=_exit_at_last, args=(ends,), name="last-exit", daemon=True).start()
 
     class Server(uvicorn.Server):
-        """One that tells when it listens, and that no application keeps from ending."""
+        """A server that announces its port and always ends after SIGTERM."""
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
@@ -126,13 +127,13 @@ def _serve(target: str, app: Any, place: socket.socket, drain_s: float, ready: R
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             super().handle_exit(sig, frame)
-            # A loop that hangs would never look at it; a thread does.
+            # A blocked event loop never sees the signal, so a thread ends the process.
             ends.put(drain_s + _GOODBYE_S)
 
     errors = _LastError()
     told = logging.getLogger("uvicorn.error")
     if not told.hasHandlers():
-        # The application has not said where logs go: to whoever started us.
+        # The application has not configured logging: write to stderr, which the parent reads.
         told.addHandler(logging.StreamHandler())
     told.addHandler(errors)
     config = uvicorn.Config(
@@ -140,7 +141,7 @@ def _serve(target: str, app: Any, place: socket.socket, drain_s: float, ready: R
         log_config=None,
         access_log=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        # Whole seconds.
+        # uvicorn takes whole seconds.
         timeout_graceful_shutdown=max(round(drain_s), 1),
     )
     server = Server(config)

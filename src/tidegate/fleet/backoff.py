@@ -1,10 +1,10 @@
-"""How long to wait before the next try: twice as long each time, up to a most."""
+"""Exponential backoff: each wait is twice as long as the one before, up to a maximum."""
 
 from __future__ import annotations
 
 
 class Backoff:
-    """One thing that fails, tried again later and later."""
+    """The waits between attempts of one thing."""
 
     def __init__(self, first_s: float, most_s: float) -> None:
         self._first_s = first_s
@@ -13,8 +13,8 @@ class Backoff:
         self.next_at = 0.0
 
     def failed(self, now: float) -> float:
-        """It did not work; how long to wait now."""
-        # Bounded before it is raised: 2.0**1100 is no number.
+        """Record a failure and return the seconds to wait."""
+        # Limit the exponent: 2.0**1100 overflows.
         wait_s = min(self._first_s * 2.0 ** min(self.failures, 60), self._most_s)
         self.failures += 1
         self.next_at = now + wait_s

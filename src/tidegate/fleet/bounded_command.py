@@ -1,8 +1,8 @@
-"""One command of the user's, bounded in time and in output, and gone when its time is over.
+"""One command of the user with limits for its time and its output.
 
-It runs without a shell in a process group of its own; at the deadline the whole group is killed.
-We wait for the command, not for the end of its output: what it leaves in the background may keep
-the pipe open for as long as it likes.
+It runs without a shell in its own process group; at the deadline the whole group is killed. We wait
+for the command and not for the end of its output: background processes that it leaves may keep the
+pipe open.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tidegate.core.secrecy import without_secrets
 from tidegate.fleet.child_process import exit_code_of
 
 OUTPUT_BYTES_MAX = 1 << 20
-# Of what it has said, in an error.
+# Characters of its output in an error.
 _TOLD_MAX = 800
-# What is in the pipe when the command ends is read at once; longer is somebody else's.
+# Seconds to read the rest of the pipe after the end; later output is of other processes.
 _REST_S = 0.2
 _READ_BYTES = 1 << 16
 
@@ -34,7 +34,10 @@ async def run_command(
     deadline_s: float,
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Its standard output; Unavailable says how it failed and what it said."""
+    """Run the command and return its standard output.
+
+    Raises `Unavailable` if it cannot be started, fails, prints too much, or exceeds `deadline_s`.
+    """
     try:
         process = await asyncio.create_subprocess_exec(
             *words,
@@ -62,7 +65,7 @@ async def run_command(
         ) from None
     finally:
         if process.returncode is None:
-            # Its own group's, and its pid is taken until we have waited for it.
+            # The group is its own, and its pid is not reused until we have waited for it.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await exit_code_of(process)
@@ -77,7 +80,7 @@ async def run_command(
 
 
 class _Reading:
-    """Keeps what comes, up to a bound, and throws the rest away so that nobody blocks."""
+    """Keeps a limited part of a stream and discards the rest, so that the writer never blocks."""
 
     def __init__(self, stream: asyncio.StreamReader) -> None:
         self._kept = bytearray()
@@ -97,7 +100,7 @@ class _Reading:
 
 
 def _said(*readings: _Reading) -> str:
-    """The end of what it said, on one line."""
+    """Return the end of the output as one line for an error."""
     text = " | ".join(
         line.strip() for reading in readings for line in reading.text.splitlines() if line.strip()
     )

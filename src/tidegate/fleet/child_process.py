@@ -1,10 +1,10 @@
-"""A process of a machine that runs users' code: what it said last is kept at hand.
+"""A child process that runs users' code, with its last lines of output.
 
-It ends with whoever started it (`fleet/parent.py`), says one line through a pipe when it has got
-somewhere (`fleet/ready_pipe.py`), and is asked to end before it is made to.
+It ends with its parent (fleet/parent.py) and announces its start by one line through a pipe
+(fleet/ready_pipe.py). It is asked to end before it is killed.
 
-We wait for the process, and never for the end of what it says: whatever it has started may hold its
-pipes for longer than it lives.
+We wait for the process and never for the end of its output: processes that it started may hold its
+pipes open for longer.
 """
 
 from __future__ import annotations
@@ -27,19 +27,22 @@ MACHINE_VARIABLE = "TIDEGATE_MACHINE"
 _LINES_KEPT = 20
 _LINE_BYTES_MAX = 1 << 16
 _WORD_BYTES_MAX = 1 << 10
-# Of its last words, in a report.
+# Characters of its last output in a report.
 _TOLD_MAX = 500
-# Log lines of one that is well (cli/logs.py): they say nothing of why it ended.
+# Log lines at level debug or info (cli/logs.py): they do not explain an end.
 _ALL_WELL = re.compile(r'time=\S+ level=(debug|info) |\{"time":"[^"]*","level":"(debug|info)"')
-# How long after its end its last lines may take to come through.
+# Seconds after the end in which the last lines may still arrive.
 _REST_S = 0.2
-# Between two looks at whether a process has ended whose pipes somebody else holds.
+# Seconds between two checks for the end of a process whose pipes others hold open.
 _LOOK_S = 0.05
 _STDERR_FD = 2
 
 
 async def exit_code_of(process: asyncio.subprocess.Process) -> int:
-    """As soon as there is one: asyncio's own loop has `wait` wait for the ends of pipes, too."""
+    """Return the exit code as soon as the process ends.
+
+    asyncio's `wait` also waits for the end of its pipes, which others may hold open.
+    """
     waiting = asyncio.ensure_future(process.wait())
     try:
         while process.returncode is None:
@@ -50,14 +53,14 @@ async def exit_code_of(process: asyncio.subprocess.Process) -> int:
 
 
 class ChildProcess:
-    """One process that a machine keeps."""
+    """One process that a machine supervises."""
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None
     ) -> None:
         self._command = command
         self._environment = environment
-        # Where it runs; None: where we do.
+        # Working directory; None means ours.
         self._folder = folder
         self._process: asyncio.subprocess.Process | None = None
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
@@ -65,7 +68,7 @@ class ChildProcess:
         self._ready_fd: int | None = None
         self._word: str | None = None
         self.started_at = 0.0
-        # When it was asked to end, by the loop's clock; None: it is to go on.
+        # When it was asked to end, by the loop's clock; None if it was not.
         self.asked_at: float | None = None
 
     @property
@@ -74,11 +77,11 @@ class ChildProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None: it runs."""
+        """The exit code; None while it runs."""
         return None if self._process is None else self._process.returncode
 
     async def start(self) -> None:
-        """Begin; OSError when the computer has no room for it."""
+        """Start the process; raise `OSError` if the computer has no room for it."""
         self._ready_fd, child_fd = os.pipe()
         os.set_blocking(self._ready_fd, False)
         environment = without_stores(os.environ) | dict(self._environment) | for_child()
@@ -91,7 +94,7 @@ class ChildProcess:
                 cwd=self._folder,
                 pass_fds=(child_fd,),
                 limit=_LINE_BYTES_MAX,
-                # Ctrl-C is for us, and we tell our children in order.
+                # Ctrl-C goes to the parent, which ends its children in order.
                 start_new_session=True,
             )
         except OSError:
@@ -105,10 +108,10 @@ class ChildProcess:
 
     @property
     def word(self) -> str | None:
-        """What it said of its start; "": it will say nothing; None: nothing yet."""
+        """Its announcement; "" if none will come, None if none has come yet."""
         if self._ready_fd is not None:
             with contextlib.suppress(BlockingIOError):
-                # Its word, or the end of the pipe: there is nothing more to wait for.
+                # The line has come, or the pipe was closed: there is nothing more to read.
                 self._word = os.read(self._ready_fd, _WORD_BYTES_MAX).decode().strip()
                 self._hear_no_more()
         return self._word
@@ -119,7 +122,7 @@ class ChildProcess:
             self._ready_fd = None
 
     def ask_to_end(self) -> None:
-        """Have it return what it has not begun and finish what it has."""
+        """Ask it to finish the work it has begun and return the rest."""
         self.asked_at = asyncio.get_running_loop().time()
         with contextlib.suppress(ProcessLookupError):
             if self._process is not None and self.exit_code is None:
@@ -131,7 +134,7 @@ class ChildProcess:
                 self._process.kill()
 
     async def wait(self) -> None:
-        """Until it has ended and its last line is here."""
+        """Wait until it has ended and its last lines have been read."""
         if self._process is not None:
             await exit_code_of(self._process)
         self._hear_no_more()
@@ -139,11 +142,11 @@ class ChildProcess:
             await asyncio.wait({self._reading}, timeout=_REST_S)
             self._reading.cancel()
         if self._process is not None:
-            # Else its pipe stays ours for as long as somebody holds its other end.
+            # Otherwise the pipe stays open as long as another process holds its other end.
             self._process._transport.close()  # type: ignore[attr-defined]
 
     async def ends_within(self, seconds: float) -> bool:
-        """Wait so long for its end, or less."""
+        """Wait up to `seconds`; return whether it has ended."""
         assert self._process is not None
         try:
             async with asyncio.timeout(seconds):
@@ -154,7 +157,7 @@ class ChildProcess:
 
     @property
     def last_words(self) -> str:
-        """Its own error if it gave one, else its last line that is not about being well."""
+        """Its last error if it reported one, else the last line that is not about normal work."""
         errors = [line for line in self._lines if line.startswith("tidegate: ")]
         if errors:
             return errors[-1].removeprefix("tidegate: ")[:_TOLD_MAX]
@@ -171,17 +174,17 @@ class ChildProcess:
         return f"{how}: {self.last_words}" if self._lines else how
 
     async def _read(self, stream: asyncio.StreamReader) -> None:
-        """Its log lines are ours; the last ones are kept."""
+        """Copy its output to our stderr, and keep the last lines."""
         while True:
             try:
                 line = await stream.readline()
             except ValueError:
-                # Longer than the bound: passed over.
+                # A line longer than the limit is skipped.
                 continue
             if not line:
                 return
-            # On a full disk, or to nobody, it is not passed on. It is read all the same: a child
-            # whose pipe is full would stand still. Unbuffered: a buffer keeps what it cannot write.
+            # Ignore a full disk or a closed stderr, and keep reading: a child blocks on a full
+            # pipe. Write without a buffer, which would keep what it cannot write.
             with contextlib.suppress(OSError):
                 os.write(_STDERR_FD, line)
             text = harmless(line.decode(errors="replace").strip())

@@ -1,8 +1,8 @@
-"""What of a user's folder is code: what somebody wrote there, and not what was made or kept there.
+"""Which files of a user's folder are code.
 
-Not what is hidden, made by Python, installed (an environment, under whatever name), or data of
-Tidegate's own: its database, password, logs and unpacked code would else be shipped with the
-application beside which they lie, and each run would be another version.
+Left out are hidden files, files made by Python, installed packages (an environment of any name) and
+Tidegate's own data folders. Otherwise database, password, logs and unpacked code would be shipped
+with the application next to them, and each run would make another version.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pathlib import Path
 from tidegate.storage.data_folder import is_data_folder
 
 _LEFT_OUT = frozenset({"__pycache__", "node_modules"})
-# Either makes a folder an environment: of venv and virtualenv, of conda.
+# Each marks an environment: of venv and virtualenv, and of conda.
 _ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
 
 
 def walk_code(
     folder: Path, refuse: Callable[[OSError], None] | None = None
 ) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Each folder of code with the names of folders and files in it, in order.
+    """Yield each folder of code with the sorted names of folders and files in it.
 
-    `refuse` hears of what may not be read; None: it is passed over.
+    `refuse` is called with the error of an unreadable folder; None means to skip it.
     """
     for place, folders, files in os.walk(folder, onerror=refuse):
         here = Path(place)
@@ -38,5 +38,5 @@ def _is_code(folder: Path) -> bool:
         is_environment = any((folder / mark).exists() for mark in _ENVIRONMENT_MARKS)
         return not (is_environment or is_data_folder(folder))
     except OSError:
-        # Whoever looks into it will hear why not.
+        # The error is reported when the folder is read.
         return True

@@ -1,8 +1,8 @@
-"""A command as the user writes it, with placeholders: `ssh {host} systemctl stop tidegate@{id}`.
+"""A command with placeholders, as the user writes it: `ssh {host} systemctl stop tidegate@{id}`.
 
-It is cut into words as a shell does, and only then are the placeholders filled in: whatever a
-value holds, it stays within its word. There is no shell; who needs one writes `sh -c '…'`.
-Passwords are never among the values: command lines are read by everybody on a computer.
+It is split into words as in a shell, and then the placeholders are replaced. A value therefore
+never spreads over several words. There is no shell; users who need one write `sh -c '…'`. Passwords
+are never among the values, because every user of a computer can read command lines.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ PLACEHOLDERS = {
 
 
 class CommandTemplate:
-    """A command whose placeholders are known to be right."""
+    """A command with valid placeholders."""
 
     def __init__(self, text: str) -> None:
-        """InvalidValue says what is wrong with it."""
+        """Parse the text; raise `InvalidValue` with the reason if it is no valid command."""
         try:
             self._words = shlex.split(text)
         except ValueError as failure:
@@ -37,7 +37,7 @@ class CommandTemplate:
         self.placeholders = {name for word in self._words for name in _names(word)}
 
     def words(self, values: Mapping[str, str]) -> list[str]:
-        """The command for these values."""
+        """Return the words of the command with these values."""
         return [word.format_map(values) for word in self._words]
 
 

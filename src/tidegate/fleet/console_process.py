@@ -1,4 +1,4 @@
-"""The console in a process of its own: started, awaited, started again where it was."""
+"""The console in its own process: started, awaited, and restarted on the same port."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ log = logging.getLogger(__name__)
 
 _STOP_S = 10.0
 _AGAIN_S = (0.2, 10.0)
-# One that has served for so long did not die of how it was started.
+# After serving for this many seconds, a death is not caused by the start.
 _SETTLED_S = 30.0
 _SCHEMES = ("http://", "https://")
 HOW_TO_GET_IT = "pip install 'tidegate[console]'"
 
 
 def is_installed() -> bool:
-    """Whether what it stands on is there."""
+    """Return whether the packages that the console needs are installed."""
     return all(importlib.util.find_spec(name) is not None for name in ("litestar", "uvicorn"))
 
 
 class ConsoleProcess:
-    """A `tidegate console`, and its address while it serves."""
+    """A `tidegate console` process, and its address while it serves."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class ConsoleProcess:
         *,
         host: str,
         port: int,
-        # Nobody asked for that port: if it is taken, any other will do.
+        # Use a free port if the port is taken. Set only if the user did not choose the port.
         is_derived: bool = False,
         config: Path | None = None,
         log_file: IO[bytes] | None = None,
@@ -68,9 +68,9 @@ class ConsoleProcess:
         return self._child.has_died
 
     def start(self) -> None:
-        """Begin, or have `watch` begin later: there may be no room for a process just now.
+        """Start the console; if there is no room for a process now, `watch` tries again.
 
-        From the main thread, since the child is to end with whoever started it.
+        Call it from the main thread, since the child ends with its thread.
         """
         command = [sys.executable, "-m", "tidegate", "console"]
         command += ["--host", self._host, "--port", str(self._port)]
@@ -86,15 +86,15 @@ class ConsoleProcess:
             self._note_failure(failure)
 
     def wait_until_ready(self) -> None:
-        """Its address comes through a pipe when it listens, or else why it does not."""
+        """Wait until the console listens; raise `Unavailable` with its error if it does not."""
         self.address = self._child.line()
-        # When it has to be started again, it must be found where it was.
+        # Keep the port, so that browsers find the console after a restart.
         self._port = int(self.address.rpartition(":")[2])
 
     def watch(self) -> str | None:
-        """Start it again if it has died; its address when it has just come to serve.
+        """Restart the console if it has died; return its address when it has just begun to serve.
 
-        Nobody waits for it: whoever watches has nodes to look after.
+        Never waits, because the caller has nodes to watch.
         """
         if self._child.is_unheard:
             if not self._child.has_spoken:
@@ -119,7 +119,7 @@ class ConsoleProcess:
         log.error("no console: %s", failure)
 
     def _note_death(self) -> None:
-        """Of one that served: soon after it began is a failure, later is bad luck."""
+        """Record the end of a console that served; soon after its start it counts as a failure."""
         if self._serves_since is None:
             return
         now = time.monotonic()
@@ -136,6 +136,6 @@ class ConsoleProcess:
 
 
 def _joined(nodes: Sequence[str]) -> str:
-    """One URL of several nodes."""
+    """Join node URLs to one URL."""
     first, *others = nodes
     return ",".join([first, *(one.partition("://")[2] for one in others)])

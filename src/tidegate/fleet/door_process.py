@@ -1,4 +1,4 @@
-"""A front door in a process of its own: started, awaited, started again where it was."""
+"""A door in its own process: started, awaited, and restarted on the same port."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEME = "http://"
 
 
 class DoorProcess:
-    """A `tidegate door`, and its address while it serves."""
+    """A `tidegate door` process, and its address while it serves."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class DoorProcess:
         host: str,
         port: int,
         engine: Engine | None = None,
-        # Networks whose word about the client counts.
+        # Networks that are trusted to say who the client is.
         trusted: Sequence[str] = (),
         config: Path | None = None,
         log_file: IO[bytes] | None = None,
@@ -49,7 +49,7 @@ class DoorProcess:
         self._trusted = trusted
         self._config = config
         self._drain_s = drain_s
-        # Beside ours.
+        # Added to our own environment.
         self._environment = dict(environment or {})
         self._child = AnnouncedProcess("a door", (SCHEME,), log_file)
         self._backoff = Backoff(*_AGAIN_S)
@@ -64,7 +64,7 @@ class DoorProcess:
         return self._child.has_died
 
     def start(self) -> None:
-        """Begin; from the main thread, since the child is to end with whoever started it."""
+        """Start the door; call it from the main thread, since the child ends with its thread."""
         command = [sys.executable, "-m", "tidegate", "door", self._service]
         command += ["--host", self._host, "--port", str(self._port)]
         command += ["--drain", f"{self._drain_s:g}s"]
@@ -81,13 +81,13 @@ class DoorProcess:
         self._child.start(command, environment)
 
     def wait_until_ready(self) -> None:
-        """Its address comes through a pipe when it listens, or else why it does not."""
+        """Wait until the door listens; raise `Unavailable` with its error if it does not."""
         self.address = self._child.line()
-        # When it has to be started again, it must be found where it was.
+        # Keep the port, so that clients find the door after a restart.
         self._port = int(self.address.rpartition(":")[2])
 
     def ensure_running(self) -> bool:
-        """Start it again if it has died; whether it had to and did."""
+        """Restart the door if it has died; return whether it was restarted."""
         now = time.monotonic()
         if not self.has_died or not self._backoff.is_due(now):
             return False

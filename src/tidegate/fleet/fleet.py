@@ -1,13 +1,39 @@
-"""The machines of a fleet, over a store and a provider: what the leader orders, and what is so.
+"""The machines of a fleet, over a store and a provider.
 
-    boot    row (booting) → provider, again with backoff → it joins → warm or up
-                                    └ gives up → failed, with what the provider said
-    halt    row (halting) → provider, again with backoff → row gone
+Theory of operation
+-------------------
 
-Every order is a row first, under the leader's epoch, and only then a call to the provider; so a
-leader that dies in between leaves a row by which the next one goes on (`reconcile`), and one that
-was deposed is refused before it has done anything. A machine counts as running when its node is a
-living member, whatever its provider says; a provider that cannot be asked changes nothing.
+The leader uses a `Fleet` to order machines and to compare three views of them: the rows in the
+store, the provider's list, and the nodes that are alive.
+
+    boot    row (booting) → provider, retried with backoff → its node joins → warm or up
+                                    └ all tries failed → failed, with the provider's reason
+    halt    row (halting) → provider, retried with backoff → row removed
+
+Every order is first written as a row under the leader's epoch, and only then sent to the provider.
+If the leader dies in between, the next one finds the row and continues (`reconcile`). If the leader
+was deposed, the store rejects the row, and nothing has been ordered.
+
+`reconcile` runs once per period of the machine loop and decides for each row:
+
+    halting, not listed by the provider      remove the row
+    halting, else                            halt it (again)
+    failed, still listed                     halt it: it may come back although it was replaced
+    node alive                               warm, or up if any slot is in use
+    booting, beyond the deadline             failed
+    booting, not booted by this leader       boot it, if the provider does not list it
+    running, node lost, ended at provider    stopped in good order: halt it; else failed
+    running, node lost for `lost_s`          failed
+
+A failed machine gives up its replicas and instances, so that the provisioner places them elsewhere.
+A listed machine without a row was not ordered by any leader, and is halted.
+
+- A machine runs if its node is alive, no matter what the provider reports.
+- If the provider cannot be asked, its last list is no longer used. Only lost nodes and deadlines
+  change a state then.
+- There is at most one background task per machine. A task that fails logs it, and the next
+  `reconcile` starts it again.
+- After failed boots no machine is ordered for a time that doubles with each failure.
 """
 
 from __future__ import annotations
@@ -49,50 +75,50 @@ from tidegate.telemetry.recorder import Recorder
 log = logging.getLogger(__name__)
 
 RUNNING = (MachineState.WARM, MachineState.UP)
-# What a provider calls machines that no longer run.
+# States in which the provider's machines no longer run.
 ENDED = ("halted", "stopped")
-# After so many failed boots, the longest wait before another machine is ordered.
+# The longest wait, in seconds, before another machine is ordered after failed boots.
 _NO_BOOT_S_MAX = 300.0
 _DOUBLINGS_MAX = 16
 
 
 class OrderStore(FleetStore, ReplicationStore, HostingStore, Protocol):
-    """What the leader needs of a store."""
+    """The parts of the store that the leader needs."""
 
 
 class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How patient the fleet is."""
+    """Time limits and sizes of a fleet."""
 
-    # From the order of a machine until it has joined.
+    # Seconds from the order of a machine until its node must have joined.
     boot_deadline_s: float = 300.0
-    # Tries of one boot, and the waits between them: doubled each time.
+    # Attempts of one boot, and the wait between them, which doubles each time.
     tries: int = 4
     backoff_s: float = 1.0
     backoff_max_s: float = 30.0
-    # How long a machine may be without a living node before it is given up.
+    # Seconds without a living node after which a machine has failed.
     lost_s: float = 3.0
-    # Between two lists of the provider.
+    # Seconds between two lists of the provider.
     list_s: float = 2.0
     machines_max: int = 256
-    # Where machines may sit; none: the provider knows.
+    # Hosts on which machines may run; empty if the provider chooses.
     hosts: list[str] = []
-    # On one of them; 0: any number.
+    # Machines per host at most; 0 means unlimited.
     machines_per_host: int = 0
     provisioning: Provisioning = Provisioning.ENERGY
-    # Failed machines are shown so long, and not more than so many.
+    # Failed machines are shown for this time, and not more than this number.
     failed_kept_s: float = 600.0
     failed_max: int = 20
 
     @property
     def machines_most(self) -> int:
-        """As many as there may be, on all hosts together."""
+        """Machines that may exist at most, on all hosts together."""
         if not (self.hosts and self.machines_per_host):
             return self.machines_max
         return min(self.machines_max, len(self.hosts) * self.machines_per_host)
 
 
 class Fleet:
-    """What the control shell has of machines."""
+    """The machines of the cluster, as the leader controls them."""
 
     def __init__(
         self,
@@ -102,21 +128,21 @@ class Fleet:
         recorder: Recorder | None = None,
     ) -> None:
         self.provider = provider
-        # What the provider cannot do now; "": it can.
+        # Why the provider cannot be asked now; empty if it can.
         self.trouble = ""
-        # Why the last machine that was ordered never ran; "": it did.
+        # Why the last ordered machine never ran; empty if it did.
         self.boot_trouble = ""
-        # One after the other, and until when no other is ordered.
+        # Failed boots in a row, and until when no other machine is ordered.
         self._failed_boots = 0
         self._no_boot_until = float("-inf")
         self._store = store
         self._options = options or FleetOptions()
         self._recorder = recorder
-        # One piece of work for a machine at a time.
+        # At most one background task per machine.
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._listed: dict[int, Machine] | None = None
         self._listed_at = float("-inf")
-        # When we first saw it so, by the monotonic clock.
+        # When this leader first saw a machine in a state, by the monotonic clock.
         self._booting_since: dict[int, float] = {}
         self._booted_at: dict[int, float] = {}
         self._lost_since: dict[int, float] = {}
@@ -124,13 +150,17 @@ class Fleet:
 
     @property
     def machines_most(self) -> int:
-        """As many as there may be."""
+        """Machines that may exist at most."""
         return self._options.machines_most
 
-    # Orders
+    # Commands to the provider
 
     async def boot(self, slots: int, host: str | None, leader_epoch: int) -> MachineInfo:
-        """Order a machine; it is booting when this returns, and will join or be failed."""
+        """Order a machine; it is booting when this returns, and later joins or fails.
+
+        Raises `LimitReached` if there are too many machines, `Unavailable` after failed boots, and
+        `StaleEpoch`.
+        """
         rows = await self._store.machines()
         count = sum(map(self._may_run, rows))
         if count >= self._options.machines_max:
@@ -142,7 +172,7 @@ class Fleet:
                 f"{self._failed_boots} machines could not be booted, another is tried in a while: "
                 f"{self.boot_trouble}"
             )
-        # Who lists hosts decides about them: a law knows only those that have a machine already.
+        # The configured hosts win: a law only knows hosts that have a machine already.
         host = self._host_for(rows) if self._options.hosts else host
         crash_point("before-boot-row")
         row = await self._store.add_machine(self.provider.name, slots, host, leader_epoch)
@@ -153,13 +183,16 @@ class Fleet:
         return row
 
     def _may_run(self, row: MachineInfo) -> bool:
-        """Whether it counts: also one that failed, while the provider still has it."""
+        """Return whether a machine counts; a failed one does while the provider lists it."""
         listed = (self._listed or {}).get(row.machine_id)
         is_left = listed is not None and listed.state not in ENDED
         return row.state is not MachineState.FAILED or is_left
 
     def _host_for(self, rows: list[MachineInfo]) -> str | None:
-        """Where the next machine comes to: few hosts, or the least loaded one."""
+        """Return the host of the next machine: the fullest or the emptiest; None without hosts.
+
+        Raises `LimitReached` if all hosts are full.
+        """
         if not self._options.hosts:
             return None
         counts = dict.fromkeys(self._options.hosts, 0)
@@ -177,7 +210,7 @@ class Fleet:
         return max(with_room, key=lambda host: counts[host])
 
     async def halt(self, machine_id: int, leader_epoch: int, why: str = "") -> bool:
-        """Order the end of a machine; False: there is no such machine."""
+        """Order the end of a machine; return False if it does not exist."""
         crash_point("before-halt-row")
         if not await self._store.set_machine_state(
             machine_id, MachineState.HALTING, leader_epoch, why
@@ -189,7 +222,7 @@ class Fleet:
         return True
 
     async def samples(self) -> list[MachineSample]:
-        """The machines as the provisioner sees them."""
+        """Return the machines as the provisioner needs them."""
         rows, taken = await self._store.machines(), await self._occupancy()
         return [
             MachineSample(
@@ -208,7 +241,7 @@ class Fleet:
         return Occupancy(await self._store.topologies(), await self._store.instances())
 
     async def stand_down(self) -> None:
-        """Another leads, or we end: what was begun is left to the next leader."""
+        """Cancel background tasks and forget everything; the next leader continues."""
         tasks = list(self._tasks.values())
         self._tasks.clear()
         await ended(tasks)
@@ -225,14 +258,15 @@ class Fleet:
     def _memories(self) -> tuple[dict[int, float], ...]:
         return self._booting_since, self._booted_at, self._lost_since, self._failed_since
 
-    # What is so
+    # Reconciling
 
     async def reconcile(self, leader_epoch: int) -> list[MachineInfo]:
-        """Bring rows, the provider's machines and living members together; the rows after it.
+        """Compare rows, the provider's list and living nodes; return the rows afterwards.
 
-        StaleEpoch: we no longer lead.
+        Raises `StaleEpoch` if this node no longer leads.
         """
-        # The list before the rows: whoever is listed had its row by then, or has it no longer.
+        # List before reading the rows: a listed machine then has its row, or its row has been
+        # removed.
         is_fresh = await self._list()
         rows = await self._store.machines()
         used = (await self._occupancy()).used
@@ -253,17 +287,17 @@ class Fleet:
         is_gone = self._listed is not None and (listed is None or listed.state in ENDED)
         if row.state is MachineState.HALTING:
             if listed is None and is_gone and number not in self._tasks:
-                # Somebody else has put it away, and there is nothing left to halt.
+                # Another process has halted it, so only the row is left.
                 await self._store.remove_machine(number, leader_epoch)
             else:
                 self._begin(number, self._halt(number, leader_epoch))
         elif row.state is MachineState.FAILED:
             self._failed_since.setdefault(number, time.monotonic())
             if used:
-                # Whoever gave it up died before it had seen to that.
+                # The leader that marked it as failed died before it had taken its work away.
                 await self._unload(number, leader_epoch)
             if listed is not None and listed.state not in ENDED:
-                # It may come back from wherever it was, and its place is taken.
+                # It may come back, although its work was given to other machines.
                 self._begin(number, self._put_away(number))
         elif row.alive:
             await self._look_at_running(row, used, leader_epoch)
@@ -272,7 +306,7 @@ class Fleet:
         else:
             lost_s = time.monotonic() - self._lost_since.setdefault(number, time.monotonic())
             if listed is not None and listed.state == "stopped":
-                # In good order, with whoever kept it: nothing to report.
+                # Its keeper stopped it in good order, so this is no failure.
                 await self.halt(number, leader_epoch, "it was stopped")
             elif is_gone:
                 words = f": {listed.detail}" if listed is not None and listed.detail else ""
@@ -290,7 +324,7 @@ class Fleet:
     ) -> None:
         number = row.machine_id
         now = time.monotonic()
-        # Ordered before our time: by the wall clock, once.
+        # Ordered before this node led: use the wall clock of the order once.
         since = self._booting_since.setdefault(number, now - max(time.time() - row.ordered_at, 0.0))
         if now - since > self._options.boot_deadline_s:
             waited = format_duration(self._options.boot_deadline_s)
@@ -298,12 +332,12 @@ class Fleet:
             await self._fail(row, f"it did not join within {waited}{said}", leader_epoch)
         elif number not in self._booted_at:
             if is_gone:
-                # Whoever ordered it may have died before the provider heard of it.
+                # The leader that ordered it may have died before it had asked the provider.
                 self._begin(number, self._boot(row, leader_epoch))
         elif (
             listed is not None
             and listed.state == "halted"
-            # Seen after its boot, and not what was there before.
+            # The list must be newer than the boot, or it shows the machine before it.
             and self._listed_at > self._booted_at[number]
         ):
             await self._fail(row, f"it ended while it booted: {listed.detail}", leader_epoch)
@@ -320,7 +354,7 @@ class Fleet:
             await self._store.set_machine_state(row.machine_id, state, leader_epoch, row.detail)
 
     async def _fail(self, row: MachineInfo, why: str, leader_epoch: int) -> None:
-        """Report it, let what it held go to whoever can serve it, and see that it is off."""
+        """Mark a machine as failed, take its work away, and make sure that it is halted."""
         detail = told(why)
         await self._store.set_machine_state(
             row.machine_id, MachineState.FAILED, leader_epoch, detail
@@ -333,7 +367,7 @@ class Fleet:
         self._replace(row.machine_id, self._put_away(row.machine_id))
 
     async def _unload(self, machine_id: int, leader_epoch: int) -> None:
-        """Take what it held from a machine that is gone."""
+        """Take replicas and instances from a lost machine, so that they are placed again."""
         for topology in await self._store.topologies():
             for place in topology.replicas:
                 if place.machine_id == machine_id:
@@ -344,7 +378,7 @@ class Fleet:
             if instance.machine_id != machine_id:
                 continue
             if instance.state is InstanceState.DRAINING:
-                # It has nothing left to answer.
+                # A draining instance has no requests left to answer.
                 await self._store.remove_instance(instance.instance_id, leader_epoch)
             elif instance.state is not InstanceState.FAILED:
                 await self._store.set_instance(
@@ -355,7 +389,10 @@ class Fleet:
                 )
 
     def _boot_failed(self, why: str) -> None:
-        """A cloud without quota is not asked again each second: each time twice as late."""
+        """Delay the next order after a failed boot, doubling each time up to _NO_BOOT_S_MAX.
+
+        A provider without quota must not be asked every second.
+        """
         self._failed_boots += 1
         doublings = min(self._failed_boots, _DOUBLINGS_MAX)
         wait_s = min(self._options.backoff_s * 2.0**doublings, _NO_BOOT_S_MAX)
@@ -372,7 +409,7 @@ class Fleet:
                 self._begin(number, self._put_away(number))
 
     async def _forget_failed(self, rows: list[MachineInfo], leader_epoch: int) -> None:
-        """Failures are shown for a while, the newest of them."""
+        """Remove rows of failed machines that are too old or too many."""
         failed = [row for row in rows if row.state is MachineState.FAILED]
         failed.sort(key=lambda row: -row.machine_id)
         now = time.monotonic()
@@ -383,7 +420,10 @@ class Fleet:
                 await self._store.remove_machine(row.machine_id, leader_epoch)
 
     async def _list(self) -> bool:
-        """Ask the provider, not too often; when it cannot say, what it said before is void."""
+        """List the provider's machines if it is time; return whether the list is new.
+
+        If the provider fails, the old list is dropped.
+        """
         now = time.monotonic()
         if now - self._listed_at < self._options.list_s:
             return False
@@ -399,10 +439,10 @@ class Fleet:
         self._listed = {machine.machine_id: machine for machine in machines}
         return True
 
-    # Work in the background
+    # Background tasks
 
     async def _boot(self, row: MachineInfo, leader_epoch: int) -> None:
-        """Have the provider boot it, again if need be; then it joins by itself."""
+        """Ask the provider to boot a machine, with retries; its node then joins by itself."""
         number = row.machine_id
 
         async def failed(attempt: int, failure: RetryLater) -> None:
@@ -420,7 +460,7 @@ class Fleet:
             await self._fail(row, f"it could not be booted: {failure}", leader_epoch)
         else:
             self._booted_at[number] = time.monotonic()
-        # The list that we have knows nothing of it yet.
+        # The current list does not contain the machine yet, so request a new one.
         self._listed_at = float("-inf")
 
     async def _halt(self, machine_id: int, leader_epoch: int) -> None:
@@ -437,12 +477,12 @@ class Fleet:
             await self._try("halt", machine_id, lambda: self.provider.halt(machine_id), failed)
             crash_point("after-halt")
         except RetryLater as failure:
-            # It stays a halting one, which costs money: said again and again, tried again.
+            # It stays in the state halting and may cost money, so log every failure and retry.
             log.error("machine %d cannot be halted: %s", machine_id, failure)
             return
         was_known = await self._store.remove_machine(machine_id, leader_epoch)
         crash_point("after-machine-removed")
-        # A look that began before it was gone may have begun this once more.
+        # An older `reconcile` may have started a second halt; record only the first.
         if was_known and self._recorder is not None:
             self._recorder.event(
                 "halt",
@@ -453,7 +493,7 @@ class Fleet:
         self._listed_at = float("-inf")
 
     async def _put_away(self, machine_id: int) -> None:
-        """Make sure that a machine that is no longer wanted is off."""
+        """Halt a machine that is no longer wanted; its row does not change."""
         await self._try("halt", machine_id, lambda: self.provider.halt(machine_id), None)
         self._listed_at = float("-inf")
 
@@ -464,7 +504,7 @@ class Fleet:
         call: Callable[[], Awaitable[object]],
         failed: Callable[[int, RetryLater], Awaitable[None]] | None,
     ) -> None:
-        """Call the provider until it works, or the last try has failed too."""
+        """Call the provider until it succeeds; raise its error after the last attempt."""
         wait_s = self._options.backoff_s
         for attempt in range(1, self._options.tries + 1):
             try:
@@ -486,7 +526,7 @@ class Fleet:
             wait_s = min(2.0 * wait_s, self._options.backoff_max_s)
 
     def _begin(self, machine_id: int, work: Coroutine[Any, Any, None]) -> None:
-        """Do it beside, unless something is being done for this machine."""
+        """Start a background task for a machine, unless one is running."""
         if machine_id in self._tasks:
             work.close()
             return
@@ -494,7 +534,7 @@ class Fleet:
         self._tasks[machine_id] = task
 
     def _replace(self, machine_id: int, work: Coroutine[Any, Any, None]) -> None:
-        """Do this instead of what is being done for this machine."""
+        """Start a background task for a machine, instead of the one that is running."""
         before = self._tasks.pop(machine_id, None)
         if before is not None and before is not asyncio.current_task():
             before.cancel()
@@ -509,7 +549,7 @@ class Fleet:
             log.error("%s", failure, extra={"machine": machine_id})
         except Exception:
             log.exception("work for machine %d failed", machine_id)
-            # A fault of ours: what is begun again at once would fail again at once.
+            # A bug would fail again at once, so delay the next attempt.
             await asyncio.sleep(self._options.backoff_max_s)
         finally:
             if self._tasks.get(machine_id) is asyncio.current_task():

@@ -1,10 +1,10 @@
-"""What memory is left: of a machine, and of one instance, which may be allowed less.
+"""Free memory of a machine, and of one instance, which may be allowed less.
 
-    free of an instance = the least of    what its computer has available
-                                          what its control groups have left, from its own to the top
-                                          what its own limits (ulimit -v, -d) leave it
+    free of an instance = the least of    the available memory of its computer
+                                          what each of its control groups has left, up to the root
+                                          what its own limits (ulimit -v, -d) leave
 
-Whole MiB throughout, so that what hardly changes does not change.
+All values are rounded down to whole MiB, so that small changes do not show.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from pathlib import Path, PurePosixPath
 
 _MEBIBYTE = 1024 * 1024
 _GROUPS = "sys/fs/cgroup"
-# A limit of a process, and what of its status counts against it.
+# A limit of a process, and the field of its status that counts against it.
 _LIMITS = {"Max address space": "VmSize", "Max data size": "VmData"}
 
 
 @dataclass(frozen=True)
 class InstanceMemory:
-    """Of one process; None: nobody says."""
+    """Memory of one process; None if it cannot be read."""
 
-    # What it may still take, and what it has.
+    # What it may still allocate, and what it uses.
     free_bytes: float | None
     resident_bytes: float | None
 
 
 def free_memory_bytes(root: Path = Path("/")) -> float | None:
-    """What a machine has left; None: nobody says."""
+    """Return the free memory of this machine; None if it cannot be read."""
     return _least((_computers(root), _left_in_group(root / _GROUPS)))
 
 
 def instance_memory(process_id: int, root: Path = Path("/")) -> InstanceMemory:
-    """What one instance has, and may still take."""
+    """Return the memory that a process uses and may still allocate."""
     status = _status(root, process_id)
     free = _least(
         (
@@ -64,7 +64,7 @@ def _status(root: Path, process_id: int) -> dict[str, int]:
 
 
 def _kilobytes(file: Path) -> dict[str, int]:
-    """Lines such as `VmRSS:  5130 kB`, in bytes."""
+    """Parse lines such as `VmRSS:  5130 kB` into bytes."""
     found = {}
     for line in _lines(file):
         name, _, rest = line.partition(":")
@@ -75,7 +75,7 @@ def _kilobytes(file: Path) -> dict[str, int]:
 
 
 def _lines(file: Path) -> list[str]:
-    """Of a file that may be gone with its process."""
+    """Return the lines of a file; empty if it is gone with its process."""
     try:
         return file.read_text().splitlines()
     except OSError:
@@ -83,13 +83,13 @@ def _lines(file: Path) -> list[str]:
 
 
 def _groups(root: Path, process_id: int) -> Iterator[Path]:
-    """Its control group and all that this one is in, as far as we see them."""
+    """Yield the control group of a process and its ancestors, as far as they are visible."""
     own = next(
         (line[3:] for line in _lines(root / f"proc/{process_id}/cgroup") if line.startswith("0::")),
         "/",
     )
     parts = PurePosixPath(own).parts[1:]
-    # What lies above what we see is spelt with dots.
+    # A group above the visible root is written with dots.
     if ".." in parts:
         parts = ()
     for count in range(len(parts), -1, -1):
@@ -97,13 +97,13 @@ def _groups(root: Path, process_id: int) -> Iterator[Path]:
 
 
 def _left_in_group(folder: Path) -> int | None:
-    """Page cache counts as free."""
+    """Return what a control group has left, with its page cache; None without a limit."""
     try:
         most = int((folder / "memory.max").read_text())
         used = int((folder / "memory.current").read_text())
         counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
-        # None there, or "max": no bound.
+        # The file is missing, or contains "max".
         return None
     return max(most - used + int(counts.get("inactive_file", 0)), 0)
 

@@ -1,7 +1,8 @@
-"""The instances of one machine: those that are wanted here run, the others end, all is reported.
+"""The instances of one machine: starts the wanted ones, ends the others, reports all.
 
-An instance is started with what was deployed under its version, and again with the same: while a
-new version comes, and does not start, the old ones go on as they were, here or on another machine.
+An instance is started, and restarted, with what was deployed under its own version. While a new
+version comes or fails to start, instances of the old version continue unchanged, here or on another
+machine.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from tidegate.fleet.package_cache import PackageCache
 
 log = logging.getLogger(__name__)
 
-# Between two reports of one that is as it was.
+# Seconds between two reports of an unchanged instance.
 _REPORT_S = 1.0
-# Doors read four times a second what drains; until then they send it requests.
+# Doors read draining states four times a second; until then they send requests.
 _FOLLOW_S = 0.5
-# What is to be said of an instance: state, address, detail.
+# A report: state, address, detail.
 _Word = tuple[InstanceState, str | None, str]
 
 
 class HostedInstances:
-    """All instances that one machine has."""
+    """All instances of one machine."""
 
     def __init__(
         self,
@@ -42,19 +43,19 @@ class HostedInstances:
         self._packages = PackageCache(data, options.machine_id, store)
         self._news = news
         self._running: dict[int, AppInstance] = {}
-        # Those that cannot even be begun, and why.
+        # Instances that cannot be started, with the reason.
         self._refused: dict[int, str] = {}
-        # What was said last, and when.
+        # The last report of each instance, and when it was sent.
         self._reported: dict[int, tuple[_Word, float]] = {}
 
     @property
     def ids(self) -> set[int]:
-        """Those that are here and stay."""
+        """Ids of instances that run here and were not asked to end."""
         return {number for number, one in self._running.items() if not one.is_leaving}
 
     @property
     def trouble(self) -> str:
-        """What is wrong with any of them, for who looks at machines; "": nothing."""
+        """Problems of all instances as one text; empty if there are none."""
         troubles = {
             number: one.detail for number, one in self._running.items() if not one.is_leaving
         }
@@ -64,7 +65,7 @@ class HostedInstances:
         )
 
     async def adjust(self, wanted: Sequence[Instance], node: str) -> None:
-        """A step towards these and no others; then say how they are."""
+        """Start and end instances one step towards `wanted`, then report all of them."""
         await self._begin([one for one in wanted if one.instance_id not in self._running], node)
         ids = {one.instance_id for one in wanted}
         for number, running in list(self._running.items()):
@@ -78,7 +79,7 @@ class HostedInstances:
 
     async def _begin(self, new: Sequence[Instance], node: str) -> None:
         self._refused = {}
-        # One that is to end, and is not here, has ended.
+        # A draining instance that does not run here has ended already.
         new = [one for one in new if one.state is not InstanceState.DRAINING]
         if not new:
             return
@@ -125,21 +126,21 @@ class HostedInstances:
                 self._running[number].let_go()
 
     def _memory(self, number: int) -> InstanceMemory:
-        """Of an instance; one without a process has none."""
+        """Return the memory of an instance; unknown without a process."""
         running = self._running.get(number)
         if running is None or not running.pid:
             return InstanceMemory(None, None)
         return instance_memory(running.pid)
 
     async def end(self) -> None:
-        """All of them, each with its drain; who sends them requests is told first."""
+        """End all instances, each with its drain; doors learn of it first."""
         if await self._say_that_they_go():
             await asyncio.sleep(_FOLLOW_S)
         await asyncio.gather(*(one.end() for one in self._running.values()))
         self._packages.close()
 
     async def _say_that_they_go(self) -> bool:
-        """Whether anybody heard of one that answers."""
+        """Report ready instances as draining; return whether doors must have time to react."""
         ready = [one for one in self._running.values() if one.state is InstanceState.READY]
         try:
             for one in ready:

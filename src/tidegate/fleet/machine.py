@@ -1,15 +1,26 @@
-"""One machine: a node, workers per replica that is assigned to it, and instances of services.
+"""The supervisor of one machine: its node, its workers and its instances of HTTP services.
 
-    each look:  what is assigned to us → workers and instances wanted → a step towards it
-                is the node alive → start it again
-                does the keeper live, does anybody want us → else end, in good order
+Theory of operation
+-------------------
 
-What is wanted is read from the store each time, so any of the steps may be lost with a process and
-is taken again by the next. A store that does not answer changes nothing: what runs, runs on.
+`tidegate machine` runs one `MachineSupervisor`. It polls the store and moves its processes one step
+towards what the store says:
 
-A draining replica keeps its workers while they have something to do, one of them at least while
-anything is stored in it (groups and delayed messages leave by no other way); the others go one by
-one, the idlest first.
+    node        started, and restarted with backoff if it died
+    replicas    assigned to this machine: `ReplicaWorkers` keeps the worker processes of each
+    instances   assigned to this machine: `HostedInstances` keeps one process for each
+    report      problems are reported to the store as one text
+
+Nothing is kept in memory that the store does not know. Each step may be lost with the process and
+is repeated by the next one. If the store does not answer, all processes keep running.
+
+A draining replica keeps all its workers while it still gets new messages. Then it keeps one worker
+while anything is stored in it, because groups and delayed messages leave it only by being consumed.
+The others end one after the other, the least busy first.
+
+The supervisor ends in good order if it is stopped or its keeper has died. It also ends if the store
+no longer wants the machine: the leader halted it, or gave it up as failed. Workers and instances
+end before the node, because workers return their messages to it.
 """
 
 from __future__ import annotations
@@ -40,50 +51,50 @@ from tidegate.telemetry.numbers import ClusterNumbers, QueueNumbers
 
 log = logging.getLogger(__name__)
 
-# Between two questions whether we are wanted.
+# Seconds between two reports, whose answer says whether the machine is still wanted.
 _REPORT_S = 1.0
 _ASK_NODE_S = 2.0
 _NODE_BACKOFF_S = (0.5, 10.0)
-# client/lifeline.py calls a client that has no name program@host-pid-token.
+# client/lifeline.py names an anonymous client program@host-pid-token.
 _PID_IN_NAME = re.compile(r"@.*-(\d+)-[0-9a-f]+$")
 
 
 class MachineStore(FleetStore, ReplicationStore, HostingStore, Protocol):
-    """What a machine needs of a store."""
+    """The parts of the store that a machine needs."""
 
     async def find_queue(self, queue_id: int | None, name: str | None) -> QueueInfo | None: ...
 
 
 class MachineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a machine lives."""
+    """Settings of a machine."""
 
     slots: int = 1
     poll_s: float = 0.25
-    # How long a worker or an instance may finish what it has begun.
+    # Seconds in which a worker or an instance may finish its work when it ends.
     drain_s: float = 30.0
-    # Where instances listen, and under which name others reach them (None: the same).
+    # Where instances listen, and the name under which others reach them (None means the same).
     host: str = "127.0.0.1"
     advertise: str | None = None
-    # Where code that was sent is kept.
+    # Folder for code that the leader sends.
     data: Path = Path("tidegate-data")
 
 
 class _Wanted(NamedTuple):
-    """What the workers of a replica run, and how many there are to be."""
+    """What the workers of a replica run, and how many are wanted."""
 
     target: str
     workers: int
     is_leaving: bool
 
     def workers_for(self, queue: QueueNumbers | None) -> int:
-        # Not known is not empty.
+        # An unknown queue must not be treated as empty.
         if not self.is_leaving or queue is None:
             return self.workers
         return 1 if queue.waiting or queue.unacknowledged else 0
 
 
 class MachineSupervisor:
-    """Holds the processes of one machine."""
+    """Starts, watches and ends the processes of one machine."""
 
     def __init__(
         self, machine_id: int, store: MachineStore, node: NodeProcess, options: MachineOptions
@@ -94,7 +105,7 @@ class MachineSupervisor:
         self._options = options
         self._workers: dict[str, ReplicaWorkers] = {}
         self._known: dict[int, QueueInfo] = {}
-        # Something is to be reported before the next look is due.
+        # Set if something must be reported before the next poll.
         self._news = asyncio.Event()
         self._hosted = HostedInstances(
             store,
@@ -114,7 +125,10 @@ class MachineSupervisor:
         self._reported = ""
 
     async def run(self, stop: asyncio.Event) -> str:
-        """Until told to stop, or nobody wants us; why it ended."""
+        """Run until stopped or not wanted; return the reason of the end.
+
+        Raises `Unavailable` if the machine is not wanted from the beginning.
+        """
         if not await self._store.report_machine(self.machine_id, ""):
             raise Unavailable(
                 f"nobody wants machine {self.machine_id}: no leader has ordered it, or it was "
@@ -134,7 +148,7 @@ class MachineSupervisor:
             await self._end()
 
     async def _pause(self, stop: asyncio.Event) -> bool:
-        """Until the next look; True: told to stop."""
+        """Wait until the next poll is due; return True if `stop` is set."""
         waiting = {asyncio.create_task(stop.wait()), asyncio.create_task(self._news.wait())}
         await asyncio.wait(
             waiting, timeout=self._options.poll_s, return_when=asyncio.FIRST_COMPLETED
@@ -175,7 +189,7 @@ class MachineSupervisor:
                 del self._workers[name]
 
     async def _wanted(self, places: list[ReplicaPlace]) -> dict[str, _Wanted]:
-        """The replicas that are ours to work for, by name."""
+        """Return the replicas that need workers on this machine, by name."""
         wanted: dict[str, _Wanted] = {}
         scalings: dict[int, Scaling | None] = {}
         known: dict[int, QueueInfo] = {}
@@ -193,7 +207,7 @@ class MachineSupervisor:
                 wanted[info.name] = _Wanted(
                     scaling.worker,
                     scaling.workers_per_replica,
-                    # What still gets new messages still works on them.
+                    # A draining replica with a share still gets new messages and needs all workers.
                     place.state is ReplicaState.DRAINING and place.share == 0.0,
                 )
         self._known = known
@@ -202,7 +216,10 @@ class MachineSupervisor:
     def _within_slots(
         self, places: list[ReplicaPlace], instances: list[Instance]
     ) -> tuple[list[ReplicaPlace], list[Instance]]:
-        """Never more than there are slots: those that we have, then replicas, then the oldest."""
+        """Return what fits into the slots.
+
+        What already runs here comes first, then replicas, then the oldest instances.
+        """
         slots = self._options.slots
         self._slots_trouble = ""
         if len(places) + len(instances) <= slots:
@@ -231,7 +248,7 @@ class MachineSupervisor:
         if self._node.pid is not None:
             log.error("the node died and is started again", extra={"machine": self.machine_id})
         try:
-            # Not in a thread: the child is to end with the thread that starts it.
+            # In this thread, because the kernel ends the child with the thread that started it.
             self._node.start()
             await asyncio.to_thread(self._node.wait_until_ready)
         except (TidegateError, OSError) as failure:
@@ -246,7 +263,7 @@ class MachineSupervisor:
             )
 
     async def _numbers(self, wanted: dict[str, _Wanted]) -> dict[str, QueueNumbers]:
-        """What nodes say of the replicas of which somebody is to be let go, when there are any."""
+        """Return the stats of the replicas that have workers to end; empty if there are none."""
         leaving = [
             name
             for name, workers in self._workers.items()
@@ -262,7 +279,7 @@ class MachineSupervisor:
                 async with connecting as mq:
                     found = _by_name(await mq.node_stats())
                     for name in leaving:
-                        # Another node may have it still, or again.
+                        # Another node may still own it, or own it again.
                         if name not in found:
                             found |= _by_name(await mq.stats(name))
                     return found
@@ -272,7 +289,7 @@ class MachineSupervisor:
             )
             return {}
 
-    # Its life
+    # Reports and the end
 
     async def _is_wanted(self) -> bool:
         now = asyncio.get_running_loop().time()
@@ -290,7 +307,7 @@ class MachineSupervisor:
         return wanted
 
     async def _end(self) -> None:
-        """Workers first: they return what they hold to the node."""
+        """End all processes; workers before the node, because they return messages to it."""
         await asyncio.gather(
             self._hosted.end(), *(workers.end() for workers in self._workers.values())
         )
@@ -303,7 +320,10 @@ def _by_name(cluster: ClusterNumbers) -> dict[str, QueueNumbers]:
 
 
 def _held(queue: QueueNumbers | None) -> dict[int, int]:
-    """What each process holds unacknowledged, by pid; whoever has a name of its own is left out."""
+    """Return the unacknowledged messages of each worker process, by pid.
+
+    Clients with a name of their own cannot be mapped to a pid and are left out.
+    """
     held: dict[int, int] = {}
     for consumer in [] if queue is None else queue.consumers:
         if found := _PID_IN_NAME.search(consumer.client_name):

@@ -1,4 +1,4 @@
-"""A node in a process of its own: started, awaited, started again where it was."""
+"""A node in its own process: started, awaited, and restarted on the same port."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STOP_S = 15.0
 
 
 class NodeProcess:
-    """A `tidegate node`, and its addresses while it serves."""
+    """A `tidegate node` process, and its addresses while it serves."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class NodeProcess:
         machine_id: int | None = None,
         knowledge: str | None = None,
         data: str | None = None,
-        # Nobody asked for that port: if it is taken, any other will do.
+        # Use a free port if the port is taken. Set only if the user did not choose the port.
         is_derived: bool = False,
     ) -> None:
         self._store_urls = store_urls
@@ -56,7 +56,7 @@ class NodeProcess:
         return self._child.pid
 
     def start(self) -> None:
-        """Begin; from the main thread, since the child is to end with whoever started it."""
+        """Start the node; call it from the main thread, since the child ends with its thread."""
         command = [sys.executable, "-m", "tidegate", "node", "--port", str(self._port)]
         if self._is_derived and not self.address:
             command += ["--or-free"]
@@ -67,7 +67,7 @@ class NodeProcess:
         if self._machine_id is not None:
             command += ["--machine", str(self._machine_id)]
         if self._machine_id is not None or self.address:
-            # The cluster has started before: what somebody has deleted since stays deleted.
+            # The cluster was started before: declaring queues again would restore deleted ones.
             command += ["--no-declare"]
         environment = with_stores(os.environ, self._store_urls)
         if self._lake is not None:
@@ -76,15 +76,15 @@ class NodeProcess:
             environment["TIDEGATE_STORE__DATA"] = self._data
         if self._knowledge is not None:
             environment["TIDEGATE_PIPELINE__KNOWLEDGE"] = self._knowledge
-        # Also of one that failed: that is not tried again at once, either.
+        # Also for a failed start, so that it is not retried at once.
         self._started_at = time.monotonic()
         self._child.start(command, environment)
 
     def wait_until_ready(self) -> None:
-        """Its addresses come through a pipe when it serves, or else why it does not."""
+        """Wait until the node serves; raise `Unavailable` with its error if it does not."""
         line = self._child.line()
         self.address, _, self.metrics_address = line.partition(" ")
-        # When it has to be started again, it must be found where it was.
+        # Keep the port, so that clients find the node after a restart.
         self._port = int(self.address.rpartition(":")[2])
         if self.metrics_address:
             self._metrics_port = int(self.metrics_address.rpartition(":")[2])
@@ -94,7 +94,7 @@ class NodeProcess:
         return self._child.has_died
 
     def ensure_running(self) -> None:
-        """Start it again if it has died, not more than once a second."""
+        """Restart the node if it has died, once a second at most; log a failure."""
         if not self.has_died or time.monotonic() - self._started_at < 1.0:
             return
         self._child.tell_of_death(self.address)

@@ -1,4 +1,4 @@
-"""Which slots are taken: by replicas of queues and by instances of services alike."""
+"""Which slots of machines are in use, by replicas and by instances."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tidegate.core.replication import ReplicaState, Topology
 
 
 class Occupancy:
-    """What each machine holds, by its number."""
+    """The number of used slots of each machine, by its id."""
 
     def __init__(self, topologies: Iterable[Topology], instances: Iterable[Instance]) -> None:
         self.used: Counter[int] = Counter()
-        # Those of the used that are leaving.
+        # Used slots whose replica or instance is draining.
         self.draining: Counter[int] = Counter()
         for topology in topologies:
             for place in topology.replicas:

@@ -1,8 +1,10 @@
-"""Code on its way to machines: a folder or a wheel as one archive, known by its SHA-256.
+"""Code packages: a folder or a wheel as one archive, identified by its SHA-256.
 
-The same files give the same bytes, whoever packs them and when, so what is deployed twice is
-stored once and starts nothing anew. A wheel goes as it is. What is unpacked came over the network:
-it is what its hash says, or it is refused; and no name in it leads out of its folder.
+The same files always give the same bytes, independent of user and machine. Code that is deployed
+twice is therefore stored once and restarts nothing. A wheel is sent unchanged.
+
+An archive to unpack came over the network. Its hash must match, and no name in it may lead out of
+its folder.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ from tidegate.core.harmless import harmless
 from tidegate.fleet.code_folder import walk_code
 from tidegate.storage.data_folder import is_data_folder
 
-# Of all files together, as they lie on a disk.
+# Of all files together, unpacked.
 UNPACKED_BYTES_MAX = 1024 * 1024 * 1024
 PACKED_BYTES_MAX = 256 * 1024 * 1024
 FILES_MAX = 50_000
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 _CHUNK_BYTES = 1 << 20
-# What zipfile says to archives that somebody has thought up. A RuntimeError: it is encrypted.
+# Errors of zipfile for manipulated archives. RuntimeError means that it is encrypted.
 _BROKEN = (
     zipfile.BadZipFile,
     zlib.error,
@@ -43,7 +45,10 @@ _BROKEN = (
 
 
 def packed(path: Path) -> bytes:
-    """A folder or a wheel as the archive that machines are sent."""
+    """Return a folder or a wheel as an archive.
+
+    Raises `InvalidValue` with the reason if it cannot be packed, `TooLarge` if it is too large.
+    """
     try:
         is_wheel, is_folder = path.is_file() and path.suffix == ".whl", path.is_dir()
         is_data = is_folder and is_data_folder(path)
@@ -77,16 +82,16 @@ def _packed_folder(folder: Path) -> bytes:
                 raise _too_large(folder)
             name = path.relative_to(folder).as_posix()
             try:
-                # As the archive has it.
+                # The archive stores names as UTF-8.
                 name.encode()
             except UnicodeEncodeError as failure:
                 raise _not_shipped(path, failure) from None
             about = zipfile.ZipInfo(name, _LONG_AGO)
             about.compress_type = zipfile.ZIP_DEFLATED
-            # Read by all, and run by all what its owner may run.
+            # Readable by all, and executable by all if the owner may execute it.
             mode = 0o755 if path.stat().st_mode & stat.S_IXUSR else 0o644
             about.external_attr = (stat.S_IFREG | mode) << 16
-            # What machines would refuse is refused here.
+            # Reject here what machines would reject later.
             _check(about)
             file.writestr(about, content)
     if not count:
@@ -97,13 +102,13 @@ def _packed_folder(folder: Path) -> bytes:
 
 
 def _code_in(folder: Path) -> Iterator[Path]:
-    """The files of a folder in order."""
+    """Yield the files to pack, in a fixed order."""
     for here, folders, files in walk_code(folder, _refuse_folder):
         for name in sorted([*folders, *files]):
             path = here / name
             try:
                 is_code = _is_code(path, folder)
-            # A RuntimeError: a loop of links, to some versions of Python.
+            # Some Python versions raise RuntimeError for a loop of links.
             except (OSError, RuntimeError) as failure:
                 raise _not_shipped(path, failure) from None
             if is_code:
@@ -117,23 +122,23 @@ def _is_code(path: Path, folder: Path) -> bool:
             raise InvalidValue(
                 f"{_named(path)} is a link to {_named(target)}, which is not shipped: copy it there"
             )
-        # A link to a folder inside is what it links to, once.
+        # A linked folder inside is packed once, as the folder itself.
         if path.is_dir():
             raise InvalidValue(f"{_named(path)} links to a folder: ship the folder itself")
     return path.is_file() and path.suffix != ".pyc" and not path.name.startswith(".")
 
 
 def _target_of(link: Path) -> Path:
-    # One that leads nowhere is passed over.
+    # A broken link is skipped.
     with contextlib.suppress(FileNotFoundError):
-        # Whether a loop of links is resolved without a complaint is up to the version of Python.
+        # `resolve` detects loops of links only in some Python versions; `stat` always does.
         link.stat()
     return link.resolve()
 
 
 def _content_of(path: Path, bytes_max: int) -> bytes:
     try:
-        # Before it is read: what does not fit into memory would end us.
+        # Check the size first: a file larger than memory would end this process.
         if path.stat().st_size > bytes_max:
             raise TooLarge(f"{_named(path)} has more than {bytes_max} bytes: leave data out")
         return path.read_bytes()
@@ -160,7 +165,7 @@ def _named(path: Path) -> str:
 
 
 def unpack(content: bytes, digest: str, folder: Path) -> None:
-    """Have the files of an archive in `folder`, all of them or none; InvalidValue if damaged."""
+    """Unpack an archive into `folder` as a whole; raise `InvalidValue` if it is damaged."""
     found = hashlib.sha256(content).hexdigest()
     if found != digest:
         raise InvalidValue(
@@ -176,16 +181,16 @@ def unpack(content: bytes, digest: str, folder: Path) -> None:
         for member in archive.infolist():
             _unpack_one(archive, member, whole)
         try:
-            # At once: nobody ever finds half of it.
+            # Rename at the end, so that `folder` is never incomplete.
             whole.rename(folder)
         except OSError:
-            # An instance that was let go meanwhile has left a thread that was here first.
+            # Another thread, started for an instance that has ended, was faster.
             if not folder.is_dir():
                 raise
 
 
 def _open(content: bytes) -> zipfile.ZipFile:
-    """An archive all of whose names and sizes may be unpacked."""
+    """Open an archive after checking all of its names and sizes."""
     if len(content) > PACKED_BYTES_MAX:
         raise TooLarge(f"an archive of more than {PACKED_BYTES_MAX} bytes is not shipped")
     try:
@@ -195,7 +200,7 @@ def _open(content: bytes) -> zipfile.ZipFile:
     members = archive.infolist()
     if len(members) > FILES_MAX:
         raise TooLarge(f"an archive of more than {FILES_MAX} files is not unpacked")
-    # As they claim; what comes is counted again.
+    # The declared sizes; unpacking counts the actual ones again.
     if sum(member.file_size for member in members) > UNPACKED_BYTES_MAX:
         raise TooLarge(f"an archive of more than {UNPACKED_BYTES_MAX} bytes is not unpacked")
     for member in members:

@@ -1,11 +1,12 @@
-"""The code that a machine was sent: fetched when it is missing, there while somebody runs it.
+"""The packages of a machine: fetched when missing, kept while an instance uses them.
 
-    <data>/packages/lock                    held while somebody comes, goes or clears up
+    <data>/packages/lock                    held while a machine starts, ends or cleans up
     <data>/packages/machine-7/lock          held while machine 7 lives
-    <data>/packages/machine-7/<digest>/     its files, all of them
+    <data>/packages/machine-7/<digest>/     the unpacked files, always complete
 
-A machine that was killed leaves its folder; whoever finds that nobody holds its lock removes it.
-So does the next one of that number: what ran there may have written into it.
+A killed machine leaves its folder. Another machine removes the folder when it finds that its lock
+is free. The next machine of the same number empties it too, because code that ran there may have
+changed files.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from tidegate.storage.data_folder import mark_as_data
 
 
 class PackageSource(Protocol):
-    """Whoever keeps code by its SHA-256."""
+    """Stores packages by their SHA-256."""
 
     async def package(self, digest: str) -> bytes | None: ...
 
 
 class PackageCache:
-    """The unpacked code of one machine."""
+    """The unpacked packages of one machine."""
 
     def __init__(self, folder: Path, machine_id: int, source: PackageSource) -> None:
         self._all = folder.expanduser().resolve() / "packages"
@@ -42,9 +43,12 @@ class PackageCache:
         self._lock_fd: int | None = None
 
     async def folder_of(self, digest: str) -> Path:
-        """Where the files are; Unavailable or InvalidValue, in words, when they cannot be had."""
+        """Return the folder of a package, fetching it if it is missing.
+
+        Raises `Unavailable` or `InvalidValue` with the reason if it cannot be had.
+        """
         folder = self._own / digest
-        # Two instances that start together fetch it once.
+        # Fetch once if two instances start at the same time.
         async with self._fetching:
             if self._lock_fd is None:
                 await self._on_disk(digest, self._take)
@@ -64,25 +68,25 @@ class PackageCache:
             ) from None
 
     def forget_all_but(self, digests: Collection[str]) -> None:
-        """Remove what nobody runs."""
+        """Remove packages that are not in use."""
         if self._lock_fd is None:
             return
         for path in self._own.iterdir():
             if path.is_dir() and path.name not in digests and not path.name.startswith("."):
-                # One that cannot even be renamed stays, whole.
+                # A folder that cannot be renamed stays complete.
                 with contextlib.suppress(OSError):
                     _remove(path)
 
     def close(self) -> None:
         if self._lock_fd is not None:
-            # Where somebody has removed all of it, there is nothing to be alone with.
+            # If the whole folder was removed, there is no lock to take.
             with contextlib.suppress(OSError), self._alone():
                 shutil.rmtree(self._own, ignore_errors=True)
             os.close(self._lock_fd)
             self._lock_fd = None
 
     def _take(self) -> None:
-        """Our folder is ours, and empty; those of the dead are nobody's."""
+        """Lock and empty this machine's folder, and remove those of dead machines."""
         mark_as_data(self._all.parent)
         self._all.mkdir(exist_ok=True)
         with self._alone():
@@ -101,14 +105,14 @@ class PackageCache:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """While nobody else comes, goes or clears up: else one that comes may be cleared up."""
+        """Hold the common lock, so that no other machine removes a folder being created."""
         with (self._all / "lock").open("ab") as guard:
             fcntl.flock(guard, fcntl.LOCK_EX)
             yield
 
 
 def _remove(code: Path) -> None:
-    """Nobody finds half of it, even if some of it cannot be removed."""
+    """Remove a folder in two steps, so that it is never found incomplete."""
     away = code.with_name(f".removed-{uuid.uuid4().hex}")
     code.rename(away)
     shutil.rmtree(away, ignore_errors=True)
@@ -122,7 +126,7 @@ def _clear_up(folder: Path) -> None:
 
 
 def _locked(path: Path) -> int | None:
-    """A lock that ends with us; None: somebody else has it."""
+    """Return a descriptor that holds the lock while open; None if it is already held."""
     descriptor = None
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,12 +1,12 @@
-"""Processes that end with the one that they belong to, however that one ends.
+"""Processes that end with their parent, however the parent ends.
 
-A child asks the kernel for a SIGTERM when its parent dies (`end_with_parent`): nothing has to be
-running for that. Who runs users' code may not come to hear it, so a thread looks after the parent,
-too, and ends the process when it has not ended by itself.
+A child asks the kernel for a SIGTERM when its parent dies (`end_with_parent`); this works even if
+the parent is killed. A process that runs users' code may be blocked and not react. A thread
+therefore watches the parent too, and ends the process if it does not end by itself.
 
-A machine outlives the node that has booted it, so it is told of a **keeper** instead, the
-`tidegate up` on whose computer it is, and looks after it now and then. Both are named by pid; the
-keeper with its time of start too, since a pid is given away again.
+A machine outlives the node that booted it. It has a **keeper** instead: the `tidegate up` on its
+computer, which the machine checks from time to time. Parent and keeper are identified by pid, the
+keeper also by its start time, because the kernel reuses pids.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _LOOK_S = 1.0
 
 
 class ProcessIdentity(NamedTuple):
-    """One process, and no later one with the same pid."""
+    """One process; a later process with the same pid is different."""
 
     pid: int
-    # Ticks from the boot of the computer to the start of the process.
+    # Clock ticks from the boot of the computer to the start of the process.
     started: int
 
     def __str__(self) -> str:
@@ -44,27 +44,29 @@ class ProcessIdentity(NamedTuple):
 
 
 def identity_of(pid: int) -> ProcessIdentity | None:
-    """Who has the pid now; None: nobody, or somebody who only waits to be buried."""
+    """Return the process that has the pid; None if there is none, or only a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    # The second field is a name in brackets that may hold anything, brackets too.
+    # The second field is a name in brackets, which may contain brackets itself.
     fields = text.rpartition(")")[2].split()
     return None if fields[0] == _ZOMBIE else ProcessIdentity(pid, int(fields[19]))
 
 
 def for_child() -> dict[str, str]:
-    """What a child's environment says of us."""
+    """Return the environment that tells a child its parent."""
     return {PARENT_VARIABLE: str(os.getpid())}
 
 
 def end_with_parent(patience_s: float | None = None) -> None:
-    """When whoever has started us is killed without a chance to tell us, the kernel does.
+    """Have the kernel send SIGTERM to this process when its parent dies.
 
-    Whoever has not ended so long afterwards, because its loop is blocked, is ended; None: never.
+    After the parent's death the process has `patience_s` seconds to end, in case its loop is
+    blocked; then it is ended. None means that it is never forced. Raises `TidegateError` if the
+    parent is already gone.
     """
-    # Taken out: a process that our own user starts has another parent.
+    # Remove the variable: processes that our user starts have another parent.
     parent = os.environ.pop(PARENT_VARIABLE, None)
     if parent is None:
         return
@@ -79,7 +81,7 @@ def end_with_parent(patience_s: float | None = None) -> None:
 
 
 def _outlive(parent: int, patience_s: float) -> None:
-    """By so long, and no longer."""
+    """End the process `patience_s` seconds after the parent."""
     while os.getppid() == parent:
         time.sleep(_LOOK_S)
     time.sleep(patience_s)
@@ -87,13 +89,13 @@ def _outlive(parent: int, patience_s: float) -> None:
 
 
 def become_keeper() -> None:
-    """Have the machines that are booted below this process end with it."""
+    """End the machines that are booted below this process together with it."""
     own = identity_of(os.getpid())
     assert own is not None
     os.environ[KEEPER_VARIABLE] = str(own)
 
 
 def keeper() -> ProcessIdentity | None:
-    """Whom this process is kept by; None: it stands on its own."""
+    """Return the keeper of this process; None if it has none."""
     pid, _, started = os.environ.get(KEEPER_VARIABLE, "").partition(":")
     return ProcessIdentity(int(pid), int(started)) if pid.isdigit() and started.isdigit() else None

@@ -1,10 +1,11 @@
-"""Everything that runs for one machine on this computer, found by a mark and ended as a whole.
+"""All processes of one machine on this computer, found by a mark and ended together.
 
-Strategy: every process of a machine carries its mark in the environment, which children inherit,
-however often they fork, change their session or lose their parent. So the tree is found again
-by whoever knows the mark, after any of them was killed; and nobody else is ever hit, since it is
-the process itself that says whose it is: the mark is read through a handle on the process (pidfd)
-that stays with it, and a recycled pid has none.
+Each process of a machine has the mark in its environment. Children inherit it, however often they
+fork, change their session or lose their parent. Any process that knows the mark can therefore find
+the whole tree again, even after parts of it were killed.
+
+No other process is ever signalled. The mark is read from the process itself through a handle
+(pidfd), and a process that reuses a pid does not have the mark.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from pathlib import Path
 from tidegate.fleet.parent import ProcessIdentity, identity_of
 
 _LOOK_S = 0.02
-# How long the kernel may take to end what was killed.
+# Seconds that the kernel may take to end killed processes.
 _KILLED_S = 10.0
 
 
 class ProcessTree:
-    """The living processes whose environment has `variable=value`."""
+    """The living processes whose environment contains `variable=value`."""
 
     def __init__(self, variable: str, value: str) -> None:
         self.environment = {variable: value}
         self._mark = f"{variable}={value}".encode()
 
     def members(self) -> list[ProcessIdentity]:
-        """Who lives, the oldest first."""
+        """Return the processes, the oldest first, without this one."""
         found = []
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -43,7 +44,7 @@ class ProcessTree:
         return sorted(found, key=lambda one: (one.started, one.pid))
 
     def send(self, number: signal.Signals, only: ProcessIdentity | None = None) -> None:
-        """Signal all of them, or one if it is among them."""
+        """Send a signal to all of them, or to `only` if it belongs to them."""
         for member in self.members() if only is None else [only]:
             with self._handle(member.pid) as handle:
                 if handle is not None and identity_of(member.pid) == member:
@@ -51,9 +52,9 @@ class ProcessTree:
                         signal.pidfd_send_signal(handle, number)
 
     async def end(self, grace_s: float, first: ProcessIdentity | None = None) -> bool:
-        """Ask, wait, then kill; False: even then one of them is still there.
+        """Send SIGTERM, wait, then kill; return False if a process is left even then.
 
-        Whoever is `first` is asked alone while it lives: it ends the others in good order.
+        If `first` is alive, only it gets the SIGTERM, because it ends the others in good order.
         """
         if first is not None and first.is_alive:
             self.send(signal.SIGTERM, first)
@@ -62,7 +63,7 @@ class ProcessTree:
         if await self._gone(grace_s):
             return True
         deadline = time.monotonic() + _KILLED_S
-        # Again and again: one that is being killed may just have had a child.
+        # Repeat: a process that is being killed may just have started a child.
         while time.monotonic() < deadline:
             self.send(signal.SIGKILL)
             if await self._gone(_LOOK_S):
@@ -81,13 +82,13 @@ class ProcessTree:
         try:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
-            # Gone, or another user's.
+            # The process is gone, or belongs to another user.
             return False
         return self._mark in environment.split(b"\0")
 
     @contextlib.contextmanager
     def _handle(self, pid: int) -> Iterator[int | None]:
-        """A handle on the marked process of that pid; None: it is gone, or another one."""
+        """Open a handle on the process if it has the mark; else None."""
         try:
             handle = os.pidfd_open(pid)
         except OSError:

@@ -1,4 +1,4 @@
-"""How a child tells whoever started it that it serves, or else why it does not: one line, once."""
+"""The pipe through which a child announces once that it serves, or why it does not."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ READY_VARIABLE = "TIDEGATE_READY_FD"
 
 
 class ReadyPipe:
-    """Whom to tell how the start went: whoever started us, or nobody."""
+    """The child's end of the pipe; without a parent that listens it does nothing."""
 
     def __init__(self) -> None:
-        # Taken out: what we start ourselves has nothing to tell there.
+        # Remove the variable, so that our own children do not use the pipe.
         descriptor = os.environ.pop(READY_VARIABLE, None)
         self._descriptor = None if descriptor is None else int(descriptor)
 
     def tell(self, text: str) -> bool:
-        """Say it once; False when nobody listens, or no longer."""
+        """Send the line once; return False if the parent does not listen, or no longer."""
         if self._descriptor is None:
             return False
         with os.fdopen(self._descriptor, "w") as pipe:

@@ -1,8 +1,8 @@
-"""The workers of one replica: as many as are wanted, the idlest gone first, the dead replaced.
+"""The worker processes of one replica: the wanted number, restarted when they die.
 
-A worker that dies is started again, later and later while it does not get anywhere: a module that
-does not import would otherwise keep a core busy with failing. What it said last is kept, for
-whoever reports; and so is that one hangs in its import, which says nothing by itself.
+If there are too many, the least busy ends first. A worker that dies is restarted with a backoff,
+because a module that cannot be imported would otherwise keep a core busy. Its last output is kept
+for the machine's report. An import that hangs is reported too, because it prints nothing.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ log = logging.getLogger(__name__)
 
 _BACKOFF_FIRST_S = 0.5
 _BACKOFF_MOST_S = 30.0
-# A worker that got so old was no failure from the start.
+# Seconds after which a worker's death is not a failed start.
 _GOT_SOMEWHERE_S = 10.0
-# A module that takes longer to import than this is reported.
+# Seconds after which an unfinished import is reported.
 _IMPORT_S = 10.0
-# What a worker may take beyond its drain: hooks, and goodbye.
+# Seconds that a worker may need after its drain, for hooks and its exit.
 _GOODBYE_S = 10.0
-# And one that was killed: the kernel may have to finish something for it.
+# Seconds that the kernel may need to end a killed worker.
 _KILLED_S = 5.0
 
 
 class ReplicaWorkers:
-    """Worker processes of one replica on one machine."""
+    """The workers of one replica on one machine."""
 
     def __init__(self, replica: str, target: str, machine_id: int, drain_s: float) -> None:
         self.replica = replica
@@ -40,12 +40,12 @@ class ReplicaWorkers:
         self._drain_s = drain_s
         self._workers: list[WorkerProcess] = []
         self._backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MOST_S)
-        # Why the last one died, or does not get anywhere; "": they are well.
+        # Why the last worker died or hangs; empty if all is well.
         self.trouble = ""
 
     @property
     def pids(self) -> list[int]:
-        """Of those that work, the oldest first."""
+        """Pids of workers that were not asked to end, the oldest first."""
         return [worker.pid for worker in self._working]
 
     @property
@@ -57,7 +57,7 @@ class ReplicaWorkers:
         return [worker for worker in self._workers if worker.asked_at is None]
 
     async def adjust(self, wanted: int, node: str, busy: Mapping[int, int]) -> None:
-        """A step towards so many; `busy` is what each holds, by pid."""
+        """Move one step towards `wanted` workers; `busy` has the held messages of each pid."""
         now = asyncio.get_running_loop().time()
         await self._bury(now)
         working = self._working
@@ -72,7 +72,7 @@ class ReplicaWorkers:
         self._notice_late(now)
 
     async def end(self) -> None:
-        """All of them, now, each with its drain."""
+        """End all workers, each with its drain; kill those that take too long."""
         for worker in self._working:
             worker.ask_to_end()
         if not self._workers:
@@ -100,10 +100,10 @@ class ReplicaWorkers:
         log.info("worker started", extra={**self._where, "pid": worker.pid})
 
     def _let_go(self, working: list[WorkerProcess], count: int, busy: Mapping[int, int]) -> None:
-        # One after the other: what the first returns may be what the next is to finish.
+        # One at a time: messages that the first returns may go to the next one.
         if any(worker.asked_at is not None for worker in self._workers):
             return
-        # Of equals the youngest: the others are warm.
+        # Among equals end the youngest; the others have warm caches.
         idlest = min(working, key=lambda worker: (busy.get(worker.pid, 0), -worker.started_at))
         log.info(
             "worker is let go",

@@ -1,4 +1,4 @@
-"""How a child is told of its stores: by its environment, since URLs may hold passwords."""
+"""Store URLs in the environment of child processes, since URLs may contain passwords."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ STORE_URLS = "TIDEGATE_STORE__URLS"
 
 
 def with_stores(environment: Mapping[str, str], urls: Sequence[str]) -> dict[str, str]:
-    """The same environment with these stores, and no others."""
+    """Return the environment with exactly these stores."""
     changed = without_stores(environment)
     if len(urls) == 1:
-        # As it is: a URL of libpq may name several hosts, with commas between.
+        # Unchanged: one libpq URL may name several hosts, separated by commas.
         return changed | {STORE_URL: urls[0]}
     return changed | {STORE_URLS: ",".join(urls)}
 
 
 def without_stores(environment: Mapping[str, str]) -> dict[str, str]:
-    """What whoever has no business with the store is given."""
+    """Return the environment without stores, for children that must not use them."""
     return {key: text for key, text in environment.items() if key not in (STORE_URL, STORE_URLS)}

@@ -1,7 +1,7 @@
-"""A user's module, imported from where the process runs.
+"""Imports a user's module from the working directory.
 
-When that fails, the traceback begins at the user's own file: how we came to import it is nobody's
-concern. Then one sentence says what was tried.
+If the import fails, the traceback begins at the user's own file, without our frames. The error then
+says in one sentence what was tried.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from types import ModuleType
 from tidegate.core.errors import InvalidValue
 
 _PACKAGE = Path(__file__).parent.parent
-# With the separator: what is called tidegate_shop is the user's. Installed by a link or not.
+# With the separator: a package named tidegate_shop is the user's. Also if installed by a link.
 _OURS = tuple(f"{folder}{os.sep}" for folder in (_PACKAGE, _PACKAGE.resolve()))
 _IMPORTING = ("<frozen importlib", importlib.__file__)
-# Of the last line of a traceback.
+# Characters of the last line of a traceback.
 _REASON_MAX = 500
 
 
 def user_module(name: str) -> ModuleType:
-    """The module; InvalidValue when there is none, or it fails."""
+    """Import a module; raise `InvalidValue` if it does not exist or fails."""
     here = str(Path.cwd())
     if here not in sys.path:
-        # As python itself does: what lies here can be named.
+        # As Python itself does for a script: modules in the working directory can be imported.
         sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
@@ -42,19 +42,19 @@ def user_module(name: str) -> ModuleType:
             f"{name!r} was found, but imports {missing!r}, which is not installed"
         ) from None
     except (Exception, SystemExit) as failure:
-        # A script without `if __name__ == "__main__"` ends its importer.
+        # A script without `if __name__ == "__main__"` may exit while it is imported.
         print_from_users_file(failure)
         raise InvalidValue(f"{name!r} fails when imported: {_last_line(failure)}") from None
 
 
 def print_from_users_file(failure: BaseException) -> None:
-    """Its traceback without the frames that led there, nor those of importing in between."""
+    """Print a traceback without our frames and those of the import system."""
     told = traceback.TracebackException.from_exception(failure)
     frames = [frame for frame in told.stack if not frame.filename.startswith(_IMPORTING)]
     while frames and frames[0].filename.startswith(_OURS):
         del frames[0]
     told.stack = traceback.StackSummary.from_list(frames)
-    # What cannot even be parsed has no frames, and says by itself where it is.
+    # A syntax error has no frames, and names its place itself.
     lines = told.format() if frames else told.format_exception_only()
     sys.stderr.write("".join(lines))
 

@@ -1,4 +1,4 @@
-"""One worker process of a replica: user code on its queue."""
+"""A worker process of a replica: the user's handlers on its queue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REPLICA_VARIABLE = "TIDEGATE_REPLICA"
 
 
 class WorkerProcess(ChildProcess):
-    """A `tidegate worker` that is bound to a replica."""
+    """A `tidegate worker` that is bound to one replica."""
 
     def __init__(self, replica: str, target: str, node: str, machine_id: int, drain_s: float):
         self.replica = replica
@@ -27,5 +27,5 @@ class WorkerProcess(ChildProcess):
 
     @property
     def has_imported(self) -> bool:
-        """Whether the user's module is in, as far as it was said."""
+        """Whether the user's module has been imported, or its import will not be announced."""
         return self.word is not None

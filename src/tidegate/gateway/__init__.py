@@ -1,4 +1,4 @@
-"""The embedded HTTP front door: see gateway.py."""
+"""The embedded HTTP reverse proxy; see gateway.py."""
 
 from tidegate.gateway.gateway import Gateway
 from tidegate.gateway.health import HealthCheck

@@ -1,7 +1,7 @@
-"""A client's connection: requests one behind the other, each an exchange.
+"""A client's connection: one request after the other, each a `ProxiedRequest`.
 
-The next request is looked at when the one before is answered; until then it is not read. Why a
-connection is not read is a set of reasons, and it is read again when the last has gone.
+The next request is not read until the response to the one before is complete. Reading may be paused
+for several reasons at once (`ReadPause`), and resumes when the last one has ended.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 class Hold(Flag):
-    """Why a client is not read."""
+    """Reasons why a client is not read."""
 
     NONE = 0
-    # Its server takes no more, or is not connected yet.
+    # Its server accepts no more data, or is not connected yet.
     SERVER = auto()
-    # Its next request is here already.
+    # Its next request has arrived already.
     NEXT_REQUEST = auto()
-    # It does not read its answers.
+    # It does not read its responses.
     ANSWERS = auto()
-    # It was told to come again later, and it is not later yet.
+    # It was told to retry later, and the pause is not over.
     REFUSED = auto()
 
 
 class ClientConnection(asyncio.Protocol):
-    """Bytes of requests to exchanges, and of answers back."""
+    """Passes requests of one client to `ProxiedRequest`s, and their responses back."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
@@ -45,22 +45,22 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
         self._hold = Hold.NONE
-        # While Hold.REFUSED lasts, what ends it. A timer, and no look of the sweep: whoever is
-        # refused would be heard at the same moments as all the others, and come with them again.
+        # Ends ReadPause.REFUSED. This is a timer and not a check of the sweep: otherwise all
+        # rejected clients would be read at the same moment, and come back together again.
         self._pause: asyncio.TimerHandle | None = None
         self._pumping = False
         self._tunnel = False
-        # An answer that ends the connection is out; what still comes is dropped.
+        # The last response is out; what the client still sends is discarded.
         self._lingering = False
         self._answered_any = False
         self.half_closed = False
         self.writing_paused = False
-        # What was still to go out when it was last looked at, and since when it has been as much.
+        # Unsent bytes at the last check, and since when they have been as many.
         self._unsent_bytes = 0
         self._unsent_since = 0.0
         self.peer = Peer("unknown", False)
         self.name = ""
-        # When the sweep is to look at it next, 0: each time; see Front.sweep.
+        # Time of the next check by the sweep, 0 for every sweep; see `GatewayState.sweep`.
         self.look_at = 0.0
 
     @property
@@ -71,7 +71,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         address = transport.get_extra_info("peername")
         self.peer = self._front.trusted.peer(address[0] if address else "")
-        # A connection that sends nothing has no more time than a head that never ends.
+        # A connection that sends nothing gets no more time than a head that never ends.
         self.look_at = monotonic() + self._front.limits.head_timeout_s
         if not self._front.welcome(self):
             self._close_with(self._front.turn_away(), b"GET")
@@ -90,11 +90,11 @@ class ClientConnection(asyncio.Protocol):
             self.look_at = monotonic() + self._front.limits.head_timeout_s
         self._pump()
         if len(self._reader.rest) > self._front.limits.header_bytes_max:
-            # It talks before it knows whether anybody listens.
+            # It sends more before the current request is answered: limit the buffer.
             self._wait(Hold.NEXT_REQUEST)
 
     def _pump(self) -> None:
-        """Hand on what was read, as far as it goes."""
+        """Process the events that were read, as far as possible now."""
         if self._pumping:
             return
         self._pumping = True
@@ -107,23 +107,23 @@ class ClientConnection(asyncio.Protocol):
                     self._wait(Hold.NEXT_REQUEST)
                     break
                 if self._pause is not None:
-                    # What it had sent already when it was refused is looked at no sooner.
+                    # Requests that it had sent before the rejection wait for the end of the pause.
                     break
                 if self.writing_paused:
-                    # Who asks and asks and takes no answer would fill our memory with them.
+                    # A client that sends requests and reads no responses would fill our memory.
                     self._wait(Hold.ANSWERS)
                     break
                 events.popleft()
                 self._begin(event)
             elif isinstance(event, Refusal):
                 if exchange is not None and exchange.request_done:
-                    # The request before it was whole, and gets its answer first.
+                    # The request before it was complete, and gets its response first.
                     break
                 events.popleft()
                 self._refuse_bytes(event)
             else:
                 events.popleft()
-                # Without an exchange it has been refused, and its body goes nowhere.
+                # Without a request it was rejected, and its body is discarded.
                 if exchange is not None:
                     if isinstance(event, bytes):
                         exchange.body(event)
@@ -134,7 +134,7 @@ class ClientConnection(asyncio.Protocol):
     def _begin(self, head: RequestHead) -> None:
         exchange = self._exchange = Exchange(self, self._front, head)
         self.look_at = 0.0
-        # What came with it goes to the server in one piece: END is looked at first.
+        # Handle the end first, so that a request without a body goes out in one write.
         events = self._reader.events
         if events and events[0] is END:
             events.popleft()
@@ -149,7 +149,7 @@ class ClientConnection(asyncio.Protocol):
         self._front.count_refusal(refusal)
         exchange = self._exchange
         if exchange is not None:
-            # In the middle of a body: the server must not take what it has for the whole.
+            # In the middle of a body: the server must not take the part for the whole.
             exchange.keep_alive = False
             if exchange.answer_started:
                 self.abort()
@@ -176,12 +176,12 @@ class ClientConnection(asyncio.Protocol):
             self._close_gently()
 
     def exchange_dropped(self) -> None:
-        """It ended without an answer, or in the middle of one; whoever ended it says what now."""
+        """Forget a request without a complete response; the caller decides what follows."""
         if self._exchange is not None:
             self._front.leave(self._exchange)
         self._exchange = None
 
-    # To the client.
+    # Sending to the client
 
     def send(self, data: bytes) -> None:
         if self._transport is not None:
@@ -221,14 +221,15 @@ class ClientConnection(asyncio.Protocol):
         self._close_gently()
 
     def _close_gently(self) -> None:
-        """Close for writing, and read what is still coming for a moment.
+        """Close for writing, and discard what still comes for a moment.
 
-        A connection that is closed with bytes unread is reset, and the answer lost with it.
+        Closing a connection with unread bytes resets it, and the client would lose the response.
         """
         transport = self._transport
         if self._lingering or transport is None:
             return
-        # Also one that is closing already goes no sooner than its last byte, if nobody looks.
+        # Watch a connection that is closing already, too: otherwise its last bytes could block for
+        # ever.
         self._lingering = True
         self._end_pause()
         is_out = not transport.get_write_buffer_size()
@@ -242,7 +243,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             transport.write_eof()
         except OSError:
-            # It has been reset, and the event loop has not heard of it yet.
+            # It was reset, and the event loop has not reported it yet.
             transport.abort()
             return
         self._go_on(~Hold.NONE)
@@ -255,7 +256,7 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # Backpressure.
+    # Backpressure
 
     def hold_for_server(self) -> None:
         self._wait(Hold.SERVER)
@@ -276,7 +277,7 @@ class ClientConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def takes_nothing(self, now: float) -> bool:
-        """Whether it has not read for too long, by every look since; slow is not too slow."""
+        """Return whether the client has read nothing for too long; a slow reader has not."""
         if self._unsent() != self._unsent_bytes:
             self._note_unsent(now)
         return now > self._unsent_since + self._front.limits.send_stall_s
@@ -285,7 +286,7 @@ class ClientConnection(asyncio.Protocol):
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def _note_unsent(self, now: float) -> None:
-        # What was there before and has gone out since may have been just as much.
+        # New unsent bytes may happen to equal the number that has gone out.
         self._unsent_bytes = self._unsent()
         self._unsent_since = now
 
@@ -303,7 +304,7 @@ class ClientConnection(asyncio.Protocol):
             self._go_on(Hold.ANSWERS)
             self._pump()
 
-    # The end, and time.
+    # The end, and timeouts
 
     def eof_received(self) -> bool:
         exchange = self._exchange
@@ -311,8 +312,8 @@ class ClientConnection(asyncio.Protocol):
         if self._tunnel and exchange is not None:
             exchange.tunnel_eof_from_client()
             return True
-        # Who hangs up before an answer has begun does not want it (most clients that give up only
-        # say so by this); later it may as well have closed the side that it no longer needs.
+        # A client that closes before a response has begun does not want it: most clients that give
+        # up show it only in this way. Later it may just have closed the side it no longer needs.
         return exchange is not None and exchange.request_done and exchange.answer_started
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -325,7 +326,7 @@ class ClientConnection(asyncio.Protocol):
             exchange.client_lost()
 
     def expired(self, now: float) -> None:
-        """Its time to be looked at has come."""
+        """Act on the timeout of the current phase; called by the sweep."""
         exchange = self._exchange
         if exchange is not None:
             exchange.check_time(now)
@@ -339,7 +340,7 @@ class ClientConnection(asyncio.Protocol):
             self._close_gently()
 
     def _see_out(self, now: float) -> None:
-        """What ends the connection goes out as slowly as the client takes it; then we linger."""
+        """Wait until the last response is read, then linger; abort a client that stalls."""
         if self._transport is not None and self._transport.get_write_buffer_size():
             if self.takes_nothing(now):
                 self.abort()

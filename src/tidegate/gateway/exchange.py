@@ -1,11 +1,29 @@
-"""One request's way to a server and its answer's way back, over as many attempts as are safe.
+"""One proxied request: its way to a server and the response's way back, over safe attempts.
 
-    electing ─▶ (in line) ─▶ connecting ─▶ sent ─▶ answering ─▶ done
+Theory of operation
+-------------------
+
+    electing ─▶ (waiting) ─▶ connecting ─▶ sent ─▶ answering ─▶ done
         ▲_________________________│___________│
-             another server, if nothing was sent or doing it twice is as good as once
+             another server, if nothing was sent or the request is idempotent
 
-Once the client has seen a byte of an answer there is no second attempt: what fails then breaks off,
-and the client sees that it did. Of a body only so much is held as may be sent again.
+`ClientConnection` creates a `ProxiedRequest` for each request head and calls it with the body.
+`ServerConnection` calls it with the response. Both call it when their side is full or has ended,
+and the sweep calls `check_time`. All of this happens in the event loop's thread.
+
+- A failed attempt is repeated only if no byte was sent, or if the method is idempotent and its body
+  is still buffered. At most `replay_bytes_max` of a body are buffered for this.
+- After the first byte of a response there is no second attempt. A failure then aborts the client's
+  connection, because a clean end could pass for a complete response.
+- A failed connect or response counts against the server. Two failures do not: a shortage of
+  descriptors, ports or memory in the gateway, and a reused connection that the server had closed.
+- A request of a session goes to another server only once; the session then moves.
+- A probe of the leader is handled like any request, but not counted.
+- After a 101 response the exchange is a tunnel: bytes pass in both directions, and it no longer
+  counts as a request in hand.
+
+Each request ends exactly once, in `_finish`. It releases or closes the server's connection, frees
+its place on the server, and tells the client connection.
 """
 
 from __future__ import annotations
@@ -27,12 +45,12 @@ if TYPE_CHECKING:
     from tidegate.gateway.client_connection import ClientConnection
     from tidegate.gateway.front import Front
 
-# What a server in turn says of servers behind it; other errors are the application's own.
+# Statuses by which a server reports a failure behind it; other errors are the application's.
 _FAILED_STATUSES = frozenset((502, 504))
 
 
 class Exchange:
-    """What stands between one client's request and one server's answer."""
+    """One client's request, its attempts, and its response."""
 
     __slots__ = (
         "_body_awaited",
@@ -73,13 +91,13 @@ class Exchange:
         self._client = client
         self._front = front
         self.head = head
-        # The leader's own question: it counts nowhere.
+        # The leader's probe, which is not counted.
         self.is_probe = front.is_probe(head)
         self.request_done = False
         self.answer_started = False
         self.keep_alive = head.keep_alive
         self.tunnel = False
-        # Servers that this request has failed on.
+        # Servers on which this request has failed.
         self.tried: set[str] = set()
         # The session's server, and the cookie that names a new one.
         self.sticky_to: str | None = None
@@ -90,7 +108,7 @@ class Exchange:
         self._done = False
         # Whether any byte of this request may have reached a server.
         self._sent = False
-        # The body so far, framed as it goes out.
+        # The body so far, framed as it is sent.
         self._replay: list[bytes] = []
         self._replay_bytes = 0
         self._replayable = True
@@ -98,25 +116,25 @@ class Exchange:
         self._body_bytes = 0
         self._chunked_answer = False
         self._status = 0
-        # How many of the two that talk have said all.
+        # How many of the two sides of a tunnel have ended.
         self._tunnel_ends = 0
         self._started_at = self._progress_at = self._sent_at = self._chosen_at = monotonic()
-        # Whether the body is its client's turn; not while that waits for 100 Continue.
+        # Whether the client is expected to send the body; not while it waits for 100 Continue.
         self._body_awaited = not head.expects_continue
-        # How long we have not read the body, for want of somebody to take it.
+        # Seconds for which the body was not read because no server took it.
         self._paused_s = 0.0
         self._paused_at: float | None = None
-        # In line for a server; None: it has one, or needs none.
+        # Since when it waits for a server; None if it does not wait.
         self._waiting_since: float | None = None
 
     @property
     def unanswered_since(self) -> float | None:
-        """Since when its client waits; None: it has an answer, or has not asked to its end."""
+        """Since when the client waits for a response; None if it has one or is still sending."""
         if self.answer_started or self._done or not self.request_done:
             return None
         return self._started_at
 
-    # From the client.
+    # Called by the client connection
 
     def start(self) -> None:
         try:
@@ -125,12 +143,12 @@ class Exchange:
             self._refuse(refusal)
 
     def elect_anew(self) -> None:
-        """The server that it stood in line for is none any more."""
+        """Choose another server, because the one it waited for is gone."""
         self._waiting_since = None
         self.start()
 
     def take(self, server: Server) -> None:
-        """It stood in line, and this server has room for it."""
+        """Use this server, which has room, after waiting."""
         self._waiting_since = None
         self._chosen_at = monotonic()
         self._go_to(server, fresh=False)
@@ -150,11 +168,11 @@ class Exchange:
         self._refuse(refusal)
 
     def abandon(self) -> None:
-        """The client's bytes make no sense: the server hears no more of it."""
+        """Drop the request because the client's bytes are invalid; the server gets nothing more."""
         self._finish(whole=False, tell_client=False)
 
     def client_lost(self) -> None:
-        """Nobody waits for the answer any more."""
+        """End the request because the client has disconnected."""
         self._finish(whole=False)
 
     def client_is_full(self) -> None:
@@ -166,7 +184,7 @@ class Exchange:
         if self._connection is not None:
             self._connection.resume_reading()
 
-    # To a server.
+    # To a server
 
     def _attempt(self, *, fresh: bool) -> None:
         server = self._front.elect(self, self._client)
@@ -177,7 +195,7 @@ class Exchange:
             self._go_to(server, fresh=fresh)
 
     def _hold_body(self) -> None:
-        # Up to there it is read on, so that a client that hangs up is noticed and leaves the line.
+        # Read on up to the limit, so that a disconnected client is noticed and leaves the queue.
         if self._replay_bytes > self._front.limits.replay_bytes_max and not self.request_done:
             self._pause_client()
 
@@ -201,13 +219,13 @@ class Exchange:
         except OSError as failure:  # a TimeoutError is one, too
             self._connecting = None
             if is_own_shortage(failure):
-                # Nothing is tried elsewhere: a session would be lost for it.
+                # Do not try another server: the session would be lost for a shortage of our own.
                 self._leave(server, failed=False)
                 self._refuse(self._front.shed(f"no connection can be opened ({failure.strerror})"))
                 return
             why = f"cannot connect to {server.name}: {failure or 'timed out'}"
             server.meters.failed.add(1)
-            # What is wrong where it was says nothing of where it is.
+            # Count it only if the server still has the address that failed.
             if server.is_at(address):
                 self._front.refused(server, why)
             self._leave(server)
@@ -266,7 +284,7 @@ class Exchange:
         self._replay.clear()
         self._replay_bytes = 0
 
-    # From the server.
+    # From the server
 
     def answer_head(self, head: ResponseHead, out: list[bytes]) -> None:
         client = self._client
@@ -288,7 +306,7 @@ class Exchange:
         self._chunked_answer = unframed and self.head.minor == 1
         if (
             (unframed and not self._chunked_answer)
-            # What the client is still sending belongs to no other request.
+            # The client is still sending a body, so the next bytes are no new request.
             or not self.request_done
             or self._front.stopping
             or client.half_closed
@@ -315,7 +333,7 @@ class Exchange:
             out.append(part)
 
     def answered(self, out: list[bytes], *, complete: bool) -> None:
-        """All that one read from the server has brought."""
+        """Send what one read from the server has brought, and finish if it was the end."""
         self._progress_at = monotonic()
         if complete and self._chunked_answer:
             out.append(b"0\r\n\r\n")
@@ -327,7 +345,7 @@ class Exchange:
         if self.tunnel and self._connection is not None:
             rest = self._connection.become_tunnel()
             self._client.become_tunnel()
-            # Its question is answered: that two talk on is no request in hand, however many do.
+            # The request is answered; tunnels do not count as requests in hand.
             self._front.leave(self)
             if rest:
                 self._client.send(rest)
@@ -335,12 +353,12 @@ class Exchange:
             self._finish(whole=True)
 
     def server_failed(self, why: str) -> None:
-        """The connection is gone, and the answer is not complete."""
+        """Handle a lost connection with an incomplete response: repeat, reject or abort."""
         connection, self._connection = self._connection, None
         server = self._server
         if server is None or connection is None:
             return
-        # A server may hang up on a connection that nobody uses; that we just did is no fault.
+        # A server may close an idle connection at any time; reusing it just then is no failure.
         stale = connection.reused and not connection.answering
         if not stale:
             server.meters.failed.add(1)
@@ -353,7 +371,7 @@ class Exchange:
             self._again_or(Refusal(502, "the server broke off"), fresh=stale)
 
     def cut_off(self) -> None:
-        """The server is taken away, with no fault of its own; nothing is tried again."""
+        """End the request without a repetition, because its server is removed."""
         self._connection = None
         self._too_late(Refusal(503, "the server had to go", retry_after_s=1))
 
@@ -363,13 +381,13 @@ class Exchange:
     def server_has_room(self) -> None:
         self._resume_client()
 
-    # Another attempt, or the end.
+    # Another attempt, or the end
 
     def _again_or(self, refusal: Refusal, *, fresh: bool = False) -> None:
         may_repeat = not self._sent or (self.head.idempotent and self._replayable)
         if self._done:
             return
-        # A session is elected anew once; who has failed it twice has failed.
+        # A session moves once; after a second failure the request has failed.
         if not may_repeat or self._retries_left <= 0:
             self._refuse(refusal)
             return
@@ -390,8 +408,8 @@ class Exchange:
 
     def _refuse(self, refusal: Refusal) -> None:
         keep_alive = not refusal.close and self.head.keep_alive and not self._front.stopping
-        # What of the body has been read already is dropped with this exchange; what is still to
-        # come would be taken for a request.
+        # The part of the body that was read is discarded. The rest would be taken for a new
+        # request, so the connection is closed if there is a body.
         self.keep_alive = keep_alive and not self.head.has_body
         self.answer_started = True
         if not self.is_probe:
@@ -401,10 +419,10 @@ class Exchange:
         self._finish(whole=False)
 
     def _break_off(self, *, by_server: bool) -> None:
-        # Two that talk may stop when they like.
+        # The end of a tunnel is no failure.
         if by_server and not (self.tunnel or self.is_probe):
             self._front.broken_off += 1
-        # Anything but an abrupt end could pass for a whole answer.
+        # Any other end could pass for a complete response.
         self._finish(whole=False, tell_client=False)
         self._client.abort()
 
@@ -450,7 +468,7 @@ class Exchange:
         self._front.answered += 1
         self._front.classes[min(self._status // 100, 5)] += 1
         if self.tunnel:
-            # It lasted as long as people talked, which says nothing about the server.
+            # A tunnel lasts as long as its users need, which says nothing about the server.
             return
         now = monotonic()
         meters.response_time.add(now - self._sent_at)
@@ -460,14 +478,14 @@ class Exchange:
             meters.server_errors.add(1)
 
     def _sample(self, status: int, server: Server | None, now: float) -> None:
-        """One in many requests is recorded, with where its time went."""
+        """Record one in many requests with the time it spent in each phase."""
         samples = self._front.request_samples
         if samples is None:
             return
         samples.skip -= 1
         if samples.skip > 0:
             return
-        # What was never sent spent all its time here.
+        # A request that was never sent spent all its time in the gateway.
         sent_at = self._sent_at if self._sent else now
         chosen_at = min(self._chosen_at, sent_at) if self._sent else now
         samples.take(
@@ -477,7 +495,7 @@ class Exchange:
             (self._started_at, chosen_at, sent_at, now),
         )
 
-    # A tunnel, after 101.
+    # A tunnel, after 101
 
     def tunnel_from_client(self, data: bytes) -> None:
         self._progress_at = monotonic()
@@ -501,7 +519,7 @@ class Exchange:
         self._progress_at = monotonic()
         self._tunnel_ends += 1
         if self._tunnel_ends == 2:
-            # Each keeps its side open until we close ours.
+            # Each side stays open until we close ours.
             if self._connection is not None:
                 self._connection.close_tunnel(self._front.limits.send_stall_s)
             self.tunnel_over()
@@ -511,17 +529,17 @@ class Exchange:
         self._connection = None
         self._finish(whole=True)
 
-    # Time.
+    # Timeouts
 
     def _await_body(self) -> None:
-        """It is asked for, or comes unasked: its time begins."""
+        """Start the time for the body, when it is requested or comes without a request."""
         if not self._body_awaited:
             self._body_awaited = True
             self._paused_s = monotonic() - self._started_at
 
     def _pause_client(self) -> None:
         if self._paused_at is None:
-            # What its server owes us counts from now: as long as the body came, nothing was due.
+            # While the body came, no response was due: the server's time starts now.
             self._paused_at = self._progress_at = monotonic()
         self._client.hold_for_server()
 
@@ -533,10 +551,10 @@ class Exchange:
         self._client.go_on_for_server()
 
     def check_time(self, now: float) -> None:
-        """Called a few times a second, as long as it lasts."""
+        """Check the timeout of the current phase; called a few times a second."""
         limits = self._front.limits
         if self.tunnel:
-            # Who listens on to one that has said all does so no longer than to an answer.
+            # After one side of a tunnel has ended, the other has only the time of a response.
             idle_s = limits.answer_stall_s if self._tunnel_ends else limits.tunnel_idle_s
             if now > self._progress_at + idle_s and self._client.takes_nothing(now):
                 self._break_off(by_server=False)
@@ -572,7 +590,7 @@ class Exchange:
 
     def _too_late(self, refusal: Refusal) -> None:
         if self.answer_started:
-            # A body that comes too slowly is its client's own doing, whoever has answered already.
+            # A body that comes too slowly is the client's failure, also if the server has answered.
             self._break_off(by_server=refusal.status >= 500)
         else:
             self._refuse(refusal)

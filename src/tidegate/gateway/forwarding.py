@@ -1,11 +1,11 @@
-"""What goes to a server and what goes back, written by us from what was read.
+"""The heads that are sent to servers and clients, written from their parsed parts.
 
-Who asked is said in `X-Forwarded-For`, `-Proto` and `-Host`. What a peer says in these, or in
-`Forwarded`, counts only if we trust that peer, and is dropped otherwise, also where it is spelt
-with underscores, which many applications cannot tell from dashes.
+`X-Forwarded-For`, `-Proto` and `-Host` tell the server who the client is. Values that a peer sends
+in these fields or in `Forwarded` count only if the peer is trusted. Otherwise they are dropped,
+also if spelled with underscores, which many applications cannot tell from dashes.
 
-`LoadBalanced` names the gateways that a request has passed; one that finds itself there has been
-sent its own request and refuses it (508).
+`LoadBalanced` names the gateways that a request has passed. A gateway that finds its own name there
+has received its own request, and rejects it (508).
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from tidegate.gateway.response_reader import ResponseHead
 from tidegate.gateway.sticky_session import without_sticky
 
 _VIA = b"Via: 1.1 tidegate\r\n"
-# Longer chains of gateways than anybody builds on purpose.
+# More gateways in a chain than any sensible setup has.
 _HOPS_MAX = 8
 _TOLD_BY_PROXIES = (b"x-forwarded-", b"x-real-ip", b"forwarded", b"true-client-ip")
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Who is at the other end of a client's connection."""
+    """The other end of a client's connection."""
 
     address: str
     trusted: bool
 
 
 class TrustedPeers:
-    """The networks whose word about the client counts."""
+    """Networks that are trusted to say who the client is."""
 
     def __init__(self, networks: Sequence[str]) -> None:
         self._networks: list[IPv4Network | IPv6Network] = [ip_network(one) for one in networks]
@@ -52,13 +52,13 @@ class TrustedPeers:
 def request_to_server(
     head: RequestHead, peer: Peer, gateway: bytes, server_host: bytes, *, sticky: bool
 ) -> bytes:
-    """The head that a server gets; Refusal if the request has been here before."""
+    """Return the head for a server; raise `Refusal` if the request passed here before."""
     parts = [
         b"%b %b HTTP/1.1\r\nHost: %b\r\n" % (head.method, head.target, head.host or server_host)
     ]
     told: dict[bytes, bytes] = {}
     for name, lower, value in head.fields:
-        # Few fields begin so: a look at one byte spares most of them the rest.
+        # Few fields begin with these letters, so one byte decides for most of them.
         if lower[0] in b"xft_" and _told_by_proxy(lower):
             if peer.trusted and b"_" not in lower:
                 told[lower] = told[lower] + b", " + value if lower in told else value
@@ -91,7 +91,7 @@ def response_to_client(
     set_cookie: bytes | None,
     now_s: float,
 ) -> bytes:
-    """The head that a client gets."""
+    """Return the head for a client."""
     parts = [b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)]
     parts += [b"%b: %b\r\n" % (name, value) for name, _, value in head.fields]
     if head.interim:
@@ -118,7 +118,7 @@ def response_to_client(
 
 
 def refusal_to_client(refusal: Refusal, method: bytes, *, keep_alive: bool, now_s: float) -> bytes:
-    """A whole answer of our own."""
+    """Return a complete response of the gateway itself."""
     body = f"{refusal.status} {refusal.phrase}: {refusal.why}\n".encode()
     head = [
         b"HTTP/1.1 %d %b\r\n" % (refusal.status, refusal.phrase.encode()),

@@ -1,4 +1,4 @@
-"""What all connections of one gateway share: limits, servers, sessions, and who is here."""
+"""The state that all connections of one gateway share: limits, servers, sessions, clients."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# How exactly it is told how long requests wait; what waits for less is no news.
+# Resolution, in seconds, of the waiting times of unanswered requests; shorter waits are not shown.
 _WAITED_STEP_S = 0.25
 
 
 class Front:
-    """Admits connections and requests, and elects servers for them."""
+    """Admits connections and requests, and chooses servers for them."""
 
     def __init__(
         self,
@@ -51,40 +51,40 @@ class Front:
         self.policy = policy
         self.sessions = sessions
         self.trusted = trusted
-        # This gateway in the field LoadBalanced.
+        # Identifies this gateway in the field LoadBalanced.
         self.token = token
-        # By which it knows the leader's own requests, which count nowhere; empty: there are none.
+        # Identifies the leader's probes, which are not counted; empty if there are none.
         self._probe_mark = probe_mark
         self.loop = asyncio.get_running_loop()
         self.stopping = False
         self.clients: set[ClientConnection] = set()
         self.in_flight: set[Exchange] = set()
-        # As the limits say, until somebody sets it anew.
+        # Equal to the limit of the settings until it is changed.
         self.in_flight_max = limits.in_flight_max
         self.waiting: WaitQueue[Exchange] = WaitQueue(limits.waiting_max)
-        # Requests that came and whole answers that went, and how long each took as its client saw
-        # it: from the end of its head to the end of the answer, waiting and retries included.
+        # Requests received, complete responses sent, and the time of each as the client saw it:
+        # from the end of its head to the end of the response, with waiting and retries.
         self.accepted = 0
         self.answered = 0
         self.response_time = Histogram()
-        # Of these answers how many by the first digit of their status, and answers that a server
-        # left its client without the end of.
+        # These responses by the first digit of their status, and responses that a server did not
+        # complete.
         self.classes = [0] * 6
         self.broken_off = 0
-        # Where single requests are recorded, if they are.
+        # Where single requests are recorded; None if they are not.
         self.request_samples: HttpRequestSamples | None = None
-        # Answers of our own, by status.
+        # Responses made by the gateway itself, by status.
         self.refusals: dict[int, int] = {}
-        # Servers that may have room for who waits, and whether somebody is looking already.
+        # Servers that may have room for waiting requests, and whether `room_at` is running.
         self._with_room: list[Server] = []
         self._seating = False
         self._names = count()
         self._all_left: asyncio.Future[None] | None = None
 
-    # Clients.
+    # Clients
 
     def welcome(self, client: ClientConnection) -> bool:
-        """Whether there is room for it; it is known in either case."""
+        """Register a connection; return whether there is room for it."""
         client.name = str(next(self._names))
         self.clients.add(client)
         return len(self.clients) <= self.limits.connections_max
@@ -95,36 +95,37 @@ class Front:
             self._all_left.set_result(None)
 
     async def wait_empty(self) -> None:
-        """Until the last client has gone."""
+        """Wait until the last client has disconnected."""
         if self.clients:
             self._all_left = self.loop.create_future()
             await self._all_left
 
     def sweep(self, now: float) -> None:
-        """Look at whoever's time has come; call a few times a second."""
+        """Check all connections whose time has come; call it a few times a second."""
         for client in tuple(self.clients):
             if now >= client.look_at:
                 try:
                     client.expired(now)
                 except Exception:
-                    # It would fail again at each look, and nobody behind it would be looked at.
+                    # It would fail again in each sweep, and connections after it would never be
+                    # checked.
                     logger.exception("a client's connection cannot be seen to, and is ended")
                     client.abort()
         self.seat_all(now)
         for server in self.servers:
             server.close_idle(now - self.limits.pool_idle_s)
 
-    # Requests.
+    # Requests
 
     def is_probe(self, head: RequestHead) -> bool:
-        """Whether it is the leader who asks."""
-        # Most requests say nothing of the kind, and one look tells.
+        """Return whether the request is the leader's probe."""
+        # Most requests have no such field, so this check is enough for them.
         if not head.probe_mark or not self._probe_mark:
             return False
         return compare_digest(head.probe_mark, self._probe_mark)
 
     def admit(self, exchange: Exchange) -> Refusal | None:
-        """None: go on; else the answer."""
+        """Count a request and admit it; return the rejection if there are too many, else None."""
         if not exchange.is_probe:
             self.accepted += 1
         if len(self.in_flight) >= self.in_flight_max:
@@ -136,7 +137,7 @@ class Front:
         self.in_flight.discard(exchange)
 
     def unanswered(self, now: float) -> list[tuple[float, int]]:
-        """Requests without a byte of an answer, by how long they have waited at least."""
+        """Count requests without a byte of a response by their waiting time, rounded down."""
         counts = Counter(
             int((now - since) / _WAITED_STEP_S)
             for one in self.in_flight
@@ -150,7 +151,10 @@ class Front:
         )
 
     def turn_away(self) -> Refusal:
-        """For one connection too many: it stands for the request on it, which nobody reads."""
+        """Count and return the rejection of a connection beyond the limit.
+
+        It counts for the request on this connection, which is never read.
+        """
         self.accepted += 1
         refusal = self.shed("too many connections")
         self.count_refusal(refusal)
@@ -160,15 +164,16 @@ class Front:
         self.refusals[refusal.status] = self.refusals.get(refusal.status, 0) + 1
 
     def elect(self, exchange: Exchange, client: ClientConnection) -> Server | None:
-        """The session's server, or one that the policy chooses; Refusal if none is left.
+        """Return the session's server, or one that the policy chooses.
 
-        None: all are full, and it stands in line; see Exchange.take.
+        None means that all suitable servers are full and the request waits; `ProxiedRequest.take`
+        is called later. Raises `Refusal` if no server is healthy or the queue is full.
         """
         session = self._session_of(exchange)
         if session is not None:
             if session.outstanding < session.most:
                 return session
-            # Moving a session because of a rush would lose it for good.
+            # Moving the session because of a short peak would lose it for good.
             self._queue(exchange, session.name, "the session's server is busy")
             return None
         well = self.servers.elected_from(exchange.tried)
@@ -194,11 +199,11 @@ class Front:
         return server if server.takes_sessions(monotonic()) else None
 
     def keep_session(self, exchange: Exchange, server: Server) -> None:
-        """Its next requests come here, too."""
+        """Set the cookie that keeps the session on this server."""
         if self.sessions is not None and exchange.sticky_to != server.name:
             exchange.set_cookie = self.sessions.cookie(server.name, time())
 
-    # Who waits.
+    # Waiting requests
 
     def _queue(self, exchange: Exchange, server: str | None, why: str) -> None:
         if self.waiting.full:
@@ -206,12 +211,15 @@ class Front:
         self.waiting.put(exchange, server)
 
     def room_at(self, server: Server) -> None:
-        """It has answered, or has come: who waits longest goes there before anybody new does."""
+        """Give the free places of a server to waiting requests, the longest waiting first.
+
+        Called when a server has finished a request or has been added, before any new request.
+        """
         if not self.waiting:
             return
         self._with_room.append(server)
         if self._seating:
-            # What is seated may end at once and make room again: a loop, and no deep recursion.
+            # A started request may end at once and free its place: loop here instead of recursing.
             return
         self._seating = True
         try:
@@ -233,7 +241,10 @@ class Front:
             exchange.take(server)
 
     def seat_all(self, now: float) -> None:
-        """Servers may have come, gone, returned or been given more."""
+        """Give free places to waiting requests after servers have changed.
+
+        Requests that wait for a server which no longer takes their session choose another one.
+        """
         for name in self.waiting.waited_for():
             server = self.servers.get(name)
             if server is None or not server.takes_sessions(now):
@@ -243,10 +254,10 @@ class Front:
         for server in self.servers:
             self.room_at(server)
 
-    # Servers.
+    # Servers
 
     async def connect(self, server: Server) -> ServerConnection:
-        """A new connection; OSError if there is none to be had."""
+        """Open a new connection; raise `OSError` if this fails."""
         address = server.address
         async with asyncio.timeout(self.limits.connect_timeout_s):
             _, connection = await self.loop.create_connection(

@@ -1,11 +1,32 @@
-"""The HTTP front door: `Gateway(servers=…)`, start it, change what is behind it, stop it.
+"""The HTTP reverse proxy: `Gateway(servers=…)`, start it, change its servers, stop it.
+
+Theory of operation
+-------------------
 
     client ─ client_connection ─ request_reader ─▶ exchange ─▶ server_connection ─ server
                      ▲                                │                │
                      └────────── forwarding ◀─────────┴─ response_reader
 
-Everything runs in one event loop. Whatever waits has a moment at which a sweep looks at it, four
-times a second: 5 000 idle connections cost less than as many timers.
+- A `ClientConnection` reads requests from one client and has at most one `ProxiedRequest` at a
+  time.
+- A `ProxiedRequest` is one request and its attempts: it gets a server, sends the request, passes
+  the
+  response on, and decides what happens on a failure.
+- `GatewayState` is shared by all connections: limits, admission, the choice of a server, the queue
+  of waiting requests, and counters.
+- `Servers` holds the servers with their health. A `ServerConnection` has one request at a time and
+  is kept for the next one.
+
+Everything runs in one event loop, and parsing is sans-IO (request_reader, response_reader).
+
+Nothing sets a timer of its own. A sweep checks all deadlines four times a second: for 5,000 idle
+connections this costs less than as many timers. A paused client after a rejection is the exception.
+
+Backpressure: a client is not read while its server accepts no more data, and a server is not read
+while its client accepts no more. Every buffer has a limit (limits.py).
+
+The set of servers may change at any time. A removed server drains: it gets no new requests, may
+finish those it has, and is cut off after a timeout.
 """
 
 from __future__ import annotations
@@ -101,55 +122,58 @@ class Gateway:
 
     @property
     def servers(self) -> Sequence[Server]:
-        """As they are now, with their meters; to look at only."""
+        """The current servers with their meters; do not change them."""
         return tuple(self._servers)
 
     @property
     def in_flight(self) -> int:
-        """Requests in hand, but for the leader's probe."""
+        """The number of requests in hand, without the leader's probe."""
         if self._front is None:
             return 0
         return sum(not one.is_probe for one in self._front.in_flight)
 
     @property
     def waiting(self) -> int:
-        """Of those in flight, how many stand in line for a server."""
+        """The number of requests in flight that wait for a server."""
         return len(self._front.waiting) if self._front is not None else 0
 
     @property
     def unanswered(self) -> list[tuple[float, int]]:
-        """Of those in flight, whoever has no byte of an answer, by how long it has waited."""
+        """Requests without a byte of a response, as pairs of seconds waited and their number."""
         return self._front.unanswered(monotonic()) if self._front is not None else []
 
     @property
     def accepted(self) -> int:
-        """Requests that have come, whatever became of them."""
+        """Requests received so far, with any result."""
         return self._front.accepted if self._front is not None else 0
 
     @property
     def answered(self) -> int:
-        """Whole answers of servers that have gone to clients."""
+        """Complete responses of servers that were sent to clients."""
         return self._front.answered if self._front is not None else 0
 
     @property
     def classes(self) -> Sequence[int]:
-        """Of these answers how many by the first digit of their status."""
+        """These responses by the first digit of their status; the index is the digit."""
         return tuple(self._front.classes) if self._front is not None else (0,) * 6
 
     @property
     def broken_off(self) -> int:
-        """Answers that a server left its client without the end of."""
+        """Responses that a server did not complete."""
         return self._front.broken_off if self._front is not None else 0
 
     def record_requests(self, samples: HttpRequestSamples | None) -> None:
-        """Leave some single requests there from now on."""
+        """Record a sample of single requests from now on; None ends it.
+
+        Raises `InvalidValue` before `start`.
+        """
         if self._front is None:
             raise InvalidValue("the gateway records nothing before start()")
         self._front.request_samples = samples
 
     @property
     def response_time(self) -> Histogram:
-        """Of these answers, as clients see it: waiting and retries included."""
+        """The durations of these responses as clients see them, with waiting and retries."""
         return self._front.response_time if self._front is not None else Histogram()
 
     @property
@@ -158,7 +182,7 @@ class Gateway:
 
     @property
     def refusals(self) -> dict[int, int]:
-        """How often it has answered by itself, by status."""
+        """Responses made by the gateway itself, by status."""
         return dict(self._front.refusals) if self._front is not None else {}
 
     async def start(self) -> None:
@@ -182,7 +206,10 @@ class Gateway:
         self._upkeep = loop.create_task(self._keep_up(front))
 
     async def stop(self, timeout_s: float = 30.0) -> int:
-        """Take nothing new, answer what is here, then go; how many connections were cut off."""
+        """Accept nothing new, wait for the requests in hand, then close.
+
+        Return the number of connections that were cut off after `timeout_s` seconds.
+        """
         front, listener = self._front, self._listener
         if front is None or listener is None:
             return 0
@@ -211,17 +238,17 @@ class Gateway:
         self._front = self._listener = None
         return cut_off
 
-    # What is behind it.
+    # Servers
 
     def set_servers(self, servers: Iterable[ServerAddress], *, timeout_s: float = 30.0) -> None:
-        """These and no others from now on; who is not among them answers what it has and goes."""
+        """Use exactly these servers; others drain for up to `timeout_s` seconds, then go."""
         wanted = {one.name: one for one in addresses(servers)}
         for address in wanted.values():
             self._put(address)
         for server in self._servers:
             if server.name not in wanted and server.name not in self._leaving:
                 remove = self.remove(server.name, timeout_s=timeout_s)
-                # From this moment, and not from when the task comes to run.
+                # Set it at once: the task may run only later, and would get requests until then.
                 server.draining = True
                 self._leaving[server.name] = asyncio.get_running_loop().create_task(remove)
         self._servers.refresh()
@@ -229,7 +256,10 @@ class Gateway:
             self._front.seat_all(monotonic())
 
     def set_in_flight_max(self, in_flight_max: int) -> None:
-        """Requests in hand at most, those in line included; all others are refused at once."""
+        """Set the limit of requests in hand, with waiting ones; others are rejected at once.
+
+        Raises `InvalidValue` for a negative limit, or before `start`.
+        """
         if in_flight_max < 0:
             raise InvalidValue(f"in_flight_max is {in_flight_max}; it must be 0 or above")
         if self._front is None:
@@ -237,19 +267,23 @@ class Gateway:
         self._front.in_flight_max = in_flight_max
 
     def set_weight(self, name: str, weight: float) -> None:
-        """0: a spare, with nothing new while another is well, though sessions that it has go on."""
+        """Change a server's weight.
+
+        0 makes it a spare: it gets no new requests while another server is healthy, but its
+        sessions continue.
+        """
         server = self._servers.named(name)
         server.address = replace(server.address, weight=weight)
         self._servers.refresh()
 
     def report_free_memory(self, name: str, free_memory_bytes: float) -> None:
-        """For the availability index; nobody sees it from outside."""
+        """Set a server's free memory, which the availability index uses."""
         self._servers.named(name).free_memory_bytes = free_memory_bytes
 
     async def drain(self, name: str, *, sessions_s: float = 0.0, timeout_s: float = 30.0) -> int:
-        """Nothing new to it, then wait for what it has; how many were cut off at the end.
+        """Send nothing new to a server and wait for its requests; return how many were cut off.
 
-        For `sessions_s` its sessions still go there; then they are elected anew.
+        For `sessions_s` seconds its sessions still go there; then they move to another server.
         """
         server = self._servers.named(name)
         server.draining = True
@@ -258,8 +292,8 @@ class Gateway:
         if sessions_s > 0.0:
             await asyncio.sleep(sessions_s)
             if server.sessions_until == until:
-                # A timer of the loop may end a millisecond before the clock says so. No session
-                # may come in that millisecond: it would be cut off at once.
+                # The event loop's timer may end a millisecond before the clock reaches `until`. A
+                # session that came within this time would be cut off at once.
                 server.sessions_until = 0.0
         try:
             async with asyncio.timeout(timeout_s):
@@ -267,7 +301,7 @@ class Gateway:
         except TimeoutError:
             pass
         if not server.draining:
-            # It was put back meanwhile.
+            # It was added again in the meantime.
             return 0
         cut_off = server.outstanding
         for connection in tuple(server.active):
@@ -276,7 +310,7 @@ class Gateway:
         return cut_off
 
     async def remove(self, name: str, *, sessions_s: float = 0.0, timeout_s: float = 30.0) -> int:
-        """Drain it, and forget it."""
+        """Drain a server and remove it; return how many requests were cut off."""
         cut_off = await self.drain(name, sessions_s=sessions_s, timeout_s=timeout_s)
         server = self._servers.get(name)
         if server is not None and server.draining:
@@ -311,7 +345,8 @@ class Gateway:
             try:
                 self._keep_up_once(front, monotonic(), measures=sweeps % _SWEEPS_PER_MEASURE == 0)
             except Exception:
-                # Without it no time would ever be up again, and nobody return from an ejection.
+                # Keep running: without sweeps no timeout would end and no ejected server would
+                # return.
                 logger.exception("the upkeep of a gateway has failed; it goes on")
 
     def _keep_up_once(self, front: Front, now: float, *, measures: bool) -> None:

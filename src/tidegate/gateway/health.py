@@ -1,4 +1,4 @@
-"""Active checks: one loop for each server asks it whether it is well."""
+"""Active health checks: one loop per server."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from tidegate.gateway.servers import Servers
 
 @dataclass(frozen=True)
 class HealthCheck:
-    """What is asked, and how often."""
+    """The request of a health check, and its interval."""
 
-    # None: it is enough that somebody listens.
+    # None means that an accepted connection is enough.
     path: str | None = None
     interval_s: float = 1.0
     timeout_s: float = HEALTH_ANSWER_S
-    # An answer of this status or above is none of one that is well.
+    # A response with this status or above is a failure.
     ill_from: int = 400
 
 
 async def check_forever(check: HealthCheck, servers: Servers, server: Server) -> None:
     while True:
-        # It is neither well nor ill for what we lack ourselves; requests are told of that.
+        # A shortage of our own says nothing about the server; requests report it.
         with contextlib.suppress(OSError):
             await _check(check, servers, server)
         await asyncio.sleep(check.interval_s)
 
 
 async def _check(check: HealthCheck, servers: Servers, server: Server) -> None:
-    """OSError: nobody knows whether it is well, for want of something of our own."""
+    """Check a server once; raise `OSError` if resources of our own are short."""
     try:
         async with asyncio.timeout(check.timeout_s):
             failure = await _asked(check, server)
@@ -49,8 +49,8 @@ async def _check(check: HealthCheck, servers: Servers, server: Server) -> None:
 
 
 async def _asked(check: HealthCheck, server: Server) -> str | None:
-    """Why it is not well; None: it is."""
-    # A connection of its own each time: that an old one still works says little about new ones.
+    """Return why the server is not healthy; None if it is."""
+    # Use a new connection each time: an old one may work although new ones fail.
     address = server.address
     reader, writer = await asyncio.open_connection(address.host, address.port)
     try:

@@ -1,4 +1,4 @@
-"""Bounds of a gateway: everything that a client or a server could make grow has one."""
+"""The limits of a gateway: everything that a client or server could make grow has one."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ _MAY_BE_0 = frozenset(
 
 @dataclass(frozen=True)
 class GatewayLimits:
-    """What is allowed, and for how long one waits."""
+    """Sizes, numbers and times that are allowed; times are in seconds."""
 
-    # Request line and fields together, of requests and of answers.
+    # Request line and fields together, of requests and of responses.
     header_bytes_max: int = 32 * 1024
-    # None: any length, since bodies are streamed and never held.
+    # None means unlimited: bodies are streamed and never held as a whole.
     body_bytes_max: int | None = None
     connections_max: int = 10_000
-    # Beyond these requests are refused at once with 503. What a server is said to take by itself
-    # (ServerAddress.concurrency) counts instead.
+    # More requests are rejected at once with 503. The concurrency of a server
+    # (ServerAddress.concurrency), if set, replaces the limit per server.
     in_flight_max: int = 2_000
     in_flight_per_server_max: int = 1_000
-    # While all servers are full, so many requests wait for one, and so long; then they get 503,
-    # too. None do unless somebody asks for it: a queue that nobody looks at only hides the load.
+    # While all servers are full, this many requests wait for one, for this long; then they get 503
+    # too. The default is 0, because a queue only hides the load if nothing reacts to it.
     waiting_max: int = 0
     wait_s: float = 5.0
     retry_after_s: int = 1
-    # Who was refused for lack of room is listened to again after so long, whatever it was told: to
-    # refuse costs little, and is all that is done if one client asks again at once for ever.
+    # A client rejected for lack of room is not read for this time, independent of Retry-After.
+    # Rejecting is cheap, but a client that retries at once would otherwise use the whole processor.
     refused_pause_s: float = 0.5
 
-    # From the first byte of a request (or the connection) to the end of its fields.
+    # From the first byte of a request, or the connection, to the end of its fields.
     head_timeout_s: float = 10.0
     # Between two requests of a connection.
     idle_timeout_s: float = 60.0
-    # A body may take so long, and longer by a second for each so many bytes that have come.
+    # Time for a body, plus one second for each `body_bytes_per_s_min` bytes received.
     body_grace_s: float = 20.0
     body_bytes_per_s_min: int = 500
-    # A client that reads nothing of its answer; one that reads slowly is waited for.
+    # For a client that reads nothing of its response; a slow reader is not cut off.
     send_stall_s: float = 60.0
-    # After an answer that ends a connection has gone out, for what the client is still sending.
+    # Time to read and discard what the client still sends after the last response.
     linger_s: float = 1.0
-    # While both may talk; once one of them has said all, the silence of an answer.
+    # While both sides may send; when one has ended, `answer_stall_s` counts instead.
     tunnel_idle_s: float = 3600.0
 
     connect_timeout_s: float = 2.0
-    # From the whole request to the head of the answer, and between two parts of it.
+    # From the complete request to the head of the response, and between two parts of it.
     answer_timeout_s: float = 60.0
     answer_stall_s: float = 60.0
-    # From the request's head to the end of its answer, retries included; None: no deadline.
+    # From the request's head to the end of its response, with retries; None means unlimited.
     deadline_s: float | None = None
 
-    # How often a request is tried on another server, where trying again does no harm.
+    # Attempts on other servers, if a repetition does no harm.
     retries_max: int = 2
-    # What of a body is kept to be sent again.
+    # Bytes of a body that are kept for a repetition.
     replay_bytes_max: int = 64 * 1024
-    # Below the keep-alive of usual servers (uvicorn: 5 s), so that we are the one who hangs up: a
-    # POST on a connection that the server is just closing could not be tried again.
+    # Shorter than the keep-alive of usual servers (uvicorn: 5 s), so that the gateway closes idle
+    # connections. A POST on a connection that the server is just closing could not be repeated.
     pool_idle_s: float = 3.0
     pool_idle_max: int = 256
 

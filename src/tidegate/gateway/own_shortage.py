@@ -1,7 +1,8 @@
-"""Failures to connect that are our own: they say nothing about who was to be connected to.
+"""Connect errors caused by this computer, which say nothing about the server.
 
-Descriptors (of this process, of this computer), local ports and memory run out on this side. Who
-took that for a server that does not listen would eject all of them, at the moment of most load.
+Descriptors (of this process, of this computer), local ports and memory may run out on our side. If
+this were taken for a server that does not listen, the gateway would eject all servers at the moment
+of the highest load.
 """
 
 from __future__ import annotations

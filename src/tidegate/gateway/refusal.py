@@ -1,4 +1,4 @@
-"""A request that the gateway answers itself, and why."""
+"""A response that the gateway makes itself instead of a server's."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from http import HTTPStatus
 
 from tidegate.core.errors import CallerError
 
-# What a client has brought about by itself, though the status is one of servers: a method or a
-# version that is not passed on, and a request that says to have been here before.
+# Statuses of the server class that a client has caused itself: a method or version that is not
+# supported, and a request that has passed this gateway before.
 CLIENT_FAULTS = frozenset((501, 505, 508))
 
 
 class Refusal(CallerError):
-    """The answer instead of a server's; after most of them the connection is closed.
+    """The reason and status of a rejected request; the connection is closed after most of them.
 
-    Whoever sent bytes that are no request may mean anything by the bytes that follow.
+    After bytes that are no valid request, the meaning of the following bytes is unknown.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""What a request's head must be to be passed on, beyond being HTTP.
+"""Checks of a request's head beyond the syntax of HTTP.
 
-The parser (llhttp, through httptools) refuses bare LF, folded fields, NUL and control characters,
-whitespace before a colon, odd or repeated lengths, and a length beside a transfer coding. What it
-lets through and two servers could still read differently is refused here. Whatever passes is
-written anew (forwarding.py); no byte of a client's framing reaches a server.
+The parser (llhttp, through httptools) rejects bare LF, folded fields, NUL and control characters,
+whitespace before a colon, malformed or repeated lengths, and a length next to a coding. This module
+rejects heads that pass the parser but that two servers could read differently. Accepted requests
+are written again from their parts (forwarding.py); no byte of a client's framing reaches a server.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from tidegate.core.probe_mark import FIELD
 from tidegate.gateway.refusal import Refusal
 
-# As it was spelt, in lower case, and its value.
+# Name as received, name in lower case, value.
 Field = tuple[bytes, bytes, bytes]
 
-# RFC 9110, 9.2.2: doing it twice is as good as once.
+# RFC 9110, 9.2.2: repeating the request has the same effect.
 IDEMPOTENT = frozenset((b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"))
-# CONNECT would make us an open proxy, TRACE hands back what we add; PRI is HTTP/2's first word.
+# CONNECT would make us an open proxy, TRACE returns what we add, and PRI begins HTTP/2.
 _REFUSED_METHODS = frozenset((b"CONNECT", b"TRACE", b"PRI"))
 
-# About one connection only (RFC 9110, 7.6.1).
+# Fields for one connection only (RFC 9110, 7.6.1).
 HOP_BY_HOP = frozenset(
     (
         b"connection",
@@ -39,11 +39,11 @@ HOP_BY_HOP = frozenset(
 )
 _PROBE = FIELD.lower().encode()
 _SPECIAL = HOP_BY_HOP | {b"host", b"content-length", b"cookie", b"loadbalanced", b"expect", _PROBE}
-# Applications behind CGI's rules cannot tell `Content_Length` from the real one.
+# CGI-like applications cannot tell `Content_Length` from the real field.
 _FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+;=%-]+)(?::[0-9]{1,5})?")
 _ABSOLUTE = re.compile(rb"https?://([^/?#]+)([^#]*)", re.IGNORECASE)
-# Fields that nobody may hide from us by a list of what is hop-by-hop.
+# Fields that must not be removed by naming them in Connection.
 _NOT_NOMINATED = frozenset(
     (b"host", b"content-length", b"cookie", b"authorization", b"cache-control")
 )
@@ -51,27 +51,27 @@ _NOT_NOMINATED = frozenset(
 
 @dataclass(slots=True)
 class RequestHead:
-    """A request that may be passed on."""
+    """The head of a request that may be forwarded."""
 
     method: bytes
     # In origin form: a path with its query, or `*`.
     target: bytes
-    # Of HTTP/1.
+    # Minor version of HTTP/1.
     minor: int
-    # None with HTTP/1.0 only.
+    # None is possible with HTTP/1.0 only.
     host: bytes | None
-    # End to end, without host and length.
+    # End-to-end fields, without host and length.
     fields: list[Field]
     content_length: int | None = None
     chunked: bool = False
     keep_alive: bool = True
     websocket: bool = False
-    # It sends its body when it is told to (100 Continue), which HTTP/1.0 does not know.
+    # The client waits for 100 Continue before it sends the body; never in HTTP/1.0.
     expects_continue: bool = False
     cookies: list[bytes] = field(default_factory=list)
-    # By whom it was balanced before.
+    # Names of the gateways that the request has passed.
     balanced_by: bytes = b""
-    # What it says to be taken for the leader's own (core.probe_mark); nobody else sees it.
+    # The mark of the leader's probe (core.probe_mark); not forwarded.
     probe_mark: bytes = b""
 
     @property
@@ -84,7 +84,7 @@ class RequestHead:
 
 
 def judged(method: bytes, target: bytes, version: str, fields: list[Field]) -> RequestHead:
-    """The head, or a Refusal that says what is wrong with it."""
+    """Check and convert a parsed head; raise `Refusal` with the reason if it is not acceptable."""
     if version not in ("1.1", "1.0"):
         raise Refusal(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
     if method in _REFUSED_METHODS:
@@ -96,7 +96,7 @@ def judged(method: bytes, target: bytes, version: str, fields: list[Field]) -> R
     for one in fields:
         lower = one[1]
         if lower not in _SPECIAL:
-            # Most are of no concern to us, and one look tells.
+            # Most fields need nothing, and this check is enough for them.
             if b"_" in lower and lower.replace(b"_", b"-") in _FRAMING:
                 raise Refusal(400, "a length or coding in disguise")
             kept.append(one)
@@ -136,7 +136,7 @@ def judged(method: bytes, target: bytes, version: str, fields: list[Field]) -> R
 
 
 def _length(head: RequestHead, value: bytes) -> None:
-    # int() would also take +4, 4_0 and blanks.
+    # int() would also accept +4, 4_0 and blanks.
     if head.content_length is not None or not value.isdigit() or len(value) > 18:
         raise Refusal(400, "Content-Length is not one number")
     head.content_length = int(value)
@@ -157,7 +157,7 @@ def _obey_connection(head: RequestHead, nominated: set[bytes], upgrade: bytes) -
         head.keep_alive = True
     if nominated & _NOT_NOMINATED:
         raise Refusal(400, "Connection names a field that is not for it to name")
-    # Only WebSocket is passed through: h2c would tunnel requests past us.
+    # Only WebSocket is supported: h2c would tunnel requests past these checks.
     if b"upgrade" in nominated and upgrade == b"websocket" and head.minor == 1:
         if head.has_body or head.method != b"GET":
             raise Refusal(400, "a WebSocket opens with a GET that has no body")
@@ -175,7 +175,7 @@ def _origin_form(head: RequestHead) -> None:
     if target == b"*" and head.method == b"OPTIONS":
         return
     absolute = _ABSOLUTE.fullmatch(target)
-    # RFC 9112, 3.2.2: the target's host wins over the field.
+    # RFC 9112, 3.2.2: the host of the target wins over the field.
     if absolute is None or _HOST.fullmatch(absolute[1]) is None:
         raise Refusal(400, "the target is neither a path nor an http address")
     head.host = absolute[1]

@@ -1,10 +1,10 @@
-"""A client's bytes in, requests out: `receive(chunk)`, then take from `events`.
+"""Parses a client's bytes into requests: call `receive(chunk)`, then take from `events`.
 
-A head, then parts of its body, then END; a Refusal is the last event there is. Requests that come
-in one chunk are events one behind the other, so what waits here is bounded by one read.
+The events of a request are its head, parts of its body, and END. A `Refusal` is always the last
+event. Several requests in one chunk give events in order, so one read limits the buffer.
 
-After a WebSocket's head nothing is parsed: `take_rest()` has what came behind it, and
-`receive_rest()` parses on if the server did not want to switch.
+After the head of a WebSocket request nothing is parsed: `take_rest()` returns the bytes after it,
+and `receive_rest()` continues parsing if the server did not switch protocols.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidegate.gateway.request_head import Field, RequestHead, judged
 
 
 class Mark(Enum):
-    """What has no content."""
+    """Events without content."""
 
     END = "the message is complete"
 
@@ -29,7 +29,7 @@ RequestEvent = RequestHead | bytes | Mark | Refusal
 
 
 class RequestReader:
-    """The receiving half of a client's connection, without the connection."""
+    """The receiving half of a client connection, without I/O."""
 
     __slots__ = (
         "_body_bytes",
@@ -54,18 +54,18 @@ class RequestReader:
         self._parser = httptools.HttpRequestParser(self)
         self._target = b""
         self._fields: list[Field] = []
-        # Of the fields that the parser has shown; and of all that came since it last showed the end
-        # of something, as a field that never ends, in the head or behind the chunks, does not.
+        # Bytes of the fields that the parser has reported; and all bytes since it last reported the
+        # end of anything. A field that never ends, in the head or in trailers, reports no end.
         self._head_bytes = 0
         self._unseen_bytes = 0
         self._body_bytes = 0
         self._refused = False
         self._websocket = False
         self.events: deque[RequestEvent] = deque()
-        # Whether the last byte that came belongs to an unfinished head, or body.
+        # Whether the last byte belongs to an unfinished head, or to an unfinished body.
         self.in_head = False
         self.in_body = False
-        # What waits behind a WebSocket's head: who reads on has to bound it.
+        # Bytes after the head of a WebSocket request; the caller must limit them.
         self.rest = bytearray()
 
     def receive(self, data: bytes) -> None:
@@ -94,18 +94,18 @@ class RequestReader:
         return rest
 
     def receive_rest(self) -> None:
-        """The server goes on in HTTP, so the client has to."""
+        """Continue parsing, because the server did not switch protocols."""
         self._websocket = False
         rest = self.take_rest()
         if rest:
             self.receive(rest)
 
     def _switched(self, rest: memoryview) -> memoryview:
-        """What of it is still to be parsed."""
+        """Return the bytes that are still to be parsed."""
         if self._websocket:
             self.rest += rest
             return rest[:0]
-        # Some other upgrade, which we do not offer: the connection goes on as it was.
+        # Another upgrade, which we do not offer: the connection continues with HTTP.
         return rest
 
     def _refuse(self, refusal: Refusal) -> None:
@@ -113,7 +113,7 @@ class RequestReader:
         self.in_head = self.in_body = False
         self.events.append(refusal)
 
-    # What the parser calls.
+    # Callbacks of the parser
 
     def on_message_begin(self) -> None:
         self.in_head = True
@@ -126,11 +126,11 @@ class RequestReader:
         self._count(len(part))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # As in _count, without the call: this is done for every field.
+        # As in _count, without the call: this runs for every field.
         self._head_bytes += len(name) + len(value) + 4
         if self._head_bytes > self._header_bytes_max:
             raise Refusal(431, f"the head is longer than {self._header_bytes_max} bytes")
-        # Behind the body they are trailers, which nobody asked for: counted and dropped.
+        # After the body these are trailers, which are counted and dropped.
         if self.in_head:
             self._fields.append((name, name.lower(), value))
 
@@ -139,7 +139,7 @@ class RequestReader:
         method = parser.get_method()
         head = judged(method, self._target, parser.get_http_version(), self._fields)
         if parser.should_upgrade() and head.has_body:
-            # llhttp would take such a body for what comes after the switch.
+            # llhttp would take the body for data after the protocol switch.
             raise Refusal(400, "an upgrade with a body")
         most = self._body_bytes_max
         if most is not None and head.content_length is not None and head.content_length > most:

@@ -1,7 +1,7 @@
-"""A server's bytes in, answers out: the mirror of request_reader.py.
+"""Parses a server's bytes into responses: the counterpart of request_reader.py.
 
-The reader must be told the method of each request, since an answer to HEAD has no body whatever
-its fields say. An answer with neither length nor coding ends with the connection: `end_of_file()`.
+The reader must know the method of each request, because a response to HEAD has no body, in spite of
+its fields. A response with neither length nor coding ends with the connection (`end_of_file`).
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from tidegate.gateway.request_reader import END, Mark
 
 
 class BadAnswer(Malformed):
-    """The server's bytes are no answer; its connection is closed and the client gets a 502."""
+    """The server sent no valid response; its connection is closed and the client gets a 502."""
 
 
 @dataclass(slots=True)
 class ResponseHead:
-    """An answer's status and what of its fields is for the client."""
+    """A response's status, and its fields for the client."""
 
     status: int
     reason: bytes
     fields: list[Field]
     content_length: int | None
-    # Neither a length nor chunked: it ends when the server hangs up.
+    # Neither a length nor chunked: it ends when the server closes the connection.
     until_close: bool
     keep_alive: bool
     has_date: bool
@@ -43,7 +43,7 @@ ResponseEvent = ResponseHead | bytes | Mark
 
 
 class ResponseReader:
-    """The receiving half of a connection to a server, without the connection."""
+    """The receiving half of a server connection, without I/O."""
 
     __slots__ = (
         "_fields",
@@ -65,18 +65,19 @@ class ResponseReader:
         self._method = b""
         self._fields: list[Field] = []
         self._reason = b""
-        # As in request_reader.py: of fields that were shown, and of all since the last end.
+        # As in request_reader.py: bytes of reported fields, and all bytes since the last reported
+        # end.
         self._head_bytes = 0
         self._unseen_bytes = 0
         self._until_close = False
-        # No answer is under way; whatever comes now was not asked for.
+        # No response is expected; any byte now is unrequested.
         self.complete = True
         self.events: deque[ResponseEvent] = deque()
-        # What came behind a 101.
+        # Bytes after a 101 response.
         self.rest = b""
 
     def expect(self, method: bytes) -> None:
-        """A request was sent: its answer comes next."""
+        """Expect the response to a request with this method."""
         self._method = method
         self.complete = False
         self._until_close = False
@@ -101,14 +102,14 @@ class ResponseReader:
             raise BadAnswer("fields that do not end")
 
     def end_of_file(self) -> bool:
-        """The server hung up; whether that is the answer's proper end."""
+        """Handle the end of the connection; return whether the response is complete."""
         if self._until_close and not self.complete:
             self.complete = True
             self.events.append(END)
             return True
         return self.complete
 
-    # What the parser calls.
+    # Callbacks of the parser
 
     def on_message_begin(self) -> None:
         if self.complete:
@@ -124,7 +125,7 @@ class ResponseReader:
         self._head_bytes += len(name) + len(value) + 4
         if self._head_bytes > self._header_bytes_max:
             raise BadAnswer(f"the head is longer than {self._header_bytes_max} bytes")
-        # Behind the body they are trailers: counted and dropped.
+        # After the body these are trailers: counted, and dropped.
         self._fields.append((name, name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -139,7 +140,7 @@ class ResponseReader:
             head.keep_alive = False
         self._until_close = head.until_close
         if self._method == b"HEAD" and not head.interim:
-            # The parser would wait for the body that such an answer only describes.
+            # The parser would wait for the body that the head only describes.
             self._finish()
             self._parser = httptools.HttpResponseParser(self)
 
@@ -174,7 +175,7 @@ def _answer(
     for one in fields:
         lower = one[1]
         if lower == b"content-length":
-            # llhttp has made sure that it is one number, and not beside a coding.
+            # llhttp has checked that it is one number, and not next to a transfer coding.
             head.content_length = int(one[2])
             head.until_close = False
         elif lower == b"transfer-encoding":

@@ -1,4 +1,4 @@
-"""One server behind the gateway: its address, its standing, its connections, its meters."""
+"""One server behind the gateway: address, health, connections and meters."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where a server is, and how much it gets beside the others."""
+    """The address of a server, and the share of requests it gets."""
 
     name: str
     host: str
     port: int
-    # 0: a spare, which gets nothing new while another can be elected.
+    # 0 makes it a spare, which gets no new requests while another server is available.
     weight: float = 1.0
-    # Requests at a time; None: as the gateway's limits say.
+    # Concurrent requests; None means the gateway's limit.
     concurrency: int | None = None
-    # Nothing new; it answers what it has, and for so long what belongs to its sessions.
+    # It gets no new requests, but for `sessions_s` seconds those of its sessions.
     draining: bool = False
     sessions_s: float = 0.0
 
@@ -45,7 +45,7 @@ class ServerAddress:
 
 
 class Server:
-    """What the gateway knows of it; policies see name, weight, outstanding and index."""
+    """The state of one server; policies read name, weight, outstanding and index."""
 
     __slots__ = (
         "_idle_waiters",
@@ -68,27 +68,27 @@ class Server:
         self.name = address.name
         self.address = address
         self.ejection = ejection
-        # What it has of its address's weight just now; see Servers.refresh.
+        # The effective weight now; see `Servers.refresh`.
         self.weight = address.weight
         self.index = 1.0
-        # Requests that it has and has not answered.
+        # Requests sent to it that are not answered yet.
         self.outstanding = 0
-        # How many it may have; see Servers.put.
+        # Requests it may have at a time; see `Servers.put`.
         self.most = address.concurrency or 1
         self.meters = ServerMeters()
-        # Told from outside; None: nobody measures it.
+        # Set from outside; None if it is not measured.
         self.free_memory_bytes: float | None = None
         self.draining = False
         # While it drains, it still serves its sessions until then.
         self.sessions_until = 0.0
-        # Connections that wait for a request, the last used last; and those that have one.
+        # Connections without a request, the most recently used last; and those with one.
         self.idle: list[ServerConnection] = []
         self.active: set[ServerConnection] = set()
         self._idle_waiters: list[asyncio.Future[None]] = []
 
     @property
     def host_field(self) -> bytes:
-        """For a request that names no host."""
+        """The Host field for a request that names no host."""
         host = f"[{self.address.host}]" if ":" in self.address.host else self.address.host
         return f"{host}:{self.address.port}".encode()
 
@@ -97,22 +97,25 @@ class Server:
         return self.address.weight == 0.0
 
     def is_open(self) -> bool:
-        """Whether it may get something new: a spare only where nobody else may."""
+        """Return whether it may get new requests; a spare only if no other server may."""
         return not self.draining and self.ejection.standing is not Standing.EJECTED
 
     def takes_sessions(self, now: float) -> bool:
-        """Whether it goes on with sessions that are its own."""
+        """Return whether it continues its own sessions."""
         if self.ejection.standing is Standing.EJECTED:
             return False
         return not self.draining or now < self.sessions_until
 
     def is_at(self, address: ServerAddress) -> bool:
-        """Whether it is where a connection was made to; its weight may be another by now."""
+        """Return whether it still has the address that a connection was made to."""
         here = self.address
         return address is here or (address.host, address.port) == (here.host, here.port)
 
     def take_idle(self) -> ServerConnection | None:
-        """The connection that was used last: it is the least likely to have gone stale."""
+        """Return the most recently used idle connection; None if there is none.
+
+        It is the least likely to have been closed by the server.
+        """
         while self.idle:
             connection = self.idle.pop()
             if not self.is_at(connection.address):
@@ -133,14 +136,14 @@ class Server:
             self._idle_waiters.clear()
 
     async def wait_idle(self) -> None:
-        """Until it has no request."""
+        """Wait until it has no requests."""
         if self.outstanding:
             waiter = asyncio.get_running_loop().create_future()
             self._idle_waiters.append(waiter)
             await waiter
 
     def close_idle(self, before: float = float("inf")) -> None:
-        """Hang up on what has waited since before that moment."""
+        """Close the connections that have been idle since before that time."""
         kept = []
         for connection in self.idle:
             if connection.idle_since < before:

@@ -1,4 +1,4 @@
-"""A connection to a server: one request at a time, kept for the next one."""
+"""A connection to a server: one request at a time, and kept for the next one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class ServerConnection(asyncio.Protocol):
-    """Bytes of answers to the exchange that waits for them."""
+    """Passes the response of one server to the `ProxiedRequest` that waits for it."""
 
     def __init__(self, server: Server, address: ServerAddress, header_bytes_max: int) -> None:
         self.server = server
-        # Where it was made to: the server may have moved since.
+        # The address it was made to; the server may have another one by now.
         self.address = address
         self._reader = ResponseReader(header_bytes_max)
         self._transport: asyncio.Transport | None = None
@@ -28,9 +28,9 @@ class ServerConnection(asyncio.Protocol):
         self._tunnel = False
         self.writing_paused = False
         self.idle_since = 0.0
-        # Whether it has answered a request before this one.
+        # Whether it has answered an earlier request.
         self.reused = False
-        # Whether any byte of the answer has come.
+        # Whether any byte of the response has come.
         self.answering = False
 
     @property
@@ -41,7 +41,7 @@ class ServerConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def send_head(self, exchange: Exchange, method: bytes, data: bytes) -> None:
-        """Take up a request: its head, with whatever of its body is at hand."""
+        """Start a request: send its head, with the part of its body that is there."""
         assert self._exchange is None
         self._exchange = exchange
         self.answering = False
@@ -58,11 +58,11 @@ class ServerConnection(asyncio.Protocol):
             self._transport.write_eof()
 
     def release(self, idle_max: int) -> None:
-        """The exchange is done with it: keep it for the next one, or hang up."""
+        """End a request: keep the connection for the next one, or close it."""
         self._exchange = None
         self.server.active.discard(self)
         reusable = self._keep_alive and self._reader.complete and not self._tunnel
-        # A draining server gets nothing new, so nothing waits for it.
+        # A draining server gets nothing new, so its connections are not kept.
         reusable = reusable and not self.server.draining and self.server.is_at(self.address)
         if reusable and self.usable and len(self.server.idle) < idle_max:
             self.reused = True
@@ -79,7 +79,7 @@ class ServerConnection(asyncio.Protocol):
             self._transport.abort()
 
     def close_tunnel(self, within_s: float) -> None:
-        """Both have said all: what is still to go out goes, if the server takes it in time."""
+        """Close after both sides have ended; unsent bytes have `within_s` seconds to go out."""
         self._exchange = None
         self.server.active.discard(self)
         transport = self._transport
@@ -89,7 +89,7 @@ class ServerConnection(asyncio.Protocol):
                 asyncio.get_running_loop().call_later(within_s, transport.abort)
 
     def become_tunnel(self) -> bytes:
-        """From now on bytes are bytes; what has come behind the switch."""
+        """Pass bytes unparsed from now on; return the bytes after the switch."""
         self._tunnel = True
         return self._reader.rest
 
@@ -101,12 +101,12 @@ class ServerConnection(asyncio.Protocol):
         if self.usable and self._transport is not None:
             self._transport.resume_reading()
 
-    # What the event loop calls.
+    # Called by the event loop
 
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
         if exchange is None:
-            # An answer that nobody asked for would be the next client's.
+            # An unrequested response would be taken for the next client's.
             self.close()
             return
         self.answering = True
@@ -178,7 +178,7 @@ class ServerConnection(asyncio.Protocol):
             self._exchange.server_has_room()
 
     def cut_off(self) -> None:
-        """Its server has to go, and the request has taken too long."""
+        """Close it and end its request, because the server is removed."""
         exchange = self._exchange
         self.close()
         if exchange is not None:

@@ -1,7 +1,7 @@
-"""All servers behind a gateway: who may be elected, who is ejected, who leaves.
+"""All servers behind a gateway: choice, ejection, removal.
 
-A spare is a server of weight 0 that does not drain. It gets what no server of weight is left for,
-from the moment the last of these is out: whoever calls up spares for good takes a second to see it.
+A spare is a server of weight 0 that does not drain. It gets requests as soon as no server with a
+weight is available. The leader would need about a second to notice that and promote the spare.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tidegate.laws.ejection import Ejection, EjectionSettings, Standing
 
 
 class Servers:
-    """Live servers by name."""
+    """The servers of one gateway, by name."""
 
     def __init__(
         self, settings: EjectionSettings, *, checked: bool, in_flight_per_server_max: int = 1_000
@@ -26,8 +26,8 @@ class Servers:
         self._checked = checked
         self._by_name: dict[str, Server] = {}
         self._counted: dict[str, tuple[int, float]] = {}
-        # Whom a policy may elect, and whom it may if none of these will do; renewed whenever
-        # somebody's standing may have changed.
+        # Servers that a policy may choose, and spares for when there are none. Recomputed whenever
+        # the state of a server may have changed.
         self.open: list[Server] = []
         self.spares: list[Server] = []
 
@@ -48,12 +48,12 @@ class Servers:
         return server
 
     def put(self, address: ServerAddress) -> Server:
-        """Add it, or give it a new weight or address."""
+        """Add a server, or change its weight, address and limits."""
         server = self._by_name.get(address.name)
         if server is None:
             server = Server(address, Ejection(self._settings, checked=self._checked))
             self._by_name[address.name] = server
-            # It starts at the mean of the others, and is neither avoided nor stormed.
+            # It starts with the mean index of the others, so it is neither avoided nor preferred.
             known = [one.index for one in self._by_name.values() if one is not server]
             server.index = sum(known) / len(known) if known else 100.0
         else:
@@ -79,7 +79,7 @@ class Servers:
     def refresh(self, now: float | None = None) -> None:
         at = monotonic() if now is None else now
         for one in self._by_name.values():
-            # Spares are elected among themselves only, where all are alike.
+            # Spares are only chosen among themselves, where all count alike.
             weight = 1.0 if one.is_spare else one.address.weight
             one.weight = weight * one.ejection.share(at)
         well = [one for one in self._by_name.values() if one.is_open()]
@@ -87,12 +87,12 @@ class Servers:
         self.spares = [one for one in well if one.is_spare]
 
     def elected_from(self, tried: Container[str] = ()) -> list[Server]:
-        """Who may get a request that has failed on those; spares if nobody else may."""
+        """Return the servers that may get a request which has failed on `tried`; else spares."""
         serving = [one for one in self.open if one.name not in tried]
         return serving or [one for one in self.spares if one.name not in tried]
 
     def failed(self, server: Server, why: str) -> None:
-        """A request came to nothing; a few in a row eject, if enough others are left."""
+        """Count a failed request; several in a row eject the server if enough others are left."""
         server.ejection.failed(monotonic(), why, may_eject=self._may_eject())
         self._after(server)
 
@@ -101,12 +101,12 @@ class Servers:
         return ejected + 1 <= self._settings.share_max * len(self)
 
     def refused(self, server: Server, why: str) -> None:
-        """Nobody listens there."""
+        """Eject a server, because nothing listens at its address."""
         server.ejection.refused(monotonic(), why)
         self._after(server)
 
     def checked(self, server: Server, failure: str | None) -> None:
-        """What an active check has found; None: it is well."""
+        """Record the result of an active check; `failure` is None if the server is healthy."""
         if failure is None:
             server.ejection.check_passed(monotonic())
         else:
@@ -114,7 +114,10 @@ class Servers:
         self._after(server)
 
     def unanswered(self, server: Server, why: str) -> None:
-        """A check had no answer in time; a few in a row eject, if enough others are left."""
+        """Record a check without a response in time.
+
+        Several in a row eject the server if enough others are left.
+        """
         server.ejection.check_failed(monotonic(), why, may_eject=self._may_eject())
         self._after(server)
 
@@ -124,13 +127,13 @@ class Servers:
         self.refresh()
 
     def tick(self, now: float) -> None:
-        """Call a few times a second."""
+        """Update ejections and weights; call it a few times a second."""
         for one in self._by_name.values():
             one.ejection.tick(now)
         self.refresh(now)
 
     def measure(self, now: float) -> None:
-        """Renew rates and the availability index; call about once a second."""
+        """Update rates and the availability index; call it about once a second."""
         samples: dict[str, ServerSample] = {}
         for one in self._by_name.values():
             one.meters.tick(now)
@@ -139,7 +142,7 @@ class Servers:
             self._by_name[name].index = index
 
     def _sample(self, server: Server) -> ServerSample:
-        """Of the last second; response time and throughput of an idle server are unknown."""
+        """Return the sample of the last second; times and rates of an idle server are unknown."""
         times = server.meters.response_time
         count, sum_s = self._counted.get(server.name, (0, 0.0))
         self._counted[server.name] = (times.count, times.sum_s)
@@ -154,7 +157,7 @@ class Servers:
 
 
 def addresses(given: Iterable[ServerAddress]) -> list[ServerAddress]:
-    """The same, or an error if two have one name."""
+    """Return the addresses as a list; raise `InvalidValue` if two have the same name."""
     found = list(given)
     names = [one.name for one in found]
     twice = {name for name in names if names.count(name) > 1}

@@ -1,10 +1,11 @@
-"""Sessions that stay with a server: the cookie `StickyHost`, signed.
+"""Sticky sessions: the signed cookie `StickyHost` keeps a session on its server.
 
     StickyHost = host tag . seconds since 1970 in hex . signature
 
-The host tag is a keyed hash of the server's name, so that clients learn no names or addresses; the
-signature covers tag and time. Gateways that share a secret read each other's cookies, so either may
-die. A cookie that does not verify, or is too old, counts as none.
+The host tag is a keyed hash of the server's name, so clients learn no names or addresses. The
+signature covers tag and time. Gateways with the same secret accept each other's cookies, so a
+session survives the death of its gateway. A cookie with a wrong signature, or an old cookie, is
+ignored.
 """
 
 from __future__ import annotations
@@ -51,18 +52,18 @@ class StickySessions:
             del self._name_of[tag]
 
     def cookie(self, name: str, now_s: float) -> bytes:
-        """The value of Set-Cookie for a session on this server."""
+        """Return the value of Set-Cookie for a session on this server."""
         body = self._tag_of[name] + b"." + b"%x" % int(now_s)
         return COOKIE + b"=" + body + b"." + self._signature(body) + self._attributes
 
     def server(self, cookies: Iterable[bytes], now_s: float) -> str | None:
-        """The server that the first cookie of ours that verifies names; None: there is none."""
+        """Return the server named by the first valid cookie; None if there is none."""
         for value in _values(cookies):
             body, _, signature = value.rpartition(b".")
             tag, _, since = body.partition(b".")
             if not hmac.compare_digest(self._signature(body), signature):
                 continue
-            # Signed by us, so it is hexadecimal.
+            # It is signed by us, so it is hexadecimal.
             if not -60.0 <= now_s - int(since, 16) <= self._max_age_s:
                 continue
             name = self._name_of.get(tag)
@@ -84,7 +85,7 @@ def _values(cookies: Iterable[bytes]) -> Iterable[bytes]:
 
 
 def without_sticky(cookies: Iterable[bytes]) -> bytes:
-    """What of the cookies is the application's, as one field; empty: nothing."""
+    """Return the application's cookies as one field; empty if there are none."""
     prefix = COOKIE + b"="
     return b"; ".join(
         stripped

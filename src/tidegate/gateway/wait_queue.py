@@ -1,9 +1,9 @@
 """Requests that wait for a server, first come first served.
 
-Most take whoever has room first; a session's request takes its own server only, since to move it
-would lose it. So there is a line for everybody and one for each server that sessions wait for, and
-a server with room takes whoever of the two has come first: a session that waits for a full server
-keeps nobody else from an idle one.
+Most requests take the first server with room. A request of a session waits for its own server,
+because moving the session would lose it. There is one line for all servers, and one for each server
+that sessions wait for. A server with room takes the first request of both lines, so a session that
+waits for a full server does not delay other requests.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Waiter(Protocol):
-    """A request that waits."""
+    """A request that can wait."""
 
-    # Servers that it has failed on.
+    # Servers on which it has failed.
     tried: set[str]
 
 
@@ -24,12 +24,12 @@ Waiting = TypeVar("Waiting", bound=Waiter)
 
 
 class WaitQueue(Generic[Waiting]):
-    """Who waits, for whom, and since when; bounded."""
+    """Waiting requests in their lines; the number is limited."""
 
     def __init__(self, waiting_max: int) -> None:
         self._waiting_max = waiting_max
         self._numbers = count()
-        # By the server that alone will do; None: any.
+        # By the only server that will do; None means any.
         self._lines: dict[str | None, OrderedDict[Waiting, int]] = {}
         self._line_of: dict[Waiting, str | None] = {}
 
@@ -45,7 +45,7 @@ class WaitQueue(Generic[Waiting]):
         self._lines.setdefault(server, OrderedDict())[waiter] = next(self._numbers)
 
     def leave(self, waiter: Waiting) -> None:
-        """It has waited long enough, or has its server."""
+        """Remove a request that has a server or has waited long enough."""
         if waiter in self._line_of:
             server = self._line_of.pop(waiter)
             line = self._lines[server]
@@ -54,7 +54,7 @@ class WaitQueue(Generic[Waiting]):
                 del self._lines[server]
 
     def first_for(self, server: str, *, only_sessions: bool = False) -> Waiting | None:
-        """Whose turn it is now that this server has room; it still stands in line."""
+        """Return, but do not remove, the next request for a server with room; else None."""
         own = next(iter(self._lines.get(server, {}).items()), None)
         if only_sessions:
             return None if own is None else own[0]
@@ -65,7 +65,7 @@ class WaitQueue(Generic[Waiting]):
         return min(candidates, key=lambda one: one[1])[0] if candidates else None
 
     def waited_for(self) -> list[str]:
-        """Servers that sessions wait for."""
+        """Return the servers that sessions wait for."""
         return [name for name in self._lines if name is not None]
 
     def line(self, server: str | None) -> list[Waiting]:

@@ -1,1 +1,1 @@
-"""Whoever makes machines: a process tree here, or the user's own commands."""
+"""Machine providers: a process tree on this computer, or the user's own commands."""

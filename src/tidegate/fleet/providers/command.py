@@ -4,9 +4,9 @@
     halt = "ssh {host} systemctl stop tidegate-{id}"
     list = "inventory --tag {fleet}"
 
-`list` prints one machine a line, as JSON (`{"id": 7, "state": "running", "host": "blue"}`) or as
-words (`7 running blue`), or all of them as one JSON list. What does not read so is an error, and
-never a machine: who cannot say what runs must not have it halted.
+`list` prints one machine per line, as JSON (`{"id": 7, "state": "running", "host": "blue"}`) or as
+words (`7 running blue`), or all of them as one JSON list. Any other output is an error and not an
+empty list: otherwise running machines would look lost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tidegate.core.fleet import Machine
 from tidegate.fleet.bounded_command import run_command
 from tidegate.fleet.command_template import CommandTemplate
 
-# What clouds call it, and what it is to us.
+# Our states, and the words that clouds use for them.
 STATES = {
     "booting": ("booting", "pending", "starting", "provisioning", "creating", "staging"),
     "running": ("running", "up", "active", "ready"),
@@ -36,13 +36,13 @@ STATES = {
         *("shutting-down", "deleted", "exited", "succeeded", "failed", "inactive"),
     ),
 }
-# How command lines print that there is none.
+# How command lines print a missing host.
 _NO_HOST = ("", "-", "<none>", "none", "null")
 _STATE_OF = {word: state for state, words in STATES.items() for word in words}
 
 
 class CommandProvider:
-    """Machines that the user's commands make."""
+    """Machines that the user's commands create."""
 
     name = "command"
 
@@ -71,14 +71,15 @@ class CommandProvider:
         self._store_urls = store_urls
         self._folder = folder
         self._store_url_file: Path | None = None
-        # One command at a time for a machine: two boots of it would be two machines.
+        # One command per machine at a time: two boots at once would create two machines.
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
-        # Which host each is on, for `halt`.
+        # The host of each machine, for `halt`.
         self._hosts: dict[int, str] = {}
 
     async def boot(self, machine_id: int, slots: int, host: str | None) -> Machine:
         async with self._locks[machine_id]:
-            # A boot whose answer was lost, ours or that of a leader before us, may have worked.
+            # An earlier boot may have worked although its answer was lost, also one of another
+            # leader.
             for machine in await self.list():
                 if machine.machine_id == machine_id and machine.state != "halted":
                     return machine
@@ -132,13 +133,13 @@ class CommandProvider:
         return await run_command(name, template.words(texts), self._deadlines_s[name])
 
     def _written_url(self) -> Path:
-        """The file with the store's URL, made when it is first asked for."""
+        """Return the file with the store's URLs; create it at the first call."""
         if not self._store_urls:
             raise Unavailable("there is no URL of a store for {store_url_file}: set store.url")
         if self._store_url_file is None:
             if self._folder is not None:
                 self._folder.mkdir(parents=True, exist_ok=True)
-            # Made with 0600: the URL may hold a password.
+            # mkstemp creates it with mode 0600: the URL may contain a password.
             handle, path = tempfile.mkstemp(prefix="store-url-", dir=self._folder)
             with os.fdopen(handle, "w") as file:
                 file.writelines(f"{url}\n" for url in self._store_urls)
@@ -157,7 +158,7 @@ def _hint(command: str, placeholder: str, machine_id: int | None) -> str:
 
 
 def parse_machines(text: str) -> list[Machine]:
-    """What `list` printed; Unavailable says which line is nonsense."""
+    """Parse the output of `list`; raise `Unavailable` with the line that cannot be read."""
     machines: dict[int, Machine] = {}
     for line in _lines(text):
         machine = _machine(line)

@@ -1,12 +1,12 @@
-"""Provider `process`: a machine is a process tree on this computer.
+"""Provider `process`: a machine is a tree of processes on this computer.
 
-    <folder>/7.json       the order, written before anything runs: who was booted, and when
-    <folder>/7.words      why it ended, when it ended by an error of ours
-    <folder>/lock         held while something is booted: two leaders may meet here
+    <folder>/7.json       the order, written before the machine runs: slots, host, time of boot
+    <folder>/7.words      why it ended, if one of our errors ended it
+    <folder>/lock         held while a machine is booted, because two leaders may boot at once
 
-Nothing is kept in memory that matters: after any kill the folder and the marks of the processes
-(`ProcessTree`) say what runs. A machine that is given `boot_s` waits so long before it begins,
-which stands for a cloud's boot time.
+Nothing important is kept in memory. After a kill, the folder and the marks of the processes
+(`ProcessTree`) show what runs. With `boot_s` a machine waits this many seconds before it begins,
+which simulates the boot time of a cloud.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ _WORDS_MAX = 2000
 
 
 class _Order(msgspec.Struct, kw_only=True):
-    """A machine that was asked for."""
+    """A machine that was ordered."""
 
     machine_id: int
     slots: int
     host: str | None = None
-    # Seconds since 1970, when its boot is over.
+    # Seconds since 1970 when its boot ends.
     booted_at: float = 0.0
-    # Its supervisor; None: whoever wrote this died before it could say.
+    # Pid and start time of its supervisor; None if the leader died before it could write them.
     process: tuple[int, int] | None = None
-    # Ended with `tidegate up`, and not for any failure.
+    # Ended together with `tidegate up`, and not by a failure.
     stopped: bool = False
 
 
 class ProcessProvider:
-    """Machines that are processes."""
+    """Machines that are trees of processes."""
 
     name = "process"
 
@@ -68,12 +68,12 @@ class ProcessProvider:
     ) -> None:
         self._folder = folder.expanduser().resolve()
         self._boot_s = boot_s
-        # How long a machine may take to end before it is killed.
+        # Seconds that a machine may take to end before it is killed.
         self._halt_s = halt_s
         self._store_urls = store_urls
         self._environment = dict(environment or {})
         self._arguments = arguments
-        # Ours, so that nobody lies unburied.
+        # Children of this process, which must be waited for, or they stay as zombies.
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._folder.mkdir(parents=True, exist_ok=True)
 
@@ -87,13 +87,13 @@ class ProcessProvider:
                 machine_id=machine_id, slots=slots, host=host, booted_at=time.time() + self._boot_s
             )
             self._words(machine_id).unlink(missing_ok=True)
-            # Before it runs: a machine is never without an order by which it is found again.
+            # Write the order first, so that a running machine can always be found again.
             self._write(order)
             try:
                 order.process = self._start(order)
                 self._write(order)
             except Unavailable:
-                # Nobody is to find half a machine.
+                # Leave no partial machine behind.
                 await self._end(machine_id, None)
                 self._path(machine_id).unlink(missing_ok=True)
                 raise
@@ -110,7 +110,7 @@ class ProcessProvider:
         return [await self._seen(order) for order in orders]
 
     async def stop_all(self) -> int:
-        """End every machine in good order, as `tidegate up` does when it ends; how many ran."""
+        """End all machines in good order, as `tidegate up` does; return how many ran."""
         found = [self._read(one.machine_id) for one in await self.list() if one.state in RUNNING]
         orders = [order for order in found if order is not None]
         await asyncio.gather(*(self._stop(order) for order in orders))
@@ -122,11 +122,11 @@ class ProcessProvider:
         self._write(order)
 
     async def close(self) -> None:
-        """Forget; the machines live on."""
+        """Forget the machines; they keep running."""
         self._children.clear()
 
     async def _seen(self, order: _Order) -> Machine:
-        """A machine as it is now."""
+        """Return the machine of an order in its current state."""
         if (child := self._children.get(order.machine_id)) is not None:
             child.poll()
         running = await asyncio.to_thread(self._supervisor, order) is not None
@@ -145,7 +145,7 @@ class ProcessProvider:
         if order.process is not None:
             identity = ProcessIdentity(*order.process)
             return identity if identity.is_alive else None
-        # The first of the tree has started the others.
+        # The oldest process of the tree has started the others.
         members = self._tree(order.machine_id).members()
         return members[0] if members else None
 
@@ -171,7 +171,7 @@ class ProcessProvider:
             LAST_WORDS_VARIABLE: str(self._words(order.machine_id)),
         }
         try:
-            # A session of its own: it outlives us, and our Ctrl-C is not for it.
+            # A session of its own: the machine outlives us, and our Ctrl-C must not reach it.
             child = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
             )
@@ -181,7 +181,7 @@ class ProcessProvider:
         identity = identity_of(child.pid)
         return (child.pid, 0) if identity is None else (identity.pid, identity.started)
 
-    # The folder
+    # The folder of orders
 
     def _tree(self, machine_id: int) -> ProcessTree:
         return ProcessTree(MARK_VARIABLE, f"{self._folder}/{machine_id}")
