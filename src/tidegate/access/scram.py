@@ -11,13 +11,12 @@ not exist gets a challenge, too, and fails at the proof like a wrong password. S
 reveal which users exist.
 """
 
+# `scramp` is imported where it is used: it takes 20 ms, and a login without a password needs none.
 from __future__ import annotations
 
 import hashlib
 import hmac
 from collections.abc import Callable
-
-from scramp import ScramClient, ScramException, ScramMechanism
 
 from tidegate.core.errors import InvalidValue, NotAuthenticated
 from tidegate.core.users import Keys
@@ -46,13 +45,15 @@ def check_user_name(name: str) -> str:
 
 def keys_of(password: str, *, iterations: int = ITERATIONS) -> Keys:
     """Derive the keys that a store keeps of a password; `InvalidValue` for a bad password."""
+    import scramp
+
     if not PASSWORD_LENGTH_MIN <= len(password) <= PASSWORD_LENGTH_MAX:
         raise InvalidValue(
             f"a password has {PASSWORD_LENGTH_MIN} to {PASSWORD_LENGTH_MAX} characters"
         )
     try:
-        return Keys(*ScramMechanism(_MECHANISM).make_auth_info(password, iterations))
-    except ScramException:
+        return Keys(*scramp.ScramMechanism(_MECHANISM).make_auth_info(password, iterations))
+    except scramp.ScramException:
         # The library's own text may quote the password.
         raise InvalidValue("a password cannot hold control characters") from None
 
@@ -70,6 +71,8 @@ class ServerLogin:
     __slots__ = ("_server", "user")
 
     def __init__(self, keys_for: Callable[[str], Keys]) -> None:
+        import scramp
+
         # The user named in the first message, whose proof is still to come.
         self.user = ""
 
@@ -78,21 +81,25 @@ class ServerLogin:
             keys = keys_for(user)
             return keys.salt, keys.stored_key, keys.server_key, keys.iterations
 
-        self._server = ScramMechanism(_MECHANISM).make_server(look_up)
+        self._server = scramp.ScramMechanism(_MECHANISM).make_server(look_up)
 
     def challenge(self, client_first: str) -> str:
+        import scramp
+
         try:
             self._server.set_client_first(client_first)
             return str(self._server.get_server_first())
-        except (ScramException, ValueError):
+        except (scramp.ScramException, ValueError):
             raise NotAuthenticated("that is no SCRAM-SHA-256 message") from None
 
     def verify(self, client_final: str) -> str:
         """Return the node's signature; raise `NotAuthenticated` if the client's proof is wrong."""
+        import scramp
+
         try:
             self._server.set_client_final(client_final)
             return str(self._server.get_server_final())
-        except (ScramException, ValueError):
+        except (scramp.ScramException, ValueError):
             raise NotAuthenticated(WRONG) from None
 
 
@@ -102,9 +109,11 @@ class ClientLogin:
     __slots__ = ("_client",)
 
     def __init__(self, user: str, password: str) -> None:
+        import scramp
+
         try:
-            self._client = ScramClient([_MECHANISM], user, password)
-        except ScramException:
+            self._client = scramp.ScramClient([_MECHANISM], user, password)
+        except scramp.ScramException:
             raise NotAuthenticated(WRONG) from None
 
     def first(self) -> str:
@@ -115,16 +124,20 @@ class ClientLogin:
 
         Hashing takes milliseconds, so do not call it in an event loop.
         """
+        import scramp
+
         try:
             self._client.set_server_first(server_first)
             return str(self._client.get_client_final())
-        except (ScramException, ValueError):
+        except (scramp.ScramException, ValueError):
             raise NotAuthenticated("the node's challenge makes no sense") from None
 
     def check(self, server_final: str) -> None:
+        import scramp
+
         try:
             self._client.set_server_final(server_final)
-        except (ScramException, ValueError):
+        except (scramp.ScramException, ValueError):
             raise NotAuthenticated(
                 "this node does not know the user's keys: is it the node that it claims to be?"
             ) from None

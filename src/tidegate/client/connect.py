@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -148,6 +147,9 @@ def _engine(scheme: str, url: str, **connection: Any) -> Connector[Client]:
 
     Its client implements `EngineClient` and raises `InvalidValue` for calls it cannot do.
     """
+    # Imported here: it takes 10 ms, and our own schemes need none.
+    from importlib.metadata import entry_points
+
     found = {each.name: each for each in entry_points(group=ENGINES)}
     if scheme not in found:
         known = ", ".join(f"{name}://" for name in sorted({"tidegate", "tidegates", *found}))
