@@ -146,6 +146,10 @@ class Lifeline:
         except TimeoutError:
             link.abort()
             raise Unavailable(f"the node at {host}:{port} does not answer") from None
+        except IoFailure:
+            # Registering can be repeated: a name that exists by now is identified.
+            link.abort()
+            raise Unavailable(f"the node at {host}:{port} hung up") from None
         except TidegateError:
             link.abort()
             raise

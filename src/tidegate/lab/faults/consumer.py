@@ -18,11 +18,10 @@ from pathlib import Path
 
 import uvloop
 
-import tidegate
 from tidegate.client.message import Message
 from tidegate.core.errors import TidegateError
 from tidegate.lab.faults.payload import numbered
-from tidegate.lab.faults.producer import FLUSH_S, PATIENCE_S
+from tidegate.lab.faults.producer import FLUSH_S, PATIENCE_S, patient_client
 from tidegate.lab.history import HistoryWriter, Phase
 
 CONFIRM_EVERY = 7
@@ -57,7 +56,7 @@ async def consume(
     async def take() -> None:
         taken = 0
         async with (
-            tidegate.connect(url, name=name, reconnect_s=PATIENCE_S) as mq,
+            patient_client(url, name) as mq,
             mq.subscribe(queue, prefetch=prefetch) as subscription,
         ):
             async for message in subscription:

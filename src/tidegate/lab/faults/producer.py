@@ -14,7 +14,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 
@@ -29,6 +30,25 @@ from tidegate.lab.history import HistoryWriter
 FLUSH_S = 0.05
 # Longer than any outage that a run makes: an answer that takes this long is called unknown.
 PATIENCE_S = 60.0
+
+
+@asynccontextmanager
+async def patient_client(url: str, name: str) -> AsyncIterator[tidegate.Client]:
+    """Connect when a node answers: a run may kill the node while this process starts."""
+    deadline = asyncio.get_running_loop().time() + PATIENCE_S
+    while True:
+        connecting = tidegate.connect(url, name=name, reconnect_s=PATIENCE_S)
+        try:
+            mq = await connecting.__aenter__()
+            break
+        except tidegate.Unavailable:
+            if asyncio.get_running_loop().time() > deadline:
+                raise
+            await asyncio.sleep(FLUSH_S)
+    try:
+        yield mq
+    finally:
+        await mq.close()
 
 
 async def produce(
@@ -49,7 +69,7 @@ async def produce(
     numbers: dict[str, Iterator[int]] = {}
     put = 0
 
-    async with tidegate.connect(url, name=name, reconnect_s=PATIENCE_S) as mq:
+    async with patient_client(url, name) as mq:
 
         async def put_next(group: str | None) -> None:
             nonlocal put
