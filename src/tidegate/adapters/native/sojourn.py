@@ -13,7 +13,7 @@ messages that are delivered during a probe.
 A probe works as follows:
 
 - The credit is cut to half of the messages that are estimated to be at work. With half of the
-  handler's slots free, no message waits, whatever the number of slots.
+  handler's slots free, no message waits, for any number of slots.
 - When no more messages are outstanding than that, the probe counts deliveries: at least eight and
   twice the credit, or two after one second. Then the credit is restored.
 - When all these messages are acknowledged, their mean sojourn updates the base.
