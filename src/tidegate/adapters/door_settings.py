@@ -31,7 +31,8 @@ class DoorSettings:
     host: str = "127.0.0.1"
     # 0 means any free port.
     port: int = 0
-    # A policy of the gateway (laws/balancing.py), or its name. HAProxy accepts three of the names.
+    # A policy of the gateway (laws/http/balancing.py), or its name. HAProxy accepts three of the
+    # names.
     balancing: str | Policy = "better-of-two"
     # Key for sticky sessions; the same at every door of the service. None means no sticky sessions.
     session_secret: bytes | None = None
@@ -40,8 +41,8 @@ class DoorSettings:
     health_path: str | None = None
     # Networks whose statements about the client (X-Forwarded-For …) the door believes.
     trusted_peers: tuple[str, ...] = ()
-    # Identifies the leader's probe, which the door leaves out of all counts (core/probe_mark.py).
-    # Empty means that there is no probe.
+    # Identifies the leader's probe, which the door leaves out of all counts (`probe_mark`). Empty
+    # means that there is no probe.
     probe_mark: bytes = b""
     limits: GatewayLimits = DOOR_LIMITS
 

@@ -3,7 +3,8 @@
 Theory of operation.
 
 `SecurityMiddleware` checks every request, then Litestar routes it to a handler. A handler that
-needs a user calls `person_of`, which finds the user's `UserConnection` by cookie or password.
+needs a user calls `user_connection_of`, which finds the user's `UserConnection` by cookie or
+password.
 
 Each `UserConnection` has one broker client and one `UserView`. The view polls nodes and store about
 once a second while a page is open, and keeps the last 15 minutes of each service. Read endpoints
@@ -111,7 +112,7 @@ def console_application(options: ConsoleOptions) -> Doorkeeper:
             HTTPException: on_http,
             Exception: on_bug,
         },
-        # description.py generates the description.
+        # `openapi_document` generates the description.
         openapi_config=None,
         request_max_body_size=BODY_BYTES_MAX,
         logging_config=None,

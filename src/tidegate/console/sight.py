@@ -2,7 +2,7 @@
 
 Theory of operation.
 
-`SnapshotPoller.again` updates one `Snapshot` in place, about once a second, from the broker and the
+`SnapshotPoller.poll` updates one `Snapshot` in place, about once a second, from the broker and the
 store at the same time. To keep 500 queues cheap for a node, each source has its own interval:
 
     summary stats     each poll

@@ -3,7 +3,8 @@
 Theory of operation.
 
 A task polls once a second; every two seconds if the user sees many queues. Each poll updates the
-snapshot, builds an `Overview` and one point per service, and wakes the waiting pages (`next_look`).
+snapshot, builds an `Overview` and one point per service, and wakes the waiting pages
+(`next_snapshot`).
 
 - The task starts with the first request. It stops five minutes after the last one, and starts again
   with the next.

@@ -41,7 +41,7 @@ _LEAVE_S = 600.0
 
 
 class GatewayDoor:
-    """A `Door` (core/hosting.py) that balances requests by itself."""
+    """A `Door` that balances requests by itself."""
 
     engine = Engine.GATEWAY
 

@@ -285,9 +285,9 @@ def _added(settings: DoorSettings, token: str) -> list[str]:
 def _strictness() -> list[str]:
     """Return the rules that refuse requests which two servers could parse differently.
 
-    The gateway refuses the same requests (gateway/request_head.py). HAProxy itself repairs lines
-    that end in LF, folded fields and equal lengths. It writes every request in one canonical form,
-    so servers can read it in one way only.
+    The gateway refuses the same requests (gateway/http1.py). HAProxy itself repairs lines that end
+    in LF, folded fields and equal lengths. It writes every request in one canonical form, so
+    servers can read it in one way only.
     """
     return [
         f"    acl odd req.hdrs -m reg {_ODD}",

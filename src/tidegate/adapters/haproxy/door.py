@@ -74,13 +74,13 @@ _TIDY_S = 1.0
 # How late sessions may end at most. The leader waits longer than this before it removes an
 # instance.
 _GRACE_LOOK_S = 0.25
-# Consecutive commands without an answer, of some seconds each (runtime_socket.py), after which a
-# live process counts as hung.
+# Consecutive commands without an answer, of some seconds each (`RuntimeSocket`), after which a live
+# process counts as hung.
 _UNANSWERED_MAX = 4
 
 
 class HaproxyDoor:
-    """A `Door` (core/hosting.py) that an HAProxy process implements."""
+    """A `Door` that an HAProxy process implements."""
 
     engine = Engine.HAPROXY
 

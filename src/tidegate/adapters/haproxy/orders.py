@@ -108,7 +108,7 @@ class Orders:
                 # Gives a cookie to every server that has none yet.
                 commands.append(f"enable dynamic-cookie backend {BACKEND}")
             # The weight comes last: the server must be ready before its weight may become 0
-            # (server_line.py).
+            # (`new_server`).
             return [*commands, f"enable health {server}", state, share]
         before, weight_before = self._known[one.name]
         commands = []

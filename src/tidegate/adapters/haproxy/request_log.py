@@ -2,8 +2,8 @@
 
 HAProxy's figures contain means only; a percentile needs single requests. A log line is a JSON array
 (configuration.py) with the time that the client saw, and the fraction of requests that are logged.
-At high rates HAProxy logs a random part of them (`kept_for`), and a line counts for several
-requests.
+At high rates HAProxy logs a random part of them (`logged_per_thousand`), and a line counts for
+several requests.
 
 HAProxy drops and counts lines that find the pipe full. The pipe is the only buffer.
 

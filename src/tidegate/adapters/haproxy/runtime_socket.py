@@ -5,9 +5,9 @@ Theory of operation.
 Each request opens a new connection, which ends with the answer. One request may contain several
 commands. A request times out after 5 seconds.
 
-- Figures come in the typed format, one line per field. The JSON format is unusable: if a check has
-  no text, HAProxy 2.6 breaks off in the middle of a server's row ("output buffer too short") and
-  continues with the next server.
+- Figures come in the typed format, one line per field. The JSON format is unusable. If a check has
+  no text, HAProxy 2.6 breaks off within a server's row ("output buffer too short") and continues
+  with the next server.
 - A process variable has no typed format. The parser accepts only the exact line of `get var`.
   Anything else is an error, because a count that is read as 0 by mistake would be believed.
 - Other answers are text for people and are not parsed. The caller verifies a command by the figures

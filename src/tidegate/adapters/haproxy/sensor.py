@@ -2,8 +2,8 @@
 
 Theory of operation.
 
-`look` polls the running HAProxy: it reads the figures and the counter of probes, then the log. It
-passes both to `CounterTotals`, which adds up the counts of all processes and servers, and to
+`poll` reads the figures of the running HAProxy and the counter of probes, then the log. It passes
+both to `CounterTotals`, which adds up the counts of all processes and servers, and to
 `UnresponsiveServers`. `sample` only renders that state, so it works while HAProxy does not answer:
 it then repeats the previous figures.
 

@@ -22,7 +22,7 @@ _HEADS = ("hrsp_1xx", "hrsp_2xx", "hrsp_3xx", "hrsp_4xx", "hrsp_5xx", "hrsp_othe
 # Requests that ended without a response head: not connected, aborted or timed out, given up by the
 # client.
 _LOST = ("econ", "eresp", "cli_abrt")
-# The leader's probe times out before this (control/probe.py).
+# The leader's probe times out before this (`probe_door`).
 _PROBE_S_MAX = 3.0
 # Samples that one stretch remembers; a request times out after a minute.
 _LOOKS_MAX = 300

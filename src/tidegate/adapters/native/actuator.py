@@ -2,8 +2,8 @@
 
 Theory of operation.
 
-The leader calls `carry_out` for each action of a decision about a logical queue. An action takes
-one of two ways:
+The leader calls `execute` for each action of a decision about a logical queue. An action takes one
+of two ways:
 
     SetShares, Drain, CancelDrain, Retire   a change of the catalogue under the leader's epoch;
                                             the nodes read the catalogue and follow

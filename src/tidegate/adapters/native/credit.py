@@ -5,12 +5,12 @@ Theory of operation.
 The prefetch loop of a node has one `ConsumerCredit` for each consumer that it controls. All calls
 run in the node's event loop, in this order:
 
-- `look`, at least five times per sample: record how many messages the consumer holds, and whether
+- `poll`, at least five times per sample: record how many messages the consumer holds, and whether
   its credit was used up. Advance the sojourn estimator.
 - `sense`, once per sample: return the rates since the last sample, and how well they reflect the
   prefetch.
-- `tell`, once per sample: inform the client of a new level, if it differs from the last one by more
-  than 10 %.
+- `notify_consumer`, once per sample: inform the client of a new level, if it differs from the last
+  one by more than 10 %.
 - `wanted`, at every tick: return the prefetch to set now, which a probe of the estimator may
   reduce.
 

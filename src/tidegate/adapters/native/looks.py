@@ -34,7 +34,7 @@ class QueueLook(msgspec.Struct):
     homes_held: list[int] = []
     homes_ahead: list[int] = []
     refused: int = 0
-    # Encoded histograms (telemetry.numbers.Durations), decoded only for queues with an agreement.
+    # Encoded histograms (`Durations`), decoded only for queues with an agreement.
     wait: msgspec.Raw = msgspec.Raw(b"")
     service: msgspec.Raw = msgspec.Raw(b"")
 

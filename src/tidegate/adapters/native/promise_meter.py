@@ -22,7 +22,7 @@ from tidegate.core.replication import Topology
 
 
 class _Histogram(msgspec.Struct):
-    """The part of telemetry.numbers.Durations that the meter needs."""
+    """The part of a queue's `Durations` that the meter needs."""
 
     buckets: list[tuple[float, int]] = []
 

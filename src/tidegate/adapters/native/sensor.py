@@ -2,7 +2,7 @@
 
 Theory of operation.
 
-The leader calls `look` once per period. It asks all live nodes at once, with a timeout of 2
+The leader calls `poll` once per period. It asks all live nodes at once, with a timeout of 2
 seconds, so that one silent node does not delay the loop. Then the leader calls `sample` for each
 logical queue. `sample` does no I/O: all samples of a period show the same poll.
 

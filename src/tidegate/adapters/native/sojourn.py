@@ -24,8 +24,8 @@ like waiting for ever. A probe that confirms the base doubles the pause to the n
 seconds to a minute. A change of the mean sojourn by half starts one sooner.
 
 The first probe, without any base, cuts the credit to one. If messages take a second or longer, that
-would leave the handler idle for many seconds. Such a consumer is probed only if it holds more than
-16 messages, so that most of them must be waiting, or if its prefetch is one anyway.
+would leave the handler idle for many seconds. Such a consumer is probed only in two cases: it holds
+more than 16 messages, so most of them must be waiting, or its prefetch is one anyway.
 
 A consumer that acknowledges n messages together received them together. In a batch of n, n − 1
 messages wait because of the way they travel, not because of the prefetch. So n − 1 is subtracted

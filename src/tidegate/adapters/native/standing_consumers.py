@@ -5,8 +5,8 @@ node's counters; client code takes no part. All consumers get the same prefetch.
 is the mean of one consumer.
 
 The node restores the prefetch that each consumer asked for when the experiment ends, and also when
-this process dies: the change lasts as long as the connection (node/trial.py). Only one experiment
-can run at a time.
+this process dies: the change lasts as long as the connection (`set_experiment_prefetch`). Only one
+experiment can run at a time.
 """
 
 from __future__ import annotations

@@ -169,8 +169,8 @@ class Lifeline:
             await self._open_late()
         self._check_open()
         if self._up.is_set() and self._transport().is_closed:
-            # The transport closed before `_keep` noticed. A caller that retries at once would keep
-            # `_keep` from running.
+            # The transport closed, and `_stay_connected` has not noticed yet. A caller that retries
+            # at once would prevent it from running.
             self._up.clear()
         if not self._up.is_set():
             if not isinstance(self._failure, RetryLater):

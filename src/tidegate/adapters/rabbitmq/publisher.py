@@ -4,8 +4,8 @@ Theory of operation.
 
 A `RabbitmqPublisher` publishes all messages of a client on one channel with publisher confirms.
 `PublishOrder` gives each publish a ticket. A publish waits for a connection that RabbitMQ does not
-block, then for its turn, sends the message as `mandatory`, and then waits for the confirm. The turn
-ends when the message is sent, so many publishes wait for their confirms at a time.
+block, and for its turn. It sends the message as `mandatory` and then waits for the confirm. The
+turn ends when the message is sent, so many publishes wait for their confirms at a time.
 
 Declarations use another channel (`AdminChannel`), one at a time, because RabbitMQ refuses them by
 closing the channel.

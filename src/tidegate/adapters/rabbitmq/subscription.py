@@ -7,10 +7,10 @@ or with one for each replica of an elastic queue.
 
 Two tasks run while it is open:
 
-- `_keep` waits for the end of the channel (the broker restarted, the queue moved, a message was
-  held too long). It then makes another `RabbitmqConsumer`, with growing pauses while there is no
-  connection. The channel's unsettled messages have returned to their queues; buffered ones are
-  dropped.
+- `_stay_subscribed` waits for the end of the channel (the broker restarted, the queue moved, a
+  message was held too long). It then makes another `RabbitmqConsumer`, with growing pauses while
+  there is no connection. The channel's unsettled messages have returned to their queues; buffered
+  ones are dropped.
 - `_follow` adjusts the sources when the topology of an elastic queue changes.
 
 The application iterates and notices no interruption, except that `interruptions` grows and messages

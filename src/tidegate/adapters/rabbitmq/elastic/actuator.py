@@ -13,7 +13,8 @@ The stored topology (topology.py) is written before each step on the broker:
     SetShares     store: new and previous weights → rebind each queue whose weight has changed
     Drain         store: draining; SetShares then lowers its share, and removes its binding with
                   the last of it. Nothing new arrives, and its consumers continue.
-    `let_go`      store: leaving; its consumers stop as soon as they hold none of its messages
+    `release_consumers`
+                  store: leaving; its consumers stop as soon as they hold none of its messages
     Retire        delete the queue if it is empty, unused and without holders → store: gone
 
 Invariants:
@@ -83,7 +84,7 @@ class RabbitmqActuator:
         self._link = link
         self._queue = queue
         self._topology: ElasticTopology | None = None
-        # Messages moved since `moved` was last called, by number of the target.
+        # Messages moved since `take_moved` was last called, by number of the target.
         self._moved: dict[int, int] = {}
 
     @property
