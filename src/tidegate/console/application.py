@@ -7,9 +7,9 @@ needs a user calls `user_connection_of`, which finds the user's `UserConnection`
 password.
 
 Each `UserConnection` has one broker client and one `UserView`. The view polls nodes and store about
-once a second while a page is open, and keeps the last 15 minutes of each service. Read endpoints
-answer from the view, so the load on nodes does not depend on the number of pages. Write endpoints
-act over the client and record an `AuditEntry`.
+once a second while the user is active, and keeps the last 15 minutes of each service. Read
+endpoints answer from the view, so the load on nodes does not depend on the number of pages. Write
+endpoints act over the client and record an `AuditEntry`.
 
 Shared state (`app.state`): the login sessions, the audit log, the open event streams, the event
 `stopping`, and a lock for changes of a queue's scaling.

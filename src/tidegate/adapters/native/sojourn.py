@@ -21,7 +21,7 @@ A probe works as follows:
 
 Probes cost one or two per cent of the rate. Without them, a base that was once too short would look
 like waiting for ever. A probe that confirms the base doubles the pause to the next one, from 10
-seconds to a minute. A change of the mean sojourn by half starts one sooner.
+seconds to a minute. If the mean sojourn changes by a factor of 1.5, the next probe starts sooner.
 
 The first probe, without any base, cuts the credit to one. If messages take a second or longer, that
 would leave the handler idle for many seconds. Such a consumer is probed only in two cases: it holds

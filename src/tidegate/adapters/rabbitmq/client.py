@@ -20,8 +20,8 @@ The parts of a client:
     TopologyFeed        the replicas of elastic queues
 
 Calls that RabbitMQ cannot support fail at once with InvalidValue and an alternative. Queue policies
-are kept by the client: RabbitMQ knows nothing about retries, backoff and delivery counts. Each
-client must therefore set the same policy.
+are kept by the client: RabbitMQ knows nothing about retries, backoff and delivery counts. All
+clients of a queue should therefore use the same policy.
 
 A put to a plain queue goes to the default exchange. A put to an elastic queue goes to the queue's
 consistent-hash exchange, with its group or message id as the key.
