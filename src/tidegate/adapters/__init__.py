@@ -1,1 +1,1 @@
-"""A sensor and an actuator for each engine, through its public door."""
+"""A sensor and an actuator for each engine, built on the engine's public interface."""

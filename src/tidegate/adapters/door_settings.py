@@ -1,4 +1,4 @@
-"""What every door is told when it is made, whatever its engine."""
+"""Settings that every door takes, whatever its engine."""
 
 from __future__ import annotations
 
@@ -9,42 +9,46 @@ from tidegate.core.hosting import ServiceSpec
 from tidegate.gateway.limits import GatewayLimits
 from tidegate.laws.balancing import Policy
 
-# Full instances are waited for: the leader sees the line, and adds instances or sheds. How many
-# requests may be in hand at all is its decision (Door.set_admission).
-# Heads fit into HAProxy's usual buffer of 16 KiB, which it copies for each request that it may have
-# to send again.
+# A request waits while all instances are full: the leader sees the queue in the door's samples, and
+# adds instances or lowers the admission limit (`Door.set_admission`).
+#
+# Request heads fit into HAProxy's default buffer of 16 KiB. HAProxy copies that buffer for each
+# request that it may have to retry.
 DOOR_LIMITS = GatewayLimits(
     header_bytes_max=15 * 1024, in_flight_max=10_000, waiting_max=10_000, wait_s=5.0
 )
-# As its machine and the probe see it: an application that has no such path, or wants to know who
-# asks, is well. Doors that thought otherwise would send it nothing, ever.
+# A health check fails from this status on; the machine and the probe use the same rule. An
+# application without the path (404), or one that demands a login (401), is healthy. A stricter door
+# would never send it a request.
 ILL_FROM_STATUS = 500
 
 
 @dataclass(frozen=True)
 class DoorSettings:
-    """One door before one service."""
+    """Settings of one door before one service."""
 
     service: str
     host: str = "127.0.0.1"
-    # 0: any that is free.
+    # 0 means any free port.
     port: int = 0
-    # A policy of the gateway (laws/balancing.py), or its name; HAProxy has three of them by name.
+    # A policy of the gateway (laws/http/balancing.py), or its name. HAProxy accepts three of the
+    # names.
     balancing: str | Policy = "better-of-two"
-    # Sessions stay with their instance; the same at every door of the service. None: no sessions.
+    # Key for sticky sessions; the same at every door of the service. None means no sticky sessions.
     session_secret: bytes | None = None
-    # Asked of each instance each second; None: it is enough that somebody listens.
+    # Requested from each instance once a second. None means that a successful TCP connection
+    # suffices.
     health_path: str | None = None
-    # Networks whose word about the client (X-Forwarded-For …) counts.
+    # Networks whose statements about the client (X-Forwarded-For …) the door believes.
     trusted_peers: tuple[str, ...] = ()
-    # By which a door knows the leader's probe, which counts nowhere (core/probe_mark.py); empty:
-    # there is none.
+    # Identifies the leader's probe, which the door leaves out of all counts (`probe_mark`). Empty
+    # means that there is no probe.
     probe_mark: bytes = b""
     limits: GatewayLimits = DOOR_LIMITS
 
 
 def limits_of(spec: ServiceSpec) -> GatewayLimits:
-    """Those of every door, with what is said of this service."""
+    """Return the limits of every door, with the bounds that this service sets."""
     return replace(
         DOOR_LIMITS,
         deadline_s=spec.deadline_s,

@@ -1,8 +1,17 @@
-"""A consumer of our own on a queue of its own: what broker and network can do, and nobody's work.
+"""A probe consumer: it measures broker and network with a queue and a handler of its own.
 
-Strategy: a temporary queue beside the one that is asked about is kept full by ourselves, and a
-handler that only takes its time consumes it; nobody's messages are touched. What an engine does
-differently (the queue, a put, a subscription) is its `ProbeQueue`; the probe feeds it and counts.
+Theory of operation.
+
+`tidegate tune prefetch --probe` needs a consumer whose rate depends on the prefetch only. A
+`ProbeConsumer` creates a temporary queue beside the queue in question. One task keeps it filled
+with about 2,000 messages beyond the prefetch; a consumer with a paced handler empties it. Messages
+of other queues are never touched.
+
+The engine supplies a `ProbeQueue`: how to create the queue, to put into it and to consume from it.
+The probe feeds it, counts deliveries, and reports a sample as `starved` if the queue ran short.
+
+Failures: if the feeding task fails, the next `measure` raises IoFailure. `close` removes the queue,
+also after an `open` that failed halfway.
 """
 
 from __future__ import annotations
@@ -17,20 +26,22 @@ from tidegate.core.errors import IoFailure
 from tidegate.core.prefetch import ConsumerSample
 from tidegate.core.quantities import format_duration, format_size
 
-# Beyond what the consumer holds: enough for a fifth of a second at 10 000 messages a second.
+# Messages beyond the prefetch: enough for a fifth of a second at 10,000 messages a second.
 AHEAD = 2000
 FULL_PAUSE_S = 0.01
 PREFETCH_FIRST = 1
-# What is later is no timer, but a machine that did something else: nobody makes up for that.
+# A longer delay is not the timer's inaccuracy: the process was busy otherwise, and the handler does
+# not make up for it.
 LATE_S_MAX = 0.01
 
 
 class PacedHandler:
-    """One message after the other, each for so long on average, without using a processor for it.
+    """A handler that takes a fixed mean time per message, without using a processor.
 
-    Timers are late by up to a millisecond, and the less so the more often a loop wakes up for other
-    things: a consumer to which more is sent would seem to have a quicker handler. So the next
-    message begins when the one before was due, and not when that was noticed.
+    It handles one message after the other. Timers fire up to a millisecond late, and less so the
+    more often the event loop wakes up for other reasons. A larger prefetch would thus seem to make
+    the handler faster. So each message begins when the one before was due, not when the timer
+    fired.
     """
 
     def __init__(
@@ -44,15 +55,15 @@ class PacedHandler:
         self._monotonic = monotonic
         self._sleep = sleep
         self._free_at = 0.0
-        # By how much the last one was noticed late; below 0: early, as timers round.
+        # Delay of the last timer; below 0 if it fired early, as timers round.
         self._late_s = 0.0
 
     async def turn(self) -> None:
-        """Returns when a message that comes now is done."""
+        """Return when a message that arrives now would be done."""
         if self._handler_s <= 0.0:
             return
         now, late_s = self._monotonic(), self._late_s
-        # Once: who comes meanwhile has to wait for this one anyway.
+        # Use the delay once: a message that arrives in the meantime waits for this one anyway.
         self._late_s = 0.0
         self._free_at = due_at = max(self._free_at, now - late_s) + self._handler_s
         await self._sleep(max(due_at - now, 0.0))
@@ -60,33 +71,36 @@ class PacedHandler:
 
 
 class ProbeQueue(Protocol):
-    """A temporary queue of one engine, and the way to its one consumer."""
+    """A temporary queue of one engine, with one consumer."""
 
-    # How many are put in one go: between two of them the consumer has its turn.
+    # Messages per put; the consumer runs between two puts.
     put_at_once: int
 
     @property
     def name(self) -> str:
-        """What the broker calls it; "" while it is not made."""
+        """The queue's name at the broker; "" before it exists."""
 
     async def open(self) -> None:
-        """Make the queue."""
+        """Create the queue."""
 
     async def put(self, payloads: list[bytes]) -> None:
-        """Put some into it, in good time."""
+        """Put messages into the queue."""
 
     async def consume(self, handle: Callable[[], Awaitable[None]]) -> None:
-        """Begin, with PREFETCH_FIRST; each message is acknowledged when `handle` has returned."""
+        """Begin to consume with `PREFETCH_FIRST`.
+
+        The queue acknowledges each message when `handle` returns.
+        """
 
     async def apply_prefetch(self, prefetch: int) -> None:
-        """From now on."""
+        """Set the prefetch from now on."""
 
     async def close(self) -> None:
-        """Remove the queue and let go of the broker; also of one that was opened only half."""
+        """Remove the queue and disconnect, also after an `open` that failed halfway."""
 
 
 class Probe:
-    """Keeps a queue full and consumes it; open it before it is measured."""
+    """A consumer that feeds its own queue; call `open` before `measure`."""
 
     feeds_itself = True
 
@@ -108,13 +122,13 @@ class Probe:
 
     @property
     def own_queue(self) -> str:
-        """What the broker calls the queue that is the probe's."""
+        """The name of the probe's queue at the broker."""
         return self._own.name
 
-    # What the experiment uses.
+    # Interface of the experiment
 
     async def open(self) -> None:
-        """A full queue and a consumer."""
+        """Create the queue, fill it, and begin to consume."""
         try:
             await self._own.open()
             await self._fill()
@@ -155,7 +169,7 @@ class Probe:
         self._delivered += 1
         await self._handler.turn()
 
-    # Keeping it full.
+    # Feeding
 
     def _missing(self) -> int:
         waiting = self._fed - self._delivered - self._prefetch
@@ -169,7 +183,7 @@ class Probe:
             count = min(missing, self._own.put_at_once)
             await self._own.put([payload] * count)
             self._fed += count
-            # The consumer's turn.
+            # Let the consumer run.
             await asyncio.sleep(0)
 
     async def _feed(self) -> None:

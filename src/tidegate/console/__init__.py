@@ -1,7 +1,7 @@
-"""The console: a page and a management HTTP API over what nodes, leader and store already say.
+"""The console: a web page and a management HTTP API over nodes, leader and store.
 
-A process of its own, and a client like any other: whoever logs in is logged in at the broker under
-the same name, and everything is asked and done over that connection. So the broker's roles are the
-only ones, checked where they always are, and a console that is taken over can do no more than those
-who are logged in.
+It runs in a process of its own and is a client like any other. Each user of the console logs in at
+the broker under the same name, and everything is read and changed over that user's connection. So
+the broker's roles are the only ones, and the broker checks them. An attacker who controls the
+console can do no more than the users who are logged in.
 """

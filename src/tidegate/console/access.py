@@ -1,8 +1,8 @@
-"""Who asks: by a cookie, by HTTP Basic, or nobody where nobody needs to log in.
+"""Authentication of a request: by session cookie, by HTTP Basic, or none if no login is needed.
 
-What changes something needs besides the session's token in a header, which a foreign page cannot
-know. Programs, which send a password or are on a machine where nobody logs in and come without an
-Origin, need none.
+A request that changes something also needs the session's token in a header, which a foreign page
+cannot know. Programs need no token if they send a password, or if no login is needed and they send
+no Origin.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ AnyRequest = Request[Any, Any, Any]
 
 
 def cookie_name(request: AnyRequest) -> str:
-    """With the port: browsers send cookies to every port of a host."""
+    """Return the name of the session cookie.
+
+    It contains the port, because browsers send cookies to all ports of a host.
+    """
     name: str = request.app.state.cookie_name
     return name
 
@@ -44,7 +47,10 @@ def address_of(request: AnyRequest) -> str:
 
 
 async def person_of(request: AnyRequest) -> Person:
-    """Who asks, if they may come in and have shown that it is they who ask."""
+    """Return the user of a request; raise Refused or NotAuthenticated if it is not authenticated.
+
+    If the user's rights may have changed, they are read again.
+    """
     person = await _known(request)
     await person.refresh()
     return person

@@ -1,4 +1,4 @@
-"""Agreements as traffic lights: what the leader has kept of each in the store."""
+"""Agreements as status lights, from what the leader has stored about them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LIGHTS = {
 }
 
 
-# As many as there are services: read again each second, they change hardly ever.
+# The cache holds one entry per service: agreements are read each second and hardly ever change.
 @lru_cache(maxsize=2048)
 def agreement_in(text: str | None, name: str) -> Agreement | None:
-    """What was written, if it can be read."""
+    """Parse an agreement; return None if there is none or it is invalid."""
     if not text:
         return None
     try:
@@ -31,7 +31,7 @@ def agreement_in(text: str | None, name: str) -> Agreement | None:
 
 
 def not_judged(agreement: Agreement | None, name: str, why: str) -> AgreementState:
-    """There is one, and nobody has said anything about it."""
+    """Return the state of an agreement that has no verdict."""
     return AgreementState(
         name=name if agreement is None else agreement.name,
         light=Light.UNKNOWN,
@@ -41,7 +41,7 @@ def not_judged(agreement: Agreement | None, name: str, why: str) -> AgreementSta
 
 
 def state_of(kept: KeptStanding, agreement: Agreement | None, now: float) -> AgreementState:
-    """Where an agreement stands; with its document also its lines."""
+    """Return the state of an agreement; its limits too if the document is given."""
     standing = kept.standing
     silent = kept.is_silent(now)
     lines = {} if agreement is None else {one.name: one for one in agreement.metrics}

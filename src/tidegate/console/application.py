@@ -1,4 +1,25 @@
-"""The console as an ASGI application: the API, the page, and the doorkeeper before both."""
+"""The console as an ASGI application: the API, the page, and the middleware around both.
+
+Theory of operation.
+
+`SecurityMiddleware` checks every request, then Litestar routes it to a handler. A handler that
+needs a user calls `user_connection_of`, which finds the user's `UserConnection` by cookie or
+password.
+
+Each `UserConnection` has one broker client and one `UserView`. The view polls nodes and store about
+once a second while the user is active, and keeps the last 15 minutes of each service. Read
+endpoints answer from the view, so the load on nodes does not depend on the number of pages. Write
+endpoints act over the client and record an `AuditEntry`.
+
+Shared state (`app.state`): the login sessions, the audit log, the open event streams, the event
+`stopping`, and a lock for changes of a queue's scaling.
+
+Shutdown: event streams never end by themselves, and the server waits for responses under way. So
+`_end_streams` closes all sessions as soon as `stopping` is set.
+
+Errors: exception handlers turn every error into a `Problem` with a code, a cause and a remedy.
+Tracebacks go to the log only.
+"""
 
 from __future__ import annotations
 
@@ -24,32 +45,32 @@ from tidegate.console.sight import HostingView
 from tidegate.core.errors import TidegateError
 
 BODY_BYTES_MAX = 1024 * 1024
-# Connections of users that nobody is here as are ended so often.
+# Seconds between two removals of unused user connections.
 _TIDY_S = 30.0
 
 
 @dataclass(frozen=True)
 class ConsoleOptions:
-    """What a console is of."""
+    """The configuration of a console."""
 
     connect: Connect
-    # What a Host header may say.
+    # Accepted values of the Host header.
     hosts: frozenset[str]
     port: int
     tls: bool = False
-    # Also where the broker would let anybody in.
+    # Demand a login even if the broker would accept anonymous clients.
     needs_login: bool = False
-    # Where services and standings are rows; None: the broker alone is asked.
+    # The store of services and agreement statuses; None means to ask the broker only.
     store: HostingView | None = None
-    # Where deeds are kept; None: in memory.
+    # Folder of the audit log; None keeps it in memory.
     folder: Path | None = None
-    # What was learned, and where pages of results are.
+    # Folder of learned models, and folders of report pages.
     knowledge: Path | None = None
     results: tuple[Path, ...] = field(default=())
 
 
 def console_application(options: ConsoleOptions) -> Doorkeeper:
-    """It holds connections to the broker while it lives."""
+    """Return the console's ASGI application; it connects to the broker during its lifespan."""
     stopping = asyncio.Event()
 
     @contextlib.asynccontextmanager
@@ -78,7 +99,7 @@ def console_application(options: ConsoleOptions) -> Doorkeeper:
                 "deeds": Deeds(options.folder),
                 "stopping": stopping,
                 "streams": set(),
-                # Held while somebody changes how a queue scales.
+                # Serializes changes of a queue's scaling.
                 "changing": asyncio.Lock(),
                 "tls": options.tls,
                 "cookie_name": f"tidegate_session_{options.port}",
@@ -91,7 +112,7 @@ def console_application(options: ConsoleOptions) -> Doorkeeper:
             HTTPException: on_http,
             Exception: on_bug,
         },
-        # Described by an application of its own.
+        # `openapi_document` generates the description.
         openapi_config=None,
         request_max_body_size=BODY_BYTES_MAX,
         logging_config=None,
@@ -101,7 +122,7 @@ def console_application(options: ConsoleOptions) -> Doorkeeper:
 
 
 async def _end_streams(sessions: Sessions, stopping: asyncio.Event) -> None:
-    """News never end by themselves, and whoever serves waits for answers that are under way."""
+    """Close all sessions at shutdown: event streams never end, and the server waits for them."""
     await stopping.wait()
     await sessions.close()
 

@@ -1,6 +1,6 @@
-"""The one thing that somebody should look at first: the worst, in a sentence, with advice.
+"""The attention item of the overview: the most urgent problem, in a sentence, with advice.
 
-node gone > breached > nobody consumes > dead letters grow > paused > no machine > warned
+node gone > breached > no consumers > dead letters grow > paused > no machine > warned
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tidegate.core.fleet import MachineState
 from tidegate.core.quantities import spoken_duration
 from tidegate.core.steering_words import counted
 
-# A queue that waits longer than this for somebody to consume from it is no start-up any more.
+# A queue without consumers for longer than this is no longer just starting.
 _ABANDONED_S = 10.0
 _MUCH = 100
 
@@ -24,7 +24,10 @@ def attention(
     agreements: Mapping[tuple[Kind, str], AgreementState],
     dead_before: Mapping[str, int],
 ) -> Attention | None:
-    """None: all is well. `dead_before` is what was dead some time ago, by queue."""
+    """Return the most urgent problem; None if there is none.
+
+    `dead_before` is the number of dead letters some minutes ago, by queue.
+    """
     return next(_worst_first(sight, rows, agreements, dead_before), None)
 
 
@@ -107,7 +110,7 @@ def _about_queues(
     of_dead = {row.dead_queue for row in queues if row.dead_queue}
     worst = sorted(queues, key=lambda row: -(row.oldest_age_s or 0.0))
     for row in worst:
-        # Dead letters wait for a person, not for a consumer.
+        # A queue of dead letters needs no consumers.
         if row.name in of_dead or row.paused or not row.waiting or row.consumers:
             continue
         if (row.oldest_age_s or 0.0) > _ABANDONED_S and row.out_per_s == 0.0:

@@ -1,4 +1,4 @@
-"""Decisions for people: measured, rule, action, and what came of it by what was seen since."""
+"""Decisions for people: measurements, rule, actions, and the effect that followed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidegate.core.steering import PERSON, Decision
 from tidegate.core.steering_words import sentence
 
 _BEFORE_S = 10.0
-# From when on an effect shows, and until when it is that of this decision.
+# The effect is measured from `_AFTER_S` to `_UNTIL_S` seconds after the decision.
 _AFTER_S = 15.0
 _UNTIL_S = 30.0
 _HEADLINE_MAX = 160
@@ -21,7 +21,7 @@ _HEADLINE_MAX = 160
 
 def decision_view(decision: Decision, points: Sequence[Point] | None, now: float) -> DecisionView:
     actions = [harmless(sentence(one)) for one in decision.actions]
-    # Of a person the rule only says who it was.
+    # For an override, the rule contains only the user.
     said = decision.reason.rstrip(".") if decision.law == PERSON else ""
     headline = ", ".join(actions) or said or in_words(decision.rule)
     return DecisionView(
@@ -44,13 +44,16 @@ def decision_view(decision: Decision, points: Sequence[Point] | None, now: float
 
 
 def key_of(decision: Decision) -> str:
-    """The same for the same decision, wherever it is read."""
+    """Return a key that is the same for the same decision, wherever it was read."""
     told = f"{decision.service}\n{decision.at!r}\n{decision.law}\n{decision.rule}"
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 def effect_of(at: float, points: Sequence[Point], now: float) -> str | None:
-    """What the figures were before and some time after; None: too early; "": nobody looked then."""
+    """Compare the service before a decision and 15 to 30 seconds after it.
+
+    Returns None if it is too early, and "" if there is no data for one of the two times.
+    """
     before = _between(points, at - _BEFORE_S, at)
     if not before:
         return ""
@@ -74,7 +77,7 @@ def effect_of(at: float, points: Sequence[Point], now: float) -> str | None:
 
 
 def _between(points: Sequence[Point], since: float, until: float) -> list[Point]:
-    # Each is looked at: where a clock was set back, they are not in order.
+    # Test each point: after a change of the system clock they are out of order.
     return [one for one in points if since <= one.at < until]
 
 
@@ -87,7 +90,7 @@ def _mean_out(points: Sequence[Point]) -> float:
 
 
 def _p95(points: Sequence[Point]) -> str:
-    """The worst second's: a mean of percentiles is none."""
+    """Return the worst second's p95, since a mean of percentiles has no meaning."""
     known = [one.wait_p95_s for one in points if one.wait_p95_s is not None]
     return format_duration(float(f"{max(known):.3g}")) if known else ""
 

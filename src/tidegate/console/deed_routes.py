@@ -1,4 +1,4 @@
-"""What people have done here."""
+"""The audit log's endpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def deeds(
 ) -> list[Deed]:
     person = await person_of(request)
     found: Deeds = request.app.state.deeds
-    # Whoever may not administer everything sees what was done to what they see, and by themselves.
+    # Users without full administration see their own entries, and those about queues they may see.
     return [
         one
         for one in found.newest_first(count if person.is_admin else 10 * count)

@@ -1,9 +1,11 @@
-"""What people have done here, with who and when: lines of JSON in a file, which outlives a restart.
+"""The audit log: changes made through the console, with user and time.
 
-Beside it the node keeps what changes a loop among its decisions (law `person`); this also has what
-no loop knows: messages put, redriven, purged, queues deleted, and what was refused. The file is cut
-to its newer half when it is full. Two consoles of the same data write one after the other, and each
-shows what both have written. Without a folder it is kept in memory only.
+The log is a file with one JSON line per entry, which survives restarts. It also has entries that
+the nodes' decisions lack: messages put, redriven or purged, queues deleted, and refused requests.
+
+A full file is cut to its newer half. Consoles with the same folder share the file: a lock
+serializes writes, and each console reads the entries of the others. Without a folder, or if the
+file is unreadable, entries are kept in memory only.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ _FILE = "deeds.jsonl"
 
 
 class Deeds:
-    """Newest last."""
+    """The audit log; the newest entry is last."""
 
     def __init__(self, folder: Path | None) -> None:
         self._file = None if folder is None else folder / _FILE
         self._deeds: deque[Deed] = deque(maxlen=DEEDS_MAX)
-        # Of the file as it was read last: which one it is, up to where, and how many lines.
+        # The file at the last read: its inode, the offset read up to, and the number of lines.
         self._inode = -1
         self._read_bytes = 0
         self._lines = 0
@@ -47,13 +49,13 @@ class Deeds:
 
     def newest_first(self, count: int) -> list[Deed]:
         if self._file is not None:
-            # Another console of the same data may have written.
+            # Another console may have written to the same file.
             with contextlib.suppress(OSError):
                 self._catch_up(self._file)
         return list(islice(reversed(self._deeds), count))
 
     def add(self, deed: Deed) -> None:
-        """On disk when this returns; one that cannot be written is in the log at least."""
+        """Write an entry to disk before returning; log it, also if it cannot be written."""
         log.info(
             "%s", deed.what, extra={"user": deed.user, "about": deed.service, "out": deed.outcome}
         )
@@ -72,13 +74,13 @@ class Deeds:
             log.error("a deed could not be written down: %s", failure)
 
     def _catch_up(self, file: Path) -> None:
-        """Read what was written since."""
+        """Read the lines that were written since the last read."""
         try:
             about = file.stat()
         except FileNotFoundError:
             return
         if about.st_ino != self._inode or about.st_size < self._read_bytes:
-            # Another file, that was cut: it has all that is still kept.
+            # The file was replaced when it was cut; it has all entries that are kept.
             self._inode, self._read_bytes, self._lines = about.st_ino, 0, 0
             self._deeds.clear()
         if about.st_size == self._read_bytes:
@@ -87,17 +89,17 @@ class Deeds:
             lines.seek(self._read_bytes)
             for line in lines:
                 if not line.endswith(b"\n"):
-                    break  # somebody is about to write the rest of it, or was killed
+                    break  # an unfinished line: its writer is still at it, or was killed
                 self._read_bytes += len(line)
                 self._lines += 1
                 try:
                     self._deeds.append(msgspec.json.decode(line, type=Deed))
                 except msgspec.DecodeError:
-                    # A line that was cut by a kill.
+                    # The writer of this line was killed.
                     continue
 
     def _cut(self, file: Path) -> None:
-        """Whole or not at all."""
+        """Replace the file by its newer half, atomically."""
         beside = file.with_suffix(".new")
         beside.unlink(missing_ok=True)
         _append(beside, self._deeds)
@@ -106,7 +108,7 @@ class Deeds:
 
 @contextlib.contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """Of all who write to this file; beside it, since it is replaced when it is cut."""
+    """Lock the audit log; the lock file is separate because the log is replaced when it is cut."""
     with file.with_suffix(".lock").open("wb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         yield
@@ -114,7 +116,7 @@ def _alone(file: Path) -> Iterator[None]:
 
 def _append(file: Path, deeds: Iterable[Deed]) -> None:
     with file.open("ab") as sink:
-        # After a line that was cut, ours begins on one of its own.
+        # Start a new line if the last one is unfinished.
         if sink.tell() and not _ends_well(file):
             sink.write(b"\n")
         for deed in deeds:

@@ -1,7 +1,7 @@
-"""The API described for programs: OpenAPI, out of the same routes and structs.
+"""The API's OpenAPI description, generated from its routes and structs.
 
-Made by an application of its own that is never served: what Litestar would add to ours, a viewer at
-the root and errors in HTML, nobody has asked for.
+A second application, which is never served, generates it. In the served one Litestar would add a
+viewer at the root and error pages in HTML.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidegate.console.wishes import Wish
 
 @cache
 def described() -> bytes:
-    """The description as JSON."""
+    """Return the OpenAPI description as JSON."""
     routes = [one for module in MODULES for one in handlers(module)]
     application = Litestar(
         route_handlers=[Router(path="/api", route_handlers=routes)],
@@ -33,7 +33,7 @@ def described() -> bytes:
         logging_config=None,
     )
     description = application.openapi_schema.to_schema()
-    # Of what is sent, msgspec knows what it refuses, unknown fields too.
+    # msgspec describes request bodies exactly, including that unknown fields are refused.
     _, schemas = msgspec.json.schema_components(
         Wish.__subclasses__(), ref_template="#/components/schemas/{name}"
     )

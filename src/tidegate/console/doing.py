@@ -1,7 +1,7 @@
-"""What everything that changes something has in common: a queue by its name, in time, written down.
+"""The frame of every write endpoint: the queue's name, a timeout, and an audit entry.
 
-A node that hangs is no reason to hang, too: who asks is told that nobody answered, and the deed is
-written down as one of which nobody knows whether it was done.
+A node that hangs must not make the request hang. After the timeout the user gets an error, and the
+audit entry says that the result is unknown.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tidegate.console.person import Person
 from tidegate.console.problems import Refused
 from tidegate.core.errors import TidegateError
 
-# Sooner than a page gives up (api.js).
+# Less than the page's own timeout (api.js).
 DONE_S_MAX = 12.0
-# What takes the longer the more messages there are.
+# For changes whose duration grows with the number of messages.
 LONG_S_MAX = 115.0
 _NAME_MAX = 255
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class Doing:
-    """A deed while it is done: what is to be said of it in the end."""
+    """A change under way; the handler sets the outcome for the audit log."""
 
     outcome = "done"
 
@@ -38,7 +38,7 @@ class Doing:
 async def noted(
     request: AnyRequest, person: Person, what: str, service: str, *, is_long: bool = False
 ) -> AsyncIterator[Doing]:
-    """It is written down, whatever comes of it."""
+    """Execute a change with a timeout, and record it in the audit log, however it ends."""
     within_s = LONG_S_MAX if is_long else DONE_S_MAX
     deeds: Deeds = request.app.state.deeds
     doing = Doing()
@@ -73,7 +73,7 @@ async def noted(
 
 
 def queue_in(name: str) -> str:
-    """The name of a queue in a path; 404 for what no queue can be called."""
+    """Return the queue's name from a path segment; raise Refused 404 if it is no valid name."""
     found = name_in(name)
     if len(found) > _NAME_MAX or not found.strip() or _CONTROL.search(found):
         raise Refused(404, "QUEUE_NOT_EXISTING", "no queue can be called so")
@@ -81,5 +81,5 @@ def queue_in(name: str) -> str:
 
 
 def not_now(detail: str) -> Refused:
-    """The wish is one, and the queue is not so that it could be fulfilled."""
+    """Return a 409: the request is valid, but the present state does not allow it."""
     return Refused(409, "NOT_AS_IT_IS", detail)

@@ -1,12 +1,14 @@
-"""Before and after every request: whose Host it names, where it comes from, what browsers may do.
+"""Security checks before every request, and security headers on every response.
 
-    Host       must be ours: a foreign name that leads here (DNS rebinding) is refused
-    Origin     if there is one, must be ours, for everything below /api
-    headers    a strict content security policy and its kin, on every answer
+    Host       must name this console; else it is DNS rebinding: a foreign name that resolves here
+    Origin     if present, must be the console's own for all paths below /api
+    headers    a strict content security policy and related headers on every response
 
-Plain ASGI, so that it holds for whatever is behind it, files and errors included. Names of queues
-may hold slashes: `%2F` in a path stays one, as a character that no name can hold. And they may be
-`.` or `..`, which nobody gets through a browser: `%1E` before them says that they are names.
+It is plain ASGI middleware, so it covers files and errors too.
+
+Names of queues in a path need two escapes. `%2F` becomes a control character that no name contains,
+so that the slash does not split the segment. `%1E` before a segment marks a name such as `.` or
+`..`, which browsers would otherwise resolve as a step in the path.
 """
 
 from __future__ import annotations
@@ -35,28 +37,28 @@ CONTENT_POLICY = (
     "connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'; frame-src 'self'"
 )
-# Pages that somebody has written: no script, no origin, nothing from anywhere.
+# For report pages: no scripts, no origin, no external resources.
 RESULT_POLICY = (
     "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
 )
 API_PATH = "/api/"
 RESULTS_PATH = "/api/results/"
-# From the first byte of a body to its last: who sends a megabyte slower holds a connection.
+# Seconds from the first byte of a body to its last. Slower clients would hold connections.
 BODY_S_MAX = 30.0
-# Stands for a slash within a name; names hold no control characters.
+# Replaces a slash within a name; names contain no control characters.
 SLASH = "\x1f"
-# Stands before a name that would be a step in a path: browsers take such steps, also encoded ones.
+# Precedes a name that browsers would resolve as a step in the path, even if percent-encoded.
 NO_STEP = "\x1e"
 _SLASHES = re.compile("/+")
 _ENCODED_SLASH = re.compile(b"%2f", re.IGNORECASE)
-# Listened on, these are all addresses of this machine, and the name of none.
+# As a listening address these mean all addresses of this machine; they are no host names.
 ANYWHERE = ("", "0.0.0.0", "::")
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 def allowed_hosts(host: str, port: int, names: list[str], *, tls: bool) -> frozenset[str]:
-    """What a Host header may say of a server that listens there."""
+    """Return the accepted values of the Host header for a server at this address."""
     here = {name.lower() for name in names}
     if host in ANYWHERE:
         here |= {socket.gethostname().lower(), socket.getfqdn().lower(), *_LOCAL_NAMES}
@@ -66,13 +68,13 @@ def allowed_hosts(host: str, port: int, names: list[str], *, tls: bool) -> froze
             here.update(_LOCAL_NAMES)
     usual = 443 if tls else 80
     with_port = {f"{name}:{port}" for name in here}
-    # Names that were given may be those of a proxy before us, on a port of its own.
+    # Configured names may belong to a proxy in front of the console, with another port.
     bare = {name for name in here if port == usual} | {name.lower() for name in names}
     return frozenset(with_port | bare)
 
 
 def shown_host(host: str, names: list[str]) -> str:
-    """What to write into the address of a server that listens there: a name that is let in."""
+    """Return the host for the console's URL: a name that `allowed_hosts` accepts."""
     if host in ANYWHERE:
         host = names[0] if names else socket.getfqdn().lower()
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
@@ -88,18 +90,18 @@ def _is_loopback(host: str) -> bool:
 
 
 def name_in(segment: str) -> str:
-    """The name that a part of a path stands for."""
+    """Return the name that a path segment encodes."""
     return segment.replace(SLASH, "/").removeprefix(NO_STEP)
 
 
 class Doorkeeper:
-    """An ASGI application before another."""
+    """ASGI middleware that checks requests and adds security headers to responses."""
 
     def __init__(
         self, inner: Application, hosts: frozenset[str], stopping: asyncio.Event, *, tls: bool
     ) -> None:
         self._inner = inner
-        # Set by whoever serves it, before it is no longer served.
+        # Set by the server before it stops.
         self.stopping = stopping
         self._hosts = hosts
         schemes = ("https",) if tls else ("http",)
@@ -142,8 +144,8 @@ class Doorkeeper:
                 "another site asked for this; open the console itself, or call the API from a "
                 "program, without an Origin",
             )
-        # An image or frame of another site has no Origin. It would see nothing, and could still
-        # hold a stream open or have everything looked at; links within a result lead on.
+        # Images and frames of another site have no Origin. They could not read the response, but
+        # could hold a stream open or cause polling. Links inside a report page are allowed.
         is_link = headers.get("sec-fetch-mode") == "navigate" and scope["method"] == "GET"
         if headers.get("sec-fetch-site") not in (None, "same-origin", "none") and not (
             is_link and _is_below(scope["path"], RESULTS_PATH)
@@ -162,8 +164,8 @@ class Doorkeeper:
             "cross-origin-resource-policy": "same-origin",
             "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
         }
-        # No Strict-Transport-Security: it would hold for every port of this host, for metrics and
-        # whatever else is served there without TLS. Ours does not answer without.
+        # No Strict-Transport-Security: it would apply to all ports of the host, also to services
+        # without TLS, such as metrics. This port answers with TLS only anyway.
         if _is_below(path, API_PATH):
             added["cache-control"] = "no-store"
         kept = [(name, value) for name, value in headers if name.decode().lower() not in added]
@@ -171,19 +173,22 @@ class Doorkeeper:
 
 
 def _is_below(path: str, folder: str) -> bool:
-    """However many slashes there are: what is behind us does not mind them either."""
+    """Return whether a path is below a folder.
+
+    Repeated slashes count as one, as they do for the router.
+    """
     return _SLASHES.sub("/", path).startswith(folder)
 
 
 def _in_time(receive: Receive) -> Receive:
-    """The same, but a body that does not end is broken off."""
+    """Return a `receive` that refuses a body which takes longer than `BODY_S_MAX`."""
     until: float | None = None
     is_whole = False
 
     async def received() -> Message:
         nonlocal until, is_whole
         if is_whole:
-            # What comes now is that somebody has gone, whenever that is.
+            # After the body only a disconnect can follow, at any time.
             return await receive()
         if until is None:
             until = asyncio.get_running_loop().time() + BODY_S_MAX
@@ -201,7 +206,7 @@ def _in_time(receive: Receive) -> Receive:
 
 
 def _headers(scope: Scope) -> dict[str, str]:
-    """The first of each name; two Hosts are no Host."""
+    """Return the first value of each header; a repeated Host counts as empty."""
     found: dict[str, str] = {}
     for name, value in scope["headers"]:
         key = name.decode("latin-1").lower()

@@ -1,4 +1,4 @@
-"""What was decided about a service, as people read it: queues by a node, others by the store."""
+"""The decisions about a service: from a node for queues, from the store for HTTP services."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DECISIONS_SHOWN = 100
 async def explanations(
     person: Person, key: Key | None, count: int = DECISIONS_SHOWN
 ) -> list[DecisionView]:
-    """Newest first; without a service those about machines."""
+    """Return decisions, newest first; without a key, those about machines."""
     if key is None:
         found = await in_time(person.client.explain(None, count=count))
     elif key[0] is Kind.QUEUE:
@@ -34,7 +34,7 @@ async def explanations(
             return []
         documents = await in_time(person.store.decisions(decided_about(key[1]), count))
         found = [msgspec.json.decode(one, type=Decision) for one in documents]
-    # Unpacked once for all of them: a timeline holds hundreds of points.
+    # Unpack the timeline once: it has hundreds of points.
     points = None if key is None or not found else person.watch.timeline(key).points()
     now = time.time()
     return [decision_view(one, points, now) for one in found]

@@ -1,4 +1,4 @@
-"""Machines, their slots and the nodes, as a map."""
+"""The fleet as a map: machines, their slots, and nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taking the wheel of an HTTP application, and giving it back: instances, bounds, requests."""
+"""Overrides of HTTP applications: instances, bounds and concurrency."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ from tidegate.core.by_hand import ByHand, complaints, told
 async def hold_service(
     request: AnyRequest, kind: FromPath[str], name: FromPath[str], data: JSONBody[HoldService]
 ) -> None:
-    """With `seen`, what was set by hand when whoever asks has looked, 409 if it is another now."""
+    """Set or remove the overrides.
+
+    `seen` contains the overrides when the user looked; 409 if they have changed since.
+    """
     person, service = await person_of(request), queue_in(name)
     if kind != Kind.HTTP.value:
         raise no_service((Kind.HTTP, service))

@@ -1,4 +1,4 @@
-"""What may be set of an HTTP application, beside what was deployed and agreed."""
+"""The overrides of an HTTP application, beside the deployed and agreed values."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tidegate.core.users import Right
 
 
 async def hosted_service(person: Person, name: str) -> Service | None:
-    """As the store has it now; None: there is none, or not for this user."""
+    """Return the service as stored now; None if it is missing, or invisible to the user."""
     if person.store is None or not person.may(Right.SEE, name):
         return None
     return next((o for o in await in_time(person.store.services()) if o.spec.name == name), None)
 
 
 def hosted_view(service: Service) -> HostedView:
-    """An agreement that cannot be read bounds nothing."""
+    """Return the view of a service; an unreadable agreement sets no bounds."""
     agreement = agreement_in(service.spec.agreement, service.spec.name)
     agreed = None if agreement is None else agreement.resources
     return HostedView(

@@ -1,4 +1,4 @@
-"""What was learned, and pages that were written about it. Reading files takes a thread."""
+"""Endpoints for learned models and report pages; files are read in a thread."""
 
 from __future__ import annotations
 
@@ -30,9 +30,13 @@ async def models(request: AnyRequest) -> list[ModelView]:
 
 
 def _queue_of(model: ModelView) -> str:
-    """A subject is a queue, which may have slashes; of a prefetch a group, `queue/client`."""
+    """Return the queue of a model's subject.
+
+    The subject is a queue, whose name may contain slashes; of a prefetch model it is
+    `queue/client`.
+    """
     if model.kind == "prefetch":
-        # As the loop that uses it reads it; without a client it is a queue, as the others.
+        # Split as the prefetch loop does; without a client the subject is the queue.
         return logical_name(model.subject.rpartition("/")[0] or model.subject)
     return logical_name(model.subject)
 

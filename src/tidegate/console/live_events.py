@@ -1,8 +1,8 @@
-"""Server-sent events for one page: the overview after each look; of a service its points, too.
+"""Server-sent events for one page: the overview after each poll, and one service's points.
 
-A stream ends with its session, and when the broker does not let its user in any more. Whatever else
-goes wrong, a node or a store that does not answer, a queue that was deleted, stands in the overview
-and is no reason to end: the page is to say that, and not that the console was lost.
+A stream ends with its session, or when the broker rejects the user. Other failures (a silent node
+or store, a deleted queue) do not end it. They appear in the overview, so that the page reports them
+instead of a lost console.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidegate.console.problems import Refused
 from tidegate.console.services_seen import Key
 from tidegate.core.errors import TidegateError
 
-# Between two looks for new decisions about the service of a stream.
+# Seconds between two requests for new decisions.
 _DECISIONS_EVERY_S = 2.0
 
 
@@ -43,19 +43,18 @@ async def live_events(request: AnyRequest, person: Person, key: Key | None) -> A
                 point = watch.newest(key)
                 if point is not None:
                     yield _event("point", msgspec.json.encode(point))
-                # Nodes that are silent would be waited for, and the page for us: it would believe
-                # the console lost.
+                # Do not wait for silent nodes: without events the page would report a lost console.
                 for one in await news.found() if watch.overview.nodes else ():
                     yield _event("decision", msgspec.json.encode(one))
             await watch.next_look()
             if has_session and session_of(request) is None:
                 return
-            # Rights may have changed since this stream began; who cannot ask will.
+            # The user's rights may have changed. If they cannot be read now, a later poll does.
             if watch.overview.nodes:
                 with contextlib.suppress(TidegateError, TimeoutError):
                     await person.refresh()
     except TidegateError:
-        # Nobody looks for this user any more. The page comes again, and is told why.
+        # The view of this user has ended. The page reconnects, and gets the reason.
         return
     finally:
         person.streams -= 1
@@ -63,17 +62,18 @@ async def live_events(request: AnyRequest, person: Person, key: Key | None) -> A
 
 
 class NewDecisions:
-    """Those about a service that were not told yet."""
+    """The decisions about a service that the stream has not sent yet."""
 
     def __init__(self, person: Person, key: Key) -> None:
         self._person = person
         self._key = key
-        # By key; None: those that were there before are in the service's own answer.
+        # Keys that were sent. None before the first request: the page gets earlier decisions with
+        # the service itself.
         self._told: set[str] | None = None
         self._asked_at = 0.0
 
     async def found(self) -> list[DecisionView]:
-        """The oldest first; now and then, else none."""
+        """Return new decisions, oldest first; none within 2 seconds of the last request."""
         if time.monotonic() - self._asked_at < _DECISIONS_EVERY_S:
             return []
         self._asked_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""Marks of what was said about a queue: another when that is, and sent back with a change."""
+"""Marks of settings: a client sends back the mark that it saw, to detect other changes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tidegate.core.scaling import Scaling
 
 
 def scaling_mark(scaling: Scaling) -> str:
-    """Of all that was said, and of nothing that loops do."""
+    """Return the mark of the settings that users have made; control loops do not change it."""
     return _mark(scaling)
 
 
 def prefetch_mark(goal: PrefetchGoal | None) -> str:
-    """Of what the prefetch is steered to, by a loop or by hand."""
+    """Return the mark of a prefetch goal or a manual prefetch."""
     return _mark(goal)
 
 

@@ -1,4 +1,4 @@
-"""Messages: looked at without taking them, put, and dead letters sent back."""
+"""Endpoints for messages: browse, put, and redrive dead letters."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tidegate.core.errors import InvalidValue
 
 MESSAGES_SHOWN = 50
 MESSAGES_MAX = 500
-# Messages that one request looks at for a text.
+# Maximum number of messages that one request searches for a text.
 _SEARCHED_MAX = 5_000
-# The same in bytes: of a queue of large messages it looks at fewer, and goes on when asked again.
+# The same in bytes; a client continues the search with another request.
 _SEARCHED_BYTES_MAX = 128 * 1024 * 1024
 _LOT_BYTES = 8 * 1024 * 1024
-# Before it is known how large they are.
+# First batch, while the messages' size is unknown.
 _LOT_FIRST = 8
 _LOOK_S_MAX = 12.0
 _ID_MAX = 2**53
@@ -59,15 +59,15 @@ async def browse(
 
 
 async def _only_page(person: Person, queue: str, count: int, wanted: str) -> MessagePage:
-    """Of a logical queue: each replica counts its own ids, so there is no page after it."""
+    """Return the only page of a logical queue: each replica has its own ids, so no page follows."""
     limit = MESSAGES_MAX if wanted else count
-    # Before looking: what leaves meanwhile may have been left out. A node leaves out whatever is
-    # more than half a frame of bytes, and does not say so.
+    # Count before browsing, because messages may leave meanwhile. A node silently omits messages
+    # beyond half a frame, so fewer than counted means that some are missing.
     numbers = await person.client.stats(queue)
     parts = [part for node in numbers.nodes for part in node.queues]
-    # Whose time has not come is not to be looked at yet.
+    # Delayed messages are not browsed.
     waiting = sum(part.waiting - part.delayed for part in parts)
-    # One more than is shown: whether there is one.
+    # Ask for one more than needed, to detect whether there are more.
     lot = await person.client.browse(queue, limit=limit + 1)
     is_cut = len(lot) > limit or len(lot) < waiting
     looked_at = lot[:limit]
@@ -80,7 +80,7 @@ async def _only_page(person: Person, queue: str, count: int, wanted: str) -> Mes
 
 
 async def _page(person: Person, queue: str, after: int, count: int, wanted: str) -> MessagePage:
-    """In lots of which each is some megabytes at most, however large the messages are."""
+    """Return a page, read in batches of a few megabytes, however large the messages are."""
     found: list[MessageView] = []
     looked_at, looked_at_bytes, limit = 0, 0, _LOT_FIRST
     while looked_at < _SEARCHED_MAX and looked_at_bytes < _SEARCHED_BYTES_MAX:
@@ -137,7 +137,7 @@ async def redrive(request: AnyRequest, name: FromPath[str], data: JSONBody[Redri
         try:
             moved = await person.client.redrive(queue, to=data.to, limit=data.count)
         except InvalidValue as wrong:
-            # Such as a queue that the letters are to go to, and which is not there.
+            # For example, the target queue does not exist.
             raise not_now(str(wrong)) from None
         doing.outcome = f"{moved} went {'back' if data.to is None else f'to {data.to}'}"
     return Moved(moved)

@@ -1,4 +1,4 @@
-"""Messages as one looks at them: as text or else in hexadecimal, and never all of a large one."""
+"""Messages for display: as text, else in hexadecimal, and only the beginning of a large one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from tidegate.console.model import MessageView
 
 TEXT_BYTES_MAX = 64 * 1024
 HEX_BYTES_MAX = 4 * 1024
-# A search looks at thousands of texts: letter by letter in Python everybody would wait for it.
+# A regular expression, because a search checks thousands of texts, and a Python loop over their
+# characters would block all users.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
 
@@ -43,7 +44,7 @@ def message_view(message: Message) -> MessageView:
 
 
 def fits(message: MessageView, wanted: str) -> bool:
-    """Whether a text is in it anywhere that is shown."""
+    """Return whether a message contains a text in any displayed part."""
     if not wanted:
         return True
     lowered = wanted.lower()
@@ -54,8 +55,11 @@ def fits(message: MessageView, wanted: str) -> bool:
 
 
 def _text(payload: bytes, *, is_cut: bool) -> str | None:
-    """UTF-8 without control characters, but for a last character that the cut has broken."""
-    # At most the last three bytes are the beginning of a character.
+    """Decode UTF-8 without control characters; None if it is something else.
+
+    If the payload was cut, an incomplete last character is dropped.
+    """
+    # At most the last three bytes belong to an incomplete character.
     for end in range(len(payload), max(len(payload) - 4, -1), -1) if is_cut else [len(payload)]:
         try:
             text = payload[:end].decode()

@@ -1,22 +1,22 @@
-"""Nodes that answered a while ago and do not now, without those that have left in good order.
+"""Nodes that have answered recently and are silent now, without those that left gracefully.
 
-Who leaves takes itself off the list of members; who dies stays on it until its lease has lapsed. So
-the list, asked soon after a node fell silent, tells one from the other.
+A node that leaves removes itself from the list of members. A node that dies stays in the list until
+its lease expires. So the list tells the two apart, if it is read soon after a node fell silent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-# For so long after its last answer an absence from the list means that a node has left by itself.
-# Leases are 3 s by default, and renewed at a third of that.
+# If a node is not in the list so soon after its last answer, it has left gracefully. Leases last 3
+# s by default, and are renewed at a third of that.
 LEAVES_S = 2.0
-# How long a node is missed.
+# How long a silent node is reported as missing.
 MISSED_S = 120.0
 
 
 class MissedNodes:
-    """When each node has answered last."""
+    """The time of each node's last answer."""
 
     def __init__(self) -> None:
         self._answered_at: dict[str, float] = {}
@@ -28,11 +28,11 @@ class MissedNodes:
         }
 
     def is_to_ask(self, now: float) -> bool:
-        """Whether the list of members can tell why somebody is silent."""
+        """Return whether the list of members can still tell why a node is silent."""
         return any(0.0 < now - at <= LEAVES_S for at in self._answered_at.values())
 
     def listed(self, members: Collection[str], now: float) -> None:
-        """Forget those that have left."""
+        """Remove the nodes that have left, by the present list of members."""
         self._answered_at = {
             name: at
             for name, at in self._answered_at.items()

@@ -1,7 +1,8 @@
-"""What the page is told, in one place: the answers of the API, all of them JSON.
+"""The API's response bodies, all JSON.
 
-A service is what an agreement may govern: a queue (with all its replicas) or an HTTP application.
-Times are seconds since 1970, durations seconds, rates per second, parts 0 to 1. None: not known.
+A service is anything that an agreement can govern: a queue with all its replicas, or an HTTP
+application. Times are in seconds since 1970, durations in seconds, rates per second, fractions from
+0 to 1. None means unknown, if a field does not say otherwise.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from tidegate.core.by_hand import ByHand
 
 
 class Kind(enum.StrEnum):
-    """What a service is."""
+    """The kind of a service."""
 
     QUEUE = "queue"
     HTTP = "http"
 
 
 class Light(enum.StrEnum):
-    """An agreement as a traffic light; those that need somebody come first."""
+    """The status of an agreement; the most urgent first."""
 
     BREACHED = "breached"
     WARNED = "warned"
-    UNKNOWN = "unknown"  # there is an agreement, and nobody judges it, or nothing is measured
+    UNKNOWN = "unknown"  # the agreement has no current verdict or no data
     MET = "met"
-    NONE = "none"  # nothing was promised
+    NONE = "none"  # there is no agreement
 
 
 class PromiseState(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +37,7 @@ class PromiseState(msgspec.Struct, frozen=True, kw_only=True):
     metric: str
     light: Light
     value: float | None
-    # In the metric's unit; which of them is worse is the sign of their difference.
+    # In the metric's unit. The sign of their difference tells which direction is worse.
     warning: float | None
     breach: float | None
     unit: str
@@ -44,11 +45,11 @@ class PromiseState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgreementState(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the agreement of a service stands."""
+    """The state of a service's agreement."""
 
     name: str
     light: Light
-    # Of the error budget; 1: untouched.
+    # Remaining part of the error budget; 1 means that nothing was used.
     budget_left: float | None = None
     burn_rate: float | None = None
     alarm: str | None = None
@@ -57,13 +58,13 @@ class AgreementState(msgspec.Struct, frozen=True, kw_only=True):
     warned: int = 0
     breached: int = 0
     promises: list[PromiseState] = []
-    # What is being done about it, in words.
+    # The present countermeasure, as text.
     doing: str = ""
     judged_at: float | None = None
 
 
 class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the overview."""
+    """One row of the overview."""
 
     kind: Kind
     name: str
@@ -71,50 +72,50 @@ class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
     budget_left: float | None = None
     in_per_s: float = 0.0
     out_per_s: float = 0.0
-    # Messages that wait; requests that are under way.
+    # Waiting messages of a queue, or requests under way of an application.
     waiting: int = 0
     oldest_age_s: float | None = None
     wait_p95_s: float | None = None
-    # That serve, and that are wanted.
+    # Replicas that serve, and the wanted number.
     replicas: int = 1
     replicas_wanted: int = 1
     consumers: int = 0
     paused: bool = False
-    # auto, recommend-only, manual; "": nothing is steered.
+    # auto, recommend-only or manual; "" means that the service does not scale.
     steering: str = ""
-    # Dead letters of a queue, in the queue of that name.
+    # Number of dead letters, and the queue that holds them.
     dead: int = 0
     dead_queue: str = ""
 
 
 class Attention(msgspec.Struct, frozen=True, kw_only=True):
-    """The one thing that somebody should look at first."""
+    """The most urgent problem."""
 
     light: Light
     service: str
     kind: Kind | None
-    # A sentence, and what may be done about it.
+    # The problem and a possible remedy.
     text: str
     advice: str = ""
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """All services at a moment; each event of /api/live is one."""
+    """All services at one moment; each overview event of /api/live is one."""
 
     at: float
-    # None: all is well.
+    # None means that there is no problem.
     attention: Attention | None
     services: list[ServiceRow]
     nodes: int = 0
     machines_up: int = 0
     machines_warm: int = 0
     machines_booting: int = 0
-    # What could not be asked, in words; the rest is still true.
+    # Sources that could not be read; the other values are current.
     complaints: list[str] = []
 
 
 class ReplicaPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica (or instance) at a moment."""
+    """One replica or instance at one moment."""
 
     number: int
     state: str
@@ -126,14 +127,14 @@ class ReplicaPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One second of a service, as the charts draw it."""
+    """One second of a service, for charts."""
 
     at: float
     in_per_s: float = 0.0
     out_per_s: float = 0.0
     waiting: int = 0
     oldest_age_s: float | None = None
-    # Of what was delivered (answered) in this second.
+    # Percentiles of the deliveries or responses of this second.
     wait_p50_s: float | None = None
     wait_p95_s: float | None = None
     wait_p99_s: float | None = None
@@ -145,17 +146,17 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecisionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision: measured, rule, action, effect."""
+    """A decision: measurements, rule, actions, effect."""
 
-    # Stable, for links.
+    # Stable, for use in links.
     key: str
     at: float
     loop: str
     law: str
     rule: str
-    # What was done, in a few words: the mark on a chart.
+    # A short text for the mark on a chart.
     headline: str
-    # Name and figure, in the order in which they were written.
+    # Name and value, in the order of the decision.
     measured: list[tuple[str, float]] = []
     outputs: list[tuple[str, float]] = []
     actions: list[str] = []
@@ -163,9 +164,9 @@ class DecisionView(msgspec.Struct, frozen=True, kw_only=True):
     otherwise: str = ""
     carried_out: bool = True
     outcome: str = ""
-    # What the figures were a while before and after; None: it is too early to say.
+    # Comparison of before and after; None means that it is too early, "" that there is no data.
     effect: str | None = None
-    # Who did it, when a person has; "": a loop.
+    # The user of an override; "" for a control loop.
     by: str = ""
 
 
@@ -179,51 +180,51 @@ class ConsumerView(msgspec.Struct, frozen=True, kw_only=True):
     prefetch: int
     unacknowledged: int
     acked_per_s: float
-    # automatic, held, fallback, manual; "": not steered.
+    # automatic, held, fallback or manual; "" means that no loop controls it.
     mode: str = ""
 
 
 class HostedView(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be set of an HTTP application by hand, and what was."""
+    """The overrides of an HTTP application and the values they replace."""
 
     by_hand: ByHand
-    # As it was deployed: requests of an instance at a time.
+    # The deployed number of concurrent requests per instance.
     concurrency: int
-    # As is agreed; None: nobody has said how many at most.
+    # The agreed bounds; None means no upper bound.
     agreed_min: int = 1
     agreed_max: int | None = None
 
 
 class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
-    """A service by itself."""
+    """One service in detail."""
 
     row: ServiceRow
     agreement: AgreementState | None
-    # Oldest first; what the console has seen, at most 15 minutes.
+    # Oldest first; at most 15 minutes, as the console has seen them.
     points: list[Point]
     # Newest first.
     decisions: list[DecisionView]
     consumers: list[ConsumerView] = []
-    # Replicas that may be: bounds; None: nothing can be set.
+    # Bounds of the number of replicas; None means that they cannot be set.
     replicas_min: int | None = None
     replicas_max: int | None = None
     policy: str = ""
-    # Another when somebody has changed how it scales; "": it does not.
+    # Changes with the scaling settings; "" means that the queue does not scale.
     scaling_mark: str = ""
-    # Whether somebody has said which part of new messages each replica gets.
+    # Whether an override sets the shares of the replicas.
     shares_by_hand: bool = False
     prefetch_goal: str = ""
-    # Another when somebody has changed what the prefetch is steered to; "": it is no queue.
+    # Changes with the prefetch goal; "" means that the service is no queue.
     prefetch_mark: str = ""
-    # Of an HTTP application.
+    # Of HTTP applications only.
     hosted: HostedView | None = None
-    # What whoever asks may do here: pause, prefetch, prefetch-of-one, goal, scaling, shares, put,
-    # browse, redrive, purge, delete; with an HTTP application: by-hand.
+    # What the user may do: pause, prefetch, prefetch-of-one, goal, scaling, shares, put, browse,
+    # redrive, purge, delete; for an HTTP application by-hand.
     allowed: list[str] = []
 
 
 class SlotView(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in a slot of a machine."""
+    """The content of one slot."""
 
     service: str
     kind: Kind
@@ -233,7 +234,7 @@ class SlotView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MachineView(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine on the map."""
+    """One machine on the map."""
 
     machine_id: int
     state: str
@@ -241,13 +242,13 @@ class MachineView(msgspec.Struct, frozen=True, kw_only=True):
     held: list[SlotView] = []
     host: str | None = None
     address: str | None = None
-    # Since it was ordered, while it boots.
+    # Seconds since it was ordered, while it boots.
     booting_s: float | None = None
     detail: str = ""
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """A node."""
+    """One node."""
 
     member_id: int
     name: str
@@ -261,7 +262,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetView(msgspec.Struct, frozen=True, kw_only=True):
-    """Machines, their slots, and who leads."""
+    """Machines, their slots, the nodes, and the leader."""
 
     at: float
     leader: int | None
@@ -273,36 +274,36 @@ class FleetView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageView(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as one looks at it; nothing is taken."""
+    """A message that was browsed, not taken."""
 
     message_id: int
     at: float | None
     priority: int
     size_bytes: int
-    # UTF-8 text up to a bound, else None and `payload_hex`.
+    # The beginning as UTF-8 text; None if it is none, and then `payload_hex` has the bytes.
     text: str | None
     payload_hex: str | None
     truncated: bool
     headers: dict[str, str] = {}
     delivery_count: int = 0
-    # Of a dead letter: why, and where it comes from.
+    # Of a dead letter: the reason, and the queue where it died.
     reason: str = ""
     origin: str = ""
 
 
 class MessagePage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some messages of a queue; `after` of the next page, None: there is no other page."""
+    """Some messages of a queue; `next_after` None means that no page follows."""
 
     messages: list[MessageView]
     next_after: int | None = None
-    # There may be more, and no other page: those of a logical queue have no order to go on in.
+    # There may be more messages, but no next page: a logical queue has no common order of ids.
     is_cut: bool = False
-    # Of these `messages` are those that match; 0: not counted, since there are pages.
+    # Number of messages searched; 0 if it was not counted, because pages follow.
     looked_at: int = 0
 
 
 class ModelView(msgspec.Struct, frozen=True, kw_only=True):
-    """Something learned: from what, how well it fits, whether it is used and why."""
+    """A learned model: its data, its quality, and whether and why it is used."""
 
     kind: str
     version: int
@@ -313,10 +314,10 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     since: float | None
     until: float | None
     rows: int
-    # Name and figure: R², error …
+    # Name and value: R², error …
     quality: dict[str, float]
     parameters: dict[str, float]
-    # The points that were fitted and the curve through them, when they are kept.
+    # The fitted points and the curve through them, if they are kept.
     points: list[tuple[float, float]] = []
     curve: list[tuple[float, float]] = []
     x: str = ""
@@ -329,26 +330,26 @@ class ResultView(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     title: str
     at: float
-    # Below /api/results/; the page itself, sandboxed.
+    # Path below /api/results/; the page is served sandboxed.
     path: str
     size_bytes: int
 
 
 class Who(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is logged in."""
+    """The user who is logged in."""
 
-    # "": nobody needs to, on loopback without users.
+    # "" if no login is needed: on loopback without users.
     user: str
-    # May only look: has no right to put, configure or administer anything.
+    # Whether the user has no right to put, configure or administer anything.
     read_only: bool
     is_admin: bool
-    # To be sent back as X-Tidegate-Token with everything that changes something.
+    # Clients send it as X-Tidegate-Token with every change.
     token: str
     version: str
 
 
 class Deed(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that somebody has done by the console or its API."""
+    """A change that a user made through the console or its API."""
 
     at: float
     user: str
@@ -358,7 +359,7 @@ class Deed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """An error, and what to do: the body of every answer from 400 on."""
+    """An error and its remedy: the body of every response from status 400 on."""
 
     error: str
     detail: str

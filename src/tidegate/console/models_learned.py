@@ -1,4 +1,4 @@
-"""What was learned, for people: the newest models of each kind, their points and curves."""
+"""Learned models for display: the newest of each kind, with points and curves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Points = list[tuple[float, float]]
 
 
 def models_learned(folder: Path) -> list[ModelView]:
-    """Accepted or refused, the newest of each subject; nothing when nothing was learned yet."""
+    """Return the newest model of each subject, accepted or not; nothing if none was learned."""
     try:
         learned = Learned(folder)
     except NothingLearned:
@@ -28,7 +28,7 @@ def models_learned(folder: Path) -> list[ModelView]:
     for file in learned.model_files():
         points = _points(learned, file)
         found += [_view(file, model, points.get(model.subject, [])) for model in file.models]
-        # Subjects that the newest run has not learned: what is in use of them is older.
+        # Subjects missing from the newest run use an older model.
         newest = {model.subject for model in file.models}
         for subject, model in learned.knowledge.accepted(file.kind).items():
             if subject not in newest:
@@ -65,7 +65,7 @@ _AXES = {
 
 
 def _points(learned: Learned, file: ModelFile) -> dict[str, Points]:
-    """What was measured, by subject."""
+    """Return the measured points by subject."""
     columns = {
         "prefetch": ("prefetch_levels", "group", "prefetch", "arrival_per_s"),
         "capacity": ("capacity", "queue", "clients", "throughput_per_s"),
@@ -81,14 +81,14 @@ def _points(learned: Learned, file: ModelFile) -> dict[str, Points]:
 
 
 def _curve(kind: str, known: dict[str, float], points: Points) -> Points:
-    """What the model says, where something was measured."""
+    """Return the model's curve over the measured range."""
     if not points:
         return []
     low, high = points[0][0], max(x for x, _ in points)
     xs = [low + (high - low) * step / _CURVE_POINTS for step in range(_CURVE_POINTS + 1)]
     if kind == "prefetch" and {"a", "b"} <= known.keys() and abs(known["a"]) < 1.0:
         offset_per_s = known.get("offset_per_s", 0.0)
-        # Beyond it more prefetch does something else: of that the model says nothing.
+        # Beyond this prefetch the model is not valid.
         xs = [x for x in xs if x <= known.get("prefetch_high", high)]
         return _only_finite((x, (known["b"] * x + offset_per_s) / (1.0 - known["a"])) for x in xs)
     if kind == "capacity" and {"rate_per_s", "contention", "coherency"} <= known.keys():

@@ -1,4 +1,4 @@
-"""The page itself: its files, out of the package."""
+"""The page's files, served from the package."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _not_there() -> Refused:
 
 def _file(root: Traversable, path: str) -> tuple[bytes, str]:
     parts = [part for part in path.split("/") if part]
-    # Names of files and nothing else: no way up, nothing hidden.
+    # Only plain file names: no parent folders, no hidden files.
     if not parts or any(part.startswith(".") or "\\" in part or "\0" in part for part in parts):
         raise _not_there()
     suffix = "." + parts[-1].rpartition(".")[2]
@@ -63,7 +63,8 @@ def _tag(content: bytes) -> str:
 def _answer(request: AnyRequest, file: tuple[bytes, str]) -> Response[bytes]:
     content, media_type = file
     tag = _tag(content)
-    # Asked for each time, sent only if it is another one: a new version is there at once.
+    # Browsers revalidate each time, and get the file only if it has changed. A new version appears
+    # at once.
     headers = {"etag": tag, "cache-control": "no-cache"}
     if request.headers.get("if-none-match") == tag:
         return Response(b"", status_code=304, headers=headers, media_type=media_type)

@@ -1,7 +1,7 @@
-"""A user who is here: logged in at the broker under that name, with a connection of its own.
+"""A user's connection to the broker.
 
-All pages and programs of one user share it. The broker hangs up on a user who was removed or has
-other rights now, and does not let it in again: then it is over here, too.
+All pages and programs of one user share it. If a user is removed or gets other rights, the broker
+closes the connection. If it then rejects the user, the console ends the user's sessions too.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tidegate.console.watch import Watch
 from tidegate.core.errors import NotAuthenticated
 from tidegate.core.users import Grant, Right
 
-# A client under that name, not open yet; without a name where nobody needs one.
+# Makes a client for a user's credentials, not opened yet; None means without a login.
 Connect = Callable[[Credentials | None], Client]
 
 
 class Person:
-    """Who has logged in; user "": nobody needs to."""
+    """A user with a broker connection; `user` is "" if no login is needed."""
 
     def __init__(
         self, client: Client, user: str, grants: list[Grant], store: HostingView | None
@@ -29,7 +29,7 @@ class Person:
         self.client = client
         self.user = user
         self.store = store
-        # How many streams of news go to this user.
+        # Number of open event streams of this user.
         self.streams = 0
         self._take(grants)
         self.watch = Watch(client, lambda: self.permissions, store)
@@ -41,7 +41,10 @@ class Person:
         self.read_only = all(one.role is Right.READ for one in grants)
 
     async def refresh(self) -> None:
-        """Learn what may be done, if that may have changed: the broker hangs up when it does."""
+        """Read the user's rights again if the connection was replaced.
+
+        The broker closes the connection when the rights change.
+        """
         if self.client.generation != self._generation:
             _, grants = await in_time(self.client.rights())
             self._take(grants)
@@ -50,7 +53,10 @@ class Person:
     async def logged_in(
         connect: Connect, credentials: Credentials | None, store: HostingView | None
     ) -> Person:
-        """NotAuthenticated: a wrong password, or one is needed; Unavailable: no node answers."""
+        """Log in at the broker.
+
+        Raises NotAuthenticated if the password is wrong or missing, Unavailable if no node answers.
+        """
         client = await connect(credentials).open()
         try:
             user, grants = await in_time(client.rights())
@@ -61,7 +67,7 @@ class Person:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the broker does not let this user in any more."""
+        """Whether the broker rejects this user now."""
         return isinstance(self.client.outage, NotAuthenticated)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Errors as people get them: a code, what went wrong and what to do; never a trace of our code."""
+"""Error responses: a code, the cause and the remedy, and never a traceback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidegate.core import errors
 
 log = logging.getLogger(__name__)
 
-# The first that fits counts.
+# The first match counts.
 _STATUS: tuple[tuple[type[errors.TidegateError], int], ...] = (
     (errors.QueueNotExisting, 404),
     (errors.TopicNotExisting, 404),
@@ -46,7 +46,7 @@ _BUG = ("INTERNAL_ERROR", "a bug of ours: the log of the console says more")
 
 
 class Refused(Exception):
-    """A request that is refused here, and not by the broker."""
+    """A request that the console refuses, not the broker."""
 
     def __init__(self, status: int, error: str, detail: str) -> None:
         self.status = status
@@ -55,7 +55,7 @@ class Refused(Exception):
 
 
 def answers(*statuses: int) -> dict[int, ResponseSpec]:
-    """For the API's description: these, and those that everything may answer."""
+    """Return the descriptions of these error statuses, and of the common ones."""
     return {
         status: ResponseSpec(
             data_container=Problem, description=_WORDS[status][1], generate_examples=False
@@ -65,11 +65,11 @@ def answers(*statuses: int) -> dict[int, ResponseSpec]:
 
 
 def _answer(status: int, problem: Problem) -> Response[bytes]:
-    # Not Basic, which programs may use: browsers would ask for a password in a window of their own.
+    # Not Basic, although programs may use it: browsers would open their own password dialog.
     headers = {"WWW-Authenticate": 'Session realm="tidegate"'} if status == 401 else {}
     if status in (429, 503):
         headers["Retry-After"] = "1" if status == 503 else "60"
-    # As bytes: what goes wrong must not go wrong again in the encoding of who knows what.
+    # Encode here: the framework's encoding must not fail on an error response.
     return Response(
         msgspec.json.encode(problem),
         status_code=status,
@@ -83,7 +83,7 @@ def on_refused(_: Request[Any, Any, Any], refused: Refused) -> Response[bytes]:
 
 
 def on_error(_: Request[Any, Any, Any], error: errors.TidegateError) -> Response[bytes]:
-    """What the broker has said."""
+    """Respond to an error from the broker."""
     status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
     if status == 500:
         log.error("unexpected: %r", error)
@@ -92,14 +92,14 @@ def on_error(_: Request[Any, Any, Any], error: errors.TidegateError) -> Response
 
 
 def on_http(_: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
-    """What the framework has found: no such path, a field that is missing …"""
+    """Respond to an error from the framework, such as an unknown path or a missing field."""
     status = error.status_code
     if status >= 500:
         log.error("unexpected: %r", error, exc_info=error)
         return _answer(500, Problem(error=_BUG[0], detail=_BUG[1]))
     name, what = _WORDS.get(status, _WORDS[400])
     if status == 400 and isinstance(error.extra, list):
-        # Which field, and what is wrong with it.
+        # The field and what is wrong with it.
         told = [
             f"{one.get('key', '')}: {one['message']}".removeprefix(": ")
             for one in error.extra

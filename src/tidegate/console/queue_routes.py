@@ -1,4 +1,4 @@
-"""Queues: made, paused, emptied, deleted. Who has done what is written down."""
+"""Endpoints for queues: create, pause, purge, delete; each change is audited."""
 
 from __future__ import annotations
 

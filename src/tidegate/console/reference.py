@@ -1,4 +1,4 @@
-"""The API as a table, from the routes themselves: docs/console-api.md."""
+"""The table of API calls in docs/console-api.md, generated from the routes."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ MODULES = (
 
 
 def handlers(module: ModuleType) -> Iterator[HTTPRouteHandler]:
-    """The routes of a module, in the order in which they stand."""
+    """Yield the routes of a module in the order of their definition."""
     for one in vars(module).values():
         if isinstance(one, HTTPRouteHandler):
             yield one
 
 
 def table() -> str:
-    """Every call: what it is for, and which right it needs."""
+    """Return the table: each call, its purpose, and the right that it needs."""
     lines = ["| call | what | needs |", "|---|---|---|"]
     for module in MODULES:
         for one in handlers(module):

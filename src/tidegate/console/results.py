@@ -1,7 +1,7 @@
-"""Pages that `tidegate lab`, `learn` and `report` have written: found in folders, and in no other.
+"""Pages that `tidegate lab`, `learn` and `report` have written, from configured folders only.
 
-A path is resolved and must still be below its folder, so neither `..` nor a link leads out. Files
-that are too large, or are nothing that a page consists of, are not there.
+A path is resolved and must still be below its folder, so neither `..` nor a symbolic link leads
+out. Large files and files of other types count as missing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TYPES = {
 
 
 class Results:
-    """Of some folders; each path begins with the number of its folder."""
+    """Report files in some folders; each path begins with the number of its folder."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = [folder.expanduser() for folder in folders]
@@ -45,7 +45,7 @@ class Results:
                 try:
                     about = file.stat()
                 except OSError:
-                    continue  # whoever writes results also removes them
+                    continue  # removed meanwhile by its writer
                 if about.st_size > BYTES_MAX:
                     continue
                 inside = file.relative_to(folder).as_posix()
@@ -62,7 +62,7 @@ class Results:
         return found[:RESULTS_MAX]
 
     def file(self, path: str) -> tuple[bytes, str] | None:
-        """Its content and type; None: there is no such page."""
+        """Return a file's content and type; None if there is no such file."""
         number, _, inside = path.strip("/").partition("/")
         folders = {str(place): folder for place, folder in enumerate(self._folders)}
         if number not in folders:

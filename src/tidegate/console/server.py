@@ -1,4 +1,4 @@
-"""Serving the console over HTTP."""
+"""The console's HTTP server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from tidegate.core.errors import Unavailable
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 500
-# From when a connection is open, or has had its answer, until the next request has all its headers.
+# Seconds for a client to send all headers of a request, after connecting or after the last
+# response.
 REQUEST_S_MAX = 10.0
 _START_S = 20.0
 _STOP_S = 2.0
@@ -27,14 +28,14 @@ _STOP_S = 2.0
 
 @dataclass(frozen=True)
 class ServerTls:
-    """The files, in PEM."""
+    """The certificate and key, as PEM files."""
 
     certificate: Path
     key: Path
 
 
 class _Protocol(H11Protocol):
-    """One that hangs up on who connects and does not ask: others are waiting for the place."""
+    """A protocol that closes connections without a request, to free their places."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -50,13 +51,13 @@ class _Protocol(H11Protocol):
         super().on_response_complete()
 
     def _hang_up_if_silent(self) -> None:
-        # While a request is under way, its answer may take as long as it takes: news never end.
+        # A response may take any time: event streams never end.
         if self.cycle is None or self.cycle.response_complete:
             self.transport.abort()
 
 
 class _Server(uvicorn.Server):
-    """One that leaves signals to us: a console ends when whoever started it says so."""
+    """A server that leaves signals to its caller, who decides when it stops."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -72,7 +73,7 @@ class _Server(uvicorn.Server):
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there; 0: on a free port."""
+    """Return a listening socket; port 0 means a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -93,7 +94,7 @@ def listening(host: str, port: int) -> socket.socket:
 async def serving(
     application: Doorkeeper, listener: socket.socket, tls: ServerTls | None = None
 ) -> AsyncIterator[None]:
-    """While this lasts it is served."""
+    """Serve the application while the context lasts."""
     config = uvicorn.Config(
         application,
         http=_Protocol,
@@ -102,14 +103,14 @@ async def serving(
         log_config=None,
         access_log=False,
         server_header=False,
-        # Nobody is believed about who it is; a proxy is not expected.
+        # Believe no forwarded client addresses: no proxy is expected.
         proxy_headers=False,
         limit_concurrency=CONNECTIONS_MAX,
         timeout_graceful_shutdown=int(_STOP_S),
         ssl_certfile=None if tls is None else str(tls.certificate),
         ssl_keyfile=None if tls is None else str(tls.key),
     )
-    # That it has started we say ourselves.
+    # The caller logs the start itself.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     server = _Server(config)
     running = asyncio.create_task(server.serve([listener]))

@@ -1,7 +1,7 @@
-"""From a sight to services: a row for the overview and a point for the charts of each.
+"""The history of each service: a row for the overview and a point for its charts per snapshot.
 
-What happened between two looks is the difference of totals, so each service remembers the totals of
-the look before. Rates of queues are the nodes' own, of their last whole second.
+Counts between two snapshots are differences of totals, so each service remembers the previous
+totals. The rates of queues come from the nodes, over their last full second.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Key = tuple[Kind, str]
 
 
 class QueueSeen:
-    """One queue, with all its replicas, from look to look."""
+    """The history of one queue with all its replicas."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        # By the id of the part.
+        # By queue id of the alias or replica.
         self._waits_before: dict[int, Buckets] = {}
         self._waits = NOTHING
 
@@ -75,7 +75,7 @@ class QueueSeen:
             self._waits_before,
             {one.queue_id: one.wait.buckets for one in detailed},
         )
-        # What was before the first look is no news.
+        # Totals of the first snapshot are older than the interval.
         return percentiles(
             added(before[one.queue_id], one.wait.buckets)
             for one in detailed
@@ -121,7 +121,7 @@ class QueueSeen:
             wait_p99_s=waits.p99_s,
             prefetch=prefetch / row.consumers if row.consumers else None,
             prefetch_wanted=_mean(consumers, "wanted"),
-            # Of the whole queue, as the rates beside it.
+            # The sum over the whole queue, like the rates.
             target_per_s=_sum(consumers, "target_per_s"),
             replicas=replicas,
             machines=len(machines) if machines else None,
@@ -129,11 +129,11 @@ class QueueSeen:
 
 
 class HttpSeen:
-    """One HTTP application, with all its instances, from look to look."""
+    """The history of one HTTP application with all its instances."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        # By the door, which is another after each start.
+        # By door id, which changes with each start.
         self._before: dict[str, DoorSample] = {}
 
     def look(self, sight: Sight, agreement: AgreementState | None) -> tuple[ServiceRow, Point]:
@@ -179,7 +179,7 @@ class HttpSeen:
 
 
 def queue_agreement(sight: Sight, name: str) -> AgreementState | None:
-    """Where the agreement of a queue stands; None: it has none."""
+    """Return the state of a queue's agreement; None if it has none."""
     topology = sight.topologies.get(name)
     text = None if topology is None else topology.scaling.agreement
     return _agreement(sight, "queue", name, text)
@@ -210,7 +210,7 @@ def _serving(topology: Topology) -> int:
 
 
 def _wanted(topology: Topology) -> int:
-    """As a person or a policy has said, or as many as have been ordered."""
+    """Return the replicas that an override or a policy wants, or those that exist and stay."""
     scaling = topology.scaling
     if scaling.steering is Steering.MANUAL and scaling.replicas_wanted is not None:
         return scaling.replicas_wanted
@@ -220,7 +220,7 @@ def _wanted(topology: Topology) -> int:
 
 
 def _dead_letters(sight: Sight, name: str) -> tuple[str, int]:
-    """The queue of what this one has given up, and how many wait there."""
+    """Return the queue's dead-letter queue and the number of messages in it."""
     info = sight.queues.get(name)
     policy = DEFAULT_POLICY if info is None else info.policy
     dead_queue = policy.dead_letter_queue(name)
@@ -240,7 +240,7 @@ def _mean(consumers: Sequence[ConsumerNumbers], field: str) -> float | None:
 
 
 def _of_last_step(consumers: Sequence[ConsumerNumbers], field: str) -> list[float]:
-    """Of those whose prefetch is steered."""
+    """Return a field of the last control step, for the controlled consumers."""
     found = [getattr(one.control[-1], field) for one in consumers if one.control]
     return [value for value in found if value is not None]
 

@@ -1,4 +1,4 @@
-"""Coming in and going out."""
+"""Endpoints for login and logout."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def _who(person: Person, token: str) -> Who:
 
 @get("/session", responses=answers(), operation_id="who", needs="–", summary="Who is logged in")
 async def who(request: AnyRequest) -> Who:
-    """401 when somebody has to."""
+    """Return the logged-in user; 401 if a login is needed."""
     session = session_of(request)
     person = await person_of(request)
     token = sessions_of(request).open_token if session is None else session.token
-    # Programs need none.
+    # Programs that send a password need no token.
     return _who(person, "" if session is None and person.user else token)
 
 
@@ -51,7 +51,7 @@ async def who(request: AnyRequest) -> Who:
     summary="Log in",
 )
 async def log_in(request: AnyRequest, data: JSONBody[Login]) -> Response[Who]:
-    """As at the broker, under the same name; the session is in a cookie."""
+    """Log in at the broker under the same name; the session is in a cookie."""
     secret, session = await sessions_of(request).log_in(
         data.user, data.password, address_of(request)
     )
@@ -77,7 +77,7 @@ async def log_in(request: AnyRequest, data: JSONBody[Login]) -> Response[Who]:
 )
 async def log_out(request: AnyRequest) -> Response[None]:
     if session_of(request) is not None:
-        # With the token, like all that changes something.
+        # Needs the token, as every change does.
         await person_of(request)
         await sessions_of(request).log_out(request.cookies.get(cookie_name(request)))
     response: Response[None] = Response(None, status_code=204)

@@ -1,8 +1,30 @@
-"""Who is logged in: tokens in cookies, and programs that send their password each time.
+"""Logins: browser sessions by cookie, and programs that send a password with each request.
 
-A login is one at the broker (SCRAM), so passwords are checked where they always are, and nothing of
-them is kept but a keyed digest of those that programs send. Everything is bounded: sessions in all
-and per user, users at a time, how long an idle session lasts, and how often somebody may guess.
+Theory of operation.
+
+A login of the console is a login at the broker (SCRAM). So the broker checks all passwords, and the
+console stores none: only a keyed digest of the passwords that programs send, in memory.
+
+Objects:
+
+- `UserConnection`: one per user, shared by all sessions and programs of the user.
+- `LoginSession`: one per browser. Its secret is in the cookie; its token must be sent with every
+  change.
+- An entry of `_programs`: a program's password that was checked less than a minute ago.
+
+Each login opens a new connection as proof of the password. If the user has one already, the new one
+is closed again.
+
+Bounds: 1,000 sessions, 20 per user (the oldest are removed), 32 users, 100 programs. A session ends
+30 minutes after its last request, and 12 hours after the login in any case.
+
+Guessing. Wrong passwords are counted per minute for a user from one address, for one address, and
+for a user. Above the first two limits further logins are refused. The third only delays logins, so
+attackers cannot lock a user out. Every refusal takes at least a second and has the same text, which
+reveals nothing about the cause.
+
+`tidy` closes connections without a session, program or stream. It runs regularly, at logout, and
+before a login that needs a new user connection.
 """
 
 from __future__ import annotations
@@ -22,21 +44,21 @@ from tidegate.console.sight import HostingView
 from tidegate.core.errors import LimitReached, NotAuthenticated, TidegateError, Unavailable
 
 IDLE_S = 30 * 60.0
-# However busy: a token that was stolen is not good for ever.
+# Applies to active sessions too: a stolen token expires.
 LIFE_S = 12 * 3600.0
 SESSIONS_MAX = 1_000
 SESSIONS_PER_USER_MAX = 20
 PERSONS_MAX = 32
-# A program's password is not checked again for so long after its last request.
+# A program's password is not checked again until this long after its last request.
 PROGRAM_IDLE_S = 60.0
 PROGRAMS_MAX = 100
-# Wrong passwords in a minute that one address may send for one user, and for all users. Nobody is
-# kept out by what others send from elsewhere: whoever is guessed at from everywhere waits a little.
+# Wrong passwords per minute from one address, for one user and in total. Guesses from elsewhere
+# never lock a user out: many wrong passwords for a user only delay each login by `GUESSED_AT_S`.
 GUESSES_MAX = 10
 GUESSES_OF_ADDRESS_MAX = 50
 GUESSES_S = 60.0
 GUESSED_AT_S = 2.0
-# A refusal takes as long whatever was wrong, and long enough that guessing is no use.
+# Minimum duration of a refusal: it hides the cause, and slows guessing.
 REFUSAL_S = 1.0
 _LOGINS_AT_A_TIME = 4
 _WRONG = "user or password is wrong"
@@ -47,14 +69,14 @@ class Session:
     """One browser that is logged in."""
 
     person: Person
-    # Sent back in a header with everything that changes something.
+    # Clients send it in a header with every change.
     token: str
     began_at: float
     used_at: float
 
 
 class Sessions:
-    """All of them."""
+    """All sessions, programs and user connections of the console."""
 
     def __init__(
         self,
@@ -65,24 +87,28 @@ class Sessions:
         needs_login: bool = False,
     ) -> None:
         self._connect = connect
-        # Whatever the broker says: we can be reached from where it would not trust anybody.
+        # Set if the console is reachable from places where the broker would not trust anonymous
+        # clients.
         self._needs_login = needs_login
         self._store = store
         self._clock = clock
         self._sessions: dict[str, Session] = {}
         self._persons: dict[str, Person] = {}
-        # By a keyed digest of user and password.
+        # Connection and time of last use, by a keyed digest of user and password.
         self._programs: dict[bytes, tuple[Person, float]] = {}
         self._digest_key = secrets.token_bytes(32)
         self._wrong: dict[str, deque[float]] = {}
         self._logging_in = asyncio.Semaphore(_LOGINS_AT_A_TIME)
         self._anybody = asyncio.Lock()
         self._ending: set[asyncio.Task[None]] = set()
-        # Of pages on a machine where nobody logs in.
+        # The token of pages that need no login.
         self.open_token = secrets.token_urlsafe(24)
 
     async def log_in(self, user: str, password: str, address: str) -> tuple[str, Session]:
-        """The secret for the cookie, and the session; NotAuthenticated after a while."""
+        """Return the secret for the cookie and the session.
+
+        Raises NotAuthenticated after at least a second if user or password is wrong.
+        """
         person = await self._checked(user, password, address)
         now = self._clock()
         self._forget(now)
@@ -101,7 +127,7 @@ class Sessions:
         return secret, session
 
     def session(self, secret: str | None) -> Session | None:
-        """The session of a cookie; None: there is none, or no longer."""
+        """Return the session of a cookie; None if there is none, or it has expired."""
         now = self._clock()
         self._forget(now)
         found = self._sessions.get(secret or "")
@@ -114,7 +140,7 @@ class Sessions:
         await self.tidy()
 
     async def program(self, user: str, password: str, address: str) -> Person:
-        """Who a program says it is, by HTTP Basic."""
+        """Return the user of a program that sends HTTP Basic credentials."""
         now = self._clock()
         told = f"{len(user)}:{user}{password}".encode("utf-8", "surrogatepass")
         digest = hmac.digest(self._digest_key, told, hashlib.sha256)
@@ -129,7 +155,7 @@ class Sessions:
         return person
 
     async def nobody(self) -> Person:
-        """Who has not logged in, where nobody needs to; NotAuthenticated elsewhere."""
+        """Return the anonymous user; raise NotAuthenticated if a login is needed."""
         if self._needs_login:
             raise NotAuthenticated("log in")
         async with self._anybody:
@@ -144,7 +170,7 @@ class Sessions:
             return person
 
     async def tidy(self) -> None:
-        """End the connections of users that nobody is here as."""
+        """Close the connections of users without a session, a program or a stream."""
         now = self._clock()
         self._forget(now)
         self._programs = {
@@ -154,15 +180,15 @@ class Sessions:
         }
         wanted = {id(one.person) for one in self._sessions.values()}
         wanted |= {id(person) for person, _ in self._programs.values()}
-        # A program that only listens does not ask again.
+        # A program that only reads an event stream sends no other requests.
         wanted |= {id(person) for person in self._persons.values() if person.streams}
         gone = {
             user: person
             for user, person in self._persons.items()
             if id(person) not in wanted and (user or person.is_gone)
         }
-        # All of them before anything is waited for: whoever logs in while one is being closed is
-        # not to come in over a connection that is closed next.
+        # Remove all of them before the first await: a login meanwhile must not get a connection
+        # that is about to close.
         for user in gone:
             del self._persons[user]
         await asyncio.gather(*(person.close() for person in gone.values()))
@@ -175,36 +201,36 @@ class Sessions:
         self._persons.clear()
         await asyncio.gather(*self._ending)
 
-    # Checking
+    # Password checks
 
     async def _checked(self, user: str, password: str, address: str) -> Person:
-        """The person with that name and password."""
+        """Check a password at the broker, and return the user's connection."""
         begun = self._clock()
         self._refuse_guessing(user, address)
         if len(self._wrong.get(_user(user), ())) >= GUESSES_MAX:
             await asyncio.sleep(GUESSED_AT_S)
         try:
             async with self._logging_in:
-                # Once more: those before us may have been wrong while we waited for our turn, and
-                # hundreds of guesses at once are to be no more than some.
+                # Check again: hundreds of guesses may have waited here, and some have failed
+                # meanwhile.
                 self._refuse_guessing(user, address)
                 credentials = Credentials(user, password)
                 person = await Person.logged_in(self._connect, credentials, self._store)
         except (Unavailable, LimitReached):
             raise
         except TidegateError:
-            # Whatever was wrong with it: who asks learns nothing from the sentence or the time.
+            # Neither text nor duration reveals the cause.
             for who, most in _counted(user, address):
                 self._wrong.setdefault(who, deque(maxlen=most)).append(self._clock())
             await asyncio.sleep(max(REFUSAL_S - (self._clock() - begun), 0.0))
             raise NotAuthenticated(_WRONG) from None
         if not self._is_here(user):
             await self.tidy()
-        # Nothing is waited for from here on: whoever is known must not be tidied away meanwhile,
-        # and of two first logins of a user, the second finds the first.
+        # No await from here on: `tidy` must not remove a known connection meanwhile, and the second
+        # of two concurrent first logins must find the first.
         known = self._persons.get(user)
         if known is not None and not known.is_gone:
-            # Nothing but the proof was needed of the new connection.
+            # The new connection was only needed to check the password.
             self._end(person)
             return known
         if known is None and len(self._persons) >= PERSONS_MAX:
@@ -250,7 +276,7 @@ def _user(user: str) -> str:
 
 
 def _counted(user: str, address: str) -> tuple[tuple[str, int], ...]:
-    """Whom a wrong password counts against, and how many do."""
+    """Return the counters of a wrong password, and their limits."""
     return (
         (f"address {address}, user {user}", GUESSES_MAX),
         (f"address {address}", GUESSES_OF_ADDRESS_MAX),

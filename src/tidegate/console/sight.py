@@ -1,9 +1,22 @@
-"""One look at everything: what the broker and the store said at a moment, as it came.
+"""Snapshots: the state of the broker and the store at one moment, as one user may see it.
 
-Asked at different paces, so that a look at 500 queues costs a node little: brief numbers each time,
-durations now and then (and each time for services that somebody looks at), topologies when they
-have changed, the list of queues when one has come or gone. What could not be asked is said, and
-what was known before stays.
+Theory of operation.
+
+`SnapshotPoller.poll` updates one `Snapshot` in place, about once a second, from the broker and the
+store at the same time. To keep 500 queues cheap for a node, each source has its own interval:
+
+    summary stats     each poll
+    durations         every 2 s or more, so that about 75 queues per second are read; and each
+                      poll for services that a page shows
+    topologies        each second, and only if they have changed
+    list of queues    every 15 s, and when a queue has appeared or disappeared
+    machines, store   every 2 s
+
+Every request is bounded by 3 seconds. A failed request adds a complaint to the snapshot, and the
+previous value stays. If no node answers, `is_stale` is set and the rest of the broker is not asked.
+
+A new connection (another node, or other rights) makes all sources due. Data from the store is
+filtered by the user's permissions here. Data from the broker is filtered by the broker.
 """
 
 from __future__ import annotations
@@ -28,9 +41,9 @@ from tidegate.telemetry.numbers import ClusterNumbers, QueueNumbers
 
 Answer = TypeVar("Answer")
 
-# Nobody waits longer for a look than this: the next one is due.
+# Timeout of each request: the next poll is due by then.
 ANSWER_S_MAX = 3.0
-# Queues whose durations are asked for a second, on average, of those that nobody looks at.
+# Mean number of queues per second whose durations are read, beside the displayed ones.
 _DURATIONS_PER_S = 75.0
 _DURATIONS_S_MIN = 2.0
 _LIST_S = 15.0
@@ -41,7 +54,7 @@ _NODES = "the nodes"
 
 
 class HostingView(Protocol):
-    """Of a store what a console reads, and nothing that changes anything."""
+    """The part of a store that the console reads; nothing here changes data."""
 
     async def services(self) -> list[Service]: ...
     async def instances(self, service: str | None = None) -> list[Instance]: ...
@@ -51,16 +64,16 @@ class HostingView(Protocol):
 
 
 class Sight:
-    """What is known now. Of whoever looks only what that user may see."""
+    """The newest known state, as far as the user may see it."""
 
     def __init__(self) -> None:
         self.at = 0.0
         self.numbers = ClusterNumbers([])
-        # The numbers of each logical queue: its alias and its replicas, or it alone.
+        # Stats of each logical queue: of its alias and replicas, or of the plain queue.
         self.parts: dict[str, list[QueueNumbers]] = {}
-        # With durations, as old as they are.
+        # Stats with durations, by queue id; possibly older.
         self.detailed: dict[int, QueueNumbers] = {}
-        # Queues of which `detailed` is of this very look.
+        # Queues whose entries in `detailed` are from this poll.
         self.fresh: set[str] = set()
         self.queues: dict[str, QueueInfo] = {}
         self.topologies: dict[str, Topology] = {}
@@ -71,15 +84,15 @@ class Sight:
         # By ("queue" or "http", name).
         self.standings: dict[tuple[str, str], KeptStanding] = {}
         self.has_store = False
-        # No node has answered: queues are as they were before.
+        # No node has answered: the values of queues are old.
         self.is_stale = True
-        # Nodes that answered a while ago, have not left and do not answer now, by name.
+        # Names of nodes that answered recently, did not leave, and are silent now.
         self.nodes_gone: list[str] = []
         self.complaints: list[str] = []
 
 
 class Look:
-    """Keeps a sight up to date."""
+    """Keeps a snapshot up to date."""
 
     def __init__(
         self,
@@ -102,29 +115,30 @@ class Look:
 
     @property
     def parts(self) -> int:
-        """How many queues there are numbers of, each replica counted."""
+        """Number of queues with stats, each replica counted."""
         return sum(len(node.queues) for node in self.sight.numbers.nodes)
 
     async def again(self, focused: Iterable[str]) -> Sight:
-        """Look at everything that is due; NotAuthenticated when the user is no longer let in."""
+        """Poll all sources that are due; raise NotAuthenticated if the broker rejects the user."""
         sight = self.sight
         sight.complaints = []
         sight.at = time.time()
         if self._client.generation != self._generation:
-            # Another connection may be to another node, or under other rights.
+            # A new connection may lead to another node, or have other rights.
             self._generation = self._client.generation
             self._asked_at.clear()
             self._topology_version = -1
         hosting = self._hosting(self._store) if self._store is not None else asyncio.sleep(0)
-        # Beside each other: one that hangs does not add its time to that of the other.
+        # Concurrently, so that a silent source does not delay the other.
         await asyncio.gather(self._broker(focused), hosting)
-        # What is worst is said first.
+        # The worst complaint comes first.
         sight.complaints.sort(key=lambda one: not one.startswith(_NODES))
         return sight
 
     async def _broker(self, focused: Iterable[str]) -> None:
         await self._numbers(focused)
-        # A node that did not answer would not answer the rest, and pages are to hear of it soon.
+        # A silent node would not answer the other requests either, and pages should hear of it
+        # soon.
         if self.sight.is_stale:
             return
         await self._miss_nodes()
@@ -176,7 +190,7 @@ class Look:
 
     async def _lists(self) -> None:
         sight = self.sight
-        # Queues that nobody has asked for since their node began have no numbers, and are listed.
+        # Queues that were never used since their node started have no stats, but are listed.
         others = sight.parts.keys() != self._names
         if self._is_due("queues", _LIST_S, at_once=others):
             self._names = set(sight.parts)
@@ -184,7 +198,7 @@ class Look:
                 listed = await in_time(self._client.queues())
                 sight.queues = {one.name: one for one in listed if not one.alias_id}
                 for one in sight.queues.values():
-                    # A queue that was deleted and made anew has another id.
+                    # A queue that was deleted and created again has another id.
                     self._client.note_queue(one)
         if self._is_due("topologies", _TOPOLOGIES_S):
             with self._complaining("how queues scale"):
@@ -224,7 +238,7 @@ class Look:
     def _is_due(self, what: str, every_s: float, *, at_once: bool = False) -> bool:
         now = self._clock()
         before = self._asked_at.get(what)
-        # Half a second early is in time: looks come about once a second.
+        # Half a second of tolerance, since polls come about once a second.
         if before is not None and not at_once and now - before < every_s - 0.5:
             return False
         if at_once and before is not None and now - before < 0.9:
@@ -234,7 +248,7 @@ class Look:
 
     @contextlib.contextmanager
     def _complaining(self, about: str) -> Iterator[None]:
-        """What cannot be asked is said; the rest of the look goes on."""
+        """Turn a failed request into a complaint; the poll continues."""
         try:
             yield
         except NotAuthenticated:
@@ -251,6 +265,6 @@ def _queues(numbers: ClusterNumbers) -> Iterator[QueueNumbers]:
 
 
 async def in_time(asked: Awaitable[Answer]) -> Answer:
-    """TimeoutError: a node or store hangs; whoever asks goes on without the answer."""
+    """Await a request for at most 3 seconds; raise TimeoutError after that."""
     async with asyncio.timeout(ANSWER_S_MAX):
         return await asked

@@ -1,8 +1,8 @@
 """The last 15 minutes of one service, in bounded memory, for charts.
 
-The newest three minutes are there second by second, what is older each fifth second. Points are
-kept packed: a service costs some tens of kilobytes however busy it is, 500 of them a few tens of
-megabytes. Of a service with very many replicas these stand in the newest point only.
+The newest three minutes have every point; older ones have each fifth point. Points are packed: a
+service takes some tens of kilobytes, 500 services a few tens of megabytes. If a service has more
+than 32 replicas, only the newest point contains them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REPLICA_FIELDS = ReplicaPoint.__struct_fields__
 
 
 class Timeline:
-    """Of one service; the newest point last."""
+    """The points of one service; the newest is last."""
 
     def __init__(self) -> None:
         self._fine: deque[bytes] = deque()

@@ -1,4 +1,4 @@
-"""What is to be seen: the overview, services, decisions, machines; and the same as it happens."""
+"""Read endpoints: overview, services, decisions, fleet, and live events."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def service(
     await watch.current()
     row = watch.row(key)
     if row is None:
-        # It may have come since the last look.
+        # The service may be newer than the last snapshot.
         watch.hurry()
         await watch.next_look()
         row = watch.row(key)
@@ -94,7 +94,8 @@ async def service(
         goal_mark = prefetch_mark(policy.prefetch)
     scaling = None if topology is None else topology.scaling
     bounds = None if scaling is None else (scaling.replicas.min, scaling.replicas.max)
-    # Asked anew: whoever has just changed it sees that, and sends it back with the next change.
+    # Read it from the node: the user may just have changed it, and sends its mark with the next
+    # change.
     said = None if scaling is None else await _said(person, key[1])
     hosted = None
     if key[0] is Kind.HTTP and (service := await hosted_service(person, key[1])) is not None:
@@ -168,7 +169,7 @@ async def live(request: AnyRequest, about: ServiceParameter = "") -> Stream:
     streams: set[object] = request.app.state.streams
     if len(streams) >= STREAMS_MAX:
         raise LimitReached(f"{STREAMS_MAX} pages are open: close some")
-    # Before the answer begins: an error is to be one.
+    # Before the response begins, so that an error becomes an error response.
     await person.watch.current()
     events = live_events(request, person, key)
     return Stream(events, media_type="text/event-stream")
@@ -205,16 +206,16 @@ def _consumer(part: QueueNumbers, one: ConsumerNumbers) -> ConsumerView:
 
 
 async def _said(person: Person, queue: str) -> Scaling | None:
-    """How it scales."""
+    """Return a queue's scaling settings; None if it does not scale any more."""
     try:
         return (await in_time(person.client.topology(queue))).scaling
     except InvalidValue:
-        # It scales no more.
+        # It does not scale any more.
         return None
 
 
 def _allowed(person: Person, key: Key, *, is_elastic: bool) -> list[str]:
-    """What may be done with it by whoever asks."""
+    """Return what the user may do with a service."""
     kind, name = key
     if kind is Kind.HTTP:
         return ["by-hand"] if person.may(Right.CONFIGURE, name) else []
@@ -229,8 +230,8 @@ def _allowed(person: Person, key: Key, *, is_elastic: bool) -> list[str]:
             found += ["scaling", "shares"]
     if person.may(Right.ADMIN, name):
         found.append("prefetch-of-one")
-    # To where they died, which each letter knows by itself: whether one may write there the broker
-    # says. Who may write nowhere need not ask.
+    # Each dead letter goes to its own original queue, where the broker checks the right to write. A
+    # user without any right to write cannot redrive.
     if person.may(Right.READ, name) and not person.read_only:
         found.append("redrive")
     return found

@@ -1,8 +1,7 @@
-"""Percentiles of what happened between two looks, from totals that only grow.
+"""Percentiles of the durations between two snapshots, from totals that only grow.
 
-Nodes and doors count durations in buckets since they began. Two looks apart, the difference of each
-bucket is what the time between them brought; a histogram that has become smaller began anew, since
-another node owns the queue now, and counts from 0.
+Nodes and doors count durations in buckets since they began. The difference of two snapshots is the
+histogram of the interval. A histogram that has shrunk comes from a new owner, which counts from 0.
 """
 
 from __future__ import annotations
@@ -10,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-# The upper bound of a bucket in seconds, and how many were in it.
+# Upper bound of a bucket in seconds, and its count.
 Buckets = Sequence[tuple[float, int]]
 
 FRACTIONS = (0.50, 0.95, 0.99)
 
 
 class Waits(NamedTuple):
-    """The 50th, 95th and 99th percentile; None: nothing was delivered."""
+    """The 50th, 95th and 99th percentile in seconds; None means that nothing was delivered."""
 
     p50_s: float | None = None
     p95_s: float | None = None
@@ -28,7 +27,7 @@ NOTHING = Waits()
 
 
 def added(before: Buckets, now: Buckets) -> dict[float, int]:
-    """How many came to each bucket."""
+    """Return the increments of the buckets; the present counts if the histogram began again."""
     known = dict(before)
     grown = {bound: count - known.get(bound, 0) for bound, count in now}
     if any(count < 0 for count in grown.values()) or not known.keys() <= grown.keys():
@@ -37,7 +36,7 @@ def added(before: Buckets, now: Buckets) -> dict[float, int]:
 
 
 def percentiles(parts: Iterable[dict[float, int]]) -> Waits:
-    """Of several histograms together."""
+    """Return the percentiles of several histograms together."""
     total: dict[float, int] = {}
     for part in parts:
         for bound, count in part.items():

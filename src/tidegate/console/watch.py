@@ -1,9 +1,21 @@
-"""One look each second for one user, however many pages that user has open.
+"""The view of one user: one poll per second, however many pages the user has open.
 
-Every look makes an overview and a point per service; pages wait for the next (`next_look`). A watch
-that nobody has asked for some minutes ends, and begins anew when somebody comes back. It never ends
-by an error: what cannot be asked is a complaint in the overview, and the next look tries again.
-Only a user that is no longer let in ends it.
+Theory of operation.
+
+A task polls once a second; every two seconds if the user sees many queues. Each poll updates the
+snapshot, builds an `Overview` and one point per service, and wakes the waiting pages
+(`next_snapshot`).
+
+- The task starts with the first request. It stops five minutes after the last one, and starts again
+  with the next.
+- A change by the user (`hurry`) triggers the next poll at once, at least 0.25 seconds after the one
+  before.
+- A displayed service (`focus`) gets its durations with each poll for 20 seconds; at most 16
+  services at a time.
+- If no node answers, the rows stay as they were, no points are added, and the overview has a
+  complaint.
+- Errors never end the view, except one: if the broker rejects the user, all waiting pages get that
+  error, and so does every later call.
 """
 
 from __future__ import annotations
@@ -37,23 +49,23 @@ from tidegate.core.fleet import MachineState
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-# Where there is much to look at: still within two seconds, and half the work for nodes.
+# With many queues: still within two seconds, and half the load on nodes.
 LOOK_AT_MUCH_S = 2.0
 MUCH = 750
-# Between two looks, however much somebody hurries.
+# Minimum seconds between two polls.
 _REST_S = 0.25
-# How long it goes on without anybody who wants to know.
+# Polling stops so long after the last request.
 IDLE_S = 300.0
-# How long somebody who has asked for a service is taken to look at it.
+# A service counts as displayed for so long after a request for it.
 FOCUS_S = 20.0
 FOCUSED_MAX = 16
 SERVICES_MAX = 2_000
-# Over which dead letters are called growing.
+# Interval over which growing dead letters are reported.
 _DEAD_S = 300.0
 
 
 class Watch:
-    """What is seen by one user."""
+    """The services as one user sees them."""
 
     def __init__(
         self,
@@ -78,39 +90,39 @@ class Watch:
         self.overview = Overview(at=0.0, attention=None, services=[])
         self.agreements: dict[Key, AgreementState] = {}
 
-    # Who wants to know
+    # Interface for pages
 
     async def current(self) -> Overview:
-        """The newest overview, after a first look if there was none of late."""
+        """Return the newest overview; poll first if it is older than a few seconds."""
         self._wake()
-        # By a clock that nobody sets.
+        # The monotonic clock, which no clock change affects.
         if self._clock() - self._looked_at > 3 * LOOK_AT_MUCH_S:
             await self.next_look()
         return self.overview
 
     async def next_look(self) -> None:
-        """Until something new was seen; NotAuthenticated when the user is not let in any more."""
+        """Wait for the next poll; raise NotAuthenticated if the broker rejects the user."""
         self._wake()
         if self._looked is None:
             self._looked = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._looked)
 
     def hurry(self) -> None:
-        """Somebody has changed something, or looks for what may just have come: look at once."""
+        """Poll at once: the user has changed something, or looks for a new service."""
         self._hurried.set()
 
     def encoded(self) -> bytes:
-        """The overview as JSON, made once for all who get it."""
+        """Return the overview as JSON, encoded once for all streams."""
         if self._encoded is None:
             self._encoded = msgspec.json.encode(self.overview)
         return self._encoded
 
     def focus(self, key: Key) -> None:
-        """Somebody looks at a service: all about it is asked for each time, for a while."""
+        """Read all about a displayed service with each poll, for a while."""
         self._focused.pop(key, None)
         self._focused[key] = self._clock()
-        # Each is a question of its own to a node: a program that asks for all of them gets the
-        # others as seldom as everybody does.
+        # Each displayed service costs the nodes a request. Beyond the maximum the oldest ones are
+        # updated as seldom as all others.
         while len(self._focused) > FOCUSED_MAX:
             del self._focused[next(iter(self._focused))]
 
@@ -122,14 +134,14 @@ class Watch:
         return next((one for one in self.overview.services if (one.kind, one.name) == key), None)
 
     def timeline(self, key: Key) -> Timeline:
-        """Empty for a service that was not seen yet."""
+        """Return a service's timeline; empty if the service is unknown."""
         return self._timelines.get(key) or Timeline()
 
     def newest(self, key: Key) -> Point | None:
         return self.timeline(key).newest
 
     async def close(self) -> None:
-        """For good: its connection goes, too."""
+        """End the view for good, before its connection closes."""
         self._ended = Unavailable("this user has left the console: log in again")
         task, self._task = self._task, None
         if task is not None:
@@ -138,7 +150,7 @@ class Watch:
                 await task
         self._tell(self._ended)
 
-    # Looking
+    # Polling
 
     def _wake(self) -> None:
         self._asked_at = self._clock()
@@ -171,7 +183,7 @@ class Watch:
         now = self._clock()
         self._focused = {k: at for k, at in self._focused.items() if now - at < FOCUS_S}
         sight = await self._look.again([name for kind, name in self._focused if kind is Kind.QUEUE])
-        # What nobody could be asked is not drawn: it is shown as it was, with the complaint.
+        # Without stats, draw no points: show the previous rows with the complaint.
         rows = self.overview.services if sight.is_stale else self._services(sight)
         dead = {row.name: row.dead for row in rows if row.dead_queue}
         self._dead.append((now, dead))
@@ -225,5 +237,5 @@ class Watch:
             looked.set_result(None)
         else:
             looked.set_exception(failure)
-            # Nobody may be waiting any more.
+            # Retrieve the exception, since no task may be waiting.
             looked.exception()

@@ -1,4 +1,4 @@
-"""Taking the wheel, and giving it back: prefetch, replicas and shares by hand."""
+"""Endpoints for overrides of a queue's prefetch, replicas and shares."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ async def set_prefetch(request: AnyRequest, name: FromPath[str], data: JSONBody[
         try:
             goal = prefetch_by_hand(info.policy.prefetch, data.messages)
         except InvalidValue as wrong:
-            # The goal has bounds.
+            # The goal's bounds exclude this prefetch.
             raise not_now(str(wrong)) from None
         await person.client.set_policy(info.queue_id, before=info.policy, prefetch=goal)
 
 
 async def _as_seen(person: Person, queue: str, seen: str | None) -> QueueInfo:
-    """The queue, if its prefetch is steered as it was when whoever asks has looked."""
+    """Return the queue; raise if its prefetch settings have changed since the user looked."""
     info = await person.client.queue(queue)
     if seen is not None and seen != prefetch_mark(info.policy.prefetch):
         raise promised_by_another(queue)
@@ -108,7 +108,7 @@ async def set_prefetch_goal(request: AnyRequest, name: FromPath[str], data: JSON
     async with noted(request, person, f"prefetch goal {data.goal}", queue):
         info = await _as_seen(person, queue, data.seen)
         try:
-            # On top of what there was: bounds, times and models that somebody has set stay.
+            # Start from the present goal, so that bounds, times and models stay.
             goal = goal_of(data.goal, info.policy.prefetch)
         except InvalidValue as wrong:
             raise not_now(str(wrong)) from None
@@ -132,7 +132,7 @@ async def steer(request: AnyRequest, name: FromPath[str], data: JSONBody[Steer])
     async with noted(request, person, f"steering {told}", queue):
         changes: dict[str, Any] = {"steering": data.mode.value}
         if data.mode is Steering.MANUAL:
-            # Without a number as many as there are: the wheel is taken, and not turned.
+            # Without a number, keep the present number of replicas.
             changes["replicas_wanted"] = data.replicas
         await _rescale(request, person, queue, changes, data.seen)
 
@@ -176,7 +176,7 @@ async def _rescale(
 ) -> None:
     client = person.client
     changing: asyncio.Lock = request.app.state.changing
-    # Read, changed and written as a whole: of two people at once, neither undoes the other's word.
+    # Read, change and write under a lock: of two users at once, neither undoes the other's change.
     async with changing:
         info = await client.queue(queue)
         if not info.elastic:
@@ -194,12 +194,16 @@ async def _rescale(
             wanted = changed(topology.scaling, changes)
         except InvalidValue as wrong:
             raise not_now(str(wrong)) from None
-        # Another console, or a command, knows nothing of our lock: who was second is told.
+        # Another console or a command does not use this lock; `before` makes the second change
+        # fail.
         await client.set_scaling(info.queue_id, wanted, before=topology.scaling)
 
 
 def _check_replicas(topology: Topology, changes: dict[str, Any]) -> None:
-    """Shares of none that is there would be nobody's: the law would go on, and no one know it."""
+    """Refuse shares that name no existing replica.
+
+    The law would otherwise keep deciding the shares, although the override seems to be set.
+    """
     there = {one.number for one in topology.replicas}
     shares = changes.get("shares")
     if shares and there and not any(shares.get(number, 0.0) > 0.0 for number in there):

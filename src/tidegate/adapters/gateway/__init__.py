@@ -1,1 +1,1 @@
-"""The embedded gateway as a door: see door.py."""
+"""The embedded gateway as a door."""

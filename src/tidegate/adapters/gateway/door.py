@@ -1,7 +1,20 @@
-"""The embedded gateway as a door: backends become its servers, its meters a sample.
+"""The embedded gateway as a door: backends become its servers, its meters become samples.
 
-The gateway lives in this process and event loop, so nothing has to be asked or watched: it dies
-with whoever holds the door, who is started again by its parent.
+Theory of operation.
+
+A `GatewayDoor` wraps one `Gateway` that runs in this process and in this event loop. Each call of
+the `Door` protocol maps to one call of the gateway:
+
+- `set_backends` replaces the gateway's list of servers.
+- `set_admission` sets how many requests may be in flight.
+- `sample` reads the gateway's meters. They are totals since the door was created, so they never
+  decrease.
+
+A server that is missing from `set_backends` gets no new requests. It may finish its outstanding
+requests, for at most 10 minutes.
+
+The door does not supervise anything: if this process dies, the gateway dies with it. The parent
+process then starts another door.
 """
 
 from __future__ import annotations
@@ -22,13 +35,13 @@ from tidegate.gateway.server import Server
 from tidegate.laws.ejection import Standing
 from tidegate.telemetry.http_requests import HttpRequestSamples
 
-# Who is no longer wanted may answer what it has for so long; a conversation that goes on for ever
-# ends when its instance does.
+# How long a removed server may finish its outstanding requests. A conversation without an end (a
+# WebSocket, say) ends when its instance does.
 _LEAVE_S = 600.0
 
 
 class GatewayDoor:
-    """A Door (core/hosting.py) that balances by itself."""
+    """A `Door` that balances requests by itself."""
 
     engine = Engine.GATEWAY
 
@@ -90,7 +103,10 @@ class GatewayDoor:
             self._gateway.set_in_flight_max(self._in_flight_max)
 
     def record_requests(self, samples: HttpRequestSamples | None) -> None:
-        """Leave some single requests there from now on, once it has started."""
+        """Write some single requests to `samples` from now on; None stops that.
+
+        Raises InvalidValue before `start`.
+        """
         self._gateway.record_requests(samples)
 
     async def sample(self) -> DoorSample:
@@ -102,7 +118,7 @@ class GatewayDoor:
             address=gateway.address,
             accepted=gateway.accepted,
             answered=gateway.answered,
-            # What is the client's own fault (4xx, and some more) is no failure of the service.
+            # Errors that the client caused (4xx, and some others) are no failures of the service.
             refused=sum(
                 n
                 for status, n in gateway.refusals.items()
@@ -120,9 +136,12 @@ class GatewayDoor:
 
 
 def _raise_descriptors() -> None:
-    """As many as this user may have: two for each client, and 1,024 are the usual soft limit."""
+    """Raise the soft limit of open files to the hard limit.
+
+    Each client takes two descriptors, and the usual soft limit is 1,024.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Some systems call their hard limit infinite and take no such number.
+    # Some systems report an infinite hard limit and then refuse it as a soft limit.
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

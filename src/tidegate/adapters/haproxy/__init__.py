@@ -1,1 +1,1 @@
-"""Debian's HAProxy as a door: see door.py."""
+"""Debian's HAProxy as a door."""

@@ -1,9 +1,10 @@
-"""Our policies in HAProxy's words, where it has them.
+"""Names of balancing policies in HAProxy's configuration.
 
-Its `random(n)` draws n servers and, if the best of them is full, puts the request into the line of
-all, where it stays until somebody finishes something: beside an idle server, if need be. So random
-is none of these, and better of two is its `leastconn`, which passes over who is full. It counts
-exactly, so that there is no old news to be careful with, which better of two is made for.
+`random` is missing on purpose. HAProxy's `random(n)` draws n servers. If the best of them is full,
+the request waits in the backend's queue, even while another server is idle.
+
+`better-of-two` maps to `leastconn`, which skips full servers. The gateway draws two servers because
+its counts may be outdated; HAProxy's counts are exact, so the smallest is safe to use.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _ALGORITHMS = {
 
 
 def balance_of(policy: str | Policy) -> str:
-    """The algorithm; InvalidValue for a policy that it does not have."""
+    """Return HAProxy's name of a policy; raise InvalidValue if HAProxy has none."""
     algorithm = _ALGORITHMS.get(policy) if isinstance(policy, str) else None
     if algorithm is None:
         raise InvalidValue(

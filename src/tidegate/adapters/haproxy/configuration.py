@@ -1,12 +1,30 @@
-"""HAProxy's configuration, written for one door: what the gateway does by itself, said to HAProxy.
+"""The configuration file of one HAProxy: the gateway's behaviour, expressed as HAProxy rules.
 
-Both sockets are ours and inherited: the listener (`fd@`), so that connections wait in its backlog
-while a HAProxy that died is started again, and the pipe of its request log, of which one read gets
-hundreds of lines (a UNIX datagram socket holds ten by default, and drops the rest).
+HAProxy inherits two descriptors from the door:
 
-Three process variables are set while it runs: `proc.in_flight_max`, the admission, `proc.kept`,
-of how many in a thousand requests the log keeps a line, and `proc.stand_in`, the spare that serves
-where nobody else can. A fourth is read: `proc.probes`.
+- The listening socket (`fd@`). It stays open when HAProxy dies, so connections wait in its backlog
+  until the next HAProxy accepts them.
+- The write end of the pipe for the request log. One read of a pipe returns hundreds of lines. A
+  UNIX datagram socket holds ten by default, and drops the rest.
+
+The door sets three process variables while HAProxy runs:
+
+- `proc.in_flight_max`: the admission limit.
+- `proc.kept`: of how many in a thousand requests HAProxy logs a line.
+- `proc.stand_in`: the name of the spare that serves while no server with weight is up.
+
+The door reads a fourth one, `proc.probes`: how many of the leader's probes have arrived.
+
+A request passes these rules in order:
+
+1. Ordinary requests leave the frontend at once (`http-request allow`). All other requests exceed a
+   limit, are unusual in version, method, target or host, or have a field that a later rule
+   examines.
+2. The leader's probe is recognised, counted, and logged with its own level.
+3. Requests that two servers could parse differently are refused, to prevent request smuggling.
+   Requests that exceed a limit are refused too.
+4. Fields for one connection only, and untrusted statements about the client, are deleted.
+5. In the backend section, every request gets the fields that a proxy adds (`Via`, …).
 """
 
 from __future__ import annotations
@@ -29,31 +47,32 @@ from tidegate.gateway.limits import GatewayLimits
 
 FRONTEND = "door"
 BACKEND = "instances"
-# The name of the spare that is asked while no server of weight is up.
+# Names the spare that serves while no server with weight is up.
 STAND_IN = "proc.stand_in"
-# How many requests of the leader's probe have come.
+# Counts requests of the leader's probe that have arrived.
 PROBES = "proc.probes"
 
-# Server, status, how it ended; in ms the whole time as the client saw it, and of it: reading the
-# request, and waiting in line; of how many in a thousand requests there is a line.
+# Server, status, termination state; then in ms: the total time as the client saw it, reading the
+# request, and waiting in the queue; last, of how many in a thousand requests there is a line.
 _LOG_FORMAT = '["%s",%ST,"%ts",%Ta,%TR,%Tw,%[var(proc.kept)]]'
-# By which the reader of the log knows a probe: others have `info`.
+# Marks a probe's line for the reader of the log; all other requests have `info`.
 _PROBE_LEVEL = "notice"
 _TOLD_BY_PROXIES = "x[-_]forwarded[-_]|x[-_]real[-_]ip|forwarded|true[-_]client[-_]ip"
 _HOP_BY_HOP = (
     "(?:keep-alive|proxy-authenticate|proxy-authorization|proxy-connection|te|trailer"
     "|http2-settings)$"
 )
-# The leader's, and nobody's behind us.
+# The header of the leader's probe; it must not reach an instance.
 _PROBE = f"{FIELD.lower()}$"
 _HOPS_MAX = 8
 _SERVER_ERROR = 500
-# In the fields, as lines: control characters, and framing in disguise. Applications behind CGI's
-# rules cannot tell `Content_Length` from the real one.
+# Matched against all header lines: control characters, and framing fields in disguise. An
+# application behind CGI rules cannot distinguish `Content_Length` from `Content-Length`.
 _CONTROL = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
 _DISGUISED = "(content|transfer)_(length|encoding):"
 _ODD = rf"'{_CONTROL}|(^|\n)({_DISGUISED})'"
-# Of fields that any rule of ours asks for, one is there: by the beginning of its line.
+# Matches if the request has at least one field that a rule below examines, by the beginning of its
+# line.
 _UNUSUAL = (
     rf"'{_CONTROL}|(^|\n)({_DISGUISED}|{_TOLD_BY_PROXIES}|keep-alive:|proxy-|te:|trailer:|http2-s"
     rf"|transfer-encoding:|upgrade:|loadbalanced:|{FIELD.lower()}:"
@@ -64,7 +83,7 @@ _USUAL_TARGET = "'^/[^#]*$'"
 _TARGET = r"'^(/[^#]*|\*|https?://[^/?#@]+([/?][^#]*)?)$'"
 _NOT_NOMINATED = "host content-length cookie authorization cache-control"
 _HOST = r"'^(\[[0-9a-f:.]+\]|[a-z0-9._~!$&\x27()*+;=%-]+)(:[0-9]{1,5})?$'"
-# A path that is written into a configuration, in quotes, must not end its word there.
+# The path is written between quotes, so it must contain no character that would end the word.
 _PATH = re.compile(r"/[!$&(-;=?-Z_a-z~%]*")
 
 
@@ -79,15 +98,20 @@ def configuration(
     in_flight_max: int,
     kept: int,
 ) -> str:
-    """The whole file."""
+    """Return the text of the whole file.
+
+    `listener_fd` and `log_fd` are the inherited descriptors; `token` identifies this door in the
+    field LoadBalanced. `in_flight_max` and `kept` are the initial values of the process variables.
+    """
     limits = settings.limits
     return "\n".join(
         (
             "global",
             f"    stats socket {runtime_socket} mode 600 level admin",
-            # Loopback health checks and requests share it; beyond, connections wait to be accepted.
+            # Health checks over loopback count too. Connections beyond the limit wait to be
+            # accepted.
             f"    maxconn {limits.connections_max}",
-            # As many as this user may have, rather than none.
+            # Start with the descriptors that this user may have, instead of refusing to start.
             "    no strict-limits",
             f"    tune.bufsize {limits.header_bytes_max + 1024}",
             "    tune.maxrewrite 1024",
@@ -98,8 +122,8 @@ def configuration(
             "",
             "defaults",
             "    mode http",
-            # Whoever hangs up while its request stands in line takes it along. In the section of a
-            # backend HAProxy 2.6 would not notice (its issue 2344).
+            # Drop a queued request when its client disconnects. In a backend section HAProxy 2.6
+            # ignores this option (its issue 2344).
             "    option abortonclose",
             *_timeouts(limits),
             *_own_answers(limits),
@@ -109,16 +133,16 @@ def configuration(
             f"    log fd@{log_fd} len 512 format short daemon",
             f"    log-format '{_LOG_FORMAT}'",
             "    option dontlognull",
-            # Who connects and says nothing is hung up on without a word, as the gateway does.
+            # Close a connection that sends nothing without an error response, as the gateway does.
             "    option http-ignore-probes",
-            # X-Forwarded-For, behind what a trusted peer has said.
+            # Append the client to X-Forwarded-For, after the entries of a trusted peer.
             "    option forwardfor",
             *_requests(settings, token),
             f"    default_backend {BACKEND}",
             "",
             f"backend {BACKEND}",
             *_balancing(settings),
-            # Here, since those that are usual leave the rules of the frontend early.
+            # In the backend section, because ordinary requests leave the frontend's rules early.
             *_added(settings, token),
             *(f"    server {server_line(one, backends)}" for one in backends),
             "",
@@ -150,9 +174,10 @@ def _own_answers(limits: GatewayLimits) -> list[str]:
 
 
 def _refusal(status: int, why: str, condition: str) -> str:
-    # HAProxy counts denied requests apart: so it can be told that a 501 was no server's fault.
+    # HAProxy counts denied requests apart (`dreq`), so the sensor can tell that a 501 was no
+    # server's fault.
     verb = "return" if status < _SERVER_ERROR else "deny"
-    # Whoever sent what two servers could read differently may mean anything by what follows.
+    # Close the connection: after an ambiguous request the next bytes may be anything.
     return (
         f"    http-request {verb} status {status} content-type text/plain"
         f" string '{status}: {why}' hdr Connection close if {condition}"
@@ -160,10 +185,10 @@ def _refusal(status: int, why: str, condition: str) -> str:
 
 
 def _requests(settings: DoorSettings, token: str) -> list[str]:
-    """What is asked of a request before it goes on to an instance.
+    """Return the rules for a request in the frontend.
 
-    Every rule costs a request a part of a microsecond, and nearly all ask for something that a
-    usual request does not have: it leaves them early.
+    Each rule costs a fraction of a microsecond per request, and nearly all of them examine
+    something that an ordinary request does not have. Such a request leaves the rules early.
     """
     beyond, refusals = _bounds(settings.limits)
     return [
@@ -182,26 +207,27 @@ def _requests(settings: DoorSettings, token: str) -> list[str]:
 
 
 def _probes(settings: DoorSettings) -> list[str]:
-    """The leader's probe is logged, always, and not as the others are."""
+    """Return the rules that recognise the leader's probe, log it always, and mark its log line."""
     if not settings.probe_mark:
         return []
-    # By its hash: how long a comparison takes tells nothing then, and the mark stands in no file.
+    # Compare hashes: the duration of the comparison then reveals nothing, and the file does not
+    # contain the mark.
     digest = sha256(settings.probe_mark).hexdigest().upper()
     return [
         f"    acl probe req.fhdr({FIELD}),sha2(256),hex -m str {digest}",
         f"    http-request set-log-level {_PROBE_LEVEL} if probe",
-        # Counted when it begins: the log tells of it at its end only.
+        # Count at the beginning of the request: its log line appears only at its end.
         f"    http-request set-var({PROBES}) var({PROBES}),add(1) if probe",
     ]
 
 
 def _bounds(limits: GatewayLimits) -> tuple[list[str], list[str]]:
-    """What is beyond one (ACLs), and the refusals of it."""
+    """Return the ACLs named `beyond`, and the rules that refuse what they match."""
     too_many = f"be_conn({BACKEND}),sub(proc.in_flight_max) ge 0"
     full_line = f"queue({BACKEND}) ge {limits.waiting_max}"
     too_long = f"req.hdr_val(content-length) gt {limits.body_bytes_max}"
     found = [(too_many, _shed(limits, "too many requests", too_many))]
-    # Each of those that wait has a connection of its own.
+    # Each waiting request has its own connection, so otherwise this rule could never match.
     if limits.waiting_max < limits.connections_max:
         found.append((full_line, _shed(limits, "too many wait already", full_line)))
     if limits.body_bytes_max is not None:
@@ -219,12 +245,12 @@ def _shed(limits: GatewayLimits, why: str, test: str) -> str:
 
 
 def _rewriting(settings: DoorSettings, token: str) -> list[str]:
-    """Of unusual requests, what goes: loops, and fields that are about one connection only."""
+    """Return the rules that refuse loops and delete fields that must not reach an instance."""
     trusted = [str(ip_network(one)) for one in settings.trusted_peers]
     loops = f"{{ req.hdr(LoadBalanced) {token} }} or {{ req.hdr_cnt(LoadBalanced) ge {_HOPS_MAX} }}"
     rules = [
         _refusal(508, "this request has been here before", loops),
-        # Only WebSocket is passed through: h2c would tunnel requests past us.
+        # Only WebSocket may upgrade: h2c would tunnel requests past these rules.
         "    http-request del-header Upgrade unless { req.hdr(Upgrade) -i websocket }",
     ]
     if not trusted:
@@ -232,8 +258,8 @@ def _rewriting(settings: DoorSettings, token: str) -> list[str]:
         return [*rules, f"    http-request del-header ^({told}) -m reg"]
     return [
         *rules,
-        # Spelt with underscores it counts from nobody: many applications cannot tell them from
-        # dashes, and a trusted peer may have passed on what it did not know.
+        # Delete spellings with underscores even from trusted peers: a peer may have passed on a
+        # field that it did not know, and many applications read an underscore as a dash.
         f"    http-request del-header ^((?=.*_)({_TOLD_BY_PROXIES})|{_HOP_BY_HOP}|{_PROBE}) -m reg",
         f"    acl trusted src {' '.join(trusted)}",
         f"    http-request del-header ^({_TOLD_BY_PROXIES}) -m reg unless trusted",
@@ -241,9 +267,9 @@ def _rewriting(settings: DoorSettings, token: str) -> list[str]:
 
 
 def _added(settings: DoorSettings, token: str) -> list[str]:
-    """Fields that every request gets, behind what is left of its own."""
+    """Return the rules that add fields to every request, after the deletions."""
     added = "    http-request add-header"
-    # What nobody is believed is gone, and need not be looked for.
+    # Without trusted peers these fields were deleted, so the rule needs no condition.
     proto, host = (
         (f" unless {{ req.hdr(X-Forwarded-{name}) -m found }}" if settings.trusted_peers else "")
         for name in ("Proto", "Host")
@@ -257,21 +283,23 @@ def _added(settings: DoorSettings, token: str) -> list[str]:
 
 
 def _strictness() -> list[str]:
-    """What HAProxy would pass on, and two servers could read differently (gateway/request_head.py).
+    """Return the rules that refuse requests which two servers could parse differently.
 
-    What it mends by itself is left to it: lines that end in LF, folded fields, equal lengths. It
-    writes every request anew, so that there is one way only to read what servers get.
+    The gateway refuses the same requests (gateway/http1.py). HAProxy itself repairs lines that end
+    in LF, folded fields and equal lengths. It writes every request in one canonical form, so
+    servers can read it in one way only.
     """
     return [
         f"    acl odd req.hdrs -m reg {_ODD}",
         f"    acl odd req.hdr(Connection) -i {_NOT_NOMINATED}",
-        # `get` is another method than `GET`, to some.
+        # Some servers treat `get` as a method other than `GET`.
         "    acl good_method method -m reg '^[A-Z-]+$'",
         f"    acl good_target url -m reg -i {_TARGET}",
         "    acl has_body req.hdr(Transfer-Encoding) -m found",
         "    acl has_body req.hdr_val(Content-Length) gt 0",
         "    acl has_host req.fhdr(Host) -m found",
-        # It would take up HTTP/2 with whoever begins with it, whose bodies have no length.
+        # Without this rule HAProxy would accept HTTP/2 with prior knowledge, where bodies have no
+        # length.
         _refusal(400, "this door speaks HTTP/1.1", "!HTTP_1.1 !HTTP_1.0"),
         _refusal(
             400,
@@ -286,7 +314,7 @@ def _strictness() -> list[str]:
 
 
 def check_deadline(deadline_s: float | None) -> None:
-    """InvalidValue if there is one."""
+    """Raise InvalidValue if a deadline is set: HAProxy has no deadline for a whole request."""
     if deadline_s is not None:
         raise InvalidValue(
             "HAProxy knows no deadline of a whole request: bound its silence with an answer "
@@ -299,18 +327,18 @@ def _balancing(settings: DoorSettings) -> list[str]:
     check_deadline(limits.deadline_s)
     lines = [
         f"    balance {balance_of(settings.balancing)}",
-        # Also the first request of a client finds a connection, as at the gateway, and no instance
-        # has to take a new one for it. What its instance closes at that moment is sent again if it
-        # may be, and is answered 502 otherwise.
+        # Reuse connections for the first request of a client too, as the gateway does, so that
+        # instances accept fewer connections. If the instance closes the connection at that moment,
+        # HAProxy retries the request where that is safe, and answers 502 otherwise.
         "    http-reuse always",
         f"    retries {limits.retries_max}",
         "    option redispatch 1",
-        # A connection that failed has sent nothing. What was sent is sent again only where doing
-        # it twice is as good as once.
+        # A failed connection has sent nothing, so any request may be retried. A request that was
+        # sent is retried only if its method is idempotent.
         "    retry-on conn-failure empty-response",
         "    http-request disable-l7-retry unless { method GET HEAD OPTIONS PUT DELETE }",
-        # Not as `backup`: a server is that for good, and spares are promoted. Behind its cookie: a
-        # session stays where it is.
+        # A spare is no HAProxy `backup` server: that flag is permanent, and spares get promoted. A
+        # session cookie takes precedence, so a session stays with its instance.
         f"    use-server %[var({STAND_IN})] if {{ nbsrv({BACKEND}) eq 0 }}",
     ]
     if settings.health_path is not None:
@@ -326,8 +354,8 @@ def _balancing(settings: DoorSettings) -> list[str]:
         ]
     if settings.session_secret is not None:
         lines += [
-            # HAProxy hashes an instance's address with the key: doors with one secret agree, and
-            # clients learn nothing of addresses.
+            # HAProxy hashes an instance's address with the key. Doors with the same secret produce
+            # the same cookies, and clients learn no addresses.
             "    cookie StickyHost insert indirect nocache httponly dynamic attr SameSite=Lax",
             f"    dynamic-cookie-key {_cookie_key(settings.session_secret)}",
         ]
@@ -335,5 +363,5 @@ def _balancing(settings: DoorSettings) -> list[str]:
 
 
 def _cookie_key(secret: bytes) -> str:
-    # The secret itself is for the gateway's signatures and stands in no file.
+    # Derive a key: the secret itself signs the gateway's cookies, and no file contains it.
     return hmac.digest(secret, b"haproxy cookie", sha256).hex()

@@ -1,13 +1,40 @@
-"""HAProxy as a door: started, watched and started again by us, steered through its socket.
+"""HAProxy as a door: a supervised process that the door controls through its runtime socket.
 
-    set_backends  ─▶ `add server`, `set server … weight|state|addr`, `set maxconn`, `del server`,
-                     and a process variable that names the spare to stand in
-    sessions end  ─▶ the same, by the clock
-    set_admission ─▶ a process variable that a rule compares with the requests in hand
-    sample        ◀─ `show stat typed` for counts, the log of requests for response times
+Theory of operation.
 
-The listening socket is ours, and HAProxy inherits it: when it dies, connections wait in the backlog
-until the next one is there, with the servers of the one before.
+A `HaproxyDoor` owns the listening socket, a private folder, the pipe of the request log, and one
+HAProxy process at a time. The process inherits the socket and the pipe.
+
+The door maps the `Door` protocol to HAProxy:
+
+    set_backends     ─▶ `add server`, `set server … weight|state|addr`, `set maxconn`,
+                        `del server`, and the process variable that names the backup spare
+    set_admission    ─▶ a process variable that a rule compares with the requests in flight
+    sample           ◀─ `show stat typed` for counts, the request log for response times
+
+Three tasks run, beside the reader of the request log:
+
+- `_watch` waits for the process to end and starts the next one. It retries without limit, with
+  growing pauses. The next process starts with the backends that are wanted at that moment.
+- `_tidy` deletes servers in maintenance once their last connection has closed.
+- `_end_sessions` puts a draining server into maintenance when its session grace is over.
+
+Invariants:
+
+- `_wanted` is the last list of backends, with addresses instead of host names. The configuration
+  file of a new process and the commands to a running one both derive from it.
+- `_turn` serializes starts and commands, so a command never reaches a process that is starting.
+- Totals in samples never decrease, across any number of processes (`HaproxySensor`).
+
+Failures:
+
+- HAProxy dies: connections wait in the backlog of the listening socket until the next process
+  accepts them. Samples carry the reason in `trouble`.
+- HAProxy hangs, so that four commands in a row get no answer: the door kills it, and `_watch`
+  starts another one.
+- A command fails: `RuntimeCommands` compares the running servers with the wanted ones before the
+  next command.
+- The door dies: the kernel kills HAProxy if `setpriv` is installed, so it does not keep the port.
 """
 
 from __future__ import annotations
@@ -41,24 +68,26 @@ from tidegate.core.hosting import Backend, DoorSample, Engine
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 1024
-# Between two attempts to start it again, when the first has come to nothing.
+# Pauses before the attempts to restart it; the last one repeats.
 _AGAIN_S = (0.0, 0.1, 0.5, 1.0, 5.0)
 _TIDY_S = 1.0
-# How late sessions may end, at most; the leader waits longer than that before it ends an instance.
+# How late sessions may end at most. The leader waits longer than this before it removes an
+# instance.
 _GRACE_LOOK_S = 0.25
-# Of some seconds each (runtime_socket.py): one that is alive and says nothing for so long hangs.
+# Consecutive commands without an answer, of some seconds each (`RuntimeSocket`), after which a live
+# process counts as hung.
 _UNANSWERED_MAX = 4
 
 
 class HaproxyDoor:
-    """A Door (core/hosting.py) that HAProxy stands behind."""
+    """A `Door` that an HAProxy process implements."""
 
     engine = Engine.HAPROXY
 
     def __init__(self, settings: DoorSettings) -> None:
         self._settings = settings
         self._name = secrets.token_hex(8)
-        # Its name in the field LoadBalanced.
+        # Identifies this door in the field LoadBalanced.
         self._token = secrets.token_hex(8)
         self._in_flight_max = settings.limits.in_flight_max
         self._kept = 1000
@@ -66,7 +95,7 @@ class HaproxyDoor:
         self._has_begun = False
         self._trouble = ""
         self._stopping = False
-        # Orders and starts do not mix.
+        # Serializes commands and starts.
         self._turn = asyncio.Lock()
         self._listener: socket.socket | None = None
         self._folder: Path | None = None
@@ -85,7 +114,7 @@ class HaproxyDoor:
 
     @property
     def pid(self) -> int:
-        """Of the HAProxy that runs now; 0: none does."""
+        """Process id of the running HAProxy; 0 means that none runs."""
         return 0 if self._process is None else self._process.pid
 
     async def start(self) -> None:
@@ -98,7 +127,7 @@ class HaproxyDoor:
             )
         except OSError as failure:
             raise Unavailable(why_not_bound(settings, failure)) from failure
-        # Only for this user: who may write to the runtime socket may do anything.
+        # Private to this user: write access to the runtime socket gives full control of HAProxy.
         self._folder = new_folder()
         self._runtime = RuntimeSocket(str(self._folder / SOCKET))
         self._sensor = HaproxySensor(self._runtime)
@@ -117,7 +146,7 @@ class HaproxyDoor:
         assert self._sensor is not None
         assert self._folder is not None
         inherited = (self._listener.fileno(), self._sensor.log.write_fd)
-        # What is wanted may change while it starts: it knows of what it was told, and no more.
+        # The wanted backends may change during the start. Record what this configuration contains.
         configured = self._wanted_now()
         text = configuration(
             self._settings,
@@ -129,7 +158,7 @@ class HaproxyDoor:
             in_flight_max=self._in_flight_max,
             kept=self._kept,
         )
-        # Who tidies up temporary folders may have been there since.
+        # A cleaner of temporary folders may have removed it.
         self._folder.mkdir(mode=0o700, exist_ok=True)
         path = self._folder / "haproxy.cfg"
         path.touch(mode=0o600)
@@ -141,7 +170,7 @@ class HaproxyDoor:
         )
 
     async def _watch(self) -> None:
-        """A HAProxy that has died is replaced by another with the same servers."""
+        """Start another HAProxy with the same servers whenever one has died."""
         while self._process is not None:
             await self._process.wait()
             if self._stopping:
@@ -161,7 +190,7 @@ class HaproxyDoor:
                 async with self._turn:
                     await self._start_process()
                 return
-            # A disk that is full, say: whatever it is, nobody else would start it again.
+            # Catch OSError too (a full disk, say): no other task would retry the start.
             except (TidegateError, OSError) as failure:
                 self._trouble = f"HAProxy cannot be started again: {failure}"
                 logger.error("the door of %s: %s", self._settings.service, self._trouble)
@@ -193,13 +222,13 @@ class HaproxyDoor:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def set_backends(self, backends: Sequence[Backend]) -> None:
-        # The next HAProxy begins with these, whatever this one says.
+        # The next process starts with these backends, even if this one rejects the commands.
         self._wanted, unknown = await by_number(backends)
         self._has_begun = self._has_begun or bool(self._wanted)
         await self._order_wanted()
         if unknown:
-            # The others have theirs: one machine that is called what nobody knows is no reason to
-            # send requests to those that go, or none to those that have come.
+            # Fail only after the other backends are set: one unknown host name must not keep
+            # requests from new instances, or send requests to removed ones.
             raise Unavailable(unknown)
 
     async def _order_wanted(self) -> None:
@@ -208,7 +237,10 @@ class HaproxyDoor:
                 await self._orders.carry_out(self._wanted_now())
 
     async def _end_sessions(self) -> None:
-        """Who drains lets its sessions go when it is time, whether anybody says so or not."""
+        """Put draining servers into maintenance when their session grace is over.
+
+        This needs no call of `set_backends`: sessions end by the clock.
+        """
         while not self._stopping:
             await asyncio.sleep(_GRACE_LOOK_S)
             if any(one.sessions_until is not None for one in self._wanted):
@@ -227,7 +259,7 @@ class HaproxyDoor:
         await self._set_variables()
 
     async def _set_variables(self) -> None:
-        # One that is just started begins with these.
+        # A process that starts later reads these values from its configuration.
         if self._process is not None and self._process.alive:
             await self._runtime.order(
                 "experimental-mode on",
@@ -236,7 +268,11 @@ class HaproxyDoor:
             )
 
     async def sample(self) -> DoorSample:
-        """What it has seen; if it does not answer, what it had, and why it does not."""
+        """Return the totals that the door has counted so far.
+
+        If HAProxy does not answer, the sample has the previous totals, and `trouble` says why.
+        Raises InvalidValue before `start`.
+        """
         sensor, trouble = self._sensor, self._trouble
         if sensor is None:
             raise InvalidValue("the door has seen nothing before start()")
@@ -257,14 +293,15 @@ class HaproxyDoor:
     async def _end_if_it_hangs(self) -> None:
         process = self._process
         silent = self._runtime.unanswered >= _UNANSWERED_MAX
-        # Whoever waits for its answer has the turn, so the turn says nothing of whether it starts.
+        # `_turn` is no sign of a start: a command that waits for an answer holds it too.
+        # `has_answered` tells a starting process from a hung one.
         if silent and process is not None and process.alive and process.has_answered:
             logger.error("the door of %s: HAProxy hangs and is ended", self._settings.service)
             self._runtime.unanswered = 0
             await process.kill()
 
     async def _tidy(self) -> None:
-        """Servers that are wanted no longer go when their last connection has."""
+        """Delete unwanted servers once their last connection has closed."""
         while self._sensor is not None:
             await asyncio.sleep(_TIDY_S)
             try:

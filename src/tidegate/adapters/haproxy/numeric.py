@@ -1,6 +1,7 @@
-"""Backends by number: HAProxy looks up no name of a server that comes while it runs.
+"""Resolution of backend host names to addresses.
 
-It is also why nothing that a machine calls itself is ever written into an order.
+HAProxy resolves no host name of a server that is added at run time. Numeric addresses also keep
+arbitrary text, such as a machine's name for itself, out of HAProxy commands.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from tidegate.core.hosting import Backend
 
 
 async def by_number(backends: Sequence[Backend]) -> tuple[list[Backend], str]:
-    """The same with addresses for names; and which names nobody knows (left out), "": none."""
+    """Return the backends with numeric addresses, and an error text for those left out.
+
+    A backend whose host name does not resolve is left out. The text is empty if there is none.
+    Raises InvalidValue if two backends have the same instance_id.
+    """
     names = [one.name for one in backends]
     if len(set(names)) < len(names):
         raise InvalidValue("two backends have one instance_id; each instance is there once")

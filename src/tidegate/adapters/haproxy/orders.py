@@ -1,14 +1,22 @@
-"""What has to be ordered so that a running HAProxy has the servers that are wanted.
+"""Commands that bring the servers of a running HAProxy to the wanted state.
 
-New servers come in maintenance, get their cookie and then their traffic. Who drains has no weight,
-and gets what belongs to its sessions while it keeps them. Then, or when it is no longer wanted, it
-goes into maintenance: it answers what it has, and its sessions are elected anew. It can be deleted
-when its last connection has gone, which is tried again until it works. A spare has no weight
-either, and is told apart by its name in a variable, by which it stands in when nobody else is up.
+Theory of operation.
 
-Only differences are ordered, as long as all that was ordered is seen to be so. An order that was
-given up, or whose answer was lost, may have been carried out in whole, in part or not at all: then
-nothing is believed. Who is there is looked up, and everybody who is wanted is told everything.
+A server in HAProxy passes through these states:
+
+    added      in maintenance; it then gets its cookie, its health check, its state and its weight
+    serving    ready, with a weight above 0
+    spare      ready, with weight 0; serves if `proc.stand_in` names it and no other server is up
+    draining   ready, with weight 0; gets only the requests of its sessions, while it keeps them
+    leaving    in maintenance; finishes its requests, and its sessions go to other servers
+    deleted    after its last connection has closed; the door retries the deletion until then
+
+`RuntimeCommands` remembers the settings that it has ordered (`_known`) and sends only differences.
+That is valid as long as the figures after each command confirm the change.
+
+A command that was cancelled, or whose answer was lost, may have been executed in whole, in part or
+not at all. `_doubted` records this. The next call then asks HAProxy which servers exist, and sends
+all settings of all wanted servers.
 """
 
 from __future__ import annotations
@@ -22,37 +30,40 @@ from tidegate.core.errors import IoFailure
 from tidegate.core.hosting import Backend
 
 _MAINTENANCE = "MAINT"
-# The row of all servers together.
+# The row with the totals of all servers.
 _TOTAL = "BACKEND"
-# One line to its socket must fit into one of its buffers.
+# One line to the runtime socket must fit into one of HAProxy's buffers.
 _COMMANDS_AT_ONCE = 40
 
 
 class Orders:
-    """What one running HAProxy was told; it begins with what its configuration says."""
+    """The commands to one running HAProxy; it starts from the servers of its configuration."""
 
     def __init__(
         self, runtime: RuntimeSocket, configured: Sequence[Backend], *, sticky: bool
     ) -> None:
         self._runtime = runtime
         self._sticky = sticky
-        # As they were ordered, with the weight that HAProxy was told.
+        # The last commanded settings and HAProxy weight, by name of the server.
         self._known = {one.name: (one, weight_of(one, configured)) for one in configured}
-        # None: that is not known.
+        # None means that the value is unknown.
         self._stand_in: str | None = stand_in(configured)
-        # In maintenance until they can be deleted; of some no more is known than their names.
+        # In maintenance until they can be deleted. Some may be known by name only.
         self.leaving: set[str] = set()
-        # Whether it may have been told something else than is known.
+        # Whether a command may have changed HAProxy without being recorded.
         self._doubted = False
 
     async def carry_out(self, wanted: Sequence[Backend]) -> None:
-        """These and no others; IoFailure with HAProxy's words if it does not have them then."""
+        """Give HAProxy exactly the `wanted` servers.
+
+        Raises IoFailure, with HAProxy's text, if it does not show them afterwards.
+        """
         there = self._known.keys() | self.leaving
         if self._doubted:
             there = await self._look_anew()
         commands: list[str] = []
         if (spare := stand_in(wanted)) != self._stand_in:
-            # First: whoever drains from now on is none that stands in.
+            # First the backup: a server that is about to drain must not remain the backup.
             commands += ["experimental-mode on", f"set var {STAND_IN} str({spare})"]
         for one in wanted:
             commands += self._changes(one, weight_of(one, wanted), wanted)
@@ -76,7 +87,7 @@ class Orders:
         self._doubted = False
 
     async def _look_anew(self) -> set[str]:
-        """Forget what was ordered; the names of those that are there."""
+        """Discard the recorded settings, and return the names of the existing servers."""
         _, rows = await self._runtime.order_and_look((), (BACKEND,))
         self._known.clear()
         self._stand_in = None
@@ -90,12 +101,14 @@ class Orders:
         share = f"set server {server} weight {weight}"
         concurrency = f"set maxconn server {server} {one.concurrency}"
         if one.name not in self._known:
-            # It may be there all the same, otherwise than it is wanted: then it is not added.
+            # The server may exist with other settings; then `add server` fails, and the other
+            # commands set them.
             commands = [f"add server {BACKEND}/{new_server(one, among)}", place, concurrency]
             if self._sticky:
-                # Gives one to every server that has none yet.
+                # Gives a cookie to every server that has none yet.
                 commands.append(f"enable dynamic-cookie backend {BACKEND}")
-            # The weight last: to have none it must be one that serves (server_line.py).
+            # The weight comes last: the server must be ready before its weight may become 0
+            # (`new_server`).
             return [*commands, f"enable health {server}", state, share]
         before, weight_before = self._known[one.name]
         commands = []
@@ -118,7 +131,7 @@ class Orders:
                 raise IoFailure(f"HAProxy's server {name} {now}; HAProxy said: {said or 'nothing'}")
 
     async def delete_leaving(self) -> list[str]:
-        """Who had no connection left, and is no more."""
+        """Delete servers in maintenance that have no connection left; return their names."""
         commands = [f"del server {BACKEND}/{name}" for name in self.leaving]
         doubted, self._doubted = self._doubted, True
         _, rows = await self._runtime.order_and_look(commands, (BACKEND,))

@@ -1,8 +1,10 @@
-"""What probes have added to HAProxy's counts, by its log: the tally takes it off again.
+"""The leader's probes as the request log shows them, to be subtracted from HAProxy's counts.
 
-HAProxy counts whatever passes. A probe's line stands in the log under a level of its own, always,
-and says enough to know which counts it is in. What a probe proves of an instance, that it was asked
-or could not be reached, stays where it is, as at the gateway.
+HAProxy counts every request. Each probe has a line in the log, with a level of its own, which says
+enough to find the counts that include it.
+
+The counts of requests sent to an instance, and of failed connections, keep the probes: they
+describe the instance, as in the gateway.
 """
 
 from __future__ import annotations
@@ -12,27 +14,27 @@ from dataclasses import dataclass, field
 
 from tidegate.adapters.haproxy.server_counts import ServerCounts
 
-# The second letter of how a request ended: the head of an answer had not come from the server yet.
+# Second letter of a termination state: the server had not sent the head of a response.
 _HEADLESS = "RQCH"
-# The server broke off in the middle of the answer.
+# Termination state: the server aborted in the middle of the response.
 _BROKEN_OFF = "SD"
 
 
 def has_answer(ended: str) -> bool:
-    """Whether a server has begun to answer, by HAProxy's two letters for how it ended."""
+    """Return whether a server had begun to respond, by HAProxy's termination state."""
     return ended[1:2] not in _HEADLESS
 
 
 @dataclass
 class ProbeCounts:
-    """Of all probes in some lines."""
+    """Counts of the probes in some log lines."""
 
     accepted: int = 0
     by_class: Counter[str] = field(default_factory=Counter)
     servers: dict[str, ServerCounts] = field(default_factory=dict)
 
     def add(self, server: str, status: int, ended: str, times: int) -> None:
-        """One line, so many times."""
+        """Add a log line that occurred `times` times."""
         self.accepted += times
         self.by_class[f"{status // 100}xx" if 100 <= status < 600 else "other"] += times
         if has_answer(ended):

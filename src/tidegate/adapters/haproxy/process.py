@@ -1,4 +1,7 @@
-"""A HAProxy that we have started: a child of ours that ends with us, however we end."""
+"""One HAProxy child process, from its start to its exit.
+
+The child ends with this process, even if this process is killed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _TOLD_MAX = 500
 
 
 class HaproxyProcess:
-    """One process, from its start to its end."""
+    """A HAProxy child process; an instance starts one process, once."""
 
     def __init__(self, configuration_path: str, runtime: RuntimeSocket) -> None:
         self._configuration_path = configuration_path
@@ -30,7 +33,7 @@ class HaproxyProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
         self._reading: asyncio.Task[None] | None = None
-        # Until then it starts, and whoever starts it waits for it.
+        # False while the process starts; `start` waits for the first answer.
         self.has_answered = False
 
     @property
@@ -42,9 +45,13 @@ class HaproxyProcess:
         return self._process is not None and self._process.returncode is None
 
     async def start(self, inherited_fds: Sequence[int]) -> None:
-        """Until it answers on its runtime socket; Unavailable with its own words if it does not."""
+        """Start HAProxy, and return when it answers on its runtime socket.
+
+        Raises Unavailable with HAProxy's error text if it exits, or does not answer in 10 seconds.
+        """
         command = [haproxy_program(), "-db", "-f", self._configuration_path]
-        # The kernel ends it when we are killed: else it would keep our port, with nobody in charge.
+        # The kernel kills HAProxy if this process is killed. Otherwise it would keep the port
+        # without supervision.
         pdeathsig = shutil.which("setpriv")
         if pdeathsig is not None:
             command = [pdeathsig, "--pdeathsig", "KILL", *command]
@@ -54,10 +61,10 @@ class HaproxyProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
-                # Its configuration is all that it needs to know of us.
+                # HAProxy needs nothing but its configuration, so it inherits no other variables.
                 env={"PATH": os.environ.get("PATH", os.defpath)},
                 pass_fds=inherited_fds,
-                # Ctrl-C is for us, and we tell it in order.
+                # Ctrl-C reaches this process only, which then stops HAProxy gracefully.
                 start_new_session=True,
             )
         except OSError as failure:
@@ -85,7 +92,7 @@ class HaproxyProcess:
         raise Unavailable(f"haproxy does not start: {self.last_words}")
 
     def ask_to_end(self) -> None:
-        """Take nothing new, answer what is there."""
+        """Tell HAProxy to accept no connections, answer its requests, and exit."""
         self._signal(signal.SIGUSR1)
 
     async def kill(self) -> None:
@@ -98,7 +105,7 @@ class HaproxyProcess:
                 self._process.send_signal(number)
 
     async def wait(self) -> None:
-        """Until it has ended, and its last line is here."""
+        """Wait until the process has exited and its last line of output is read."""
         if self._process is not None:
             await self._process.wait()
         if self._reading is not None:
@@ -106,7 +113,7 @@ class HaproxyProcess:
 
     @property
     def last_words(self) -> str:
-        """What it said of itself as an alert, else its last line."""
+        """Its first alert line, or else its first remaining line, shortened."""
         alerts = [line for line in self._lines if line.startswith("[ALERT]")]
         return (alerts or list(self._lines) or ["it said nothing"])[0][:_TOLD_MAX]
 
@@ -122,7 +129,7 @@ class HaproxyProcess:
             try:
                 line = await stream.readline()
             except ValueError:
-                # Longer than the bound: passed over.
+                # Skip lines that exceed the buffer.
                 continue
             if not line:
                 return

@@ -1,4 +1,4 @@
-"""Where HAProxy is on this computer, if it is."""
+"""Location of the HAProxy program on this machine."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import shutil
 
 from tidegate.core.errors import Unavailable
 
-# For one that is somewhere else.
+# Names a program outside the usual places.
 PROGRAM_VARIABLE = "TIDEGATE_HAPROXY"
 
 
 def haproxy_program() -> str:
-    """Its path; Unavailable, with what to do, if there is none."""
+    """Return the path of the program; raise Unavailable, with what to do, if there is none."""
     named = os.environ.get(PROGRAM_VARIABLE)
     if named:
         if found := shutil.which(named):
@@ -21,7 +21,7 @@ def haproxy_program() -> str:
             f"{PROGRAM_VARIABLE} names {named}, which is no program; install HAProxy (Debian: apt "
             "install haproxy), or take the engine gateway"
         )
-    # Debian has it where only root looks.
+    # Debian installs it in a folder that only root has in PATH.
     path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
     found = shutil.which("haproxy", path=path)
     if found is None:

@@ -1,4 +1,4 @@
-"""Where a HAProxy's configuration and runtime socket are: a temporary folder for this user only."""
+"""The private temporary folder of a HAProxy's configuration and runtime socket."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import tempfile
 from pathlib import Path
 
 SOCKET = "runtime"
-# HAProxy's own bound; where temporary folders have long names, there is a place with a short one.
+# HAProxy's limit. If the usual temporary folder has a longer path, the folder is made in /tmp.
 _SOCKET_PATH_MAX = 97
 _SHORT_PLACE = "/tmp"
 
 
 def new_folder() -> Path:
-    """For us only, and with a path that HAProxy takes for a socket in it."""
+    """Make a folder for this user only, short enough for the path of a socket in it."""
     for place in (None, _SHORT_PLACE):
         folder = Path(tempfile.mkdtemp(prefix="tidegate-door-", dir=place))
         if len(bytes(folder / SOCKET)) <= _SOCKET_PATH_MAX:

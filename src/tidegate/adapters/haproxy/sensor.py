@@ -1,7 +1,18 @@
-"""What a HAProxy shows and logs, as the sample of a door.
+"""The sensor of an HAProxy door: figures and the request log become a `DoorSample`.
 
-Counts come from `show stat typed`, response times from the log of requests. Who asks gets what was
-seen last if HAProxy does not answer; what it then lacks is said by whoever asked.
+Theory of operation.
+
+`poll` reads the figures of the running HAProxy and the counter of probes, then the log. It passes
+both to `CounterTotals`, which adds up the counts of all processes and servers, and to
+`UnresponsiveServers`. `sample` only renders that state, so it works while HAProxy does not answer:
+it then repeats the previous figures.
+
+- When HAProxy dies, `restarted` adds the last counts to the totals. Counts between the last poll
+  and the death are lost.
+- When a server is deleted, `deleted` keeps its counts in the totals of the door.
+- A poll that was under way during a restart is discarded (`_generation`).
+- Polling holds `turn`, and so does the deletion of servers: a deleted server's counters must not be
+  read again.
 """
 
 from __future__ import annotations
@@ -17,12 +28,12 @@ from tidegate.adapters.haproxy.tally import Tally
 from tidegate.core.hosting import DoorSample, InstanceSample
 
 _NOT_SERVERS = ("FRONTEND", "BACKEND")
-# A rate is that of so long at the least; doors are asked each second.
+# Minimum interval of a rate; the door is polled once a second.
 _RATE_OVER_S = 0.5
 
 
 class HaproxySensor:
-    """Looks at one HAProxy after the other, and forgets nothing that was counted."""
+    """Polls the HAProxy processes of one door, one after the other; its totals never decrease."""
 
     def __init__(self, runtime: RuntimeSocket) -> None:
         self._runtime = runtime
@@ -30,44 +41,48 @@ class HaproxySensor:
         self._silence = Silence()
         self.log = RequestLog()
         self._rows: Rows = {}
-        # Counts up with each HAProxy.
+        # Incremented with each HAProxy process.
         self._generation = 0
-        # Accepted requests, and when, as the rate was last found.
+        # Accepted requests and the time, when the rate was last computed.
         self._looked: tuple[int, float] | None = None
-        # Lines that found the log's pipe full, as the running HAProxy counts them: at the last
-        # look, and when it was last said.
+        # Log lines that the running HAProxy dropped because the pipe was full: at the last poll,
+        # and when `dropped_lines` last reported them.
         self._lines_dropped = 0
         self._lines_dropped_said = 0
-        # Looks do not mix with the deletion of who is looked at.
+        # Serialize polling with server deletion: a deleted server's counters must not be read
+        # again.
         self.turn = asyncio.Lock()
 
     def restarted(self) -> None:
-        """The next HAProxy counts from 0."""
+        """Prepare for the next HAProxy process, which counts from 0."""
         self._generation += 1
         self._tally.restarted()
-        # Nobody waits for one that has died.
+        # The requests of a dead process no longer wait.
         self._silence = Silence()
-        # Of these nothing was counted.
+        # The dead process's counts of these probes were never read, so they must not be subtracted.
         self.log.read()
         self.log.taken_probes()
         self._looked = None
         self._lines_dropped = self._lines_dropped_said = 0
 
     def deleted(self, server: str) -> None:
-        """It is no more, and what it had is in the totals."""
+        """Forget a deleted server; its counts stay in the totals."""
         self._tally.deleted(server)
         self.log.forget(server)
 
     async def look(self) -> None:
-        """Once at a time (`turn`); Unavailable if it does not answer."""
+        """Poll the running HAProxy; raise Unavailable if it does not answer.
+
+        The caller holds `turn`.
+        """
         generation = self._generation
         rows, info = await self._runtime.figures((FRONTEND, BACKEND), (PROBES,))
         if generation != self._generation:
-            # It has died meanwhile, and its counts are in already.
+            # The process died during the poll; `restarted` has added its counts already.
             return
         self._rows = rows
         self._lines_dropped = number(info, "DroppedLogs")
-        # What is counted is in the pipe already.
+        # Read the log after the figures: the lines of all counted requests are in the pipe by now.
         self.log.read()
         self._tally.look(
             rows.get("FRONTEND", {}),
@@ -78,15 +93,16 @@ class HaproxySensor:
         self._silence.look(_servers(rows), monotonic())
 
     def dropped_lines(self) -> str:
-        """Whether response times lack some since this was last asked; "": none."""
+        """Return a text if log lines were dropped since the previous call; "" means none."""
         more = self._lines_dropped - self._lines_dropped_said
         self._lines_dropped_said = self._lines_dropped
         return f"response times lack {more} requests: too many to log" if more > 0 else ""
 
     def kept(self, so_far: int) -> int:
-        """Of a thousand requests, how many are worth a line at the rate since this was last found.
+        """Return how many requests of a thousand to log at the rate since the previous change.
 
-        Over some milliseconds a few requests would pass for a high rate, and lines be left out.
+        Returns `so_far` if the interval is too short: a few requests within some milliseconds would
+        look like a high rate, and lines would be left out.
         """
         now, accepted = monotonic(), self._tally.accepted
         if self._looked is None:

@@ -1,4 +1,4 @@
-"""What HAProxy counts of one server."""
+"""Counts of one server."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tidegate.adapters.haproxy.runtime_socket import Row, number
 
 @dataclass(frozen=True)
 class ServerCounts:
-    """Totals; they add up over servers and HAProxies."""
+    """Totals that add up over servers and over HAProxy processes."""
 
     sent: int = 0
     answered: int = 0
     server_errors: int = 0
     failed: int = 0
-    # Answers that began and did not come to their end.
+    # Responses that began and were aborted.
     broken_off: int = 0
 
     def __add__(self, other: ServerCounts) -> ServerCounts:
@@ -28,7 +28,7 @@ class ServerCounts:
         )
 
     def without(self, other: ServerCounts) -> ServerCounts:
-        """What is left, nothing below 0."""
+        """Return the difference, with no count below 0."""
         return ServerCounts(
             max(self.sent - other.sent, 0),
             max(self.answered - other.answered, 0),
@@ -38,12 +38,12 @@ class ServerCounts:
         )
 
     def at_least(self, other: ServerCounts) -> ServerCounts:
-        """The greater of each."""
+        """Return the larger of the two values, for each count."""
         return self + other.without(self)
 
 
 def server_counts(row: Row) -> ServerCounts:
-    """Of a server's row."""
+    """Return the counts in a server's row of `show stat`."""
     answered = sum(number(row, f"hrsp_{kind}") for kind in ("2xx", "3xx", "4xx", "5xx", "other"))
     failed = number(row, "econ") + number(row, "eresp")
     return ServerCounts(

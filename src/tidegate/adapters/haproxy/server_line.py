@@ -1,4 +1,4 @@
-"""An instance as HAProxy is told of it, in its configuration or at run time."""
+"""An instance as a server line of HAProxy's configuration, or as arguments of `add server`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Iterable
 from tidegate.core.hosting import Backend
 from tidegate.gateway.limits import GatewayLimits
 
-# HAProxy's weights are whole numbers up to 256.
+# HAProxy's weights are integers up to 256.
 _WEIGHT_MOST = 100
 _LIMITS = GatewayLimits()
 
 
 def weight_of(backend: Backend, among: Iterable[Backend]) -> int:
-    """Its weight on HAProxy's scale, the heaviest at 100; whoever has any gets at least 1.
+    """Return the weight of a backend on HAProxy's scale; the heaviest among `among` has 100.
 
-    Who drains has none: only what belongs to its sessions goes there. HAProxy shows it as in its
-    state `drain`, which no configuration can say.
+    A weight above 0 becomes at least 1. A draining backend has weight 0: only requests of its
+    sessions go there. HAProxy calls this the state `drain`, which a configuration file cannot
+    express.
     """
     heaviest = max((one.weight for one in among), default=0.0)
     if backend.draining or backend.weight <= 0.0 or heaviest <= 0.0:
@@ -25,28 +26,29 @@ def weight_of(backend: Backend, among: Iterable[Backend]) -> int:
 
 
 def rests(backend: Backend) -> bool:
-    """Whether it is in maintenance: it drains, and keeps no sessions (session_grace.py)."""
+    """Return whether a backend is in maintenance: it drains and keeps no sessions."""
     return backend.draining and backend.sessions_until is None
 
 
 def stand_in(backends: Iterable[Backend]) -> str:
-    """The name of the spare that serves while nobody of weight can; empty: there is none."""
+    """Return the name of the spare that serves while no server with weight is up; "" if none."""
     spares = (one for one in backends if one.weight <= 0.0 and not one.draining)
     first = min(spares, key=lambda one: one.instance_id, default=None)
     return "" if first is None else first.name
 
 
 def server_line(backend: Backend, among: Iterable[Backend]) -> str:
-    """For the configuration: as it is to be from the first moment."""
+    """Return the server line for the configuration, in its final state from the start."""
     disabled = " disabled" if rests(backend) else ""
     return f"{_server(backend, weight_of(backend, among))}{disabled}"
 
 
 def new_server(backend: Backend, among: Iterable[Backend]) -> str:
-    """For `add server`, which leaves it in maintenance; who is to have no weight has 1 till then.
+    """Return the arguments of `add server`, with a weight of at least 1.
 
-    One that is added without, and is asked by its name, is taken by `leastconn` for one that may be
-    elected (2.6.12, seen in `tests/integration/doors`); one that has lost its weight is not.
+    `add server` leaves the server in maintenance; the weight is lowered to 0 afterwards. A server
+    that is added with weight 0 and then selected by name counts as a candidate of `leastconn`
+    (HAProxy 2.6.12, tests/integration/doors). A server whose weight was lowered later does not.
     """
     return _server(backend, max(weight_of(backend, among), 1))
 
@@ -56,7 +58,8 @@ def _server(backend: Backend, weight: int) -> str:
     return (
         f"{backend.name} {host}:{backend.port} weight {weight}"
         f" maxconn {backend.concurrency}"
-        # Failed connections count as failed checks: three in a row, and it is out until one passes.
+        # Failed connections count as failed checks. Three in a row take the server out until a
+        # check passes.
         " check inter 1s fall 2 rise 1 observe layer4 error-limit 3 on-error mark-down"
         f" pool-purge-delay {_LIMITS.pool_idle_s:g}s pool-max-conn {_LIMITS.pool_idle_max}"
     )

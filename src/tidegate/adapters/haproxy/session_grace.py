@@ -1,6 +1,8 @@
-"""Sessions of an instance that drains: theirs until a time, then elected anew as if it were gone.
+"""The session grace of draining instances.
 
-HAProxy knows no such time. It is looked at before every order, and four times a second in between.
+A draining instance keeps its sessions until a given time; then they go to other instances. HAProxy
+has no such timer. The door checks the time before every command, and four times a second in
+between.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from tidegate.core.hosting import Backend
 
 
 def within_grace(backends: Iterable[Backend], now_s: float) -> list[Backend]:
-    """The same; who drains has its `sessions_until` only while that lies ahead."""
+    """Return the backends; a `sessions_until` that has passed becomes None."""
     return [
         msgspec.structs.replace(one, sessions_until=None)
         if one.sessions_until is not None and one.sessions_until <= now_s

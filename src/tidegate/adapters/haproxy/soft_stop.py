@@ -1,7 +1,8 @@
-"""The end of a HAProxy that answers what it has: no new connections, idle ones closed.
+"""The graceful stop of an HAProxy process.
 
-Once it is told to go, HAProxy takes no new connection to its runtime socket either, so one is
-opened before, and asked how many clients are left.
+HAProxy accepts no new connections, closes idle ones and answers its outstanding requests. After the
+stop signal it accepts no connection to its runtime socket either. So the door opens one before, and
+polls the number of clients on it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ _ANSWER_BYTES_MAX = 64 << 20
 async def soft_stop(
     process: HaproxyProcess, runtime_path: str, frontend: str, timeout_s: float
 ) -> int:
-    """Until the last client has gone or time is up; how many were left then."""
+    """Stop HAProxy gracefully; return the number of clients left after `timeout_s`.
+
+    The caller kills a process that is still alive.
+    """
     left = 0
     writer: asyncio.StreamWriter | None = None
     try:
-        # Also without any time: whoever is cut off is to be counted.
+        # Count the clients even if `timeout_s` is 0: the caller reports how many are cut off.
         async with asyncio.timeout(_COUNT_S):
             reader, writer = await asyncio.open_unix_connection(
                 runtime_path, limit=_ANSWER_BYTES_MAX
@@ -37,11 +41,12 @@ async def soft_stop(
             while left:
                 await asyncio.sleep(_LOOK_S)
                 left = await _clients(reader, writer, frontend)
-            # It waits for us, too.
+            # HAProxy waits for the end of this connection too.
             writer.close()
             await process.wait()
     except (OSError, asyncio.IncompleteReadError):
-        # It has gone already: a TimeoutError is an OSError, too, and leaves what was left.
+        # The process has exited. A TimeoutError is an OSError too; it leaves `left` at the last
+        # count.
         pass
     finally:
         if writer is not None:

@@ -1,9 +1,13 @@
-"""Totals over all HAProxies that one door has had, and all servers that these have had.
+"""Totals over all HAProxy processes and all servers that one door has had.
 
-A HAProxy that is started again counts from 0, and a server that is deleted takes its counts along;
-whoever reads samples is promised totals that never run backwards. What came between the last look
-and a death is lost to the counts. Probes are taken off: those that were accepted when they come,
-which HAProxy counts by itself, and what became of them when they have ended.
+A restarted HAProxy counts from 0, and a deleted server takes its counts along. Readers of samples
+rely on totals that never decrease, so `CounterTotals` keeps three parts: the counts of the running
+process, of the processes before it, and of deleted servers. Counts between the last poll and the
+death of a process are lost.
+
+The leader's probes are subtracted. HAProxy counts them as accepted when they arrive, in a variable
+of its own; the log tells how they ended. A probe may be subtracted before HAProxy's figures show
+it. So each total is also bounded from below by the value last returned.
 """
 
 from __future__ import annotations
@@ -14,19 +18,19 @@ from tidegate.adapters.haproxy.probe_counts import ProbeCounts
 from tidegate.adapters.haproxy.runtime_socket import Row, Rows, number
 from tidegate.adapters.haproxy.server_counts import ServerCounts, server_counts
 
-# "other" is below 100 or above 599.
+# "other" counts statuses below 100 or above 599.
 _CLASSES = ("1xx", "2xx", "3xx", "4xx", "5xx", "other")
 
 
 class Tally:
-    """Counts of the running HAProxy on top of those before."""
+    """Counts of the running HAProxy plus those of the processes before."""
 
     def __init__(self) -> None:
         self._accepted_before = 0
         self._servers_before: dict[str, ServerCounts] = {}
-        # Of servers that are no more.
+        # Counts of deleted servers.
         self._gone = ServerCounts()
-        # Requests that were denied for their client's own fault, with a status of servers (501).
+        # Requests that HAProxy refused with a 5xx status (501) although the client was at fault.
         self._denied_before = 0
         self._denied = 0
         self._classes_before: Counter[str] = Counter()
@@ -34,11 +38,13 @@ class Tally:
         self._accepted = 0
         self._servers: dict[str, ServerCounts] = {}
         self._probes = ProbeCounts()
-        # Of the running HAProxy, how many have come; of those before, how many had, and had ended.
+        # Probes that have arrived at the running HAProxy; then of the processes before: how many
+        # had arrived, and how many had ended.
         self._probes_begun = 0
         self._probes_before = 0
         self._probes_ended_before = 0
-        # The most that was said of each: a probe may be taken off before HAProxy shows it.
+        # The highest value returned for each total: a probe may be subtracted before HAProxy shows
+        # it.
         self._said: Counter[str] = Counter()
         self._classes_said: Counter[str] = Counter()
         self._servers_said: dict[str, ServerCounts] = {}
@@ -51,7 +57,7 @@ class Tally:
         *,
         probes_begun: int = 0,
     ) -> None:
-        """The running HAProxy shows this, and these probes have ended since the last look."""
+        """Take the running HAProxy's figures, and the probes ended since the last call."""
         self._probes_begun = probes_begun
         self._accepted = number(frontend, "req_tot")
         self._denied = number(frontend, "dreq")
@@ -67,7 +73,7 @@ class Tally:
                 self._probes.servers[name] = before + counts
 
     def restarted(self) -> None:
-        """The next one counts from 0."""
+        """Add the running process's counts to those before; the next process counts from 0."""
         self._accepted_before += self._accepted
         self._denied_before += self._denied
         self._denied = 0
@@ -106,13 +112,13 @@ class Tally:
 
     @property
     def probes_under_way(self) -> int:
-        """Of those that the running HAProxy has, how many have not ended."""
+        """Probes at the running HAProxy that have not ended."""
         ended = self._probes.accepted - self._probes_ended_before
         return max(self._probes_begun - ended, 0)
 
     @property
     def by_class(self) -> dict[str, int]:
-        """Answers that clients got, those of HAProxy itself too."""
+        """Responses to clients by class of status, HAProxy's own responses included."""
         self._classes_said |= self._classes_before + self._classes - self._probes.by_class
         return dict(self._classes_said)
 
@@ -122,13 +128,14 @@ class Tally:
 
     @property
     def refused(self) -> int:
-        """Answers of 500 and above that no server gave, and those that one broke off.
+        """Responses of 500 and above that no server sent, and responses that a server aborted.
 
-        But for what was denied: that was the client's own fault.
+        Denied requests (501) do not count: the client was at fault.
         """
         errors, servers = self.by_class.get("5xx", 0), self._all()
         errors -= self._denied_before + self._denied
-        # A server's answer counts at its head, the client's at its end: never below what was said.
+        # HAProxy counts a server's response at its head and the client's at its end, so the
+        # difference may shrink for a moment. Never return less than before.
         return self._at_least_said("refused", errors - servers.server_errors + servers.broken_off)
 
     def _at_least_said(self, what: str, count: int) -> int:

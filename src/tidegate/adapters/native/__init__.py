@@ -1,1 +1,1 @@
-"""Tidegate's own nodes as an engine: stats in, orders out."""
+"""Tidegate's own nodes as an engine: stats in, requests out."""

@@ -1,13 +1,32 @@
-"""The actuator of Tidegate's own nodes: actions in, orders to the store and to nodes out.
+"""The actuator of Tidegate's own nodes: actions in, store changes and requests to nodes out.
 
-    shares, states, retirement   the catalogue, under the leader's epoch: nodes read it and follow
-    exchange                     the target's owner pulls
-    migration                    the alias's owner tells its clients
-    prefetch                     the alias's owner sets the queue's policy
+Theory of operation.
 
-Every step can be asked for again: what failed now is decided anew in the next period, so a failure
-is a sentence and no more. Only an order under an epoch that is no longer the leader's is an error:
-whoever gave it has to stop.
+The leader calls `execute` for each action of a decision about a logical queue. An action takes one
+of two ways:
+
+    SetShares, Drain, CancelDrain, Retire   a change of the catalogue under the leader's epoch;
+                                            the nodes read the catalogue and follow
+    Exchange                                a `Pull` request to the owner of the target
+    Migrate                                 a request to the owner of the alias, which tells clients
+    KeepUp                                  a new policy, set by the owner of the alias
+
+`add_replica` adds a row to the catalogue. A replica without a machine then needs an owner: the
+actuator asks the least loaded node to claim it.
+
+Invariants:
+
+- Each action can be repeated. The law decides again in the next period, from what it then sees. So
+  the actuator never retries, and a failure is only a text for people.
+- A replica is retired only if no group or receiver is assigned to it and the store holds no message
+  of it.
+
+Failures:
+
+- The leader's epoch is stale: the store raises StaleEpoch, which ends the caller's turn as leader.
+- A node does not answer, or refuses: the text of the error is returned. This includes StaleEpoch
+  from a node, which concerns the queue and not the leader.
+- The process dies: the catalogue has the change or not, and the next leader decides from there.
 """
 
 from __future__ import annotations
@@ -37,13 +56,13 @@ from tidegate.wire.packets.exchange import Pull
 from tidegate.wire.packets.membership import MigrateClients
 from tidegate.wire.packets.queues import SetPolicy
 
-# Address of a node, what is asked of it, and for how long: neighbours.ask.
+# Address of a node, the request, and the timeout in seconds: `NodeClients.ask`.
 Ask = Callable[[str, Request, float], Awaitable[Packet]]
 
-# Longer than one commit of what is moved; shorter than would hold up the loop.
+# Longer than a commit of the moved messages, and short enough not to delay the loop.
 _PULL_S = 3.0
 _ANSWER_S = 2.0
-# What its crash points are called.
+# Names of the crash points in tests.
 _POINTS: Mapping[type[Action], str] = {
     SetShares: "shares",
     Drain: "drain",
@@ -56,14 +75,17 @@ _POINTS: Mapping[type[Action], str] = {
 
 
 class NativeActuator:
-    """Carries out what was decided about a logical queue."""
+    """Executes the actions that were decided for a logical queue."""
 
     def __init__(self, store: Store, ask: Ask) -> None:
         self._store = store
         self._ask = ask
 
     async def carry_out(self, topology: Topology, action: Action, epoch: int) -> str | None:
-        """None: it was done; else a sentence that says why not."""
+        """Execute one action; return None if it was done, else a sentence that says why not.
+
+        Raises StaleEpoch if `epoch` is no longer the leader's: the caller must then stop.
+        """
         try:
             point = _POINTS[type(action)]
             crash_point(f"before-{point}")
@@ -103,7 +125,10 @@ class NativeActuator:
     async def add_replica(
         self, topology: Topology, epoch: int, machine_id: int | None
     ) -> ReplicaPlace | None:
-        """A new replica on a machine, or on whichever node has the fewest of them."""
+        """Add a replica on a machine, or with None on the node that has the fewest replicas.
+
+        Returns None if the store did not add it.
+        """
         crash_point("before-replica-added")
         place = await self._store.add_replica(topology.queue_id, epoch, machine_id=machine_id)
         crash_point("after-replica-added")
@@ -112,7 +137,10 @@ class NativeActuator:
         return place
 
     async def _spread(self, topology: Topology, place: ReplicaPlace) -> None:
-        """Have it claimed where the fewest are; whoever sees it first claims it otherwise."""
+        """Ask the least loaded node to claim a replica.
+
+        If the request fails, the first node that sees the replica claims it.
+        """
         member = least_loaded(await self._store.members(), topology)
         if member is not None:
             await self._told(member.address, SetOwner(place.queue_id, member.member_id))
@@ -147,7 +175,7 @@ class NativeActuator:
         )
 
     async def _keep_up(self, topology: Topology) -> str | None:
-        """Steer the prefetch of all its consumers; a goal that somebody has set stays."""
+        """Switch on automatic prefetch for the consumers; keep a goal that a user has set."""
         queue = await self._store.find_queue(topology.queue_id, None)
         address = await self._alias_address(topology)
         if queue is None or address is None:
@@ -167,13 +195,16 @@ class NativeActuator:
         try:
             await self._ask(address, request, within_s)
         except TidegateError as failure:
-            # A stale epoch too: here it is the queue's, and not the leader's.
+            # This includes StaleEpoch: from a node it concerns the queue, not the leader.
             return str(failure)
         return None
 
 
 def least_loaded(members: Sequence[MemberInfo], topology: Topology) -> MemberInfo | None:
-    """The living member with the fewest replicas of a queue, then with the fewest queues."""
+    """Return the live node with the fewest replicas of the queue, then the fewest queues.
+
+    Returns None if no node lives.
+    """
     held = [place.address for place in topology.replicas]
     return min(
         (member for member in members if member.alive),

@@ -1,11 +1,30 @@
-"""The credit of a consumer at its own node: what it does, and how much it may have.
+"""One consumer as a controlled plant: its node measures it and sets its prefetch.
 
-    sense    deliveries, acknowledgements, what it holds; starved: its credit was not used up
-    level    what a loop wants; the consumer is told when that has really changed, not at each tick
+Theory of operation.
 
-Credit that is not used while it is there says that the prefetch does not hold the rate: the queue
-had nothing for it, is paused or paced, the socket is full, or the consumer holds all the bytes that
-it may. A node delivers in the turn in which credit comes, so a look now and then tells.
+The prefetch loop of a node has one `ConsumerCredit` for each consumer that it controls. All calls
+run in the node's event loop, in this order:
+
+- `poll`, at least five times per sample: record how many messages the consumer holds, and whether
+  its credit was used up. Advance the sojourn estimator.
+- `sense`, once per sample: return the rates since the last sample, and how well they reflect the
+  prefetch.
+- `notify_consumer`, once per sample: inform the client of a new level, if it differs from the last
+  one by more than 10 %.
+- `wanted`, at every tick: return the prefetch to set now, which a probe of the estimator may
+  reduce.
+
+A sample is marked `starved` if unused credit was seen in more than 20 % of the polls. The node
+delivers as soon as there is credit, so unused credit means that the prefetch does not limit the
+rate. Then the queue is empty, paused or limited in rate, the socket is full, or the consumer holds
+the maximum of bytes.
+
+A sample is also `starved` if nothing was acknowledged for four sojourns, and at least 2 seconds: a
+stuck consumer would only absorb more credit.
+
+If the goal is to keep up with the handler, the sample also has `held` and `busy`. `busy` is 1.0
+while messages wait in the consumer. If none has waited for three samples, it is 0.5: the law then
+assumes twice the present capacity, and the prefetch grows by factors.
 """
 
 from __future__ import annotations
@@ -17,33 +36,35 @@ from tidegate.adapters.native.sojourn import Sojourn
 from tidegate.core.prefetch import ConsumerSample
 from tidegate.node.consumer import Consumer
 
-# Of the looks within a sample, beyond which it says nothing of the prefetch.
+# Part of the polls with unused credit, above which a sample says nothing about the prefetch.
 _STARVED_PART = 0.2
-# A consumer is told of a change by so much: it gathers acknowledgements by its prefetch.
+# Relative change of the level that is reported to the client, which sizes its batches of
+# acknowledgements by its prefetch.
 _TOLD_PART = 0.1
-# Without an acknowledgement for so many sojourns it answers to nothing.
+# After so many sojourns without an acknowledgement, and at least so many seconds, the consumer
+# counts as stuck.
 _STUCK_SOJOURNS = 4.0
 _STUCK_S = 2.0
-# Of keep up: while nothing waits, how busy the handler is taken to be; so its capacity is thought
-# to be twice what it does, and the prefetch grows by factors and not by steps.
+# Assumed utilisation of the handler while no message waits. It makes the estimated capacity twice
+# the present rate, so the prefetch grows by factors instead of steps.
 _BUSY_BELOW_KNEE = 0.5
-# Samples without anything waiting until that is believed.
+# Consecutive samples without waiting messages before the handler counts as idle.
 _BELOW_KNEE_SAMPLES = 3
 
 
 class Sensed(NamedTuple):
-    """One sample, and what else is worth telling."""
+    """One sample, with the values that are reported beside it."""
 
     sample: ConsumerSample
     acked_per_s: float
-    # How long a message is away, from delivery to acknowledgement; 0: not known.
+    # Mean time from delivery to acknowledgement; 0 means unknown.
     sojourn_s: float
-    # Its credit was cut for a while, to see what it holds: it says nothing of anything else.
+    # A probe reduced the credit during this sample, so the sample is unfit for control.
     is_probe: bool
 
 
 class ConsumerCredit:
-    """Senses one consumer, and says how much credit it is to have."""
+    """The measurements of one consumer, and the prefetch to set for it."""
 
     def __init__(self, consumer: Consumer, now: float, *, keep_up: bool) -> None:
         self.consumer = consumer
@@ -55,7 +76,7 @@ class ConsumerCredit:
         self._acked_at = now
         self._sojourn_s = 0.0
         self._looks = self._unused = self._outstanding = 0
-        # Messages times seconds of what was set.
+        # Integral of the prefetch that was set, in messages times seconds.
         self._prefetch_s = 0.0
         self._set_at = now
         self._probed = False
@@ -66,7 +87,7 @@ class ConsumerCredit:
     # Sensing
 
     def look(self, now: float) -> None:
-        """Several times a sample."""
+        """Poll the consumer; called several times per sample."""
         consumer = self.consumer
         outstanding = consumer.book.outstanding
         self._looks += 1
@@ -79,11 +100,11 @@ class ConsumerCredit:
 
     @property
     def probing(self) -> int | None:
-        """What to cut its credit to for now."""
+        """Prefetch to set during a probe; None means that no probe runs."""
         return None if self.sojourn is None else self.sojourn.probing
 
     def sense(self, now: float) -> Sensed:
-        """What happened since the last sample."""
+        """Return the sample since the previous call, and begin the next one."""
         consumer = self.consumer
         interval_s = max(now - self._sampled_at, 1e-9)
         delivered, acked = consumer.meters.delivered.total, consumer.meters.acked.total
@@ -123,12 +144,12 @@ class ConsumerCredit:
         return self.sojourn.held(outstanding)
 
     def _busy(self, held: float) -> float:
-        """All of the time while something waits; else there is room for more."""
+        """Return 1.0, or after some samples without waiting messages `_BUSY_BELOW_KNEE`."""
         self._empty_samples = self._empty_samples + 1 if held < 0.25 else 0
         return _BUSY_BELOW_KNEE if self._empty_samples >= _BELOW_KNEE_SAMPLES else 1.0
 
     def _is_stuck(self, now: float) -> bool:
-        """It answers to nothing: more credit would only be lost in it."""
+        """Return whether the consumer has acknowledged nothing for too long."""
         patience_s = max(_STUCK_SOJOURNS * self._sojourn_s, _STUCK_S)
         return now - self._acked_at > patience_s
 
@@ -139,13 +160,13 @@ class ConsumerCredit:
         self._set_at = now
 
     def wanted(self, prefetch: int, now: float) -> int:
-        """What to set now, and from then on it counts as set."""
+        """Return the prefetch to set now; from this call on it counts as set."""
         self._note_set(now)
         probing = self.probing
         return prefetch if probing is None else min(prefetch, probing)
 
     def tell(self, level: float) -> None:
-        """The consumer hears of a level that is not the one that it knows."""
+        """Inform the client of a new level if it differs enough from the last one reported."""
         wanted = math.ceil(level)
         if self.consumer.limit is not None:
             wanted = min(wanted, self.consumer.limit)
@@ -154,6 +175,6 @@ class ConsumerCredit:
             self.consumer.outlet.prefetch_changed(self.consumer.consumer, wanted)
 
     def close(self) -> None:
-        """Nobody senses it any more."""
+        """End the measurements of the estimator."""
         if self.sojourn is not None:
             self.sojourn.close()

@@ -1,7 +1,7 @@
-"""Of what nodes say about themselves, as much as the loops need.
+"""The parts of a node's stats that the control loops need.
 
-Decoding the numbers of a thousand replicas with all their histograms takes longer than deciding
-about them; what is not named here is passed over.
+Decoding all stats of a thousand replicas, with their histograms, takes longer than the decisions.
+The decoder skips all fields that these types do not name.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import msgspec
 
 
 class ConsumerLook(msgspec.Struct):
-    """One subscription."""
+    """Stats of one consumer."""
 
     prefetch: int
     unacknowledged: int
 
 
 class QueueLook(msgspec.Struct):
-    """One queue: a replica, or an alias."""
+    """Stats of one queue: a replica, or the alias of a logical queue."""
 
     queue_id: int
     epoch: int
@@ -29,27 +29,27 @@ class QueueLook(msgspec.Struct):
     readers_waiting: int
     consumers: list[ConsumerLook]
     producers: int = 0
-    # Of an alias: number of a replica → producers and consumers that were sent there.
+    # Alias only: number of a replica → (producers, consumers) that were sent there.
     members: dict[int, tuple[int, int]] = {}
     homes_held: list[int] = []
     homes_ahead: list[int] = []
     refused: int = 0
-    # Histograms (telemetry.numbers.Durations), read only of queues that have an agreement.
+    # Encoded histograms (`Durations`), decoded only for queues with an agreement.
     wait: msgspec.Raw = msgspec.Raw(b"")
     service: msgspec.Raw = msgspec.Raw(b"")
 
 
 class CommitLook(msgspec.Struct):
-    """How long commits took, all together."""
+    """Total duration of the node's commits."""
 
     sum_s: float = 0.0
 
 
 class NodeLook(msgspec.Struct):
-    """One node."""
+    """Stats of one node."""
 
     member_id: int
-    # Its own clock, by which all that it counts was counted.
+    # The node's own clock; all its counters refer to it.
     uptime_s: float
     memory_bound_bytes: int
     memory_resident_bytes: int
@@ -60,6 +60,6 @@ class NodeLook(msgspec.Struct):
 
 
 class ClusterLook(msgspec.Struct):
-    """All nodes that answered."""
+    """Stats of all nodes that answered."""
 
     nodes: list[NodeLook]

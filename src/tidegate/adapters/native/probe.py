@@ -1,4 +1,4 @@
-"""A probe on a Tidegate node: a queue beside the one asked about, which goes with us."""
+"""A probe consumer on Tidegate nodes, on a temporary queue that its connection owns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidegate.core.errors import QueueNotExisting, TidegateError
 from tidegate.core.tunable import PROBE_BYTES_MAX
 
 PREFIX = "tidegate.tune."
-# Messages that are looked at, without taking them, to learn how large they are.
+# Messages that are browsed, without taking them, to measure their size.
 LOOKED_AT = 20
 SIZE_BYTES_DEFAULT = 256
 
@@ -23,7 +23,10 @@ SIZE_BYTES_DEFAULT = 256
 async def native_probe(
     client: Client, queue: str, *, handler_s: float, size_bytes: int | None
 ) -> Probe:
-    """Like the queue that is asked about: as durable, with messages as large."""
+    """Open a probe beside `queue`, as durable and with messages as large.
+
+    `size_bytes` None means the mean size of the waiting messages.
+    """
     info = await client.queue(queue)
     if size_bytes is None:
         size_bytes = min(await _size_of_messages(client, queue), PROBE_BYTES_MAX)
@@ -34,7 +37,7 @@ async def native_probe(
 
 
 class NativeProbeQueue:
-    """On a client that stays the caller's."""
+    """A `ProbeQueue` on a client that the caller opens and closes."""
 
     put_at_once = 500
 
@@ -84,13 +87,13 @@ class NativeProbeQueue:
             with contextlib.suppress(TidegateError):
                 await self._subscription.__aexit__(None, None, None)
         if self._is_made:
-            # After an outage of ours it is gone already.
+            # The node deletes an ephemeral queue when its client's session ends.
             with contextlib.suppress(QueueNotExisting):
                 await self._client.delete_queue(self.name)
             self._is_made = False
 
 
 async def _size_of_messages(client: Client, queue: str) -> int:
-    """Of those that wait now, on average; nothing is taken."""
+    """Return the mean size of waiting messages, without taking them."""
     sizes = [len(message.payload) for message in await client.browse(queue, limit=LOOKED_AT)]
     return round(sum(sizes) / len(sizes)) if sizes else SIZE_BYTES_DEFAULT

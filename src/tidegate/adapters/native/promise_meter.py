@@ -1,8 +1,11 @@
-"""What an agreement judges, measured of one logical queue: counts and waits since the last look.
+"""Measurements of a logical queue for its agreement: counts and waits since the last sample.
 
-Nodes count since they own a queue. What came since the last look is the difference, and with
-another owner (another epoch) all that it has counted; a queue that is seen for the first time says
-nothing yet. A replica that nobody answers for is not measured, and what waits in it gets older.
+A node counts from the moment it owns a queue. The meter returns the difference to the previous
+sample. A new owner (a new epoch) has counted from 0, so then all its counts are new.
+
+A queue that existed before, and answers for the first time, adds nothing to its first sample: it is
+unknown when its messages were counted. A replica without an answer is not measured. The age of its
+oldest message keeps growing.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from tidegate.core.replication import Topology
 
 
 class _Histogram(msgspec.Struct):
-    """Of telemetry.numbers.Durations as much as is needed."""
+    """The part of a queue's `Durations` that the meter needs."""
 
     buckets: list[tuple[float, int]] = []
 
@@ -30,7 +33,7 @@ _STEMS = ("wait", "service")
 
 @dataclass
 class _Counted:
-    """All that one owner has counted of one queue."""
+    """The counts of one queue by one owner."""
 
     epoch: int
     put: int = 0
@@ -49,7 +52,7 @@ class _Counted:
         )
 
     def since(self, before: _Counted) -> _Counted:
-        """What was counted after that; everything, if it was another owner who counted."""
+        """Return the difference to earlier counts; all counts if another owner counted those."""
         went_back = self.put < before.put or self.acked < before.acked
         if before.epoch != self.epoch or went_back:
             return self
@@ -70,17 +73,22 @@ class _Counted:
 
 
 class PromiseMeter:
-    """Samples of one logical queue for its agreement, from what the sensor has last seen."""
+    """Samples of logical queues for their agreements, from what the sensor has polled last."""
 
     def __init__(self, sensor: NativeSensor) -> None:
         self._sensor = sensor
         self._before: dict[int, _Counted] = {}
-        # Queues that there were when it last looked.
+        # Queues that existed at the last sample.
         self._known: set[int] = set()
         self._looked_at: float | None = None
 
     def sample(self, topology: Topology, now: float, wall_s: float) -> Sample | None:
-        """What came since the last one; None: it is the first, or nobody answers."""
+        """Return the counts since the previous call.
+
+        Returns None for the first call, and while the alias's owner does not answer.
+
+        `now` is the loop's clock, and `wall_s` the time since 1970, both in seconds.
+        """
         queue_ids = [topology.queue_id, *(place.queue_id for place in topology.replicas)]
         counted = {
             queue_id: _Counted.of(numbers)
@@ -88,17 +96,18 @@ class PromiseMeter:
             if (numbers := self._sensor.numbers_of(queue_id)) is not None
         }
         if topology.queue_id not in counted:
-            # What is counted while its owner is silent belongs to all of the time until it speaks.
+            # Keep the previous sample: what the alias's owner counts while it is silent belongs to
+            # the whole time until it answers.
             return None
         before, known, began = self._before, self._known, self._looked_at
         self._known = set(queue_ids)
-        # Who does not answer now is compared with what it said last, when it answers again.
+        # Keep the last counts of silent queues, to compare with when they answer again.
         kept = {queue_id: one for queue_id, one in before.items() if queue_id in queue_ids}
         self._before, self._looked_at = kept | counted, now
         if began is None or not now > began:
             return None
-        # A replica that has come since has begun with nothing; of one that never answered before
-        # nobody knows with what.
+        # A new replica began at 0, so all its counts are new. A replica that existed and never
+        # answered before is left out, since its counts may be older than this interval.
         parts = [
             one.since(before[queue_id]) if queue_id in before else one
             for queue_id, one in counted.items()

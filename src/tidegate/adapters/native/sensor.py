@@ -1,15 +1,30 @@
-"""The sensor of Tidegate's own nodes: live numbers in, a sample of each logical queue out.
+"""The sensor of Tidegate's own nodes: stats in, a sample of each logical queue out.
 
-Rates are differences of counters over the time since a queue was last looked at. That time is by
-the clock of whoever counts: a look ends with the slowest answer, and what the others have said is
-older by then. Counters begin anew with every owner, so a queue whose epoch is another one keeps the
-rate that it had: one period without news is better than a rate of minus a million.
+Theory of operation.
 
-    owner answers                     measured now
-    owner lives and does not answer   unreachable; as it was last seen, and older every second
-    nobody owns it                    unreachable; as it was last seen: it is known to be away
+The leader calls `poll` once per period. It asks all live nodes at once, with a timeout of 2
+seconds, so that one silent node does not delay the loop. Then the leader calls `sample` for each
+logical queue. `sample` does no I/O: all samples of a period show the same poll.
 
-Nothing that was not measured counts as zero.
+Rates are differences of counters, divided by the time on the counting node's clock. The sensor's
+own clock would be wrong: a poll ends with the slowest answer, and by then the other answers are
+old.
+
+A queue is in one of these states after a poll:
+
+    its owner answered                  measured now
+    its owner lives and was silent      unreachable; last known values, whose age grows
+    no node owns it                     unreachable; last known values; it does not count for the
+                                        age of the sample, since it is known to be away
+
+Invariants:
+
+- A missing measurement is not taken for zero. The last known value stays, or the replica is marked
+  unreachable; the age of the sample tells the guards to hold.
+- Counters restart with each owner. If the epoch has changed, or a counter has decreased, the queue
+  keeps its previous rates for one period.
+- If two nodes report a queue, the higher epoch wins: the queue is moving.
+- `_owners` contains exactly the queues that the last poll measured.
 """
 
 from __future__ import annotations
@@ -30,16 +45,16 @@ from tidegate.wire.packet import Request
 from tidegate.wire.packets.live_numbers import Stats
 
 Members = Callable[[], Awaitable[list[MemberInfo]]]
-# Address of a node, what is asked of it, and for how long: neighbours.asked.
+# Address of a node, the request, and the timeout in seconds: `NodeClients.asked`.
 Asked = Callable[[str, Request, float], Awaitable[Answered]]
-# A node that is not dead yet and does not answer must not hold up all others.
+# A silent node that still counts as live must not hold up all others.
 _ANSWER_S = 2.0
-# Two looks that are closer than this make no rate.
+# Minimum time between two polls that give a rate.
 _SHORTEST_S = 0.05
 
 
 class _Queue:
-    """What is remembered of one queue: its counters when last looked at, and its rates."""
+    """The last stats of one queue, and its rates."""
 
     __slots__ = (
         "acked",
@@ -56,7 +71,7 @@ class _Queue:
     def __init__(self, numbers: QueueLook, owner: NodeLook, now: float) -> None:
         self.put_per_s = 0.0
         self.acked_per_s = 0.0
-        # One that has just been made has done nothing: that is known without a second look.
+        # A new queue without traffic has rate 0, which needs no second poll.
         self.has_rates = numbers.epoch == 1 and not (numbers.put or numbers.acked)
         self._begin(numbers, owner, now)
 
@@ -64,7 +79,7 @@ class _Queue:
         self.numbers = numbers
         self.epoch = numbers.epoch
         self.put, self.acked = numbers.put, numbers.acked
-        # By the clock of its owner, and by that of who looks.
+        # The time of these stats, by the owner's clock and by the sensor's.
         self.counted_s, self.seen_at = owner.uptime_s, now
 
     def look(self, numbers: QueueLook, owner: NodeLook, now: float) -> None:
@@ -83,7 +98,7 @@ class _Queue:
 
 
 class _Node:
-    """What is remembered of one node: what it has used, and how loaded that makes it."""
+    """The last totals of one node, and its load."""
 
     __slots__ = ("commit_s", "cpu_s", "free_memory_bytes", "load", "uptime_s")
 
@@ -103,26 +118,26 @@ class _Node:
         cpu_s, commit_s = numbers.process_cpu_s - self.cpu_s, numbers.commit.sum_s - self.commit_s
         if lasted_s > 0.0 and cpu_s >= 0.0 and commit_s >= 0.0:
             memory = numbers.memory_resident_bytes / max(numbers.memory_bound_bytes, 1)
-            # A node is one thread, and a writer has one commit under way at a time.
+            # A node runs in one thread, and each writer has at most one commit under way.
             store = commit_s / lasted_s / max(numbers.writers, 1)
             self.load = max(cpu_s / lasted_s, memory, store)
         self._begin(numbers)
 
 
 class NativeSensor:
-    """Samples of logical queues, from the numbers of all nodes."""
+    """Samples of logical queues, from the stats of all nodes."""
 
     def __init__(self, members: Members, asked: Asked) -> None:
         self._members = members
         self._asked = asked
         self._queues: dict[int, _Queue] = {}
-        # Of the queues that were seen in the last look, who owns them.
+        # Queue → owner, for the queues that the last poll measured.
         self._owners: dict[int, int] = {}
         self._nodes: dict[int, _Node] = {}
         self._serving_since: dict[int, float] = {}
 
     async def look(self, topologies: Sequence[Topology], now: Callable[[], float]) -> None:
-        """Ask all nodes once; what they say holds for all samples until the next look."""
+        """Poll all nodes once; the answers hold for all samples until the next poll."""
         alive = [member.address for member in await self._members() if member.alive]
         answers = await asyncio.gather(*map(self._ask, alive))
         self.take(ClusterLook([node for nodes in answers for node in nodes]), topologies, now())
@@ -135,7 +150,7 @@ class NativeSensor:
         return msgspec.json.decode(answered.body, type=ClusterLook).nodes
 
     def take(self, cluster: ClusterLook, topologies: Sequence[Topology], now: float) -> None:
-        """What all nodes that answered have said; queues that are gone are forgotten."""
+        """Take the stats of all nodes that answered, and drop queues that no longer exist."""
         wanted = {place.queue_id for topology in topologies for place in topology.replicas}
         wanted.update(topology.queue_id for topology in topologies)
         self._queues = {key: queue for key, queue in self._queues.items() if key in wanted}
@@ -152,7 +167,7 @@ class NativeSensor:
             for numbers in node.queues:
                 if numbers.queue_id not in wanted:
                     continue
-                # While a queue moves, both may show it: the higher epoch is right.
+                # While a queue moves, two nodes may report it; the higher epoch is right.
                 other = self._queues.get(numbers.queue_id)
                 if other is None:
                     self._queues[numbers.queue_id] = _Queue(numbers, node, now)
@@ -163,13 +178,14 @@ class NativeSensor:
                 self._owners[numbers.queue_id] = node.member_id
 
     def numbers_of(self, queue_id: int) -> QueueLook | None:
-        """What the owner of a queue has just said about it; None: no owner answered."""
+        """Return a queue's stats from the last poll; None if no owner answered."""
         return self._queues[queue_id].numbers if queue_id in self._owners else None
 
     def age_of(self, queue_id: int, now: float) -> float | None:
-        """How old the oldest waiting message of a queue is by now; None: never seen.
+        """Return the age of a queue's oldest waiting message, in seconds; None if never measured.
 
-        Of a queue that nobody answers for, what waited when it was last seen waits still.
+        If no owner answers, the messages that waited at the last measurement are assumed to wait
+        still.
         """
         queue = self._queues.get(queue_id)
         if queue is None:
@@ -180,7 +196,7 @@ class NativeSensor:
         return numbers.oldest_age_s + max(now - queue.seen_at, 0.0)
 
     def free_memory_bytes(self, queue_ids: Iterable[int]) -> float | None:
-        """Of the nodes that own these queues the least; None: nobody does."""
+        """Return the smallest free memory of these queues' owners; None if none answered."""
         owners = {self._owners[queue_id] for queue_id in queue_ids if queue_id in self._owners}
         return min((float(self._nodes[one].free_memory_bytes) for one in owners), default=None)
 
@@ -192,11 +208,11 @@ class NativeSensor:
         slots_free: int | None = None,
         keeps_warm: bool = False,
     ) -> QueueSample:
-        """A logical queue as it was seen in the last look."""
+        """Return the sample of a logical queue from the last poll."""
         queue_ids = [topology.queue_id, *(place.queue_id for place in topology.replicas)]
         known = [self._queues[queue_id] for queue_id in queue_ids if queue_id in self._queues]
         alias = self._queues.get(topology.queue_id)
-        # Under this policy a producer is at one replica, and only the alias knows at which.
+        # Under this policy a producer uses one replica, and only the alias knows which.
         is_elected = topology.scaling.policy is ScalingPolicy.CLIENTS
         elected = alias.numbers.members if alias is not None and is_elected else None
         owners = {self._owners[queue_id] for queue_id in queue_ids if queue_id in self._owners}
@@ -204,7 +220,8 @@ class NativeSensor:
             queue=topology.queue,
             at=now,
             replicas=[self._replica(place, elected, now) for place in topology.replicas],
-            # What replicas take over from the alias or from each other is no put.
+            # Messages that a replica takes over from the alias or another replica do not count as
+            # put.
             arrived_per_s=sum(queue.put_per_s for queue in known),
             alias_waiting=0 if alias is None else alias.numbers.waiting,
             pending=pending,
@@ -215,11 +232,11 @@ class NativeSensor:
         )
 
     def _age_s(self, topology: Topology, now: float) -> float:
-        """Since the oldest measurement; of what was never measured, for ever."""
+        """Return the age of the oldest measurement in the sample; infinite if one is missing."""
         needed = [self._queues.get(topology.queue_id)]
         for place in topology.replicas:
             queue = self._queues.get(place.queue_id)
-            # Who is known to be away, or not there yet, needs no measurement.
+            # A replica without an owner, or that never answered yet, needs no measurement.
             if queue is not None and place.address is not None:
                 needed.append(queue)
         return max(
@@ -262,14 +279,15 @@ class NativeSensor:
             share=place.share,
             machine_id=place.machine_id,
             age_s=age_s,
-            # Who has it while its store is away still answers, and can neither take nor give.
+            # An owner whose store is unavailable still answers, but can neither take nor give
+            # messages.
             reachable=place.queue_id in self._owners and place.address is not None,
             waiting_consumers=_idle(numbers),
         )
 
 
 def _idle(numbers: QueueLook) -> int:
-    """Reads and subscriptions with credit that have nothing to do."""
+    """Return the number of waiting reads, and of consumers with unused credit, if nothing waits."""
     if numbers.waiting:
         return 0
     return numbers.readers_waiting + sum(

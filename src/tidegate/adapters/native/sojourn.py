@@ -1,24 +1,35 @@
-"""How many messages lie unbegun in a consumer, as far as its node can see: TCP Vegas for prefetch.
+"""Estimation of how many messages wait in a consumer, as TCP Vegas estimates a network's queue.
 
     held = outstanding · (1 − base / sojourn)      sojourn: from delivery to acknowledgement
 
-By Little's law `outstanding` is the rate times the sojourn; what of the sojourn is neither the
-network nor the handler is waiting. `base`, the sojourn of a message that finds hardly any other, is
-not the smallest one seen: of a handler whose time varies that is its luckiest message, and of
-four at work at once everything above luck would look like waiting. It is the *mean* of some
-messages delivered during a probe: now and then the credit is cut to half of what is not waiting,
-until eight messages or more are delivered. Half of what keeps every slot of a handler busy leaves
-half of them free, so nothing waits, however many slots there are; and what is cut costs one or two
-per cent. Without probes a base once too short would look like waiting for ever; but probes that
-say the same again and again come once a minute, and sooner if a message is away for clearly longer
-or shorter than then.
+By Little's law, `outstanding` is the rate times the sojourn. The part of the sojourn that is
+neither network nor handler time is waiting. `base` is the sojourn of a message that meets hardly
+any other message.
 
-The first probe, of a consumer of which nothing is known, has to cut to one. Where messages are away
-for a second or longer that would leave its slots idle for many: such a one is left as it is, unless
-it has so many that they can hardly all be at work, or one at a time anyway.
+The smallest observed sojourn is no usable base. If the handler's time varies, it belongs to the
+luckiest message, and everything slower would look like waiting. So the base is the mean of some
+messages that are delivered during a probe.
 
-What a consumer acknowledges together it gets together, and of n that come at once n − 1 wait: that
-is how they travel, and no stock. So much less counts as held.
+A probe works as follows:
+
+- The credit is cut to half of the messages that are estimated to be at work. With half of the
+  handler's slots free, no message waits, for any number of slots.
+- When no more messages are outstanding than that, the probe counts deliveries: at least eight and
+  twice the credit, or two after one second. Then the credit is restored.
+- When all these messages are acknowledged, their mean sojourn updates the base.
+- A probe is abandoned after 30 seconds.
+
+Probes cost one or two per cent of the rate. Without them, a base that was once too short would look
+like waiting for ever. A probe that confirms the base doubles the pause to the next one, from 10
+seconds to a minute. If the mean sojourn changes by a factor of 1.5, the next probe starts sooner.
+
+The first probe, without any base, cuts the credit to one. If messages take a second or longer, that
+would leave the handler idle for many seconds. Such a consumer is probed only in two cases: it holds
+more than 16 messages, so most of them must be waiting, or its prefetch is one anyway.
+
+A consumer that acknowledges n messages together received them together. In a batch of n, n − 1
+messages wait because of the way they travel, not because of the prefetch. So n − 1 is subtracted
+from `held`.
 """
 
 from __future__ import annotations
@@ -26,39 +37,43 @@ from __future__ import annotations
 from tidegate.node.consumer import Consumer
 from tidegate.telemetry.meters import Probe
 
-# Messages of a probe, at least; after a while fewer are enough, and after long it is given up.
+# Minimum number of messages in a probe; after `_FEWER_AFTER_S` seconds `_FEWER` suffice. A probe is
+# abandoned after `_GIVEN_UP_S` seconds.
 PROBE_MESSAGES = 8
 _FEWER, _FEWER_AFTER_S = 2, 1.0
 _GIVEN_UP_S = 30.0
-# Between probes, at first and at most; and how many times as long as one: about two per cent.
+# Seconds between probes, at first and at most; and the minimum pause as a multiple of a probe's
+# duration, which bounds the cost to about two per cent.
 PROBE_EVERY_S, _SELDOM_S = 10.0, 60.0
 _REST = 30.0
-# Times as long after a probe that said the same.
+# Factor of the pause after a probe that confirmed the base.
 _SELDOMER = 2.0
-# Away for so long, so few are not probed for the first time: it would take several seconds.
+# Without a base, a consumer with such slow messages and so few outstanding ones is not probed: the
+# probe would take several seconds.
 _SLOW_S, _FEW_OUTSTANDING = 1.0, 16
-# The base is the mean of about so many probes; one off by more than a factor begins anew.
+# The base is a moving mean of about so many probes. A probe that differs by more than this factor
+# replaces it.
 _PROBES = 4
 _JUMP = 1.5
 
 
 class Sojourn:
-    """The base of one consumer, and what it holds."""
+    """The base sojourn of one consumer, and the number of messages that wait in it."""
 
     def __init__(self, consumer: Consumer, now: float) -> None:
         self._consumer = consumer
-        # Seconds; None: not known yet.
+        # Seconds; None means unknown.
         self.base_s: float | None = None
         self._probes = 0
         self._probe_at = now
         self._began_at = now
         self._every_s = PROBE_EVERY_S
-        # As it was: when the last probe ended, and how long a message was away then.
+        # When the last probe ended, and the mean sojourn then.
         self._ended_at = now
         self._mean_then_s: float | None = None
-        # What to cut the credit to while a probe lasts; None: none does.
+        # The reduced credit while a probe runs; None means that no probe runs.
         self.probing: int | None = None
-        # Deliveries before a probe, and in it.
+        # The counter of deliveries when the probe began to count, and deliveries since.
         self._delivered = self._expected = 0
         self._sum_s = consumer.meters.service.sum_s
         self._count = consumer.meters.service.count
@@ -66,7 +81,7 @@ class Sojourn:
         self._mean_s: float | None = None
 
     def held(self, outstanding: float) -> float | None:
-        """Messages that wait in it, on average since it was last asked; None: not known."""
+        """Return the mean number of waiting messages since the previous call; None if unknown."""
         meters = self._consumer.meters
         service = meters.service
         sum_s, count = service.sum_s - self._sum_s, service.count - self._count
@@ -82,7 +97,7 @@ class Sojourn:
         return max(waiting - (together - 1.0), 0.0)
 
     def look(self, now: float) -> None:
-        """Begin a probe, go on with it, or end it."""
+        """Begin, continue or end a probe, as is due."""
         if self.probing is not None:
             self._go_on(self.probing, now)
         elif self._consumer.meters.probe is not None:
@@ -91,19 +106,19 @@ class Sojourn:
             self._begin(now)
 
     def _is_worth_it(self) -> bool:
-        """Whether a probe takes a short while, or costs nothing, or much may be gained by it."""
+        """Return whether a probe is short, free of cost, or likely to find waiting messages."""
         outstanding = self._consumer.book.outstanding
         if not outstanding:
             return False
         if self.base_s is not None or self._consumer.prefetch <= 1:
             return True
         if self._mean_s is None:
-            # Nothing came back yet: it may be slow.
+            # No message was acknowledged yet, so the handler may be slow.
             return False
         return self._mean_s < _SLOW_S or outstanding > _FEW_OUTSTANDING
 
     def _is_otherwise(self, now: float) -> bool:
-        """Whether a message is away for clearly longer or shorter than at the last probe."""
+        """Return whether the mean sojourn has changed clearly since the last probe."""
         then_s, now_s = self._mean_then_s, self._mean_s
         if then_s is None or now_s is None or now < self._ended_at + PROBE_EVERY_S:
             return False
@@ -119,12 +134,12 @@ class Sojourn:
         self._began_at = now
 
     def _go_on(self, probing: int, now: float) -> None:
-        """Credit is cut: let what was there drain, then some messages through."""
+        """Continue a probe: let the outstanding messages drain, then count deliveries."""
         meters, lasted_s = self._consumer.meters, now - self._began_at
         delivered = meters.delivered.total
         if meters.probe is None:
             if self._consumer.book.outstanding <= probing:
-                # Whoever comes now finds hardly anybody.
+                # From now on a delivered message meets hardly any other message.
                 meters.probe = Probe(now)
                 self._delivered = delivered
         else:
@@ -139,12 +154,15 @@ class Sojourn:
             self._end_cut(now, lasted_s)
 
     def _wait_for_all(self, probe: Probe, now: float) -> None:
-        """The slow ones too: the first to come back would be the lucky ones again."""
+        """Learn the base when all messages of the probe are acknowledged.
+
+        The first acknowledgements alone would be those of the luckiest messages.
+        """
         if probe.count >= self._expected:
             self._learn(probe.sum_s / probe.count)
             self._consumer.meters.probe = None
         elif now - probe.until > _GIVEN_UP_S:
-            # Some were returned, or lost with their lease.
+            # Some messages were returned, or their lease expired.
             self._consumer.meters.probe = None
 
     def _end_cut(self, now: float, lasted_s: float) -> None:
@@ -163,5 +181,5 @@ class Sojourn:
             self.base_s = known + (base_s - known) / self._probes
 
     def close(self) -> None:
-        """Nobody wants to know any more."""
+        """Stop counting for a probe."""
         self._consumer.meters.probe = None

@@ -1,9 +1,12 @@
-"""The consumers that a queue has already: stepped by an admin, measured by their node.
+"""The existing consumers of a queue, as the plant of `tidegate tune prefetch`.
 
-No client code takes part: the node's credit is what is set, and its counters are what is read. All
-consumers of the queue get the same prefetch, and the rate is that of one of them, on average. It is
-a trial (node/trial.py): in the end, and also when we are killed, the node gives each what it asked
-for; and there is one at a time.
+The experiment sets the prefetch of all consumers of the queue through their node, and reads the
+node's counters; client code takes no part. All consumers get the same prefetch. The measured rate
+is the mean of one consumer.
+
+The node restores the prefetch that each consumer asked for when the experiment ends, and also when
+this process dies: the change lasts as long as the connection (`set_experiment_prefetch`). Only one
+experiment can run at a time.
 """
 
 from __future__ import annotations
@@ -17,17 +20,17 @@ from tidegate.core.errors import InvalidValue, TidegateError
 from tidegate.core.prefetch import ConsumerSample
 from tidegate.telemetry.numbers import ConsumerNumbers, QueueNumbers
 
-# Client and the number of its consumer, at a queue or at a replica of it.
+# Queue id (of the queue or of a replica), client id, and number of the consumer.
 Key = tuple[int, int, int]
 TRIAL_OVER = 0
 
 
 class NoConsumers(InvalidValue):
-    """Nobody consumes from the queue by acknowledging."""
+    """The queue has no consumer that acknowledges explicitly."""
 
 
 class StandingConsumers:
-    """Of one queue of a cluster."""
+    """The consumers of one queue of a cluster."""
 
     feeds_itself = False
 
@@ -49,9 +52,13 @@ class StandingConsumers:
 
     @classmethod
     async def of(cls, client: Client, queue: str) -> StandingConsumers:
-        """Whoever consumes from it now; NoConsumers."""
+        """Return the present consumers of a queue.
+
+        Raises NoConsumers if there are none. Raises InvalidValue if nodes control their prefetch
+        already, or another experiment runs.
+        """
         if (await client.queue(queue)).policy.prefetch is not None:
-            # Two hands on one wheel would measure each other.
+            # Two controllers of one prefetch would measure each other.
             raise InvalidValue(
                 f"nodes steer the prefetch of {queue} already: switch that off first (`tidegate "
                 f"policy {queue} --prefetch-off`), or measure with a probe of our own (--probe)"
@@ -69,7 +76,7 @@ class StandingConsumers:
         return cls(client, queue, list(found))
 
     async def set_prefetch(self, prefetch: int) -> None:
-        # Each time anew: after an outage, ours or theirs, they have what they asked for.
+        # Set all of them each time: after a lost connection, a consumer has its own prefetch again.
         for key in self._consumers:
             await self._set(key, prefetch)
         self._prefetch = float(prefetch)
@@ -98,7 +105,10 @@ class StandingConsumers:
         )
 
     async def close(self) -> None:
-        """Each gets back what it asked for; who has left since, or is another's, needs nothing."""
+        """Restore the prefetch that each consumer asked for.
+
+        A consumer that has left, or that another experiment uses, is skipped.
+        """
         for key in self._consumers:
             with contextlib.suppress(InvalidValue):
                 await self._set(key, TRIAL_OVER)

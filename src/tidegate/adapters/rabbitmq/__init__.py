@@ -1,4 +1,4 @@
-"""RabbitMQ as an engine: the same workers, prefetch control and elastic queues on it."""
+"""RabbitMQ as an engine: the same workers, prefetch control and elastic queues run on it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ if TYPE_CHECKING:
     from tidegate.adapters.rabbitmq.client import RabbitmqClient
     from tidegate.client.connect import Connector
 
-# Of an outage they print tracebacks to programs that have set up no logging, many a second; what
-# there is to say about it we log ourselves.
+# Without logging configured, Python prints their errors with tracebacks, many a second in an
+# outage. This package logs outages itself.
 for _library in ("aio_pika", "aiormq"):
     logging.getLogger(_library).addHandler(logging.NullHandler())
 
 
 def connect(url: str, **connection: Any) -> Connector[RabbitmqClient]:
-    """What `tidegate.connect("amqp://…")` gives: `async with` or `with` it."""
+    """Return what `tidegate.connect("amqp://…")` returns: use it with `async with` or `with`.
+
+    Raises InvalidValue if aio-pika is not installed.
+    """
     try:
         import aio_pika  # noqa: F401
     except ModuleNotFoundError as missing:

@@ -1,9 +1,9 @@
-"""`amqp://user:password@host:port/vhost?queue_type=quorum`: where RabbitMQ is, and who comes.
+"""Parsing of `amqp://user:password@host:port/vhost?queue_type=quorum`.
 
-    queue_type     classic (default) or quorum: what queues are made as, if there are none
-    max_priority   makes classic queues with so many priorities; none without it
+    queue_type     classic (default) or quorum: the type of queues that the client creates
+    max_priority   number of priorities of classic queues that the client creates; default: none
 
-Both are ours and stay here; what else stands after the ? goes to aio-pika (`heartbeat`, `timeout`,
+Tidegate keeps these two parameters and passes all others to aio-pika (`heartbeat`, `timeout`,
 `name`, …).
 """
 
@@ -27,11 +27,11 @@ _PORTS = {"amqp": 5672, "amqps": 5671}
 
 
 class RabbitmqAddress(NamedTuple):
-    """What a URL says."""
+    """The parts of a broker's URL."""
 
-    # With the password, and without what is ours.
+    # With the password, without Tidegate's own parameters.
     url: URL
-    # As logs and errors may show it.
+    # Without the password, for logs and errors.
     shown: str
     queue_type: str
     max_priority: int | None
@@ -48,7 +48,11 @@ def parse_address(
     tls: bool | ssl.SSLContext | None = None,
     ca_file: str | os.PathLike[str] | None = None,
 ) -> RabbitmqAddress:
-    """A URL and what was said beside it, checked."""
+    """Parse a URL and the options beside it; raise InvalidValue if they contradict each other.
+
+    Options override the URL. Without a user, `guest` is used, whom RabbitMQ accepts from its own
+    machine only.
+    """
     try:
         parsed = URL(url)
         port = parsed.port
@@ -69,7 +73,7 @@ def parse_address(
     if password is not None:
         parsed = parsed.with_password(password)
     if parsed.user is None:
-        # As RabbitMQ has it on this machine, and nowhere else.
+        # RabbitMQ's default user, accepted over loopback only.
         parsed = parsed.with_user("guest").with_password(parsed.password or "guest")
     query = dict(parsed.query)
     if name is not None:

@@ -1,12 +1,15 @@
-"""Replies to whoever asked by direct reply-to, on a connection of their own.
+"""Replies by direct reply-to, sent over a connection of their own.
 
-The name to reply to came with the request, so anybody can have written it. RabbitMQ (3.10) ends the
-connection on which it gets a reply to a name of this kind that is none. On the worker's own
-connection everything in its hands would go back, the request too, and with it the same again, for
-ever; on the one that it publishes on, whatever is on its way would be sent twice. So it ends a
-connection that carries nothing but replies. What was on its way there is sent once more, alone:
-whose reply ends a connection again is not answered. (Nor is it when the broker has gone: then
-whoever asked has lost its channel too, and waits for nothing.)
+The reply address comes with the request, so its sender can forge it. RabbitMQ (3.10) closes the
+connection that publishes to an invalid address of this kind. Each shared connection would suffer:
+
+- On the consuming connection, all held messages would return to their queues, the request included,
+  and the same would happen again without end.
+- On the publishing connection, all publishes under way would be sent twice.
+
+So these replies use a connection that carries nothing else. If it closes, each reply under way is
+sent once more, alone, on a fresh connection. A reply that closes that one too is dropped. A reply
+is also dropped if the broker is gone: then the requester has lost its channel and waits no more.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ DIRECT = "amq.rabbitmq.reply-to"
 
 
 class Answers:
-    """One client's replies of that kind."""
+    """One client's replies to direct reply-to addresses."""
 
     def __init__(self, address: RabbitmqAddress, reconnect_s: float, outage: Outage) -> None:
         self._address = address
@@ -37,12 +40,16 @@ class Answers:
         self._alone = asyncio.Lock()
 
     async def send(self, payload: bytes, properties: Properties, reply_to: str) -> bool:
-        """Whether RabbitMQ took it; QueueNotExisting when nobody waits for it."""
+        """Publish a reply; return whether RabbitMQ accepted it.
+
+        Raises QueueNotExisting if the requester no longer waits, and RetryLater while RabbitMQ
+        blocks publishers.
+        """
         try:
             await self._publisher.publish(payload, properties, reply_to, once=True)
         except RetryLater:
             if self._lifeline.is_blocked:
-                raise  # as would another connection be
+                raise  # another connection would be blocked too
             return await self._sent_alone(payload, properties, reply_to)
         return True
 

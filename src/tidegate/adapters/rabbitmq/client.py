@@ -1,7 +1,30 @@
-"""RabbitMQ behind the API of a client: what workers need, and of the rest what RabbitMQ can do.
+"""RabbitMQ behind the client API: everything that workers need, and the rest where it is possible.
 
-What it cannot do is refused at the call, with a sentence that says what to do instead. Policies
-are kept here, on the client's side: RabbitMQ knows nothing of retries, backoff or deliveries.
+Theory of operation.
+
+A `RabbitmqClient` uses up to three connections, each reconnecting by itself:
+
+- `lifeline` consumes, declares and listens to the topology feed.
+- `_publishing` publishes, opened with the first publish. RabbitMQ stops reading from a publishing
+  connection while it is short of memory or disk. Acknowledgements on the same connection would then
+  not arrive, and its queues would not shrink.
+- `DirectReplies` has one for replies to direct reply-to addresses (see there).
+
+The parts of a client:
+
+    RabbitmqPublisher   confirmed publishing, in order, across reconnects
+    AdminChannel        declarations, which close their channel when they fail
+    RabbitmqQueues      passive and active declarations, and the type of a queue
+    RetryQueues         delays, retries and dead letters, which RabbitMQ does not have
+    PendingReplies      requests that wait for a reply
+    TopologyFeed        the replicas of elastic queues
+
+Calls that RabbitMQ cannot support fail at once with InvalidValue and an alternative. Queue policies
+are kept by the client: RabbitMQ knows nothing about retries, backoff and delivery counts. All
+clients of a queue should therefore use the same policy.
+
+A put to a plain queue goes to the default exchange. A put to an elastic queue goes to the queue's
+consistent-hash exchange, with its group or message id as the key.
 """
 
 from __future__ import annotations
@@ -39,7 +62,7 @@ from tidegate.core.errors import InvalidValue, NoMessagesInQueue, QueueNotExisti
 from tidegate.core.model import DEFAULT_POLICY, PRIORITY_DEFAULT, QueuePolicy
 from tidegate.core.replication import ReplicaState, replica_name
 
-# So many of a put_many are on their way at once.
+# Puts of one put_many that are under way at a time.
 _PUTS_ABREAST = 1000
 _REFUSED = {
     "receiver": "RabbitMQ addresses no clients: give each receiver a queue of its own",
@@ -50,11 +73,11 @@ _REFUSED = {
 
 
 class NotOnRabbitmq(InvalidValue, AttributeError):  # type: ignore[misc]
-    """A call of the native client that RabbitMQ has nothing for."""
+    """A call of the native client that RabbitMQ has no counterpart for."""
 
 
 class RabbitmqClient:
-    """Get one from `async with tidegate.connect("amqp://…") as mq`."""
+    """A client of RabbitMQ: `async with tidegate.connect("amqp://…") as mq`."""
 
     engine_name = "rabbitmq"
 
@@ -66,7 +89,8 @@ class RabbitmqClient:
     async def open(self) -> Self:
         outage = Outage(self._address.shown)
         self.lifeline = Lifeline(self._address, self._reconnect_s, outage)
-        # A broker that is short of memory reads no acks where it is published.
+        # RabbitMQ stops reading acknowledgements from a connection that publishes while it is short
+        # of memory.
         self._publishing = Lifeline(
             self._address, self._reconnect_s, outage, opens_when_needed=True
         )
@@ -81,7 +105,7 @@ class RabbitmqClient:
         return self
 
     async def close(self) -> None:
-        # One that RabbitMQ has blocked takes its time.
+        # Close all at once: a blocked connection takes its whole timeout.
         ends = (self._answers.close(), self._publishing.close(), self.lifeline.close())
         await asyncio.gather(*ends)
 
@@ -92,7 +116,7 @@ class RabbitmqClient:
         await self.close()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run something for as long as the client lives."""
+        """Run a task until the client closes."""
         return self.lifeline.spawn(work)
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -106,15 +130,15 @@ class RabbitmqClient:
     # Queues
 
     async def queue(self, name: str) -> RabbitmqQueue:
-        """Look a queue up; QueueNotExisting."""
+        """Return a queue's length and consumers; raise QueueNotExisting if there is none."""
         check_name(name)
         found = [await self.queues.look(one) for one in await self._names(name)]
-        # Whoever consumes from an elastic queue is at all of its replicas, or at one.
+        # A consumer of an elastic queue consumes from all replicas, or is bound to one.
         consumers = max(one.consumers for one in found)
         return RabbitmqQueue(name, sum(one.messages for one in found), consumers)
 
     async def _names(self, queue: str) -> list[str]:
-        """Of the queues that hold its messages: itself, and its replicas if it is elastic."""
+        """Return the RabbitMQ queues that hold a queue's messages: itself, and its replicas."""
         topology = await self.news.topology(queue)
         replicas = [] if topology is None else topology.replicas
         there = [one.number for one in replicas if one.state is not ReplicaState.STARTING]
@@ -129,7 +153,7 @@ class RabbitmqClient:
         policy: QueuePolicy | None = None,
         ephemeral: bool = False,
     ) -> RabbitmqQueue:
-        """Make a queue of the URL's queue_type; one that exists is taken as it is."""
+        """Create a queue of the URL's queue_type; an existing queue stays as it is."""
         if ephemeral:
             raise InvalidValue("ephemeral is for tidegate:// only: on RabbitMQ delete the queue")
         await self.queues.create(name, durable=durable, exist_ok=exist_ok, policy=policy)
@@ -146,16 +170,16 @@ class RabbitmqClient:
         await self.queues.delete(name)
 
     async def waiting(self, queue: str) -> int | None:
-        """Messages that are ready; cheap enough to be asked once a second."""
+        """Return the number of ready messages; cheap enough to call once a second."""
         return (await self.queue(queue)).messages
 
     async def purge(self, name: str) -> int:
-        """How many messages it had."""
+        """Remove the ready messages; return how many there were."""
         check_name(name)
         return sum([await self.queues.purge(one) for one in await self._names(name)])
 
     def adopt_policy(self, queue: str, policy: QueuePolicy | None) -> None:
-        """Give messages of this queue back as the policy says; it is kept here, for this client."""
+        """Apply a policy to messages that this client returns; None changes nothing."""
         if policy is not None:
             self._policies[queue] = policy
 
@@ -165,7 +189,7 @@ class RabbitmqClient:
     # Putting
 
     async def put(self, queue: str, payload: bytes, **options: Unpack[PutOptions]) -> int:
-        """Put a message; returns its id once RabbitMQ has confirmed it."""
+        """Put a message; return its id once RabbitMQ has confirmed it."""
         check_name(queue)
         data = checked_payload(payload)
         topology = await self.news.topology(queue)
@@ -174,7 +198,7 @@ class RabbitmqClient:
             message_id = new_message_id()
             properties, delay_s = properties_of(message_id, special, headers, time.time())
             if delay_s:
-                # The delay queue would take it, whoever it is for.
+                # The delay queue accepts the message even if its target queue does not exist.
                 await self.queues.look(queue)
             elif topology is not None:
                 key = options.get("group") or str(message_id)
@@ -186,23 +210,23 @@ class RabbitmqClient:
     async def _publish_spread(
         self, queue: str, payload: bytes, properties: Properties, key: str
     ) -> None:
-        """To a replica, by the shares of the moment: the exchange hashes the key."""
+        """Publish to a replica: the exchange hashes the key, by the current shares."""
         try:
             await self._publisher.publish(payload, properties, key, exchange=queue)
         except QueueNotExisting:
-            # Somebody has deleted the exchange.
+            # The exchange was deleted by hand.
             self.news.forget(queue)
             await self._publisher.publish(payload, properties, queue)
 
     async def put_many(
         self, queue: str, payloads: Iterable[bytes], *, priority: int = PRIORITY_DEFAULT
     ) -> list[int]:
-        """Put many messages; their ids once all are confirmed."""
+        """Put many messages; return their ids once all are confirmed."""
         message_ids: list[int] = []
         coming = iter(payloads)
         while some := list(itertools.islice(coming, _PUTS_ABREAST)):
             puts = (self.put(queue, payload, priority=priority) for payload in some)
-            # What fails is told when nothing is on its way any more.
+            # Raise an error only when no put of this chunk is under way.
             for result in await asyncio.gather(*puts, return_exceptions=True):
                 if isinstance(result, BaseException):
                     raise result
@@ -220,7 +244,7 @@ class RabbitmqClient:
         order: str = "priority",
         replica: int | None = None,
     ) -> RabbitmqSubscription:
-        """Have messages pushed, at most `prefetch` of them unacknowledged."""
+        """Subscribe to a queue, with at most `prefetch` unacknowledged messages."""
         check_name(queue)
         check_count("prefetch", prefetch)
         if ack not in ("explicit", "automatic"):
@@ -253,7 +277,10 @@ class RabbitmqClient:
     async def get(
         self, queue: str, *, wait: float = 0.0, order: str = "oldest", **more: Any
     ) -> RabbitmqMessage:
-        """Take one message, which acknowledges it; NoMessagesInQueue when there is none."""
+        """Take and acknowledge one message.
+
+        Raises NoMessagesInQueue if none comes within `wait` seconds.
+        """
         if order != "oldest" or any(value is not None for value in more.values()):
             raise InvalidValue(
                 "on RabbitMQ get() takes the next message and acknowledges it: use subscribe() "
@@ -267,7 +294,7 @@ class RabbitmqClient:
                 return RabbitmqMessage(delivered, queue, None, self.retries)
         taken: RabbitmqMessage | None = None
         if wait:
-            # Once it was taken it is acknowledged, and returned however late it is by then.
+            # A message that was taken is acknowledged already, so return it even after the timeout.
             with contextlib.suppress(TimeoutError):
                 async with (
                     asyncio.timeout(wait),
@@ -290,7 +317,7 @@ class RabbitmqClient:
         headers: dict[str, str] | None = None,
         priority: int = PRIORITY_DEFAULT,
     ) -> RabbitmqMessage:
-        """Put a request, wait for the reply; NoReply when none comes in time."""
+        """Put a request and return its reply; raise NoReply if none comes in `timeout` seconds."""
         check_name(queue)
         check_seconds("timeout", timeout, at_least=0.0)
         data = checked_payload(payload)
@@ -310,12 +337,16 @@ class RabbitmqClient:
         content_type: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> int:
-        """Answer a request, to its sender only; nobody hears it when that one has gone."""
+        """Reply to the sender of a request; return the reply's id.
+
+        Returns 0 if the reply cannot reach the sender, for example because it has disconnected.
+        Raises InvalidValue if the message asks for no reply.
+        """
         reply_to = message.properties.reply_to
         if message.context is None:
             raise InvalidValue("this message asks for no reply: it has no reply_to")
         if not reply_to:
-            # Put with a context, not asked by request(): there is nowhere to send it to.
+            # A message with a context that `request` did not send: it has no reply address.
             return 0
         special = checked_options({"content_type": content_type, "headers": headers})
         message_id = new_message_id()
@@ -335,7 +366,7 @@ class RabbitmqClient:
 def _checked(options: PutOptions, topology: ElasticTopology | None) -> Special:
     special = checked_options(options)
     for name, instead in _REFUSED.items():
-        # Of an elastic queue a group has one replica, for as long as shares do not change.
+        # An elastic queue keeps a group in one replica as long as its shares do not change.
         is_fine = name == "group" and topology is not None
         if options.get(name) is not None and not is_fine:
             raise InvalidValue(f"{name}= is for tidegate:// only. {instead}")
@@ -355,7 +386,7 @@ def connector(
     tls: bool | ssl.SSLContext | None = None,
     ca_file: str | os.PathLike[str] | None = None,
 ) -> Connector[RabbitmqClient]:
-    """The keywords are those of `tidegate.connect`."""
+    """Return a connector; the keywords are those of `tidegate.connect`."""
     if client_id is not None or mode != "read-write":
         raise InvalidValue(
             "client_id= and mode= are for Tidegate's own nodes: on RabbitMQ the user's permissions "

@@ -1,14 +1,14 @@
-"""What RabbitMQ and aio-pika say went wrong, as errors of ours.
+"""Translation of errors of RabbitMQ and aio-pika into Tidegate's errors.
 
     403 on a channel, or no access to the vhost     Forbidden
     404                                             QueueNotExisting
     405, 406                                        InvalidValue
     a wrong user or password                        NotAuthenticated
     nack of a publish                               LimitReached
-    anything about the connection                   Unavailable
+    any connection error                            Unavailable
 
-aio-pika ends what waits on a channel that is lost by cancelling it: whoever was not cancelled
-himself must not take that for his own end.
+When a channel is lost, aio-pika cancels the calls that wait on it. A CancelledError therefore
+counts as a lost connection, unless the calling task itself was cancelled.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CUT = ("Server connection reset", "Server connection unexpectedly closed")
 
 @contextlib.contextmanager
 def telling(about: str) -> Iterator[None]:
-    """Around calls of aio-pika: what they raise is an error of ours about `about`."""
+    """Translate errors of aio-pika calls inside into Tidegate errors about `about`."""
     try:
         yield
     except TidegateError:
@@ -55,7 +55,7 @@ def telling(about: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reaching(shown: str, user: str | None) -> Iterator[None]:
-    """The same around connecting to a broker."""
+    """Translate errors of connecting to a broker."""
     try:
         with telling(f"RabbitMQ at {shown}"):
             yield
@@ -69,7 +69,7 @@ def reaching(shown: str, user: str | None) -> Iterator[None]:
 
 
 def as_tidegate(failure: BaseException | None, about: str) -> TidegateError:
-    """The error of ours that a failure of aio-pika is."""
+    """Return the Tidegate error for an error of aio-pika."""
     if isinstance(failure, TidegateError):
         return failure
     text = f"{about}: {_text(failure)}"
@@ -78,7 +78,7 @@ def as_tidegate(failure: BaseException | None, about: str) -> TidegateError:
     if isinstance(failure, exceptions.DeliveryError):
         return LimitReached(f"{about}: RabbitMQ refused it, because the queue is full or failing")
     if isinstance(failure, exceptions.InvalidFrameError) and "Connection.OpenOk" in text:
-        # The broker's own sentence is lost there.
+        # aio-pika discards the broker's own text here.
         return Forbidden(
             f"{about}: there is no such vhost, or the user may not come there: `rabbitmqctl "
             "add_vhost` and `set_permissions`"
@@ -100,13 +100,13 @@ def _text(failure: BaseException | None) -> str:
     if failure is None:
         return _LOST
     if isinstance(failure.__cause__ or failure, ConnectionRefusedError):
-        return "Connection refused"  # asyncio and uvloop have each their own words
+        return "Connection refused"  # asyncio and uvloop word it differently
     if failure.args and isinstance(failure.args[-1], str):
         return _LOST if _is_lost(failure.args[-1]) else failure.args[-1]
     return f"{failure}" or type(failure).__name__
 
 
 def _is_lost(text: str) -> bool:
-    """Whether it says in the library's own terms that the connection is cut."""
-    # What opens with a repr says which object in memory was closed.
+    """Return whether a text of the library says that the connection is closed."""
+    # A text that begins with a repr names the closed object in memory.
     return text.startswith(("<", *_CUT))

@@ -1,25 +1,37 @@
-"""The consumers of a subscription on one channel, and what they hold there.
+"""The consumers of one subscription on one channel, and the messages that they hold.
 
-As a rule that is one; of an elastic queue one for each of its replicas, so that one prefetch holds
-over all of them (on quorum queues each has its part of it).
+Theory of operation.
 
-A message belongs to the leg that it came with. When the channel has ended, everything has gone back
-to its queue and comes again, so that a late ack is dropped: delivery tags count from 1 on every
-channel, and on another one it would settle a stranger. A tag is settled once, because a second time
-closes the channel.
+A `RabbitmqConsumer` owns one channel. It has one AMQP consumer for each source: one for a plain
+queue, one for each replica of an elastic queue. The subscription makes another `RabbitmqConsumer`
+when the channel ends.
 
-The prefetch is live. A classic queue takes `basic.qos` of the whole channel at any time. Quorum
-queues refuse that: there the value is the consumer's, so another one begins with the new value on
-the same channel and the former is cancelled; what came to either is the same to us, and what the
-former had delivered stays ours. Until that is settled more may be held than the new value says.
-What is on its way to a consumer that is cancelled goes back, flagged and counted as if it had
-failed. So the former's acks are held back until it has all that it may have, when nothing can be on
-its way to it. A queue that is about empty does not fill it: then everything stays as it is, and the
-change is made up for when as many messages have come as it would allow; before, it changes nothing.
+Messages. A message belongs to the channel that delivered it. When the channel ends, all its
+unsettled messages have returned to their queues, and late acknowledgements are dropped: delivery
+tags count from 1 on every channel, so a late tag would settle another message. Each tag is settled
+once, because a second settlement closes the channel.
 
-A replica that is to go is let go: no more is taken from it, and when the last message of it is
-settled we leave its holders too. Before that it is not deleted: its broker would take the message
-away from under us.
+Prefetch. It can change at any time:
+
+- On a channel with classic queues only, `basic.qos` applies to the whole channel at once, so one
+  prefetch bounds all sources together.
+- Quorum queues refuse that. There the prefetch belongs to the AMQP consumer, and each source gets
+  an equal part. To change it, a new consumer begins on the same channel with the new value, and the
+  former one is cancelled. Messages of the former one stay held, so for a while more may be held
+  than the new value allows.
+
+Cancelling on a quorum queue. Messages on their way to a cancelled consumer return to the queue,
+flagged and counted as if they had failed. To prevent that, acknowledgements of the former consumer
+are held back until it has as many messages as its prefetch allows: then none can be on its way. A
+queue that is nearly empty never fills the consumer. Then the change is postponed until as many
+messages have come as it would allow. Before that it would make no difference.
+
+Leaving a replica. When a source is removed, its AMQP consumer is cancelled at once. The consumer of
+its holders queue stays until the last message of that source is settled. The controller deletes the
+replica's queue only after that; otherwise the broker would delete a message that is held here.
+
+All calls that change consumers run under `_turning`, and each runs to completion even if the caller
+is cancelled: a call that stops halfway closes the channel.
 """
 
 from __future__ import annotations
@@ -41,19 +53,19 @@ from tidegate.core.errors import CallerError, LeaseLost, TidegateError, Unavaila
 
 log = logging.getLogger(__name__)
 
-# The most that AMQP can say; 0 would mean without limit.
+# AMQP's maximum; 0 would mean unlimited.
 PREFETCH_MAX = 65_535
-# How long a consumer that is to be cancelled may wait for what its prefetch allows, and how long
-# without any message says that there are none.
+# How long to wait until a former consumer is full; and the time without a message after which no
+# more are expected.
 _FULL_S_MAX = 0.2
 _IDLE_S = 0.05
-# Before what cannot be delayed, for want of a permission say, goes back.
+# Pause before a message is requeued that could not be delayed (for want of a permission, say).
 _IN_VAIN_S = 1.0
 Result = TypeVar("Result")
 
 
 class Leg:
-    """A holder of messages."""
+    """One channel of a subscription, its AMQP consumers and its unsettled messages."""
 
     def __init__(
         self,
@@ -67,32 +79,32 @@ class Leg:
         self._channel = channel
         self.queue = queue
         self.is_classic = is_classic
-        # As wanted; as the channel has it, or each consumer, by its tag.
+        # The wanted prefetch; the channel's; and each AMQP consumer's, by its tag.
         self.prefetch = prefetch
         self._of_channel = prefetch
         self._in_force: dict[str, int] = {}
-        # How many consumers share it, where it is the consumer's.
+        # The number of sources that share the prefetch on quorum queues.
         self._among = 1
         self._on_arrived = on_arrived
         self.lost = False
         self._tags = 0
-        # The tags of those that wait for the broker's word that they consume.
+        # Tags of consumers that the broker has not confirmed yet.
         self._beginning: set[str] = set()
-        # By name of the queue: the tag of its consumer, and of ours among its holders.
+        # By name of the source: the tag of its consumer, and of the one at its holders queue.
         self._consumers: dict[str, str] = {}
         self._standing: dict[str, str] = {}
         self._stopped = False
         self._turning = asyncio.Lock()
-        # Of what was delivered: where from, and how many of each are not settled.
+        # Unsettled deliveries: the source of each, and the number per source.
         self._source_of: dict[int, str] = {}
         self._held_of: Counter[str] = Counter()
-        # Delivered and not settled; those being settled elsewhere first.
+        # Tags of unsettled messages, and of those that are being stored elsewhere before their ack.
         self._unsettled: set[int] = set()
         self._settling: set[int] = set()
-        # Which consumer each came to, and how many of each's acks were not sent.
+        # The AMQP consumer of each unsettled message, and how many of its acks are not sent.
         self._owners: dict[int, str] = {}
         self._out: Counter[str] = Counter()
-        # The consumer whose acks are held back, and those.
+        # The consumer whose acks are held back, and these acks.
         self._retiring = ""
         self._held_back: list[int] = []
         self._came = asyncio.Event()
@@ -100,7 +112,7 @@ class Leg:
         self._acks: deque[int] = deque()
         self._acking: asyncio.Task[None] | None = None
 
-    # Coming and going
+    # Sources and lifetime
 
     async def begin(self, sources: Sequence[Source]) -> None:
         self._channel.on_consumer_cancel_callbacks.add(self._cancelled_by_the_broker)
@@ -110,7 +122,7 @@ class Leg:
         await self.follow(sources)
 
     async def follow(self, sources: Sequence[Source]) -> None:
-        """Consume from these from now on, and let go of others."""
+        """Consume from exactly these sources from now on."""
         async with self._turning:
             if self.lost or self._stopped:
                 return
@@ -131,9 +143,9 @@ class Leg:
                 await self._leave(name)
 
     async def _leave(self, name: str) -> None:
-        """Stand no more among the holders of a queue that was let go, if we hold nothing of it."""
+        """Leave the holders queue of a removed source if none of its messages is held."""
         if name in self._standing and name not in self._consumers and not self._held_of[name]:
-            # Acks that are on their way arrive before this.
+            # The broker must read the acks before the cancel.
             await self._flush()
             await self._rpc(self._cancel(self._standing.pop(name)))
 
@@ -144,7 +156,7 @@ class Leg:
                     await self._leave(name)
 
     async def ended(self) -> TidegateError:
-        """Wait until the channel has; the reason."""
+        """Wait until the channel has ended; return the reason."""
         closing = self._channel.closing
         await asyncio.wait({closing})
         self.lost = True
@@ -152,7 +164,7 @@ class Leg:
         return as_tidegate(reason, f"queue {self.queue!r}")
 
     async def end(self) -> None:
-        """Everything that is not settled goes back."""
+        """Close the channel; unsettled messages return to their queues."""
         if self.lost:
             return
         with contextlib.suppress(TidegateError), telling(self.queue):
@@ -162,7 +174,7 @@ class Leg:
         self.lost = True
 
     async def stop(self) -> None:
-        """Take no more: what was sent before the broker knew has arrived when this returns."""
+        """Cancel the consumers; messages that were on their way have arrived when this returns."""
         async with self._turning:
             self._stopped = True
             while self._consumers and not self.lost:
@@ -175,7 +187,7 @@ class Leg:
                     self._release_acks()
 
     async def set_prefetch(self, prefetch: int) -> None:
-        # To the end: who comes next has to know what the broker was told.
+        # Complete the change even if cancelled: the next change must know what the broker was told.
         await self._rpc(self._set_prefetch(prefetch))
 
     async def _set_prefetch(self, prefetch: int) -> None:
@@ -192,11 +204,11 @@ class Leg:
 
     @property
     def _part(self) -> int:
-        """What each consumer is to have, where the prefetch is the consumer's."""
+        """The prefetch of each AMQP consumer on quorum queues."""
         return max(-(-self.prefetch // max(self._among, 1)), 1)
 
     async def _turn(self, name: str) -> None:
-        """Another consumer in the place of this one, if it can be filled."""
+        """Replace the consumer of a source if its prefetch is outdated and it can be filled."""
         former = self._consumers.get(name)
         if former is None or self._in_force[former] == self._part:
             return
@@ -211,7 +223,7 @@ class Leg:
         await self._cancel(former)
 
     async def _filled(self, consumer: str, wait_s: float) -> bool:
-        """Hold its acks back until it has all that it may have; not for longer than it seems so."""
+        """Hold back a consumer's acks until it is full; return False if no messages come."""
         self._retiring = consumer
         try:
             async with asyncio.timeout(_FULL_S_MAX):
@@ -228,7 +240,7 @@ class Leg:
         self._send(held_back)
 
     def _make_up(self, name: str) -> None:
-        """The prefetch was changed while the queue was about empty: now it counts."""
+        """Retry a postponed change of the prefetch once enough messages have come."""
         consumer = self._consumers.get(name)
         if self.is_classic or consumer is None or self._turning.locked():
             return
@@ -237,19 +249,19 @@ class Leg:
             self._making_up = asyncio.get_running_loop().create_task(self._made_up(name))
 
     async def _made_up(self, name: str) -> None:
-        # If it fails, the channel is gone, and the next one begins with it.
+        # If it fails, the channel is lost, and the next one begins with the new value.
         with contextlib.suppress(TidegateError):
             async with self._turning:
                 if not self.lost:
                     await self._turn(name)
 
     async def _set_qos(self, prefetch: int) -> None:
-        """Of the whole channel; on quorum queues of each consumer that begins from now on."""
+        """Set the prefetch of the channel; on quorum queues, of consumers that begin later."""
         count = min(max(prefetch, 1), PREFETCH_MAX)
         await self._channel.basic_qos(prefetch_count=count, global_=self.is_classic)
 
     async def _consume(self, name: str) -> None:
-        """Begin with a queue, or anew with its part of the prefetch."""
+        """Begin a consumer at a source, with its part of the prefetch."""
         part = self._part
         if not self.is_classic:
             await self._set_qos(part)
@@ -257,7 +269,7 @@ class Leg:
         self._consumers[name] = tag
 
     async def _stand(self, name: str, holders: str) -> None:
-        """Be one of those who may hold messages of a queue."""
+        """Register at the holders queue of a source."""
         self._standing[name] = await self._begin_consumer(holders, _nothing, 1)
 
     async def _begin_consumer(
@@ -283,17 +295,24 @@ class Leg:
         self._in_force.pop(consumer, None)
 
     async def _rpc(self, call: Coroutine[Any, Any, Result]) -> Result:
-        """A call whose end is waited for even if nobody does: half of one closes the channel."""
+        """Run a call to completion even if the caller is cancelled.
+
+        Half a call would close the channel.
+        """
         with telling(f"queue {self.queue!r}"):
             return await asyncio.shield(asyncio.get_running_loop().create_task(call))
 
     async def _cancelled_by_the_broker(self, frame: spec.Basic.Cancel) -> None:
-        """The queue was deleted, or has moved: begin anew, or learn that there is none."""
-        # Right behind its word that it consumes, who began it has not heard of that yet.
+        """Handle a cancel by the broker: the queue was deleted, or has moved.
+
+        A replica is dropped. For the queue itself the channel is closed, and the subscription
+        starts again or finds that the queue is gone.
+        """
+        # If the cancel follows the confirmation at once, `_begin_consumer` has not resumed yet.
         self._beginning.discard(frame.consumer_tag or "")
         for name, tag in [*self._consumers.items(), *self._standing.items()]:
             if tag == frame.consumer_tag and name != self.queue:
-                # A replica, by somebody's hand: the others go on.
+                # A replica that was deleted by hand; the other sources continue.
                 self._consumers.pop(name, None)
                 self._standing.pop(name, None)
                 return
@@ -318,7 +337,7 @@ class Leg:
         self._make_up(source)
 
     def _gone(self, tag: int) -> None:
-        """It was settled, and the broker is told before anything that comes now."""
+        """Count a settled message, whose settlement is already on its way to the broker."""
         source = self._source_of.pop(tag)
         self._held_of[source] -= 1
         is_last = not self._held_of[source] and source not in self._consumers
@@ -330,7 +349,7 @@ class Leg:
         return len(self._unsettled) + len(self._settling)
 
     def ack(self, tag: int) -> None:
-        """Without waiting; nothing if it is no longer ours."""
+        """Acknowledge without waiting; a message that is no longer held is ignored."""
         if self.lost or tag not in self._unsettled:
             return
         self._unsettled.discard(tag)
@@ -353,11 +372,12 @@ class Leg:
             del self._out[owner]
 
     async def _send_acks(self) -> None:
-        # If it fails, the channel is gone, and everything has gone back.
+        # If it fails, the channel is lost, and all messages have returned to their queues.
         with contextlib.suppress(TidegateError), telling(self.queue):
             while self._acks:
                 tags, self._acks = sorted(self._acks), deque()
-                # One frame for all below the first that is still out: they came in order.
+                # One frame acknowledges all tags below the first unsettled one; tags are in order
+                # of delivery.
                 first = next(iter(self._owners), tags[-1] + 1)
                 together = [tag for tag in tags if tag < first]
                 if together:
@@ -373,11 +393,15 @@ class Leg:
             await asyncio.shield(self._acking)
 
     async def ack_confirmed(self, tag: int) -> None:
-        """RabbitMQ confirms no acks; an answer on the same channel says that it was read."""
+        """Acknowledge, and return when the broker has read it.
+
+        Raises LeaseLost if the message is not held any more. RabbitMQ does not confirm acks. The
+        answer to a later call on the same channel proves that the broker has read the ack.
+        """
         self.check_held(tag)
         self.ack(tag)
         with telling(f"queue {self.queue!r}"):
-            # Not while acks are held back.
+            # Wait for the lock: acks may be held back now.
             async with self._turning:
                 await self._flush()
                 await self._rpc(self._set_qos(self._of_channel if self.is_classic else self._part))
@@ -389,19 +413,20 @@ class Leg:
             raise LeaseLost("the message was settled before")
 
     async def requeue(self, tag: int) -> None:
-        """To the queue, where it was."""
+        """Return a message to its place in the queue."""
         self.check_held(tag)
         self._unsettled.discard(tag)
         await self._rpc(self._nack(tag))
 
     async def _nack(self, tag: int) -> None:
         await self._channel.basic_nack(tag, requeue=True, wait=False)
-        # Not before it is on its way: one ack of all below another would be an ack of this, too.
+        # Forget the tag only after the nack is sent: until then an ack of all lower tags would
+        # include it.
         self._forget(tag)
         self._gone(tag)
 
     async def settle_after(self, tag: int, work: Coroutine[Any, Any, None]) -> None:
-        """Ack a message when it is safe elsewhere; if it is not, it goes back to its queue."""
+        """Acknowledge a message after `work` has stored it elsewhere, or requeue it."""
         try:
             self.check_held(tag)
         except LeaseLost:
@@ -418,7 +443,7 @@ class Leg:
                         "a message cannot be given back as it should: it goes back as it is",
                         extra={"queue": self.queue, "reason": str(failure)},
                     )
-                    # It would fail again at once, and again.
+                    # Pause, since the message would come again and fail again at once.
                     await asyncio.sleep(_IN_VAIN_S)
             finally:
                 self._settling.discard(tag)
@@ -434,4 +459,4 @@ class Leg:
 
 
 async def _nothing(_: DeliveredMessage) -> None:
-    """Nobody sends anything to the holders of a queue."""
+    """Ignore a message; a holders queue gets none."""

@@ -1,10 +1,12 @@
-"""Reading what AMQP allows and pamqp does not: one strange message must not end the connection.
+"""Lenient decoding of AMQP fields that pamqp rejects.
 
-RabbitMQ hands over whatever a producer has written: a text that is not UTF-8 (old programs write
-Latin-1), a time in nanoseconds, tables within tables within tables. pamqp raises there, the
-connection ends, the message goes back and comes again on the next connection, for ever. So where
-its reading of a text, a time or a table fails, ours stands in: a text with what cannot be read
-replaced, a time as none, headers that are too deep as none.
+RabbitMQ delivers everything that a producer has written: text that is not UTF-8 (old programs write
+Latin-1), times in nanoseconds, deeply nested tables. pamqp raises an error for these. Then the
+connection closes, the message returns to its queue, and the same happens on the next connection,
+without end.
+
+So these decoders take over where pamqp's fail. A text gets replacement characters, an invalid time
+becomes None, and headers that are nested too deeply become empty.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ _LENGTH = struct.Struct(">I")
 
 
 def read_leniently() -> None:
-    """From now on, in this process."""
+    """Install the decoders in pamqp, for the whole process."""
     decode.METHODS |= {"shortstr": _short_text, "timestamp": _time, "table": _headers}
     decode.TABLE_MAPPING |= {b"T": _time, b"F": _table}
 

@@ -1,15 +1,29 @@
-"""A connection to RabbitMQ that heals itself.
+"""A connection to RabbitMQ that reconnects by itself.
 
-Strategy: aio-pika's plain connection, and a task that makes another one whenever it has ended, for
-as long as it takes. (Its robust connection reopens channels and consumers by itself; ours are
-reopened by whoever uses them, because delivery tags belong to the channel that they came on and a
-late ack must never reach another one.) Calls wait for a connection up to `reconnect_s`.
+Theory of operation.
 
-RabbitMQ stops reading from a connection that publishes while it is short of memory or disk, acks
-included. So a client publishes on another one than it consumes on, made when it is first needed.
+A `RabbitmqConnection` wraps aio-pika's plain connection. One task waits for its end and makes
+another one, for as long as it takes, with growing pauses. aio-pika's robust connection is not used:
+it would reopen channels and consumers. Delivery tags belong to one channel, so a late
+acknowledgement could settle another message. The users of this class open their channels again
+themselves.
 
-aiormq logs an error whenever nobody answers, once a second in an outage: of connections of ours we
-say ourselves, once, that they are lost.
+States:
+
+    not opened    with `opens_when_needed`: the first call opens it
+    connected     `_up` is set
+    lost          `_up` is cleared; `_failure` says why; calls wait up to `reconnect_s`
+    closed        all calls raise Unavailable
+
+If the failure is permanent (a wrong password, say), calls raise it at once.
+
+Blocked publishers. While RabbitMQ is short of memory or disk, it reads nothing from a connection
+that has published, acknowledgements included. So a client publishes on a second connection, which
+is opened with its first publish. `unblocked` and `unless_blocked` bound the wait of a publish.
+
+Logging. aiormq logs an error for each failed attempt to connect, once a second in an outage. A
+filter drops these records for connections of this class. `OutageTracker` logs the loss and the
+recovery once.
 """
 
 from __future__ import annotations
@@ -38,9 +52,10 @@ _BACKOFF_FIRST_S = 0.05
 _BACKOFF_MAX_S = 1.0
 _CLOSE_S = 5.0
 _PAUSE_S = 0.02
-# How often somebody whose patience is over looks whether it is RabbitMQ that blocks.
+# How often a publish past its deadline checks whether RabbitMQ blocks it.
 _LOOK_S = 0.25
-# A connection that ends sooner was ended by what is said on it, and that would be said again.
+# A connection that ends sooner was probably closed because of its own traffic. The same traffic
+# would close the next one, so the backoff continues.
 _YOUNG_S = 5.0
 Result = TypeVar("Result")
 
@@ -53,21 +68,21 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class Patience:
-    """How long a call puts up with a connection that breaks: no longer than its client is there."""
+    """The deadline of one call that is retried across lost connections."""
 
     def __init__(self, lifeline: Lifeline) -> None:
         self._lifeline = lifeline
         self.deadline = asyncio.get_running_loop().time() + lifeline.reconnect_s
 
     async def wait(self, failure: TidegateError) -> None:
-        """Some milliseconds; raises the failure when it is over."""
+        """Pause before a retry; raise `failure` after the deadline, or if closed."""
         if self._lifeline.is_closed or asyncio.get_running_loop().time() >= self.deadline:
             raise failure
         await asyncio.sleep(_PAUSE_S)
 
 
 class Lifeline:
-    """One client's way to its broker."""
+    """A reconnecting connection of one client to its broker."""
 
     def __init__(
         self,
@@ -84,7 +99,7 @@ class Lifeline:
         self.reconnect_s = reconnect_s
         self._connection: aio_pika.abc.AbstractConnection | None = None
         self._up = asyncio.Event()
-        # Why there is no connection; what is not for later is raised at once.
+        # Why there is no connection. An error other than RetryLater is raised at once.
         self._failure: TidegateError = InvalidValue(
             "not connected: use `async with tidegate.connect(url) as mq`"
         )
@@ -93,13 +108,13 @@ class Lifeline:
 
     async def open(self) -> None:
         read_leniently()
-        # A second time changes nothing.
+        # Adding the same filter twice has no effect.
         logging.getLogger("aiormq.connection").addFilter(_is_news)
         await self._connect()
         self.spawn(self._keep())
 
     async def _open_late(self) -> None:
-        """In an outage it is waited for like any that was lost."""
+        """Open the connection with its first use; in an outage, keep trying in the background."""
         async with self._opening:
             if self._opens_when_needed and not self.is_closed:
                 try:
@@ -114,44 +129,48 @@ class Lifeline:
             return
         self.is_closed = True
         async with self._opening:
-            pass  # what is being opened just now is closed as well
+            pass  # wait for an opening under way, so that it is closed below
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        # Who waits for a connection hears that none comes.
+        # Wake the waiting calls, which then raise Unavailable.
         self._up.set()
         self._outage.forget(self)
         await self._hang_up()
 
     async def _hang_up(self) -> None:
         if self._connection is not None:
-            # A broker that does not answer is left without a goodbye.
+            # Do not wait for a broker that does not answer.
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(_CLOSE_S):
                     await self._connection.close()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run something for as long as the client lives."""
+        """Run a task until the client closes."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def finish(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Await what goes on when nobody waits any more: half of a call closes its channel."""
+        """Run `work` to completion even if the caller is cancelled.
+
+        Half a call would close its channel.
+        """
         task = self.spawn(work)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         result: Result = await asyncio.shield(task)
         return result
 
     async def connected(self) -> AbstractConnection:
-        """The connection, when there is one."""
+        """Return the connection; wait up to `reconnect_s` seconds for one."""
         if self._opens_when_needed:
             await self._open_late()
         self._check_open()
         if self._up.is_set() and self._transport().is_closed:
-            # Before our task has heard of it: who tries again at once would keep it from that.
+            # The transport closed, and `_stay_connected` has not noticed yet. A caller that retries
+            # at once would prevent it from running.
             self._up.clear()
         if not self._up.is_set():
             if not isinstance(self._failure, RetryLater):
@@ -169,7 +188,7 @@ class Lifeline:
             raise Unavailable("the client is closed")
 
     async def channel(self, *, confirms: bool = False) -> AbstractChannel:
-        """A channel of its own."""
+        """Open a channel; `confirms` enables publisher confirms."""
         patience = Patience(self)
         while True:
             connection = await self.connected()
@@ -183,17 +202,17 @@ class Lifeline:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether RabbitMQ reads nothing from it, because it is short of memory or disk."""
+        """Whether RabbitMQ reads nothing from this connection, for want of memory or disk."""
         return not self.is_closed and self._up.is_set() and _is_blocked(self._transport())
 
     async def unblocked(self, patience: Patience) -> None:
-        """Returns when there is a connection that RabbitMQ reads from; Unavailable."""
+        """Wait until RabbitMQ reads from the connection; raise Unavailable at the deadline."""
         clock = asyncio.get_running_loop().time
         while _is_blocked(connection := await self.connected()):
             if (left_s := patience.deadline - clock()) <= 0:
                 raise self.blocked()
             ready = asyncio.ensure_future(connection.ready())
-            # Who waits for what has ended is not told.
+            # aiormq does not wake a waiter when the connection ends, so wait for the end too.
             await asyncio.wait(
                 {ready, connection.closing}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
             )
@@ -201,7 +220,10 @@ class Lifeline:
 
     @contextlib.asynccontextmanager
     async def unless_blocked(self, patience: Patience) -> AsyncIterator[None]:
-        """What waits for RabbitMQ meanwhile ends when patience does, if RabbitMQ reads nothing."""
+        """Abort the calls inside after the deadline, once RabbitMQ blocks the connection.
+
+        Without blocking they may take longer than the deadline.
+        """
         loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle
 
@@ -249,7 +271,7 @@ class Lifeline:
         self._up.set()
 
     async def _keep(self) -> None:
-        """Whenever the connection has ended, make another."""
+        """Make another connection whenever the present one has ended."""
         backoff_s, clock = _BACKOFF_FIRST_S, asyncio.get_running_loop().time
         while True:
             connected_at = clock()
@@ -257,14 +279,14 @@ class Lifeline:
                 lost = self._transport().closing
                 await asyncio.wait({lost})
                 if not lost.cancelled():
-                    lost.exception()  # seen
+                    lost.exception()  # retrieved, so that asyncio does not report it
                 self._up.clear()
                 await self._hang_up()
             self._outage.begins_for(self)
             if clock() - connected_at > _YOUNG_S:
                 backoff_s = _BACKOFF_FIRST_S
             while not self._up.is_set():
-                # Not all at once, when a broker comes back to many.
+                # Random pauses, so that many clients do not reconnect at the same moment.
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
                 backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
                 try:
@@ -272,14 +294,14 @@ class Lifeline:
                 except TidegateError as failure:
                     self._failure = failure
                 except Exception as failure:
-                    # Whatever answers there now: the broker may come back.
+                    # Another program may answer at this address for now; the broker may come back.
                     log.exception("connecting to RabbitMQ failed strangely")
                     self._failure = Unavailable(f"RabbitMQ at {self.address.shown}: {failure!r}")
             self._outage.ends_for(self)
 
 
 def _is_blocked(connection: AbstractConnection) -> bool:
-    # aiormq tells who waits, and nobody who asks.
+    # aiormq offers no flag, so poll its awaitable once.
     waiting = connection.ready()
     try:
         waiting.send(None)

@@ -1,6 +1,7 @@
-"""RabbitMQ's management API: rates and what is in consumers' hands, which AMQP does not tell.
+"""The client of RabbitMQ's management API: rates and unacknowledged messages, which AMQP lacks.
 
-Plain HTTP of the standard library in a thread: one small request a period is not worth a library.
+It uses the standard library's HTTP client in a thread: one small request per period needs no
+further dependency.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _COLUMNS = ",".join(
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """The password is for who was named, and would go along."""
+    """A handler that refuses redirects: the password would be sent to another host."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -46,7 +47,7 @@ _OPENER = urllib.request.build_opener(_NoRedirects())
 
 
 def _whole(answer: http.client.HTTPResponse) -> bytes:
-    """All of it; who sends it bit by bit has as long for it as who is silent."""
+    """Read the whole response, within the timeout in total and up to a maximum size."""
     deadline = time.monotonic() + _ANSWER_S
     parts: list[bytes] = []
     while part := answer.read1(_READ_BYTES):
@@ -68,37 +69,37 @@ class _MessageStats(msgspec.Struct, frozen=True):
 
 
 class ManagedQueue(msgspec.Struct, frozen=True):
-    """A queue as the management API shows it, some seconds old."""
+    """A queue's statistics, some seconds old."""
 
     name: str
     type: str = "classic"
     arguments: dict[str, Any] = {}
-    # Not yet there for a queue that has just been made.
+    # None for a queue that was just created.
     messages_ready: int | None = None
     messages_unacknowledged: int | None = None
     consumers: int = 0
     message_stats: _MessageStats = _MessageStats()
-    # Seconds since 1970, if its messages carry a time; classic queues only.
+    # Seconds since 1970, if the messages have timestamps; classic queues only.
     head_message_timestamp: int | None = None
-    # Ready and in consumers' hands, and the bytes of their payloads.
+    # Ready and unacknowledged messages, and the bytes of their payloads.
     messages: int | None = None
     message_bytes: int | None = None
 
 
 def usual_address(host: str | None) -> str:
-    """Where the plugin listens unless told otherwise."""
+    """Return the default address of the management API on a host."""
     name = f"[{host}]" if host and ":" in host else host
     return f"http://{name}:{PORT}"
 
 
 class ManagementApi:
-    """Asks one broker about the queues of one virtual host."""
+    """The queues of one virtual host, by HTTP requests to one broker."""
 
     def __init__(self, address: str, user: str, password: str, vhost: str) -> None:
         try:
             parts = urlsplit(address)
             is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
-            _ = parts.port  # a number, or ValueError
+            _ = parts.port  # raises ValueError if it is no number
         except ValueError:
             is_address = False
         if not is_address:
@@ -113,7 +114,7 @@ class ManagementApi:
         self._authorization = f"Basic {base64.b64encode(login.encode()).decode()}"
 
     async def queues(self, logical: str) -> list[ManagedQueue]:
-        """A queue and its replicas, in one request."""
+        """Return the statistics of a queue and its replicas, in one request."""
         pattern = f"^{re.escape(logical)}(#[0-9]+)?$"
         found = await self._get(
             f"/api/queues/{self._vhost}?page=1&page_size=500&use_regex=true"
@@ -131,7 +132,7 @@ class ManagementApi:
     def _ask(self, url: str) -> Any:
         request = urllib.request.Request(url, headers={"Authorization": self._authorization})
         try:
-            # Whoever steers says where; no file: or ftp: comes this far.
+            # The operator configures the address, and the constructor allows only http and https.
             with _OPENER.open(request, timeout=_ANSWER_S) as answer:
                 return json.loads(_whole(answer))
         except urllib.error.HTTPError as refusal:

@@ -1,4 +1,4 @@
-"""A message of RabbitMQ as an application sees it."""
+"""Messages of RabbitMQ as an application sees them."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ class RabbitmqMessage:
 
     @property
     def expires_at(self) -> float | None:
-        """Seconds since 1970; None: it does not say."""
+        """Seconds since 1970; None means that the message does not expire."""
         return p.expires_at_of(self.properties)
 
     @property
     def delivery_count(self) -> int:
-        """How often it was delivered, as far as RabbitMQ lets us know."""
+        """Number of deliveries, this one included, as far as RabbitMQ reports them."""
         return p.delivery_count_of(self.properties, redelivered=self._by_the_broker)
 
     @property
     def redelivered(self) -> bool:
-        """It may have been delivered before; never False when it was."""
+        """Whether it may have been delivered before; never False if it was."""
         return (
             self._by_the_broker
             or self.delivery_count > 1
@@ -79,7 +79,7 @@ class RabbitmqMessage:
 
     @property
     def deaths(self) -> list[Death]:
-        """Of a dead letter: how it came to be one, the latest last."""
+        """How a dead letter came to be one, the latest last."""
         return p.deaths_of(self.properties, self.message_id)
 
     def _held_by(self) -> Leg:
@@ -89,21 +89,24 @@ class RabbitmqMessage:
 
     @property
     def is_lost(self) -> bool:
-        """It has gone back with its channel."""
+        """Whether it has returned to its queue because its channel ended."""
         return self._leg is not None and self._leg.lost
 
     def ack(self) -> None:
-        """Acknowledge, without waiting."""
+        """Acknowledge without waiting."""
         self._held_by().ack(self._tag)
 
     async def ack_confirmed(self) -> None:
-        """Acknowledge, and return when the broker has read it; LeaseLost if it was not ours."""
+        """Acknowledge, and return when the broker has read it.
+
+        Raises LeaseLost if the message is not held any more.
+        """
         await self._held_by().ack_confirmed(self._tag)
 
     async def nack(self, *, delay: float | None = None, error: str | None = None) -> None:
-        """It failed: deliver it again after `delay` seconds or as the policy backs off.
+        """Report a failure: deliver again after `delay` seconds; None uses the policy's backoff.
 
-        After as many deliveries as the policy allows it goes to the dead letters.
+        After as many deliveries as the policy allows, the message goes to the dead letters.
         """
         if delay is not None:
             check_seconds("delay", delay, at_least=0.0)
@@ -112,19 +115,19 @@ class RabbitmqMessage:
         )
 
     async def reject(self, *, error: str | None = None) -> None:
-        """It is hopeless: to the dead letters at once."""
+        """Move the message to the dead letters at once."""
         await self._held_by().settle_after(
             self._tag, self._retries.bury(self, DeathReason.REJECTED, _text_of(error))
         )
 
     async def expire(self) -> None:
-        """It is too late for it."""
+        """Treat the message as expired: the policy keeps it as a dead letter or drops it."""
         await self._held_by().settle_after(self._tag, self._retries.expire(self))
 
     async def release(self) -> None:
-        """It was not begun: to somebody else at once.
+        """Return an unbegun message for immediate delivery to another consumer.
 
-        A quorum queue counts what is given back as if it had failed: there it is put anew.
+        A quorum queue counts a requeued message as failed, so there it is published again.
         """
         leg = self._held_by()
         if leg.is_classic:
@@ -134,7 +137,7 @@ class RabbitmqMessage:
 
 
 class RabbitmqBatch:
-    """Messages that are taken together: here one."""
+    """A batch of one message."""
 
     def __init__(self, message: RabbitmqMessage) -> None:
         self._message = message
@@ -157,7 +160,7 @@ class RabbitmqBatch:
 
 
 def _text_of(error: str | None) -> str | None:
-    """A sentence to keep, of bounded length."""
+    """Check an error text and shorten it to the maximum length."""
     if error is not None:
         check_text(error)
     return error[:ERROR_LENGTH_MAX] if error else None

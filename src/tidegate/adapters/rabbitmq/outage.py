@@ -1,6 +1,6 @@
-"""Telling that a broker is gone once, however many connections of a client it ends.
+"""Logging of an outage once, even if a client loses several connections.
 
-The first connection that is lost says so, and the last one that is back again.
+The first lost connection logs the loss, and the last one that returns logs the recovery.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class Outage:
-    """Which connections of one client are lost."""
+    """The lost connections of one client."""
 
     def __init__(self, shown: str) -> None:
         self._shown = shown
@@ -29,5 +29,5 @@ class Outage:
                 log.info("connected to RabbitMQ again", extra={"url": self._shown})
 
     def forget(self, connection: object) -> None:
-        """Its client is closed."""
+        """Remove a connection whose client is closed."""
         self._lost.discard(connection)

@@ -1,7 +1,7 @@
-"""A probe on RabbitMQ: an exclusive queue beside the one asked about, which goes with us.
+"""A probe consumer on RabbitMQ, on a temporary queue.
 
-The queue asked about is only looked up (a passive declare). The probe's prefetch is changed by
-`basic.qos(global=true)` on a channel of its own, live, as classic queues allow.
+The queue in question is only declared passively. The probe's prefetch changes live by
+`basic.qos(global=true)` on a channel of its own, which classic queues support.
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ from tidegate.core.tunable import PROBE_BYTES_MAX
 
 SIZE_BYTES_DEFAULT = 256
 CONNECT_S = 10.0
-# A probe that is killed before it consumes leaves its queue for so long.
+# Lifetime of the queue if the probe is killed before it consumes.
 UNUSED_MS = 60_000
 
 
 async def rabbitmq_probe(
     url: str, queue: str, *, handler_s: float, size_bytes: int | None
 ) -> Probe:
-    """Connected; QueueNotExisting, Forbidden, NotAuthenticated or Unavailable say why not."""
+    """Connect and open a probe beside `queue`.
+
+    `size_bytes` None means the mean size of the waiting messages. Raises QueueNotExisting,
+    Forbidden, NotAuthenticated or Unavailable.
+    """
     address = parse_address(url)
     async with contextlib.AsyncExitStack() as opened:
         feeding = await opened.enter_async_context(await _connected(address))
@@ -47,15 +51,15 @@ async def rabbitmq_probe(
         probe = Probe(own, queue, handler_s=handler_s, size_bytes=size_bytes)
         with telling("a queue for the probe (amq.gen-…); --worker needs none"):
             await probe.open()
-        # From here on they are the probe's to close.
+        # The probe closes the connections from here on.
         opened.pop_all()
     return probe
 
 
 class RabbitmqProbeQueue:
-    """On two connections: RabbitMQ slows one that publishes down, and its acks with it."""
+    """A `ProbeQueue` on two connections: RabbitMQ throttles a publishing one, and its acks too."""
 
-    # Each costs the loop that also consumes a tenth of a millisecond.
+    # Each put costs 0.1 ms of the event loop, which also consumes.
     put_at_once = 50
 
     def __init__(self, feeding: AbstractConnection, consuming: AbstractConnection) -> None:
@@ -72,7 +76,8 @@ class RabbitmqProbeQueue:
     async def open(self) -> None:
         self._takes = await self._consuming.channel(publisher_confirms=False)
         await self._takes.set_qos(PREFETCH_FIRST, global_=True)
-        # Not exclusive: it is fed from another connection. Its last consumer takes it along.
+        # Not exclusive, since another connection feeds it. RabbitMQ deletes it with its last
+        # consumer.
         self._queue = await self._takes.declare_queue(
             auto_delete=True, arguments={"x-expires": UNUSED_MS}
         )
@@ -88,7 +93,7 @@ class RabbitmqProbeQueue:
 
         async def turn(message: AbstractIncomingMessage) -> None:
             await handle()
-            # Closed meanwhile: the queue goes with its messages.
+            # If the channel is closed, the queue and its messages are deleted anyway.
             with contextlib.suppress(aio_pika.exceptions.AMQPError, RuntimeError):
                 await message.ack()
 
@@ -100,7 +105,7 @@ class RabbitmqProbeQueue:
 
     async def close(self) -> None:
         if self._queue is not None:
-            # It would go by itself, a moment later; without a connection it does.
+            # RabbitMQ would delete it with its last consumer; this does it at once.
             with contextlib.suppress(aio_pika.exceptions.AMQPError, RuntimeError):
                 await self._queue.delete(if_unused=False, if_empty=False)
         await self._feeding.close()
@@ -113,7 +118,7 @@ async def _connected(address: RabbitmqAddress) -> AbstractConnection:
 
 
 async def _size_of_messages(address: RabbitmqAddress, queue: str) -> int:
-    """Of those that wait now, on average: the management API tells, where there is one."""
+    """Return the mean size of waiting messages by the management API, or the default."""
     url = address.url
     try:
         api = ManagementApi(

@@ -1,9 +1,10 @@
-"""A message as AMQP carries it: properties and headers, and what of them is ours.
+"""AMQP properties and headers of a message, and Tidegate's own headers.
 
-RabbitMQ has no message ids. A put of ours gives one, a number of 63 bits in the property
-`message_id`; of anybody else's message the id is a hash of what stays the same when it is
-delivered again. How often a message has failed, when it expires and why it was given up stand in
-headers, because the queue knows nothing of them.
+RabbitMQ has no message ids. A Tidegate put sets one, a 63-bit number, as the property `message_id`.
+For other messages the id is a hash of parts that are the same in each delivery.
+
+Headers that begin with `x-tidegate-` record how often a message has failed, when it expires and why
+it became a dead letter: RabbitMQ's queues do not.
 """
 
 from __future__ import annotations
@@ -33,34 +34,34 @@ from tidegate.core.model import (
 Properties = spec.Basic.Properties
 
 OURS = "x-tidegate-"
-# How often it was delivered and given back, before the message was published as it is.
+# Deliveries that were returned, before the message was published in this form.
 DELIVERIES = f"{OURS}deliveries"
 ERROR = f"{OURS}error"
-# It was delivered and given back unbegun.
+# The message was delivered and returned unbegun.
 RELEASED = f"{OURS}released"
-# What a put says beside a request: a number by which somebody finds what belongs to it.
+# A number by which an application matches a message to a request.
 CONTEXT = f"{OURS}context"
-# It may be somewhere else too: published by a connection that was lost before the confirmation, or
-# brought here from another replica by who was stopped in the middle.
+# Another copy may exist: the connection was lost before the confirmation, or a transfer between
+# replicas was stopped halfway.
 RESENT = f"{OURS}resent"
 # Milliseconds since 1970.
 EXPIRES_AT = f"{OURS}expires-at"
-# Of a dead letter: why, from which queue, and when (milliseconds since 1970).
+# Of a dead letter: the reason, its queue, and the time in milliseconds since 1970.
 REASON = f"{OURS}reason"
 DIED_IN = f"{OURS}queue"
 DIED_AT = f"{OURS}died-at"
-# Its failures as JSON, the latest last.
+# Failures as JSON, the latest last.
 FAILURES = f"{OURS}failures"
 _FAILURES_MAX = 10
 _FAILURE_LENGTH_MAX = 200
-# Why the broker has dead-lettered it, in its words.
+# RabbitMQ's reasons for dead-lettering.
 _BY_THE_BROKER_BECAUSE = {
     "expired": DeathReason.EXPIRED,
     "rejected": DeathReason.REJECTED,
     "maxlen": DeathReason.OVERFLOW,
     "delivery_limit": DeathReason.DELIVERIES,
 }
-# What the broker adds on a message's way: on another one it would be wrong.
+# Headers that RabbitMQ adds on a message's way; a republished message must not carry them.
 _BY_THE_BROKER = (
     "x-death",
     "x-delivery-count",
@@ -72,11 +73,11 @@ _BY_THE_BROKER = (
     "x-last-death-queue",
     "x-last-death-reason",
 )
-# Where the broker was to send copies: they are there.
+# Further queues that already have their copies.
 _COPIES = ("CC", "BCC")
 _DELAY_QUEUE = re.compile(r"\.delay\.\d+\.\d+$")
 _PERSISTENT = 2
-# Characters, of up to four bytes each.
+# Characters of up to four bytes; so many fit into a frame for certain.
 _LENGTH_THAT_FITS = 10_000
 _SHORT_BYTES_MAX = 255
 _MILLISECONDS_MAX = 2**32 - 1
@@ -89,7 +90,7 @@ def new_message_id() -> int:
 def properties_of(
     message_id: int, special: Special, headers: dict[str, str] | None, now: float
 ) -> tuple[Properties, float]:
-    """The properties of a put, and the seconds by which it is delayed."""
+    """Return the properties of a put, and its delay in seconds."""
     attributes = special.attributes
     table: dict[str, Any] = dict(headers or {})
     for short in (*table, (attributes and attributes.content_type) or ""):
@@ -115,7 +116,7 @@ def properties_of(
         delivery_mode=_PERSISTENT,
         priority=special.priority,
         message_id=str(message_id),
-        # In a delay queue it would count there.
+        # In a delay queue, RabbitMQ's own expiration would apply there.
         expiration=None if ttl_s is None or delay_s else _milliseconds(ttl_s),
     )
     return properties, delay_s
@@ -126,9 +127,9 @@ def _milliseconds(seconds: float) -> str:
 
 
 def again(properties: Properties, message_id: int, changes: dict[str, Any]) -> Properties:
-    """The same message, to be published once more, with headers of ours changed.
+    """Return properties to publish a message again, with Tidegate headers changed.
 
-    `message_id`: what it is known by, should it say none itself.
+    `message_id` is used if the message has no id of its own. A change to None keeps the header.
     """
     headers = dict(properties.headers or {})
     for name in (*_BY_THE_BROKER, *_COPIES):
@@ -150,7 +151,7 @@ def again(properties: Properties, message_id: int, changes: dict[str, Any]) -> P
 
 
 def header_bytes(properties: Properties) -> int:
-    """Of all that goes beside a payload; fewer than that only where it is clear that all fits."""
+    """Return the size of the properties and headers; a rough lower value if all surely fits."""
     table = properties.headers or {}
     if all(isinstance(value, str) for value in table.values()):
         length = sum(map(len, table)) + sum(len(str(value)) for value in table.values())
@@ -160,7 +161,7 @@ def header_bytes(properties: Properties) -> int:
 
 
 def smaller(properties: Properties) -> Properties:
-    """Without what its failures said."""
+    """Remove the failure texts from the headers."""
     headers = properties.headers or {}
     properties.headers = {
         name: value for name, value in headers.items() if name not in (ERROR, FAILURES)
@@ -169,7 +170,7 @@ def smaller(properties: Properties) -> Properties:
 
 
 def resent(properties: Properties) -> Properties:
-    """The same message, once more: it may be somewhere already."""
+    """Mark a message of which another copy may exist."""
     properties.headers = {**(properties.headers or {}), RESENT: True}
     return properties
 
@@ -186,12 +187,12 @@ def message_id_of(properties: Properties, payload: bytes) -> int:
 
 
 def hash63(data: bytes) -> int:
-    """The same number for the same bytes, everywhere."""
+    """Return a 63-bit hash that is the same in every process."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") >> 1
 
 
 def context_of(properties: Properties) -> int | None:
-    """By what its reply is found; None: it asks for none."""
+    """Return the number that matches a reply to its request; None if it asks for no reply."""
     if not properties.reply_to:
         given = (properties.headers or {}).get(CONTEXT)
         return given if isinstance(given, int) else None
@@ -202,10 +203,10 @@ def context_of(properties: Properties) -> int | None:
 
 
 def delivery_count_of(properties: Properties, *, redelivered: bool) -> int:
-    """Deliveries as far as the message knows, this one among them.
+    """Return the known number of deliveries, this one included.
 
-    A quorum queue counts those that came back by themselves; a classic one flags them, which is
-    one at least.
+    A quorum queue counts the messages that returned by themselves. A classic queue only flags them,
+    which counts as one.
     """
     headers = properties.headers or {}
     returned = _whole(headers.get("x-delivery-count")) or int(redelivered)
@@ -225,14 +226,14 @@ def failures_of(properties: Properties) -> list[Failure]:
 
 
 def failures_with(properties: Properties, reason: str, error: str | None) -> str:
-    """Its failures and one more, as the header has them: the last few, in a few words."""
+    """Return the header of failures with one more: the last ten, each shortened."""
     short = error[:_FAILURE_LENGTH_MAX] if error else None
     failures = [*failures_of(properties), Failure(time.time(), reason, short)]
     return msgspec.json.encode(failures[-_FAILURES_MAX:]).decode()
 
 
 def deaths_of(properties: Properties, message_id: int) -> list[Death]:
-    """Of a dead letter: how it came to be one, by our hand or by the broker's."""
+    """Return how a dead letter came to be one, whether Tidegate or RabbitMQ moved it."""
     headers: dict[str, Any] = dict(properties.headers or {})
     failures = failures_of(properties)
     deliveries = _whole(headers.get(DELIVERIES))
@@ -244,7 +245,7 @@ def deaths_of(properties: Properties, message_id: int) -> list[Death]:
     deaths = headers.get("x-death")
     if not isinstance(deaths, list):
         return []
-    # Their latest is first. Delay queues of ours are no deaths.
+    # RabbitMQ's latest entry is first. Expiry in a Tidegate delay queue is no death.
     return [
         Death(
             str(death.get("queue")),
@@ -256,7 +257,7 @@ def deaths_of(properties: Properties, message_id: int) -> list[Death]:
             failures,
         )
         for death in reversed(deaths)
-        # Anybody can write such a header.
+        # Any producer can write such a header.
         if isinstance(death, dict)
         and isinstance(death.get("reason"), str)
         and death["reason"] in _BY_THE_BROKER_BECAUSE
@@ -269,12 +270,15 @@ def _text_or_none(value: object) -> str | None:
 
 
 def _whole(value: object) -> int:
-    """A count: anybody can write such a header, too, and one below 0 would never be enough."""
+    """Return a count from a header; 0 if it is no number or negative.
+
+    Any producer can write the header, and a negative count would never reach a limit.
+    """
     return max(value, 0) if isinstance(value, int) else 0
 
 
 def user_headers(properties: Properties) -> dict[str, str]:
-    """Headers that people gave it, as text."""
+    """Return the headers that applications set, as text."""
     return {
         name: _text(value)
         for name, value in (properties.headers or {}).items()
@@ -301,9 +305,9 @@ def expires_at_of(properties: Properties) -> float | None:
 
 
 def is_expired(properties: Properties) -> bool:
-    """It expired where the broker does not look: while it was delayed, or after it had failed.
+    """Return whether a message expired where RabbitMQ does not check: delayed or after a failure.
 
-    A dead letter is kept whenever that was: perhaps it is one because of that.
+    A dead letter never counts as expired: it may be one because of its expiry.
     """
     at = expires_at_of(properties)
     return at is not None and at <= time.time() and not deaths_of(properties, 0)

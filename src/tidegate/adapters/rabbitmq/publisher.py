@@ -1,16 +1,35 @@
-"""Publishing that is confirmed, and declaring; each on a channel that is reopened when it closes.
+"""Confirmed publishing in order, and declarations; each on a channel that reopens.
 
-What RabbitMQ refuses, it refuses by closing the channel, and everything else on it fails too. So
-publishes share one channel, and declarations have another, one at a time. What was on its way when
-a publish was refused is published again on a channel of its own, where it is clear who was meant. A
-publish whose connection was lost before the confirmation is published again when there is another
-one, too. Both say so: it may come twice, flagged, but not never. What ends the whole connection,
-and would end the next as well, is refused here: headers that do not fit into a frame. While
-RabbitMQ blocks publishers nothing is sent: a put waits, and what was sent before is waited for.
+Theory of operation.
 
-Puts stay in the order in which they were begun, over lost connections, too: who comes again goes
-first. Not so what RabbitMQ refused, which others may overtake: a queue that is full or failing,
-and is asked again after a pause, and a refusal that closed the channel of everybody on it.
+A `RabbitmqPublisher` publishes all messages of a client on one channel with publisher confirms.
+`PublishOrder` gives each publish a ticket. A publish waits for a connection that RabbitMQ does not
+block, and for its turn. It sends the message as `mandatory` and then waits for the confirm. The
+turn ends when the message is sent, so many publishes wait for their confirms at a time.
+
+Declarations use another channel (`AdminChannel`), one at a time, because RabbitMQ refuses them by
+closing the channel.
+
+Results of a publish:
+
+- Confirmed: a queue has the message.
+- Returned as unroutable: QueueNotExisting.
+- The channel closed with an error: RabbitMQ refused one publish, and all others on the channel fail
+  with it. Each is published again on a channel of its own, one at a time, so that only the refused
+  one fails.
+- Nacked: the queue is full, or changes its leader. The message is published again after pauses of
+  20 to 200 ms, then LimitReached is raised.
+- The connection was lost: the message is published again on the next one until the deadline. Then
+  the error is IoFailure if it may have been stored, else Unavailable.
+- Headers larger than a frame: TooLarge before anything is sent. RabbitMQ would close the
+  connection, and each later one.
+- RabbitMQ blocks publishers: nothing is sent, and the publish waits until its deadline.
+
+A message that may already be stored carries the header `x-tidegate-resent`. So it may arrive twice,
+flagged, and is never lost.
+
+Order: publishes reach the broker in the order in which they began, across reconnects too. Others
+may overtake a publish that was nacked, or one that was on a channel that RabbitMQ closed.
 """
 
 from __future__ import annotations
@@ -36,18 +55,18 @@ from tidegate.core.errors import (
 )
 
 Result = TypeVar("Result")
-# What a frame is around what is in it.
+# Bytes of a frame beside its content.
 _FRAME_BYTES = 8
-# A queue that is being made, or changes its leader, refuses for a moment what it takes later.
+# A queue that is being created, or that changes its leader, nacks for a moment.
 _PAUSES_S = (0.02, 0.05, 0.1, 0.2)
 
 
 class Publisher:
-    """One client's channel for what it publishes."""
+    """The publishing channel of one client."""
 
     def __init__(self, lifeline: Lifeline, *, is_for_one: bool = False) -> None:
         self._lifeline = lifeline
-        # Who is refused then was meant.
+        # With one publish per channel, a closed channel means that this publish was refused.
         self._is_for_one = is_for_one
         self._channel: AbstractChannel | None = None
         self._opening = asyncio.Lock()
@@ -63,9 +82,10 @@ class Publisher:
         *,
         once: bool = False,
     ) -> None:
-        """Returns when a queue has it; QueueNotExisting when none would.
+        """Publish a message; return when a queue has it.
 
-        `once`: it is not for the next connection if this one ends.
+        Raises QueueNotExisting if no queue would get it. With `once` it is not published again
+        after a lost connection.
         """
         ticket = self._turns.draw()
         try:
@@ -96,7 +116,7 @@ class Publisher:
                         properties = resent(properties)
                     is_perhaps_stored = True
                     async with self._lifeline.unless_blocked(patience):
-                        # Nothing has been waited for since it was its turn.
+                        # No await since it became the first, so the order holds.
                         self._turns.arrive(ticket)
                         await channel.basic_publish(
                             payload,
@@ -107,7 +127,7 @@ class Publisher:
                         )
                 return
             except CallerError:
-                # Who shares a channel is refused with whoever was meant.
+                # A closed channel fails all publishes on it, not only the refused one.
                 if self._is_for_one or channel is None or not channel.is_closed:
                     raise
                 self._turns.leave(ticket)
@@ -141,7 +161,7 @@ class Publisher:
                     await alone._channel.close()
 
     async def _open_channel(self, ticket: int, patience: Patience) -> AbstractChannel:
-        """One that is open, when it is the turn of this ticket."""
+        """Return an open channel when this ticket is first in the order."""
         while True:
             await self._lifeline.unblocked(patience)
             if not self._turns.is_first(ticket):
@@ -152,7 +172,7 @@ class Publisher:
                 return self._channel
 
     async def _reopen(self) -> None:
-        # Who was first and is at it may be so no longer, and another one is.
+        # While this publish waited for the lock, another may have become first and reopened.
         async with self._opening:
             if self._channel is None or self._channel.is_closed:
                 self._channel = await self._lifeline.channel(confirms=True)
@@ -170,7 +190,7 @@ def _check_header(properties: Properties, channel: AbstractChannel) -> None:
 
 
 class Errands:
-    """One client's channel for what closes channels when it fails."""
+    """The channel for calls that close their channel when they fail."""
 
     def __init__(self, lifeline: Lifeline) -> None:
         self._lifeline = lifeline
@@ -184,7 +204,10 @@ class Errands:
         *,
         repeatable: bool = True,
     ) -> Result:
-        """Run it, again if the connection was lost before the answer."""
+        """Run a call; run it again if the connection was lost before the answer.
+
+        If it is not `repeatable`, a lost connection raises IoFailure instead.
+        """
         patience = Patience(self._lifeline)
         while True:
             try:

@@ -1,10 +1,12 @@
-"""Queues of RabbitMQ: looked up, made, and told apart.
+"""Queues of RabbitMQ: lookup, creation, and detection of their type.
 
-Existing queues are taken as they are. Which kind one is, RabbitMQ does not say, but it has to be
-known before consuming: the prefetch of a whole channel is live on classic queues, and asked for on
-a quorum queue it ends the connection. So the queue is declared as a classic one: equal, it is;
-otherwise the refusal names what differs. What cannot be told apart is treated as a quorum queue,
-which works with both.
+An existing queue is used as it is. Before consuming, the client must know its type: on classic
+queues the prefetch of a whole channel can change live, and on quorum queues the attempt closes the
+connection.
+
+AMQP does not report the type. So the client declares the queue as a classic one. If that succeeds,
+it is classic; otherwise the refusal names the difference. If the type remains unclear, the client
+treats it as a quorum queue, which is safe for both.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ from tidegate.core.errors import (
 )
 from tidegate.core.model import Overflow, QueuePolicy
 
-# How often a message may be given back unbegun: workers stop, and prefetches change.
+# Extra deliveries for messages that are returned unbegun: workers stop, and prefetches change.
 _UNBEGUN_MAX = 20
-# Names of ours that are longer, of delay queues say, have to fit into 255 bytes.
+# Derived names, such as those of delay queues, must fit into 255 bytes.
 _NAME_LENGTH_MAX = 200
-# What aio-pika takes. RabbitMQ itself takes more.
+# aio-pika's restriction; RabbitMQ allows more.
 _NAME = re.compile(r"[a-zA-Z0-9\-_.:@#,/+ ]+")
-# What only classic queues can be declared with, or differ in.
+# Arguments that only classic queues have, or can differ in.
 _CLASSIC_ONLY = {"durable", "auto_delete", "exclusive", "x-max-priority", "x-queue-mode"}
 _DIFFERS = re.compile(
     r"inequivalent arg '(?P<name>[^']+)'.* but current is (?P<now>.*)$", re.DOTALL
@@ -39,16 +41,16 @@ _DIFFERS = re.compile(
 
 
 class RabbitmqQueue(msgspec.Struct, frozen=True):
-    """A queue as a passive declaration shows it."""
+    """A queue's state from a passive declaration."""
 
     name: str
-    # Ready, and not yet delivered to anybody.
+    # Ready messages, without unacknowledged ones.
     messages: int
     consumers: int
 
 
 class Queues:
-    """What one client knows of the queues of its vhost."""
+    """Queues of one vhost, as one client knows them."""
 
     def __init__(self, errands: Errands, address: RabbitmqAddress) -> None:
         self._errands = errands
@@ -57,7 +59,7 @@ class Queues:
         self._classic: dict[str, bool] = {}
 
     async def look(self, name: str) -> RabbitmqQueue:
-        """QueueNotExisting; Forbidden."""
+        """Return a queue's state; raise QueueNotExisting or Forbidden."""
 
         async def passive(channel: AbstractChannel) -> RabbitmqQueue:
             declared = await channel.queue_declare(name, passive=True)
@@ -73,7 +75,7 @@ class Queues:
         exist_ok: bool = False,
         policy: QueuePolicy | None = None,
     ) -> None:
-        """Make a queue; of its policy, what RabbitMQ itself can keep."""
+        """Create a queue with those parts of its policy that RabbitMQ itself can apply."""
         check_name(name)
         arguments = self._arguments | self._kept(name, policy)
         if not durable and self._queue_type != "classic":
@@ -88,7 +90,7 @@ class Queues:
             raise QueueNameNotUnique(f"queue {name!r} exists: use exist_ok=True, or another name")
 
         if policy is not None and "x-dead-letter-exchange" in arguments:
-            # What goes nowhere would be dropped.
+            # Without its dead-letter queue RabbitMQ would drop the dead letters.
             await self.create(arguments["x-dead-letter-routing-key"], exist_ok=True)
 
         async def declare(channel: AbstractChannel) -> None:
@@ -106,7 +108,10 @@ class Queues:
             self._classic[name] = self._queue_type == "classic"
 
     def _kept(self, name: str, policy: QueuePolicy | None) -> dict[str, Any]:
-        """A queue without a policy is a plain one: others may declare it as such."""
+        """Return the arguments for a policy.
+
+        A queue without a policy gets none, so that other programs can declare it as a plain queue.
+        """
         if policy is None:
             return {}
         if policy.paused:
@@ -127,8 +132,8 @@ class Queues:
                 )
             kept["x-overflow"] = "reject-publish"
         if is_quorum and policy.deliveries_max:
-            # For those that kill their consumers. RabbitMQ counts what was given back unbegun too,
-            # of which nothing sound must die.
+            # Catches messages that crash their consumers. RabbitMQ also counts messages that were
+            # returned unbegun, and these must not become dead letters.
             kept["x-delivery-limit"] = policy.deliveries_max - 1 + _UNBEGUN_MAX
         dead_letters = policy.dead_letter_queue(name)
         if dead_letters is not None and (policy.keep_expired or "x-delivery-limit" in kept):
@@ -154,7 +159,7 @@ class Queues:
         return await self._errands.run(f"queue {name!r}", purge)
 
     async def get(self, name: str) -> DeliveredMessage | None:
-        """Take a message, which acknowledges it; None: there is none."""
+        """Take and acknowledge a message; None if there is none."""
 
         async def get(channel: AbstractChannel) -> DeliveredMessage:
             return await channel.basic_get(name, no_ack=True)
@@ -163,11 +168,11 @@ class Queues:
         return None if delivered.delivery_tag is None else delivered
 
     def forget(self, name: str) -> None:
-        """It may have been made anew, as another kind."""
+        """Discard the known type: the queue may have been created again with another one."""
         self._classic.pop(name, None)
 
     async def is_classic(self, name: str) -> bool:
-        """QueueNotExisting when there is none."""
+        """Return whether a queue is classic; raise QueueNotExisting if there is none."""
         await self.look(name)
         known = self._classic.get(name)
         if known is None:
@@ -188,7 +193,7 @@ class Queues:
 
 
 def arguments_of(address: RabbitmqAddress) -> dict[str, Any]:
-    """What queues are made with, as the URL says."""
+    """Return the arguments for new queues that the URL asks for."""
     arguments: dict[str, Any] = {}
     if address.queue_type != "classic":
         arguments["x-queue-type"] = address.queue_type

@@ -1,9 +1,11 @@
-"""Requests and their replies, by RabbitMQ's direct reply-to.
+"""Requests and their replies by RabbitMQ's direct reply-to.
 
-A request is published on the channel that consumes from `amq.rabbitmq.reply-to`, and says that
-name; RabbitMQ writes in whose channel it is. The reply goes to the default exchange under that
-name, and needs no queue and no permission of ours. Who has asked and lost the connection gets no
-reply: NoReply, as if it had been late. A request that was not confirmed is published again.
+A request is published on the channel that consumes from `amq.rabbitmq.reply-to`, with that name as
+its reply address. RabbitMQ replaces it by an address of this channel. The reply goes to the default
+exchange under that address, and needs no queue and no permission.
+
+A requester that loses its connection gets no reply, and NoReply at its timeout. A request without a
+confirm is published again.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from tidegate.core.errors import NoReply, Unavailable
 
 
 class Replies:
-    """One client's requests that wait."""
+    """The requests of one client that wait for a reply."""
 
     def __init__(self, lifeline: Lifeline) -> None:
         self._lifeline = lifeline
@@ -48,7 +50,7 @@ class Replies:
             del self._waiting[correlation_id]
 
     async def _publish(self, queue: str, payload: bytes, properties: Properties) -> None:
-        """As often as it takes until it is confirmed, within the time that there is."""
+        """Publish a request until it is confirmed; the caller's timeout ends the attempts."""
         patience = Patience(self._lifeline)
         is_perhaps_stored = False
         while True:

@@ -1,19 +1,20 @@
-"""What becomes of a message that failed: again later, or to the dead letters.
+"""Delayed messages, retries and dead letters, which RabbitMQ does not have by itself.
 
-RabbitMQ has no delays. A message that is to wait goes to a queue `<queue>.delay.<ms>.<day>` that
-nobody consumes from; its time to live is the delay, and what has expired there is dead-lettered
-back to the queue. There is one for each length of wait (two significant digits, rounded up),
-because a queue expires its messages from the head only. It is deleted by RabbitMQ, with whatever it
-holds, so long after it was made: a quorum queue in which nobody consumes counts as unused whatever
-is sent there, and declaring it again renews nothing. So every day has its own, which outlives
-whatever can be sent there.
+Delay queues. A delayed message goes to a queue `<queue>.delay.<ms>.<day>` without consumers, whose
+time to live is the delay. RabbitMQ dead-letters expired messages back to the original queue.
 
-Published with a confirm first, acknowledged then: a message may come twice, but not never. Quorum
-queues also hand over what has expired with a confirm, which classic ones do not: delay queues are
-quorum queues wherever the broker has them so (3.10).
+- There is one queue per delay, because RabbitMQ expires messages at the head only. Delays are
+  rounded up to two significant digits, to bound their number.
+- RabbitMQ deletes a delay queue, with its messages, a fixed time after its declaration. A quorum
+  queue without consumers counts as unused even if messages arrive, and another declaration does not
+  renew it. So each day has its own queue, which outlives every message that can be sent to it.
+- Since RabbitMQ 3.10 delay queues are quorum queues, which dead-letter with a confirm. Classic
+  queues do not.
+- A broker that is killed forgets quorum queues of the last half second, with their confirmed
+  messages. So a message is acknowledged only when its delay queue is older than 0.75 seconds.
 
-A broker that is killed forgets quorum queues that it made in the last half second, with what was
-confirmed in them. A message is not acknowledged before its delay queue is older than that.
+A message that failed is published elsewhere with a confirm first, and acknowledged then. So it may
+arrive twice, and is never lost.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ if TYPE_CHECKING:
     from tidegate.adapters.rabbitmq.publisher import Errands, Publisher
     from tidegate.adapters.rabbitmq.queues import Queues
 
-# For how long a delay queue is used.
+# How long a delay queue receives messages.
 _DAY_MS = 86_400_000
-# How long after the last message has left, at least, it is kept: for a queue that takes nothing
-# back for hours, and for clocks that disagree.
+# How much longer than its last message a delay queue lives at least: for a target queue that
+# refuses messages for hours, and for clocks that differ.
 _KEPT_MS = 86_400_000
-# How old a quorum queue is when a broker that is killed remembers it.
+# Age from which a killed broker remembers a quorum queue.
 _REMEMBERED_S = 0.75
 _JITTER_STEPS = 4
 _QUORUM_DELAYS_SINCE = (3, 10)
 
 
 class Failed(Protocol):
-    """The message that it is about."""
+    """A message that is to be returned."""
 
     payload: bytes
     queue: str
@@ -62,7 +63,7 @@ class Failed(Protocol):
 
 
 class Retries:
-    """One client's way of giving messages back."""
+    """Returns failed messages of one client: later, or to the dead letters."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class Retries:
         self._errands = errands
         self._queues = queues
         self._policy_of = policy_of
-        # Delay queues by name: since when we have been using them.
+        # Delay queues by name: the time of their first use by this client.
         self._in_use: dict[str, float] = {}
 
     async def again(self, message: Failed, delay_s: float | None, error: str | None) -> None:
@@ -105,7 +106,7 @@ class Retries:
         dead_letters = self._policy_of(message.queue).dead_letter_queue(message.queue)
         if dead_letters is None:
             return
-        # Each time, for somebody may have deleted it; it happens seldom.
+        # Create it each time, since it may have been deleted; dead letters are rare.
         await self._queues.create(dead_letters, exist_ok=True)
         properties = p.again(
             message.properties,
@@ -116,7 +117,7 @@ class Retries:
                 p.REASON: str(reason),
                 p.DIED_IN: message.queue,
                 p.DIED_AT: int(time.time() * 1e3),
-                # A rejection is no failure, and an expiry none of a worker's.
+                # Neither a rejection nor an expiry is a failure of a worker.
                 p.FAILURES: p.failures_with(message.properties, "nack", error)
                 if reason is DeathReason.DELIVERIES
                 else None,
@@ -146,9 +147,9 @@ class Retries:
         await asyncio.sleep(max(since + _REMEMBERED_S - time.monotonic(), 0.0))
 
     def _used_since(self, name: str) -> float:
-        """Since when the delay queue is there, for all that we know."""
+        """Return since when the delay queue exists, as far as this client knows."""
         if name not in self._in_use:
-            # Those of other days are over.
+            # Remove the queues of other days.
             day = f".{name.rpartition('.')[2]}"
             self._in_use = {one: at for one, at in self._in_use.items() if one.endswith(day)}
             self._in_use[name] = time.monotonic()
@@ -156,16 +157,16 @@ class Retries:
 
 
 def _backoff_s(policy: QueuePolicy, failed: int) -> float:
-    """As nodes do, but of the jitter only a few steps: each is a queue."""
+    """Return the backoff of the policy, with few steps of jitter: each delay needs a queue."""
     longest_s = retry_wait_s(structs.replace(policy, retry_jitter=0.0), failed)
     return longest_s * (1 - policy.retry_jitter * random.randrange(_JITTER_STEPS) / _JITTER_STEPS)
 
 
 def rounded_up_ms(delay_s: float) -> int:
-    """Milliseconds of two significant digits, never less than asked for."""
+    """Round a delay up to milliseconds with two significant digits."""
     if delay_s <= 0.0:
         return 0
-    # What is but a rounding error of a float is no reason for the next step.
+    # Ignore floating-point rounding errors, which would cause the next step.
     delay_ms = max(math.ceil(delay_s * 1e3 - 1e-6), 1)
     step: int = 10 ** max(len(str(delay_ms)) - 2, 0)
     return -(-delay_ms // step) * step
@@ -176,7 +177,7 @@ def delay_queue_name(queue: str, delay_ms: int, now: float) -> str:
 
 
 def delay_queue_lifetime_ms(delay_ms: int) -> int:
-    """How long after it was made RabbitMQ deletes it."""
+    """Return after how many milliseconds RabbitMQ deletes a delay queue."""
     return _DAY_MS + delay_ms + _KEPT_MS
 
 

@@ -1,13 +1,27 @@
-"""A subscription on RabbitMQ: messages pushed on a channel of its own.
+"""A subscription on RabbitMQ: messages arrive on a channel of its own.
 
-It stands on a leg, one consumer on one channel; of an elastic queue one for each replica, which it
-follows as they come and go. When the channel ends (the broker was restarted,
-the queue has moved, somebody held a message for too long), what it had delivered has gone back; a
-task of the subscription stands on another one as soon as there is a connection. Whoever iterates
-notices nothing. It ends when there is nothing to stand on: no queue, no permission.
+Theory of operation.
 
-`ack="automatic"` acknowledges a message as it is taken. RabbitMQ's own automatic mode knows no
-prefetch: the whole queue would come at once.
+A `RabbitmqSubscription` uses one `RabbitmqConsumer` at a time: one channel with one AMQP consumer,
+or with one for each replica of an elastic queue.
+
+Two tasks run while it is open:
+
+- `_stay_subscribed` waits for the end of the channel (the broker restarted, the queue moved, a
+  message was held too long). It then makes another `RabbitmqConsumer`, with growing pauses while
+  there is no connection. The channel's unsettled messages have returned to their queues; buffered
+  ones are dropped.
+- `_follow` adjusts the sources when the topology of an elastic queue changes.
+
+The application iterates and notices no interruption, except that `interruptions` grows and messages
+may come again. The iteration ends with an error only if the failure is permanent: no such queue, or
+no permission.
+
+`drain` cancels the consumers and returns the buffered messages. Messages that the application holds
+stay its own.
+
+`ack="automatic"` acknowledges each message as the application takes it. RabbitMQ's own automatic
+mode has no prefetch, so the whole queue would arrive at once.
 """
 
 from __future__ import annotations
@@ -45,7 +59,7 @@ _BACKOFF_MAX_S = 1.0
 
 
 class RabbitmqSubscription:
-    """Use with `async with`, then iterate."""
+    """A subscription: use it with `async with`, then iterate."""
 
     def __init__(
         self,
@@ -60,14 +74,14 @@ class RabbitmqSubscription:
         self.queue = queue
         self.prefetch = prefetch
         self.automatic = automatic
-        # The only replica to consume from; None: all of them.
+        # The only replica to consume from; None means all of them.
         self._bound = bound
         self._topology_changed = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
         self._deaf: Callable[[], None] | None = None
-        # Messages that have come to it since it began.
+        # Messages received since it began.
         self.delivered = 0
-        # How often it has lost what it stood on.
+        # How often its channel has ended.
         self.interruptions = 0
         self._leg: Leg | None = None
         self._arrived: deque[RabbitmqMessage] = deque()
@@ -78,7 +92,7 @@ class RabbitmqSubscription:
         self._keeping: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
-    # Coming and going
+    # Lifetime
 
     async def __aenter__(self) -> Self:
         self._deaf = self._client.news.on_news(self.queue, self._topology_changed.set)
@@ -93,13 +107,14 @@ class RabbitmqSubscription:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # To the end, even if cancelled meanwhile: a consumer that stays keeps messages from others.
+        # Complete the close even if cancelled: a remaining consumer would keep messages from
+        # others.
         self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
         self._open = False
-        self._news.set()  # tasks that still iterate hear that it is over
+        self._news.set()  # wakes tasks that still iterate
         if self._deaf is not None:
             self._deaf()
         tasks = {task for task in (self._keeping, self._following) if task is not None}
@@ -112,13 +127,13 @@ class RabbitmqSubscription:
         self._forget_lost()
 
     async def _first_leg(self) -> Leg:
-        """A connection that is lost meanwhile comes back, as it does later.
+        """Make the first consumer, and retry while the connection is lost.
 
-        RabbitMQ itself has ended that of who came to a quorum queue which it was just making.
+        RabbitMQ closes the connection of a consumer that comes while it creates a quorum queue.
         """
         patience = Patience(self._client.lifeline)
         while True:
-            # Of a client that was closed nothing comes back.
+            # Raises at once if the client is closed.
             await self._client.lifeline.connected()
             try:
                 return await self._new_leg()
@@ -140,10 +155,10 @@ class RabbitmqSubscription:
         )
         try:
             await leg.begin(await self._sources())
-            # It may have been changed meanwhile.
+            # The prefetch may have changed meanwhile.
             await leg.set_prefetch(self.prefetch)
         except BaseException:
-            # Perhaps it is of another kind than it was, or has other replicas.
+            # The queue may have another type or other replicas by now.
             self._client.queues.forget(self.queue)
             self._client.news.forget(self.queue)
             await leg.end()
@@ -151,7 +166,7 @@ class RabbitmqSubscription:
         return leg
 
     async def _sources(self) -> list[Source]:
-        """What there is to consume from: a replica may have gone since we heard of it."""
+        """Return the existing sources; a replica may be gone since the last topology."""
         topology = await self._client.news.topology(self.queue)
         found = []
         for source in sources_of(topology, self.queue, self._bound):
@@ -165,7 +180,7 @@ class RabbitmqSubscription:
         return found
 
     async def _follow(self) -> None:
-        """Be where the replicas are."""
+        """Consume from the replicas of the newest topology, whenever it changes."""
         while True:
             await self._topology_changed.wait()
             self._topology_changed.clear()
@@ -175,7 +190,8 @@ class RabbitmqSubscription:
             try:
                 await leg.follow(await self._sources())
             except TidegateError as failure:
-                # The channel is gone, and the next leg knows better; or it is tried again.
+                # Either the channel is lost, and the next consumer reads the topology, or it is
+                # tried again.
                 log.info("%s: its replicas are looked for again: %s", self.queue, failure)
                 self._client.news.forget(self.queue)
                 if not leg.lost:
@@ -183,7 +199,7 @@ class RabbitmqSubscription:
                     self._topology_changed.set()
 
     async def _keep(self, leg: Leg) -> None:
-        """Stand on another leg whenever one is lost."""
+        """Make another consumer whenever the channel has ended."""
         while True:
             reason = await leg.ended()
             self.interruptions += 1
@@ -198,7 +214,7 @@ class RabbitmqSubscription:
                     return
                 try:
                     leg = self._leg = await self._new_leg()
-                    # News that came while it was made were for one that was lost.
+                    # Changes of the topology meanwhile were applied to the lost consumer.
                     self._topology_changed.set()
                 except RetryLater:
                     await asyncio.sleep(backoff_s)
@@ -211,10 +227,10 @@ class RabbitmqSubscription:
                 await leg.end()
 
     def _forget_lost(self) -> None:
-        """What had come and was not looked at has gone back."""
+        """Drop buffered messages that have returned to their queue."""
         self._arrived = deque(message for message in self._arrived if not message.is_lost)
 
-    # Taking
+    # Messages
 
     def _take_in(self, leg: Leg, delivered: DeliveredMessage) -> None:
         message = RabbitmqMessage(delivered, self.queue, leg, self._client.retries)
@@ -227,25 +243,28 @@ class RabbitmqSubscription:
 
     @property
     def held(self) -> int:
-        """Messages that lie here, not yet taken by anybody."""
+        """Number of buffered messages that the application has not taken."""
         return len(self._arrived)
 
     async def waiting(self) -> int | None:
-        """Messages that are ready to be delivered; None: not known."""
+        """Return the number of ready messages in the queue; None means unknown."""
         return await self._client.waiting(self.queue)
 
     @property
     def is_live(self) -> bool:
-        """Whether messages can come now."""
+        """Whether messages can arrive now."""
         return self._leg is not None and not self._leg.lost
 
     @property
     def is_prefetch_costly(self) -> bool:
-        """On quorum queues: another consumer begins with it, and the former ends."""
+        """Whether a change of the prefetch replaces the consumer, as on quorum queues."""
         return self._leg is not None and not self._leg.is_classic
 
     async def __aiter__(self) -> AsyncIterator[RabbitmqMessage]:
-        """Message by message; several tasks may share a subscription, and go on after a break."""
+        """Yield messages.
+
+        Several tasks may share the subscription, and each may iterate again after a break.
+        """
         while True:
             while self._arrived:
                 message = self._arrived.popleft()
@@ -257,7 +276,7 @@ class RabbitmqSubscription:
             await self._wait_for_news()
 
     async def batches(self) -> AsyncIterator[RabbitmqBatch]:
-        """Messages as they come together: on RabbitMQ one by one."""
+        """Yield batches; on RabbitMQ each has one message."""
         async for message in self:
             yield RabbitmqBatch(message)
 
@@ -269,25 +288,25 @@ class RabbitmqSubscription:
         self._news.clear()
         await self._news.wait()
 
-    # Steering
+    # Control
 
     async def set_prefetch(self, prefetch: int) -> None:
-        """Live: from now on so many may be on their way or in our hands."""
+        """Set the maximum of unacknowledged messages, live."""
         check_count("prefetch", prefetch)
         self.prefetch = prefetch
         leg = self._leg
         if leg is not None and not leg.lost:
-            # Without a connection the next leg begins with it.
+            # Without a connection, the next consumer begins with it.
             with contextlib.suppress(RetryLater):
                 await leg.set_prefetch(prefetch)
 
     async def drain(self) -> None:
-        """Take no more: what was not looked at goes back; what was taken stays ours."""
+        """Stop receiving: return the buffered messages, and keep those already taken."""
         self._drained = True
         leg = self._leg
         if leg is None or leg.lost:
             return
-        # If it fails, the channel is gone, and everything has gone back.
+        # If it fails, the channel is lost, and all messages have returned to the queue.
         with contextlib.suppress(TidegateError):
             await leg.stop()
             unbegun, self._arrived = self._arrived, deque()
@@ -295,6 +314,6 @@ class RabbitmqSubscription:
 
 
 async def _dropped(message: RabbitmqMessage) -> None:
-    # If it fails, it comes again, and expires then.
+    # If it fails, the message comes again and expires then.
     with contextlib.suppress(TidegateError):
         await message.expire()

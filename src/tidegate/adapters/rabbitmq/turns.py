@@ -1,9 +1,11 @@
-"""In which order puts come to a channel: as they were begun, also those that come again.
+"""The order in which publishes reach a channel: the order in which they began.
 
-A ticket is owed its turn from when it is drawn until it has come to the channel, which keeps the
-order from there; nobody waits for a confirmation. Whoever fails there with the connection is owed
-it again, and has the older ticket. Who has come to a channel that another one replaced is, too,
-even before he hears of it: of a thousand on a channel each hears after the one before.
+A publish draws a ticket. It is owed its turn until it has sent its message on the channel, which
+keeps the order from there. It does not wait for the confirm before the next one sends.
+
+A publish whose connection was lost is owed its turn again, ahead of all younger tickets. The same
+holds for all publishes on a channel that was replaced, even before their calls have failed: the
+calls fail one after another, and the first to fail must not overtake older ones.
 """
 
 from __future__ import annotations
@@ -14,17 +16,17 @@ from bisect import bisect_left, insort
 
 
 class Turns:
-    """Those who publish on one channel after the other."""
+    """The publishes that use one channel after another."""
 
     def __init__(self) -> None:
         self._tickets = itertools.count()
-        # In order; those who have come to the channel.
+        # Tickets that are owed a turn, in order; and tickets that have sent on the channel.
         self._owed: list[int] = []
         self._there: set[int] = set()
         self._waiting: dict[int, asyncio.Future[None]] = {}
 
     def draw(self) -> int:
-        """A ticket; who draws one leaves in the end, or all others wait."""
+        """Draw a ticket; the caller must call `leave` in the end, or all others wait for ever."""
         ticket = next(self._tickets)
         self._owed.append(ticket)
         return ticket
@@ -33,7 +35,10 @@ class Turns:
         return self._owed[0] == ticket
 
     async def wait(self, ticket: int) -> None:
-        """Until it is the first; somebody with an older one may come back meanwhile."""
+        """Wait until the ticket may be first.
+
+        The caller checks again: an older ticket may have returned meanwhile.
+        """
         first = self._waiting[ticket] = asyncio.get_running_loop().create_future()
         try:
             await first
@@ -41,7 +46,7 @@ class Turns:
             self._waiting.pop(ticket, None)
 
     def arrive(self, ticket: int) -> None:
-        """The first has come to the channel."""
+        """Record that the first ticket has sent its message."""
         assert self.is_first(ticket)
         del self._owed[0]
         self._there.add(ticket)
@@ -54,12 +59,12 @@ class Turns:
             insort(self._owed, ticket)
 
     def all_come_again(self) -> None:
-        """There is another channel."""
+        """Owe all sent tickets their turn again, because the channel was replaced."""
         self._owed = sorted({*self._owed, *self._there})
         self._there.clear()
 
     def leave(self, ticket: int) -> None:
-        """It is done, or given up, or others may pass for now."""
+        """Remove a ticket that is confirmed or failed, or that lets others pass for now."""
         self._there.discard(ticket)
         at = bisect_left(self._owed, ticket)
         if self._owed[at : at + 1] == [ticket]:

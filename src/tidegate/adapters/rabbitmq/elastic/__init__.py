@@ -1,1 +1,1 @@
-"""The elastic queue on RabbitMQ: a consistent-hash exchange over queues that come and go."""
+"""Elastic queues on RabbitMQ: a consistent-hash exchange over a varying number of queues."""

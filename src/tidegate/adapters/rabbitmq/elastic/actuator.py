@@ -1,16 +1,34 @@
-"""The actuator of RabbitMQ: actions in, bindings, queues and moved messages out.
+"""The actuator of RabbitMQ: actions in, changes of bindings, queues and messages out.
 
-    AddReplica    ledger: starting → queue → its holders' queue; it serves when it is there
-    SetShares     ledger: weights and those before → each changed binding off and on again
-    Drain         ledger: draining; its share goes down by SetShares, and with the last of it the
-                  binding: nothing new comes, its consumers go on
-    Retire        ledger: leaving → consumers let go, nobody holds anything → the queue is deleted
-                  if it is empty and unused → ledger: gone
+Theory of operation.
 
-The ledger is written first, so whoever is killed in the middle leaves a state that the next one
-reads and ends: every step here can be done again. That a queue is empty does not say that nobody
-holds a message of it, and the broker would delete it from under them. So consumers of ours stand in
-the holders' queue until they have settled the last one.
+`RabbitmqActuator` executes the actions for one elastic queue. It runs in the process that holds the
+queue's lock, and uses that process's one connection. If the connection is lost, so is the lock, and
+every call raises Unavailable.
+
+The stored topology (topology.py) is written before each step on the broker:
+
+    AddReplica    store: starting → create the replica's queue and its holders queue
+    `serve`       store: serving; the next SetShares gives it messages
+    SetShares     store: new and previous weights → rebind each queue whose weight has changed
+    Drain         store: draining; SetShares then lowers its share, and removes its binding with
+                  the last of it. Nothing new arrives, and its consumers continue.
+    `release_consumers`
+                  store: leaving; its consumers stop as soon as they hold none of its messages
+    Retire        delete the queue if it is empty, unused and without holders → store: gone
+
+Invariants:
+
+- Every step can be repeated. A controller that was killed halfway leaves a topology that says what
+  may be unfinished, and `take_over` of the next controller completes it.
+- A replica's queue is deleted only when no consumer may hold a message of it. An empty queue does
+  not prove that: its messages may be unacknowledged, and the broker would delete them too. So each
+  Tidegate consumer also consumes from the holders queue, which never has a message, until it has
+  settled its last message.
+- Numbers of replicas are never reused.
+
+Failures: a refusal by the broker is returned as a text, and the law decides again in the next
+period.
 """
 
 from __future__ import annotations
@@ -46,7 +64,7 @@ from tidegate.core.steering import (
     SetShares,
 )
 
-# What one exchange may take of a period.
+# Maximum duration of one transfer, a part of the period.
 _MOVE_S = 1.0
 _POINTS: Mapping[type[Action], str] = {
     AddReplica: "replica-added",
@@ -60,13 +78,13 @@ _POINTS: Mapping[type[Action], str] = {
 
 
 class RabbitmqActuator:
-    """Carries out what was decided about one elastic queue, for who has its lock."""
+    """Executes the actions that were decided for one elastic queue, for the lock's holder."""
 
     def __init__(self, link: SteererLink, queue: str) -> None:
         self._link = link
         self._queue = queue
         self._topology: ElasticTopology | None = None
-        # What was moved since it was last asked for, by the number of who got it.
+        # Messages moved since `take_moved` was last called, by number of the target.
         self._moved: dict[int, int] = {}
 
     @property
@@ -75,33 +93,39 @@ class RabbitmqActuator:
         return self._topology
 
     async def take_over(self, arguments: Mapping[str, Any]) -> ElasticTopology:
-        """Make the queue elastic, or go on from where another was stopped.
+        """Make the queue elastic, or continue where another controller stopped.
 
-        `arguments`: what it and its replicas are declared with, if it is new.
+        `arguments` are the arguments of the queue, if it is new, and of its replicas.
         """
         found = self._topology = await make_alias(self._link, self._queue, arguments)
         for one in found.replicas:
             if one.state is ReplicaState.STARTING:
                 await self._make_queues(one.number)
         await bind_as_written(self._link, found)
-        # Those that wait for the news since before we came hear it now.
+        # Publish the topology to clients that have listened since before this controller.
         await self._write(found)
         return self.topology
 
     async def give_up(self) -> None:
-        """A plain queue again; its replicas are gone."""
+        """Make the queue plain again; its replicas must be gone."""
         await end_alias(self._link, msgspec.structs.replace(self.topology, is_over=True))
 
     def moved(self) -> dict[int, int]:
-        """What went over since this was last asked: no new message, though the broker counts it."""
+        """Return the messages moved since the previous call, by number of the target.
+
+        The broker counts them as published, and they are not new.
+        """
         moved, self._moved = self._moved, {}
         return moved
 
     async def carry_out(self, action: Action) -> str | None:
-        """None: it was done; else a sentence that says why not."""
+        """Execute one action; return None if it was done, else a sentence that says why not.
+
+        Raises Unavailable if the connection, and with it the lock, is lost.
+        """
         try:
             if isinstance(action, CancelPending):
-                return None  # nothing waits for a machine here
+                return None  # RabbitMQ replicas wait for no machine
             point = _POINTS[type(action)]
             crash_point(f"before-{point}")
             failure = await self._do(action)
@@ -109,7 +133,7 @@ class RabbitmqActuator:
                 crash_point(f"after-{point}")
             return failure
         except Unavailable:
-            # The connection, and with it the lock.
+            # The connection is lost, and with it the lock.
             raise
         except TidegateError as failure:
             return str(failure)
@@ -136,13 +160,13 @@ class RabbitmqActuator:
         return None
 
     async def serve(self, number: int) -> None:
-        """A replica that has come up gets messages from the next shares on."""
+        """Mark a started replica as serving; it gets messages with the next SetShares."""
         crash_point("before-serving")
         await self._set_state(number, ReplicaState.SERVING)
         crash_point("after-serving")
 
     async def let_go(self, number: int) -> None:
-        """Have consumers leave a draining replica that is empty."""
+        """Mark a draining, empty replica as leaving, so that its consumers stop."""
         one = self.topology.replica(number)
         if one is not None and not one.is_leaving:
             leaving = msgspec.structs.replace(one, is_leaving=True)
@@ -150,7 +174,7 @@ class RabbitmqActuator:
             crash_point("after-let-go")
 
     async def forget(self, number: int) -> None:
-        """A replica whose queue is gone, whoever deleted it."""
+        """Remove a replica whose queue is gone, however it was deleted."""
         await self._clear_holders(number)
         await self._write(self.topology.without(number))
 
@@ -166,7 +190,7 @@ class RabbitmqActuator:
         await self._make_queues(number)
 
     async def _make_queues(self, number: int) -> None:
-        # Who holds is known before anybody can.
+        # Create the holders queue first, so that every consumer of the replica can register there.
         await self._link.declare_queue(holders_name(self._queue, number), {})
         await self._link.declare_queue(replica_name(self._queue, number), self.topology.arguments)
 
@@ -176,7 +200,8 @@ class RabbitmqActuator:
         if all(one.weight == weights.get(one.number, 0) for one in topology.replicas):
             return
         await self._write(topology.weighted(weights))
-        # Who gets more first: so there is somebody on the ring at every moment, if there can be.
+        # Raise weights before lowering others, so that the ring is never empty if that is
+        # avoidable.
         changed = [one for one in self.topology.replicas if one.weight != one.weight_before]
         for one in sorted(changed, key=lambda one: one.weight_before - one.weight):
             await rebind(self._link, self._queue, one)
@@ -218,7 +243,8 @@ class RabbitmqActuator:
             if length.consumers:
                 return f"{length.consumers} consumers are still at replica {number}"
             try:
-                # Quorum queues know no conditions: what was just seen has to do.
+                # Quorum queues do not support conditional deletion; the check just made has to
+                # suffice.
                 await self._link.delete_queue(name, conditions=self.topology.is_classic)
             except InTheWay as came:
                 return f"something came to replica {number} at the last moment: {came}"
@@ -227,7 +253,7 @@ class RabbitmqActuator:
         return None
 
     async def holders(self, number: int) -> int:
-        """Consumers of ours that may hold messages of a replica."""
+        """Return the number of Tidegate consumers that may hold messages of a replica."""
         length = await self._link.length(holders_name(self._queue, number))
         return 0 if length is None else length.consumers
 

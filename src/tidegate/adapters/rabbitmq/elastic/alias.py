@@ -1,11 +1,15 @@
-"""The exchange that producers know: made, taken over, and kept when the queue is plain again.
+"""The exchange that producers publish to: its creation, its bindings, and its end.
 
-An alias is made from outside in: what keeps the homeless first, then the exchange, then the ledger.
-It is never deleted, for somebody may publish to it for ever: without replicas it leads to the plain
-queue. Bindings are brought to what the ledger says, whatever they were: the weight from before and
-the one that is wanted are taken away, and the one that is wanted is bound. That heals a ring too
-which somebody's hand has broken (a second binding of the same queue, once it is taken away, leaves
-the queue without any place).
+The order of creation is: the fallback for messages without a replica, the exchange, the topology
+queue. A failure in between leaves nothing that loses messages.
+
+The exchange is never deleted, since producers may keep publishing to it. Without replicas it routes
+everything to the plain queue.
+
+`rebind` brings a binding to the stored state from any other state. It removes the binding with the
+previous weight and the one with the wanted weight, then binds with the wanted weight. This also
+repairs a ring after manual changes: if a queue was bound twice and one binding is removed, RabbitMQ
+leaves the queue without any part of the ring.
 """
 
 from __future__ import annotations
@@ -40,9 +44,10 @@ HASH = "x-consistent-hash"
 async def make_alias(
     link: SteererLink, queue: str, arguments: Mapping[str, Any]
 ) -> ElasticTopology:
-    """Make the queue elastic, or find how it is; the same again does no harm.
+    """Make the queue elastic, or return its stored topology; safe to repeat.
 
-    `arguments`: of the queue if there is none, and of its replicas.
+    `arguments` are the arguments of the queue, if it does not exist, and of its replicas. Raises
+    InvalidValue if another exchange has the queue's name.
     """
     if await link.length(queue) is None:
         await link.declare_queue(queue, dict(arguments))
@@ -77,24 +82,28 @@ async def make_alias(
             queue=queue, version=0, is_classic=is_classic, arguments=_of_replicas(arguments)
         )
         return await write_topology(await link.channel(), found)
-    # Who was to make it a plain queue again may have been stopped before the ledger was gone.
+    # A controller may have been stopped while it made the queue plain, before it deleted the
+    # topology queue.
     return msgspec.structs.replace(found, is_over=False)
 
 
 def _of_replicas(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the queue, but for what would have a replica go by itself."""
+    """Return the queue's arguments without those that let a replica expire."""
     return {name: value for name, value in arguments.items() if name != "x-expires"}
 
 
 async def bind_as_written(link: SteererLink, topology: ElasticTopology) -> None:
-    """Bring every binding to what the ledger says; replicas without a queue are left out."""
+    """Bring all bindings to the stored topology; replicas without a queue are skipped."""
     for one in topology.replicas:
         if await link.length(replica_name(topology.queue, one.number)) is not None:
             await rebind(link, topology.queue, one)
 
 
 async def rebind(link: SteererLink, queue: str, replica: ElasticReplica) -> None:
-    """Off the ring, and on again with its weight: a round trip in which the others get its part."""
+    """Remove a replica's binding and bind it with its weight.
+
+    For one round trip the other replicas get its part of the messages.
+    """
     name = replica_name(queue, replica.number)
     for weight in {replica.weight_before, replica.weight} - {0}:
         await link.unbind(name, queue, weight)
@@ -104,7 +113,10 @@ async def rebind(link: SteererLink, queue: str, replica: ElasticReplica) -> None
 
 
 async def end_alias(link: SteererLink, topology: ElasticTopology) -> None:
-    """A plain queue again: everybody is told, and the ledger goes. The exchange stays."""
+    """Make the queue plain again: publish that to all clients, and delete the topology queue.
+
+    The exchange stays.
+    """
     assert not topology.replicas, "replicas are drained first"
     queue = topology.queue
     await write_topology(await link.channel(), topology)

@@ -1,8 +1,10 @@
-"""Where the document of an elastic queue is kept: a queue that has room for one message.
+"""Storage of an elastic queue's topology: a RabbitMQ queue that holds one message.
 
-The broker drops the older of two, so the newest stays, and it is as durable as any message. To read
-is to take it and give it back; while somebody reads, another finds nothing and asks again. Whoever
-listens to the news hears of the change at once, and of one that it has missed when it reads.
+The queue has a maximum length of one and drops the older message, so it always holds the newest
+topology, as durably as any message. To read it, a client gets the message and requeues it.
+Meanwhile another reader finds the queue empty and retries.
+
+Every write also publishes the topology to the feed exchange, for the clients that listen.
 """
 
 from __future__ import annotations
@@ -25,22 +27,23 @@ from tidegate.adapters.rabbitmq.elastic.topology import (
 from tidegate.core.errors import QueueNotExisting, Unavailable
 
 _ANSWER_S = 10.0
-# Others read too, each for the time of a round trip.
+# Other readers may hold the message, each for one round trip.
 _READS_MAX = 200
 _READ_AGAIN_S = 0.01
 LEDGER_ARGUMENTS: dict[str, int | str] = {"x-max-length": 1, "x-overflow": "drop-head"}
 
 
 class LedgerEmpty(Unavailable):
-    """It is there, and whoever looked for long enough found nothing in it."""
+    """The topology queue exists and stayed empty for all attempts to read it."""
 
 
 async def read_topology(
     channel: AbstractChannel, queue: str, *, is_empty_fine: bool = False
 ) -> ElasticTopology | None:
-    """The newest document; None: the queue is not elastic (then the channel is closed).
+    """Return the stored topology; None if the queue is not elastic (the channel is then closed).
 
-    `is_empty_fine`: who made it may not have got to write it.
+    `is_empty_fine` also returns None if the topology queue stays empty: its creator may have been
+    stopped before it wrote. Otherwise that raises TopologyMissing.
     """
     name = ledger_name(queue)
     for attempt in range(_READS_MAX):
@@ -57,7 +60,7 @@ async def read_topology(
                 return topology
         elif is_empty_fine and attempt > _READS_MAX // 10:
             return None
-        # Not all at the same time.
+        # Random pauses keep concurrent readers apart.
         await asyncio.sleep(_READ_AGAIN_S * random.uniform(0.5, 1.5))
     raise LedgerEmpty(
         f"queue {name} should hold what the replicas of {queue} are, and holds nothing: whoever "
@@ -66,8 +69,8 @@ async def read_topology(
 
 
 async def write_topology(channel: AbstractChannel, topology: ElasticTopology) -> ElasticTopology:
-    """Keep it under a higher version, and tell everybody; returns when the broker has it."""
-    # Of the clock, too: should the ledger be lost, the next versions are higher all the same.
+    """Store a topology under a higher version and publish it; return it when the broker has it."""
+    # Based on the clock too, so that versions increase even if the stored topology is lost.
     version = max(topology.version + 1, int(time.time() * 1000))
     written = msgspec.structs.replace(topology, version=version)
     body = written.encode()

@@ -1,10 +1,11 @@
-"""The steerer's one connection: everything that it orders goes over it, and so does its lock.
+"""The single connection of an elastic queue's controller, which also holds the lock.
 
-The lock is an exclusive queue, which lives exactly as long as the connection that declared it. So
-whoever lost the lock has lost the connection too, and nothing that it says arrives any more: no
-epoch has to be compared. It is never reconnected; who wants to go on opens another and asks for the
-lock again. A refusal of the broker ends the channel and not the connection: the next order gets a
-new channel.
+The lock is an exclusive queue, which lives exactly as long as the connection that declared it. A
+controller that has lost the lock has also lost its connection, and none of its commands arrive any
+more. So no epoch is needed.
+
+The connection never reconnects. A controller that wants to continue opens another one and takes the
+lock again. A refusal by the broker closes only the channel; the next command opens a new one.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from tidegate.core.errors import QueueNotExisting
 
 _CONNECT_S = 5.0
 _ANSWER_S = 10.0
-# An exclusive queue goes when the broker notices that its connection has: at once when a process
-# was killed, after some heartbeats when its computer is gone.
+# The broker deletes the exclusive queue when it notices the end of the connection: at once if the
+# process was killed, after some heartbeats if its machine is gone.
 _ASK_AGAIN_S = 0.5
 
 
 class Length(NamedTuple):
-    """What the broker says about a queue when asked for it: exact, and of this moment."""
+    """A queue's length and consumers from a passive declaration: exact at that moment."""
 
     ready: int
     consumers: int
 
 
 class SteererLink:
-    """One connection, and a channel of it that works."""
+    """One connection to the broker, with one open channel."""
 
     def __init__(self, address: RabbitmqAddress) -> None:
         self._address = address
@@ -56,7 +57,7 @@ class SteererLink:
 
     async def close(self) -> None:
         if self._connection is not None:
-            # A broker that does not answer is left without a goodbye.
+            # Do not wait for a broker that does not answer.
             with contextlib.suppress(Exception, TimeoutError):
                 async with asyncio.timeout(_CONNECT_S):
                     await self._connection.close()
@@ -68,7 +69,7 @@ class SteererLink:
         await self.close()
 
     async def channel(self) -> AbstractChannel:
-        """One on which publishes are confirmed; another one after a refusal."""
+        """Return the channel, with publisher confirms; open another one after a refusal."""
         if self._channel is None or self._channel.is_closed:
             assert self._connection is not None, "not opened"
             with told(f"RabbitMQ at {self._address.shown}"):
@@ -78,7 +79,7 @@ class SteererLink:
         return self._channel
 
     async def has_lock(self, queue: str) -> bool:
-        """Whether we steer this queue from now on; False: somebody else does."""
+        """Take the lock of a queue; return False if another controller holds it."""
         channel = await self.channel()
         try:
             with told(f"queue {queue!r}"):
@@ -88,14 +89,14 @@ class SteererLink:
         return True
 
     async def wait_for_lock(self, queue: str) -> None:
-        """Until whoever steers the queue is gone."""
+        """Wait until the lock of a queue is free, and take it."""
         while True:
             if await self.has_lock(queue):
                 return
             await asyncio.sleep(_ASK_AGAIN_S)
 
     async def length(self, name: str) -> Length | None:
-        """How long a queue is; None: there is no such queue."""
+        """Return a queue's length and consumers; None if it does not exist."""
         channel = await self.channel()
         try:
             with told(f"queue {name!r}"):
@@ -105,7 +106,7 @@ class SteererLink:
         return Length(found.message_count or 0, found.consumer_count or 0)
 
     async def is_classic(self, name: str) -> bool:
-        """Whether an existing queue is a classic one, as far as the broker lets it be told."""
+        """Return whether an existing queue is classic, as far as the broker's refusal shows it."""
         try:
             await self.declare_queue(name, {"x-queue-type": "classic"})
         except InTheWay as refusal:
@@ -125,13 +126,16 @@ class SteererLink:
             await channel.queue_bind(name, exchange, str(weight), timeout=_ANSWER_S)
 
     async def unbind(self, name: str, exchange: str, weight: int) -> None:
-        """A binding that is not there, or no longer, is no error to the broker."""
+        """Remove a binding; a missing binding is no error to the broker."""
         channel = await self.channel()
         with told(f"queue {name!r}"):
             await channel.queue_unbind(name, exchange, str(weight), timeout=_ANSWER_S)
 
     async def delete_queue(self, name: str, *, conditions: bool = True) -> None:
-        """Only while nothing is ready in it and nobody consumes from it: else InTheWay."""
+        """Delete a queue.
+
+        With `conditions` it raises NameConflict if the queue has ready messages or consumers.
+        """
         channel = await self.channel()
         with told(f"queue {name!r}"):
             await channel.queue_delete(

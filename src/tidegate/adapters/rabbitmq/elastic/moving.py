@@ -1,12 +1,14 @@
-"""Waiting messages from one queue of a broker to another: published, confirmed, then acknowledged.
+"""Transfer of waiting messages between two queues of a broker.
 
-    basic.get → basic.publish to the other, mandatory → its confirm → basic.ack
+    basic.get → basic.publish to the target, mandatory → its confirm → basic.ack
 
-What the other refuses goes back at once: nothing stays in our hands. Killed in between, a message
-is in both, never in none. The copy says from the beginning that it may not be the first (header
-`x-tidegate-resent`), for the one that stayed may be delivered first; our consumers show it as
-redelivered. All else of a message is as it was, but for what the broker would act on again: copies
-to other queues (CC), and who is said to have published it (user_id).
+A message that the target refuses is requeued at once. If the process is killed in between, a
+message is in both queues, and never in neither.
+
+The copy carries the header `x-tidegate-resent` from the start, because the original may be
+delivered first. Tidegate consumers report a message with this header as redelivered. All other
+properties stay, except two that the broker would act on again: the list of further queues (CC) and
+the claimed publisher (user_id).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from tidegate.adapters.rabbitmq.elastic.refusal import told
 from tidegate.adapters.rabbitmq.properties import resent
 from tidegate.core.crash import crash_point
 
-# So many are on their way at once.
+# Messages under way at a time.
 _ABREAST = 100
 _ANSWER_S = 10.0
 
@@ -29,7 +31,7 @@ _ANSWER_S = 10.0
 async def move(
     channel: AbstractChannel, source: str, target: str, count: int, within_s: float
 ) -> int:
-    """At most so many, for at most so long; how many went over."""
+    """Move at most `count` messages within about `within_s` seconds; return how many were moved."""
     deadline = time.monotonic() + within_s
     moved = 0
     while moved < count and time.monotonic() < deadline:

@@ -1,8 +1,10 @@
-"""What a client knows of elastic queues: the ledger, read once, and the news from then on.
+"""A client's view of the elastic queues of its vhost: the stored topology plus a change feed.
 
-Who listens first and reads then misses nothing: what comes twice has a version. When the channel
-has ended everything is listened for and read again. A user who may not listen looks into the
-ledgers that it knows of, now and then.
+The client binds to the feed first and reads the stored topology then, so it misses no change. A
+topology that arrives twice is recognised by its version.
+
+When the feed's channel closes, the client binds and reads again for every queue that it knows. A
+user without permission to listen reads the stored topologies every 15 seconds instead.
 """
 
 from __future__ import annotations
@@ -23,16 +25,16 @@ log = logging.getLogger(__name__)
 
 _BACKOFF_FIRST_S = 0.05
 _BACKOFF_MAX_S = 1.0
-# Between two looks of who may not listen.
+# Seconds between two reads without permission to listen.
 _LOOK_S = 15.0
 
 
 class News:
-    """One client's knowledge of the elastic queues of its vhost."""
+    """The elastic queues of one vhost, as one client knows them."""
 
     def __init__(self, lifeline: Lifeline) -> None:
         self._lifeline = lifeline
-        # None: not elastic.
+        # Topology by queue; None means a plain queue.
         self._known: dict[str, ElasticTopology | None] = {}
         self._heard: dict[str, set[Callable[[], None]]] = {}
         self._channel: AbstractChannel | None = None
@@ -40,12 +42,16 @@ class News:
         self._may_listen = True
         self._keeping: asyncio.Task[None] | None = None
         self._busy = asyncio.Lock()
-        # Of those who ask about a queue.
+        # One lock per queue, which keeps callers in order.
         self._turns: dict[str, asyncio.Lock] = {}
 
     async def topology(self, queue: str) -> ElasticTopology | None:
-        """The newest that is known; None: a plain queue. The first time it is asked for."""
-        # Nobody passes by who waits, also when it is known by now: puts stay in their order.
+        """Return the newest known topology; None means a plain queue.
+
+        The first call for a queue reads the stored topology, and waits for a connection if need be.
+        """
+        # Take the lock even if the topology is known by now: a later put must not overtake one that
+        # waits.
         async with self._turns.setdefault(queue, asyncio.Lock()):
             patience = Patience(self._lifeline)
             while queue not in self._known:
@@ -58,11 +64,11 @@ class News:
         return self._current(queue)
 
     def forget(self, queue: str) -> None:
-        """Something was not as it was known: it is read anew when it is asked for."""
+        """Discard a topology that proved wrong; the next call of `topology` reads it again."""
         self._known.pop(queue, None)
 
     def on_news(self, queue: str, heard: Callable[[], None]) -> Callable[[], None]:
-        """Have something called when a queue has changed; call what this returns to end it."""
+        """Call `heard` whenever the queue's topology changes; return a function that ends this."""
         listeners = self._heard.setdefault(queue, set())
         listeners.add(heard)
         return lambda: listeners.discard(heard)
@@ -84,10 +90,10 @@ class News:
         try:
             found = await self._read(queue)
         except LedgerEmpty:
-            # Many who read at once keep it from each other. Who knows something keeps to it, and
-            # who knows nothing learns it from the news, or when it is written for the first time.
+            # Many concurrent readers may keep the message from each other. Keep the known topology;
+            # without one, the feed brings the next.
             found = before
-        # News that came meanwhile are newer than that there is nothing to read.
+        # A topology that the feed brought meanwhile is newer than an empty read.
         if found is not None or self._known.get(queue) is before:
             self._take(queue, found)
 
@@ -96,7 +102,7 @@ class News:
         try:
             return await read_topology(channel, queue)
         except Forbidden:
-            return None  # as far as this user may know
+            return None  # this user may not read it: treat the queue as plain
         finally:
             if not channel.is_closed:
                 await channel.close()
@@ -132,7 +138,7 @@ class News:
                 heard()
 
     async def _keep(self) -> None:
-        """Begin anew whenever the channel has ended; look where nobody may listen."""
+        """Listen and read again when the channel has closed; without permission, poll."""
         backoff_s = _BACKOFF_FIRST_S
         while True:
             if not self._may_listen:
@@ -142,7 +148,8 @@ class News:
             try:
                 async with self._busy:
                     if self._may_listen and not self._known:
-                        # Who waits for the end of a channel that has ended does not wait at all.
+                        # Without queues, nothing else would reopen a closed channel, and the loop
+                        # would spin.
                         await self._listen()
                     for queue in list(self._known):
                         await self._learn(queue)

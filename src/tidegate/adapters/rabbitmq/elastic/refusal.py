@@ -1,4 +1,4 @@
-"""What the broker refuses about an elastic queue, in words that say what to do."""
+"""Refusals by the broker about elastic queues, translated into errors that say what to do."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ PLUGIN = "rabbitmq_consistent_hash_exchange"
 
 
 class InTheWay(InvalidValue):
-    """The broker has something else than was expected: another kind, not empty, in use."""
+    """The broker has an object of another kind, not empty, or in use."""
 
 
 class Locked(Unavailable):
-    """Somebody else has what only one can have."""
+    """Another connection holds an exclusive queue."""
 
 
 @contextlib.contextmanager
 def told(about: str) -> Iterator[None]:
-    """Whatever the broker or the way to it refuses becomes an error of ours about `about`."""
+    """Translate the refusals and connection errors of calls inside into errors about `about`."""
     with telling(about):
         try:
             yield

@@ -1,12 +1,15 @@
-"""The sensor of RabbitMQ: lengths by AMQP, rates by the management API, a sample out.
+"""The sensor of RabbitMQ: a sample of an elastic queue from AMQP and the management API.
 
-    passive declare   ready messages and consumers of each queue: exact, of this moment
-    management API    rates and unacknowledged messages: as old as its statistics (5 s by default)
-    holders           consumers of ours that may hold a message of a replica
+    passive declaration   ready messages and consumers of each queue: exact, at this moment
+    management API        rates and unacknowledged messages: up to 5 s old by default
+    holders queue         Tidegate consumers that may hold messages of a replica
 
-Statistics are late, and may be missing: lengths that grow say at once that at least so many arrive.
-What nobody could measure is named, and stays out of what is explained; 0 stands in its place.
-Without rates lengths still say enough for the policies load and length.
+The management API's statistics are late and may be missing. The growth of the lengths gives an
+immediate lower bound of the arrival rate. The policies load and length can work without the other
+rates.
+
+A value that could not be measured is 0 in the sample, and named in `unknown`, so that explanations
+leave it out.
 """
 
 from __future__ import annotations
@@ -28,26 +31,26 @@ from tidegate.core.errors import TidegateError
 from tidegate.core.replication import ALIAS, ReplicaState, replica_name
 from tidegate.core.steering import QueueSample, ReplicaSample
 
-# Over how long moved messages are spread: as the broker spreads what it counts.
+# Moved messages are spread over this interval, as RabbitMQ spreads its counts.
 _MOVED_S = 5.0
-# Two looks that are closer than this make no rate.
+# Minimum time between two sums that give a rate.
 _SHORTEST_S = 0.2
 _RATES = ("arrived_per_s", "consumed_per_s", "capacity_per_s")
-# What a broker does not say by itself.
+# Values that RabbitMQ never provides.
 UNKNOWN = ("resource_load",)
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample, and how far it goes."""
+    """A sample, and what it lacks."""
 
     sample: QueueSample
-    # Names of figures that nobody could measure.
+    # Names of the values that could not be measured.
     unknown: list[str]
-    # Why not.
+    # Why they could not be measured; "" means that they could.
     trouble: str = ""
-    # Replicas whose queue is not there.
+    # Replicas whose queue does not exist.
     missing: list[int] = []
-    # Of the queue itself, replica 0.
+    # Consumers of the queue itself, replica 0.
     alias_consumers: int = 0
 
 
@@ -59,7 +62,7 @@ class RabbitmqSensor:
         self._management = management
         self._serving_since: dict[int, float] = {}
         self._moved: deque[tuple[float, int, int]] = deque()
-        # When all lengths were last added up, their sum, and how fast it grew until then.
+        # Time and sum of all lengths at the last sample, and their growth until then.
         self._sum_at: tuple[float, int] | None = None
         self._growth_per_s = 0.0
 
@@ -69,7 +72,10 @@ class RabbitmqSensor:
         now: Callable[[], float],
         moved: Mapping[int, int] | None = None,
     ) -> Look:
-        """Ask the broker once. `moved`: messages that we brought to a replica since the last."""
+        """Poll the broker once.
+
+        `moved` contains the messages moved to each replica since the previous call.
+        """
         managed, trouble = await self._managed(topology.queue)
         at = now()
         for number, count in (moved or {}).items():
@@ -99,7 +105,7 @@ class RabbitmqSensor:
             arrived_per_s=max(arrived + sum(one.produced_per_s for one in replicas), growth_per_s),
             alias_waiting=alias_waiting,
             age_s=now() - at,
-            # Who consumes from the queue itself consumes from all; who is bound to one, from that.
+            # A consumer of the queue itself consumes from all replicas; a bound consumer from one.
             consumers_roam=alias is not None and alias.consumers > 0,
         )
         return Look(
@@ -111,11 +117,11 @@ class RabbitmqSensor:
         )
 
     def _brought_per_s(self, number: int) -> float:
-        """What we brought to a replica: counted by the broker, and no put."""
+        """Return the rate of moved messages, which the broker counts as published."""
         return sum(count for _, to, count in self._moved if to == number) / _MOVED_S
 
     def _growth(self, at: float, waiting: int) -> float:
-        """By how many messages a second lengths grew, all together: so many arrive at least."""
+        """Return the growth of all lengths per second: a lower bound of the arrival rate."""
         if self._sum_at is None:
             self._sum_at = (at, waiting)
         elif at - self._sum_at[0] >= _SHORTEST_S:
@@ -125,7 +131,10 @@ class RabbitmqSensor:
         return self._growth_per_s
 
     async def _managed(self, queue: str) -> tuple[dict[int, ManagedQueue], str]:
-        """By number of the replica, the queue itself as ALIAS; nothing: it cannot be asked."""
+        """Return the statistics by number of the replica, or nothing and the reason.
+
+        The queue itself has the number ALIAS.
+        """
         if self._management is None:
             return {}, "no management API is asked"
         try:
@@ -166,7 +175,7 @@ class RabbitmqSensor:
             waiting=length.ready,
             unacknowledged=unacknowledged or 0,
             oldest_age_s=_age_s(shown, length),
-            # Who has let go and still holds something is at it, too.
+            # A consumer that stopped and still holds messages counts too.
             consumers=max(length.consumers, held_by if one.is_leaving else 0),
             share=share,
             age_s=age_s,
@@ -175,7 +184,7 @@ class RabbitmqSensor:
 
 
 def _idle(length: Length, unacknowledged: int) -> int:
-    """Consumers that have nothing to do; who holds a message may be at work."""
+    """Return the number of consumers without a message, if nothing waits."""
     return 0 if length.ready else max(length.consumers - unacknowledged, 0)
 
 

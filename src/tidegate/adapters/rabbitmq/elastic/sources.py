@@ -1,8 +1,8 @@
-"""Which queues a subscription to an elastic queue consumes from.
+"""The RabbitMQ queues that a subscription to an elastic queue consumes from.
 
-All that serve or drain, and the queue itself, replica 0; a worker that came with a replica from
-that one only. Not those that are starting, for their queue may not be there yet, nor those that
-are leaving: whoever is at one of them lets go.
+These are the queue itself (replica 0) and all serving or draining replicas. A bound subscription
+consumes from its one replica only. Starting replicas are left out because their queue may not exist
+yet. Leaving replicas are left out so that their consumers stop.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from tidegate.core.replication import ReplicaState, replica_name
 
 
 class Source(NamedTuple):
-    """A queue to consume from."""
+    """A RabbitMQ queue to consume from."""
 
     name: str
-    # Where whoever may hold a message of it stands; None: it never goes.
+    # Its holders queue; None for a queue that is never deleted.
     holders: str | None = None
 
 
 def sources_of(topology: ElasticTopology | None, queue: str, bound: int | None) -> list[Source]:
-    """`bound`: the only replica to consume from."""
+    """Return the queues to consume from; `bound` is the only replica to use, None means all."""
     replicas = [] if topology is None else topology.replicas
     open_ = [
         one.number

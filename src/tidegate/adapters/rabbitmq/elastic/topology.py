@@ -1,16 +1,34 @@
-"""An elastic queue on RabbitMQ: what it is called, which replicas it has, how shares are weights.
+"""Elastic queues on RabbitMQ: their names, their topology, and shares as binding weights.
 
-    orders             an x-consistent-hash exchange: where producers publish to
-    orders             a queue too: replica 0, for who publishes to the queue and for the homeless
-    orders#rest        a fanout exchange to it: what finds no replica is kept there, never lost
-    orders#1 orders#2  queues, bound to the exchange with their shares as weights
-    orders#1#holders   never has a message: who may hold one of orders#1 is a consumer of this
-    orders#topology    a queue of one message, this document: the truth, without a database
-    orders#steerer     exclusive: who has it steers
-    tidegate.news      a direct exchange: the same document to everybody who listens for the queue
+Theory of operation.
 
-The document is written before anything is done, and says what may still be so from before. Whoever
-finds it does the same again: every step of ours can be repeated.
+An elastic queue `orders` consists of these objects of one vhost:
+
+    orders             an x-consistent-hash exchange that producers publish to
+    orders             a queue: replica 0, for direct publishes and messages without a replica
+    orders#rest        a fanout exchange to that queue, the alternate exchange: a message that
+                       finds no replica is kept
+    orders#1 orders#2  the replicas: queues bound to the exchange, with shares as weights
+    orders#1#holders   a queue without messages; its consumers may hold messages of orders#1
+    orders#topology    a queue of one message: the stored topology, which needs no database
+    orders#steerer     an exclusive queue: its owner is the controller and holds the lock
+    tidegate.news      a direct exchange: every change of a topology, to the clients that listen
+
+The controller changes the topology; clients only read it. A replica passes through these states:
+
+    STARTING    its queues are being created; no binding, no consumers
+    SERVING     bound with its weight; consumed
+    DRAINING    its weight goes down to 0; consumed
+    is_leaving  empty; its consumers stop when they hold none of its messages
+    gone        no longer in the topology, and its queue is deleted
+
+Invariants:
+
+- The topology is stored before a step is taken. `weight_before` and the state say what may be left
+  of the previous topology. The next controller repeats the step, and every step can be repeated.
+- The version grows with each write; clients ignore lower versions.
+- A replica's number is never used twice, so a late client cannot mistake a new replica for an old
+  one.
 """
 
 from __future__ import annotations
@@ -23,7 +41,7 @@ import msgspec
 
 from tidegate.core.replication import ReplicaState, replica_name
 
-# The parts that shares are measured in. Every part is a bucket of the exchange's ring.
+# The sum of all weights. Each unit is a bucket of the exchange's ring.
 WEIGHTS = 100
 NEWS = "tidegate.news"
 
@@ -49,28 +67,28 @@ class ElasticReplica(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     number: int
     state: ReplicaState = ReplicaState.STARTING
-    # What it is bound with; 0: it is not.
+    # Weight of its binding; 0 means no binding.
     weight: int = 0
-    # What it may still be bound with, if whoever changed it was stopped in the middle.
+    # Weight that it may still be bound with, if a controller was stopped during the change.
     weight_before: int = 0
-    # It is empty and about to go: consumers let go of it as soon as they hold nothing of it.
+    # Empty and about to be deleted: consumers stop as soon as they hold none of its messages.
     is_leaving: bool = False
 
 
 class ElasticTopology(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The whole document."""
+    """The whole topology of one elastic queue."""
 
     queue: str
-    # Grows with every change; the highest is right.
+    # Grows with every write; the highest is valid.
     version: int
-    # What its queues are: all classic ones, or taken for quorum ones.
+    # False if the queues are quorum queues, or may be.
     is_classic: bool = True
-    # What replicas are declared with, as the queue itself was when it became elastic.
+    # Arguments of the replicas: those of the queue when it became elastic.
     arguments: dict[str, Any] = {}
     replicas: list[ElasticReplica] = []
-    # No number is used twice: who is late never takes a new replica for an old one.
+    # No number is used twice, so that a late client never takes a new replica for an old one.
     next_number: int = 1
-    # It is to be a plain queue again, or is one already.
+    # The queue is plain again, or about to be.
     is_over: bool = False
 
     def replica(self, number: int) -> ElasticReplica | None:
@@ -78,12 +96,12 @@ class ElasticTopology(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     @property
     def shares(self) -> dict[int, float]:
-        """Parts of new messages, by number; all 0: the queue itself keeps them."""
+        """Parts of new messages by replica; all 0 if the queue itself keeps all messages."""
         total = sum(one.weight for one in self.replicas)
         return {one.number: one.weight / total if total else 0.0 for one in self.replicas}
 
     def with_replica(self, replica: ElasticReplica) -> ElasticTopology:
-        """The same with one replica as given, or with it as well."""
+        """Return a copy in which one replica is replaced or added."""
         others = [one for one in self.replicas if one.number != replica.number]
         return self._with(sorted([*others, replica], key=lambda one: one.number))
 
@@ -94,7 +112,10 @@ class ElasticTopology(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         return msgspec.structs.replace(self, replicas=replicas)
 
     def weighted(self, weights: Mapping[int, int]) -> ElasticTopology:
-        """The same with these weights, and what they were; who is not named gets nothing."""
+        """Return a copy with these weights; replicas not named get weight 0.
+
+        Each replica's present weight becomes its `weight_before`.
+        """
         return self._with(
             [
                 msgspec.structs.replace(
@@ -109,7 +130,7 @@ class ElasticTopology(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 def decoded(document: bytes) -> ElasticTopology | None:
-    """A document; None: it is none of ours."""
+    """Decode a topology; None if the document is something else."""
     try:
         return msgspec.json.decode(document, type=ElasticTopology)
     except msgspec.DecodeError:
@@ -117,15 +138,15 @@ def decoded(document: bytes) -> ElasticTopology | None:
 
 
 def weights_of(shares: Mapping[int, float]) -> dict[int, int]:
-    """Whole numbers that add up to WEIGHTS and are nearest to the shares.
+    """Return integer weights that are nearest to the shares and add up to WEIGHTS.
 
-    Who has any share has at least one part; nobody has any: no weights at all.
+    A share above 0 gets at least weight 1. No share above 0 gives no weights.
     """
     wanted = {number: share for number, share in shares.items() if share > 0.0}
     total = sum(wanted.values())
     if not wanted or not math.isfinite(total):
         return {}
-    # With very many replicas there are as many parts more, so that each can have one.
+    # With more than 25 replicas the sum is larger, so that each can have a part.
     parts = max(WEIGHTS, 4 * len(wanted))
     exact = {number: share / total * parts for number, share in wanted.items()}
     weights = {number: max(int(part), 1) for number, part in exact.items()}
@@ -134,6 +155,6 @@ def weights_of(shares: Mapping[int, float]) -> dict[int, int]:
     for number in by_loss[: max(missing, 0)]:
         weights[number] += 1
     for _ in range(-missing):
-        # Who was raised to one part took it from somebody: the richest have it to give.
+        # The replicas that were raised to one part took it from the largest ones.
         weights[max(weights, key=lambda number: (weights[number], number))] -= 1
     return weights
