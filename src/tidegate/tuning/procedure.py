@@ -25,7 +25,7 @@ accepted, it is used.
 **Invariants.**
 - A sample during which the queue was empty is never used, because the producers decided its rate.
 - A model is used only if it explains the held-out samples.
-- The gains are those that a running loop computes from the same goal and model.
+- A running loop with the same goal and model computes the same gains.
 
 **Failures.** If the measurements do not allow the next step, `TuningRefused` says why, and carries
 the record for inspection. An error of the consumer or the broker ends the experiment in the same

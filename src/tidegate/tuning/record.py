@@ -96,7 +96,7 @@ class Record(msgspec.Struct):
         return self.prefetch_at(part * self.ceiling_per_s)
 
     def prefetch_at(self, rate_per_s: float) -> int:
-        """Return the smallest prefetch of the sweep that gave this rate, else the largest prefetch."""
+        """Return the smallest prefetch of the sweep that gave this rate, else the largest."""
         points = self.open_loop
         enough = (one.prefetch for one in points if one.rate_per_s >= rate_per_s)
         return next(enough, points[-1].prefetch)
