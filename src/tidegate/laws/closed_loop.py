@@ -2,7 +2,7 @@
 
     F(z) = C(z)·P(z) / (1 + C(z)·P(z))        ζ = −Re(ln z) / |ln z| of a pole z
 
-The loop is built with python-control from the polynomials of `pole_placement`. Settling time and
+The loop is built with python-control from the same polynomials as the gains. Settling time and
 overshoot come from the simulated step and not from the formulas, because the zero of the closed
 loop affects them. Three kinds of loops are refused with their poles in the error: unstable ones (a
 pole outside the unit circle), badly damped ones, and ones that late measurements make unstable. A

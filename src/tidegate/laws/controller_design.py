@@ -1,7 +1,7 @@
 """Controller design from a settling time, an overshoot and a tolerated lateness of measurements.
 
-The search starts with the poles of the formulas in `pole_placement`. If the simulated step keeps
-the requirement, these gains are used. Otherwise the search tries, in this order:
+The search starts with the poles that the formulas of pole placement give. If the simulated step
+keeps the requirement, these gains are used. Otherwise the search tries, in this order:
 1. A smaller weight of the target, because the closed loop's zero overshoots (a > r²).
 2. Poles further inside. r = e^(−4/k_s) is only the envelope, and a pair of real poles needs some
    more to be within 2 % after k_s samples.

@@ -5,7 +5,7 @@
     PI    u(k) = u(k−1) + Kp·[s(k) − s(k−1)] + Ki·e(k)
     PID   … + Kd·[s(k) − 2·s(k−1) + s(k−2)]
 
-With w = 1 these are the controllers of `pole_placement`, with PI and PID in their incremental form.
+With w = 1 these are the controllers of pole placement, with PI and PID in their incremental form.
 The integral is u(k−1), the value that was really set. So it cannot wind up beyond a limit that
 `track` reports, and neither new gains nor the change from manual to automatic cause a jump. P has
 no memory: its output follows from the formula alone.

@@ -2,7 +2,7 @@
 
     avg_load = waiting messages / replicas
     avg_load > max_load and not inhibited          add one replica
-    soon > max_load                                the same (`soon` is defined below)
+    predicted avg_load > max_load                  the same, if looks_ahead is set
     avg_load < min_load and no plan                plan: drain the last added replica step by step
     avg_load > min_load while a plan runs          cancel the plan, restore the replica's share
     max_load = tolerated waiting time · consumption rate of a replica, when an agreement says so

@@ -2,7 +2,7 @@
 
     alias    → serving replicas      by share: messages put while no replica could be reached
     draining → shortest replicas     all messages, once the draining replica's share is 0
-    idle     → attended replicas     all messages of a replica that alone has no consumers
+    idle     → attended replicas     all messages of replicas without consumers, if some have them
     flooded  → lazy, then short ones until lengths are even: surplus l_i − l_avg, gap l_avg − l_j
 
 Flow control corrects lengths as well. It is slow but free, because it only redirects new messages.

@@ -5,14 +5,14 @@
                      ceil(N' / (X1 · limit_s)),            and those expected to be in hand
                      ceil(X / (utilisation · X1)))         and keeps up with the arrivals
     N, N'      requests in hand, and where they will be when an instance that is ordered now serves
-    X1         the most that one instance answers          laws.instance_capacity
+    X1         the most that one instance answers         (`InstanceCapacity`)
     target_s   the mean at which the promised percentile warns: warning point / tail
     limit_s    the mean at which it nearly breaches; between the two there is time to reconfigure
     tail       the promised percentile over the mean
 
-A percentile describes requests that are finished, so it reacts too late. The requests in hand are
-the ones that will be late: with N of them and n instances that each answer X1 per second, the last
-one waits N / (n · X1).
+Requests in hand are received and not yet answered. A percentile describes finished requests, so it
+reacts too late. The requests in hand are the ones that will be late: with N of them and n instances
+that each answer X1 per second, the last one waits N / (n · X1).
 
 The third term applies only to requests that arrive independently of earlier answers (an open load).
 Clients that wait for an answer before they send again keep any number of instances busy. There X is

@@ -1,6 +1,6 @@
 """Offline identification of a consumer's model, judged on samples it was not fitted on.
 
-    y(k+1) = a·y(k) + b·u(k)        y arrival rate (msg/s), u prefetch; see least_squares
+    y(k+1) = a·y(k) + b·u(k)        y arrival rate (msg/s), u prefetch
 
 The samples are sums by prefetch u(k), for fitting and held out. The linear range is found first,
 and only samples within it are fitted. A model is accepted under three conditions: R² ≥ 0.8 on the

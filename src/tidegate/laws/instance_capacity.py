@@ -6,8 +6,8 @@
     a larger mean, waiting or not:     X1 ← mean                     the instance has proven it
 
 Requests wait in two cases. First, the instance has all the requests that it may have, at the
-beginning and at the end of a sample (a few less if requests wait in the door). Second, it takes
-half as long again as at its best, even though it may have more requests.
+beginning and at the end of a sample. A few may be missing if requests wait in the door. Second, it
+takes half as long again as at its best, even though it may have more requests.
 
 An instance without waiting requests shows the demand and not its capacity. But the rate it reached
 is proven, which is enough to show that fewer instances suffice. A sample without any answer shows

@@ -7,9 +7,9 @@ paper). A line fitted across that knee describes neither side. Every level, and 
 levels, are tried as the knee, by least squares weighted with the number of samples.
 
 The best knee is used under two conditions. It must explain more than a straight line, beyond noise
-(an F test), and the rate must grow less than half as fast behind it as before it. Noise is the
-variance within levels or the residuals of the hinge, the larger of the two. So neither single
-samples nor a bent curve pretend certainty.
+(an F test). The rate must grow less than half as fast behind it as before it. Noise is the variance
+within levels or the residuals of the hinge, the larger of the two. So neither single samples nor a
+bent curve pretend certainty.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
     apart         place where fewest of the same group are, then as for energy: a machine that
                   fails should not take all instances that replace each other
 
-Both orders of removal take starting replicas first, then replicas that are much slower than the
-rest (`slow`), because the remaining ones must do their work as well.
+Both orders of removal take starting replicas first. Replicas that are much slower than the rest
+(`slow`) follow, because the remaining ones must do their work as well.
 
 The unit of provisioning is the slot. Only running machines count: a booting machine has no slots
 yet, and a failed machine never will. A warm machine is a running machine without work. Using it is

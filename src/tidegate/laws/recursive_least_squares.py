@@ -1,6 +1,6 @@
 """Recursive least squares with forgetting: a consumer's model that is updated while the loop runs.
 
-    S(k) = λ·S(k−1) + S(sample)      λ = 1 − 1/memory, S the sums of least_squares
+    S(k) = λ·S(k−1) + S(sample)      λ = 1 − 1/memory, S the sums of the least-squares fit
 
 This is the information form: the weighted sums are the state, and the formulas for a and b are
 those of the batch fit. A test compares it with the covariance form of the textbooks. The sums are

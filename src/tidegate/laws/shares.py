@@ -2,8 +2,8 @@
 
     r_i(k+1) = max(c_i − g·(l_i − l_avg), 0) / Σ_j max(c_j − g·(l_j − l_avg), 0)
 
-c_i is the number of messages that replica i consumes in a period, l_i the number that wait in it,
-and l_avg the mean of l_i. A replica that consumes more gets more. A replica with more waiting
+c_i is the number of messages that replica i consumes in a period. l_i is the number that wait in
+it, and l_avg the mean of l_i. A replica that consumes more gets more. A replica with more waiting
 messages than the mean gets less until lengths are even.
 
 The paper leaves these points open; the law settles them as follows:

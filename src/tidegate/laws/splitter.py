@@ -2,11 +2,11 @@
 
     owed_i = Σ share_i − dealt_i          with constant shares |owed_i| < 1 after every message
 
-The m-th message of a replica may be dealt once the replica is owed more than m − 1 (`opens`), and
-must be dealt by the time it is owed m (`closes`). Among the replicas that may be next, the one with
-the earliest deadline is. With shares that add up to 1 this keeps every replica within one message
-of its due (proportionate-fair scheduling on one processor). Greedy methods such as weighted round
-robin do not: with many small shares beside a large one they run several messages ahead.
+The m-th message of a replica may be dealt once the replica is owed more than m − 1 (`opens`). It
+must be dealt by the time the replica is owed m (`closes`). Among the replicas that may be next, the
+one with the earliest deadline is. With shares that add up to 1 this keeps every replica within one
+message of its due (proportionate-fair scheduling on one processor). Greedy methods such as weighted
+round robin do not: with many small shares beside a large one they run several messages ahead.
 
 A batch is rounded on its own: each replica gets its due rounded down or up, and the replicas that
 are owed the most are rounded up. When shares change, debts stay. So a producer that sends less than

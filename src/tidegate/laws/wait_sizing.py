@@ -27,13 +27,15 @@ scale-up is still taking effect, the law adds a replica. A promised throughput a
 while messages wait.
 
 Scaling up is immediate. The law scales down when the largest `needed` of the last `down_s` fits
-into fewer replicas with `down_room` to spare, and never while a window is in warning or breached.
+into fewer replicas with `down_room` to spare. It never does while the agreement is endangered: a
+window was in warning or breached, and none has been met since.
 
-Replicas differ, and their mean capacity does not describe the remaining ones. A removal therefore
-begins only if the law, evaluated for the situation right after it with the capacities of the
-remaining replicas alone, would not propose more than them. The same check with the same sum applies
-when the replica is to go. So only a change can cancel a removal: more arrivals, more waiting
-messages, or less capacity. On a constant load no replica leaves and comes back.
+Replicas differ, and their mean capacity does not describe the remaining ones. Before a removal the
+law is therefore evaluated for the situation right after it, with the capacities of the remaining
+replicas alone. The removal begins only if the law would not propose more than them. The same check
+with the same sum applies when the replica is to go. So only a change can cancel a removal: more
+arrivals, more waiting messages, or less capacity. On a constant load no replica leaves and comes
+back.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     NPP = ceil(sla_delta · boot_s / machine_capacity)
 
-`sla_delta` is the largest sustained growth of the production rate (msg/s²), `boot_s` the boot time
-of a machine, and `machine_capacity` the msg/s of a machine with all its slots filled. The paper's
-check value is ceil(4 · 96.9 / 200) = 2.
+`sla_delta` is the largest sustained growth of the production rate (msg/s²). `boot_s` is the boot
+time of a machine. `machine_capacity` is the msg/s of a machine with all its slots filled. The
+paper's check value is ceil(4 · 96.9 / 200) = 2.
 """
 
 from __future__ import annotations

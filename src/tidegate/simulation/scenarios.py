@@ -40,7 +40,7 @@ _ELASTIC = Scaling(
     warm=0,
     step_max=4,
 )
-# The best settings of each policy, from the contest in lab/elastic.
+# The best settings of each policy, from the policy contest of the lab.
 _AT_ITS_BEST: dict[ScalingPolicy, dict[str, int]] = {
     ScalingPolicy.FEED_FORWARD: {"warm": 1, "step_max": 4},
     ScalingPolicy.LOAD: {"warm": 1, "step_max": 1},

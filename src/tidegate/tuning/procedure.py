@@ -1,9 +1,9 @@
 """The tuning procedure: from a running consumer to a controller for its prefetch.
 
-    sweep        measure the open loop and its linear range       (tuning.sweep)
-    excite       set random prefetches within the linear range    (tuning.excitation)
-    identify     fit a and b to three quarters, judge the rest    (laws.identification, as in Spark)
-    design       as a running loop does, then check the poles     (laws.prefetch_design)
+    sweep        measure the open loop and its linear range
+    excite       set random prefetches within the linear range
+    identify     fit a and b to three quarters, judge the rest (as in Spark)
+    design       as a running loop does, then check the poles
 
 Theory of operation
 
@@ -17,10 +17,10 @@ every case.
 samples are taken while the plant moves to a new operating point, and are not used for the fit. FIT
 and HELD_OUT samples come from the excitation: the first three quarters are fitted, the rest judges.
 
-**Two rounds.** The first round excites the whole linear range. If its model is not accepted, or
-does not cover the target, a second round excites only the range from half to twice the prefetch of
-the target. A curve that bends everywhere is nearly a line there. If only the first model is
-accepted, it is used.
+**Two rounds.** The first round excites the whole linear range. A second round follows if its model
+is not accepted or does not cover the target. It excites only the range from half to twice the
+prefetch of the target. A curve that bends everywhere is nearly a line there. If only the first
+model is accepted, it is used.
 
 **Invariants.**
 - A sample during which the queue was empty is never used, because the producers decided its rate.
