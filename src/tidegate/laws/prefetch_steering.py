@@ -15,7 +15,7 @@ regulator has no clock and does no I/O. One task calls it.
 1. If the sample was measured with a clearly different prefetch than the regulator had set, it
    continues from that prefetch.
 2. If several models are given, it chooses the best fit for the workload (`WorkloadSchedule`).
-3. While no model is known, it updates the guess by Little's law (`InitialModel`).
+3. While no given or learned model is known, it updates the guess by Little's law (`InitialModel`).
 4. It computes the target: the wanted rate, or the rate that the handler sustains
    (`PrefetchTarget`).
 5. If the prefetch is beyond the knee and the target is within reach, it continues from the knee
