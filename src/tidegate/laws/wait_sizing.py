@@ -27,8 +27,8 @@ scale-up is still taking effect, the law adds a replica. A promised throughput a
 while messages wait.
 
 Scaling up is immediate. The law scales down when the largest `needed` of the last `down_s` fits
-into fewer replicas with `down_room` to spare. It never does while the agreement is endangered: a
-window was in warning or breached, and none has been met since.
+into fewer replicas with `down_room` to spare. It never does while the last window was in warning or
+breached.
 
 Replicas differ, and their mean capacity does not describe the remaining ones. Before a removal the
 law is therefore evaluated for the situation right after it, with the capacities of the remaining
@@ -68,7 +68,7 @@ class Pledge(NamedTuple):
     throughput_per_s: float | None = None
     # Growth of the load that the agreement names, in msg/s². `None` means that it names none.
     growth_per_s2: float | None = None
-    # A window was in warning or breached, and no window has been met since.
+    # The last window was in warning or breached.
     endangered: bool = False
 
 
