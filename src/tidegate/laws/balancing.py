@@ -80,6 +80,8 @@ def _business(one: Candidate) -> float:
 
 
 class RandomDraw:
+    """Draws a candidate at random, in proportion to the weights."""
+
     def __init__(self, random: Random) -> None:
         self._random = random
 
@@ -88,6 +90,8 @@ class RandomDraw:
 
 
 class RoundRobin:
+    """Smooth weighted round robin: chooses the candidate that is most behind its share."""
+
     def __init__(self) -> None:
         self._credit: dict[str, float] = {}
 
@@ -156,6 +160,8 @@ class DrawnByIndex:
 
 
 class LeastOutstanding:
+    """Chooses the candidate with the fewest outstanding requests per weight."""
+
     def __init__(self, random: Random) -> None:
         self._random = random
 
@@ -168,6 +174,8 @@ class LeastOutstanding:
 
 
 class BetterOfTwo:
+    """Draws two candidates and chooses the one with fewer outstanding requests per weight."""
+
     def __init__(self, random: Random) -> None:
         self._random = random
 
@@ -197,6 +205,10 @@ POLICIES: dict[str, Callable[[Random], Policy]] = {
 
 
 def policy_of(name: str, random: Random) -> Policy:
+    """Return a new policy by its name; `random` supplies its draws.
+
+    Raises `InvalidValue` for an unknown name.
+    """
     try:
         return POLICIES[name](random)
     except KeyError:

@@ -23,6 +23,8 @@ from enum import Enum
 
 
 class Standing(Enum):
+    """The state of a server."""
+
     HEALTHY = "healthy"
     EJECTED = "ejected"
     RETURNING = "returning"
