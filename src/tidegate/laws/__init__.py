@@ -1,5 +1,9 @@
-"""Every law of the source documents: measurements in, decision out. Pure.
+"""Control laws: pure functions from measurements to proposals.
 
-No clock, no I/O and no randomness inside. Where a law is plain arithmetic, the same function takes
-numbers, numpy arrays and Spark Columns, so that a formula is written once.
+A law reads no clock, does no I/O and draws no random numbers of its own. The caller passes time,
+limits and random generators in. The formulas come from the source papers; each module states where
+a paper has a misprint or leaves a question open, and how the law settles it.
+
+Where a law is plain arithmetic, one function accepts numbers, numpy arrays and Spark Columns, so
+that each formula is written once.
 """

@@ -1,16 +1,18 @@
-"""Between what a controller wants and what is set: limits, a person, whole numbers.
+"""Layers between the controller's output and the actuator: limits, manual values, whole numbers.
 
-    Clamped       level = min(max(wanted, low), high), and the controller goes on from the level
-    Manual        a person's value, and the controller goes on from there when the person has left
-    SigmaDelta    n(k) = ⌊u(k) + c(k)⌋,  c(k+1) = c(k) + u(k) − n(k): the mean of n is that of u
-    Steady        n(k) = n(k−1) while |u(k) − n(k−1)| ≤ max(1, n/20), else u(k) rounded
-    Dithered      u(k) ± amplitude, by a fixed pseudo-random sequence
+    Clamp          level = min(max(wanted, low), high), and the controller continues from the level
+    ManualControl  a human's value, and the controller continues from it after release
+    SigmaDelta     n(k) = ⌊u(k) + c(k)⌋,  c(k+1) = c(k) + u(k) − n(k): the mean of n is that of u
+    Hysteresis     n(k) = n(k−1) while |u(k) − n(k−1)| ≤ max(1, n/20), else u(k) rounded
+    Dither         u(k) ± amplitude, by a fixed pseudo-random sequence
 
-One step of an integer prefetch is worth b/(1−a) msg/s, 80 in the paper, which explains much of the
-±95 that it measured. Sigma–delta spreads the fraction over time: 5.25 is 5, 5, 5, 6. It spreads it
-finer if the actuator is set several times within a sampling interval (`Modulator.next` at every
-tick). A stock at hand needs no fraction, and RabbitMQ stops for some milliseconds at each change of
-a prefetch: who keeps up is steady instead.
+One step of an integer prefetch is worth b/(1−a) msg/s. In the paper that is 80 msg/s, which
+explains much of the ±95 msg/s that it measured. Sigma–delta modulation spreads the fraction over
+time: 5.25 becomes 5, 5, 5, 6. It spreads the fraction more finely if the actuator is set several
+times within a sampling interval (`Modulator.next` at every tick).
+
+The goal "keep up" needs no fraction, because messages wait in the consumer. RabbitMQ pauses for
+some milliseconds at each change of a prefetch, so this goal uses hysteresis instead.
 """
 
 from __future__ import annotations
@@ -19,16 +21,16 @@ import math
 
 from tidegate.laws.control_step import Controller, ControlStep, Layer, Mode, Sample, Saturation
 
-# A prefetch of 0 means unlimited to RabbitMQ.
+# RabbitMQ reads a prefetch of 0 as unlimited.
 PREFETCH_MIN = 1
-# How far off a level may be before another number is set: at least, and of the number.
+# Distance from the level at which another number is set: absolute, and as a fraction of the number.
 STEADY_WITHIN, STEADY_PART = 1.0, 0.05
-# x⁷ + x⁶ + 1: every pattern of seven bits once, and then again.
+# x⁷ + x⁶ + 1: a maximal sequence that visits each nonzero pattern of seven bits once per period.
 SEQUENCE_START, SEQUENCE_LENGTH = 0b1111111, 127
 
 
 class Clamped(Layer):
-    """Never leaves the actuator's limits, and lets nothing wind up behind them."""
+    """Keeps the output within the actuator's limits, without windup behind them."""
 
     def __init__(self, inner: Controller, low: int, high: int) -> None:
         super().__init__(inner)
@@ -51,35 +53,35 @@ class Clamped(Layer):
 
 
 class Modulator:
-    """Whole numbers whose mean is a given one; never beside its floor and its ceiling."""
+    """Turns a level into whole numbers with the same mean, using only its floor and ceiling."""
 
     def __init__(self) -> None:
-        # Half of one: the first number is the nearest.
+        # With half a unit the first number is the nearest one.
         self._carry = 0.5
 
     def next(self, level: float) -> int:
-        """What to set until the next tick."""
-        # The carry may have been rounded up to 1.
+        """Return the number to set until the next tick."""
+        # Rounding may have raised the carry to 1, and the floor would then be above the ceiling.
         whole = min(math.floor(level + self._carry), math.ceil(level))
         self._carry = min(max(self._carry + level - whole, 0.0), 1.0)
         return max(whole, PREFETCH_MIN)
 
 
 class Steady:
-    """A whole number that stays while a given one is about there."""
+    """Turns a level into a whole number that changes only when the level is clearly off."""
 
     def __init__(self) -> None:
         self._whole = 0
 
     def next(self, level: float) -> int:
-        """What to set until the next tick."""
+        """Return the number to set until the next tick."""
         if abs(level - self._whole) > max(STEADY_WITHIN, STEADY_PART * self._whole):
             self._whole = round(level)
         return max(self._whole, PREFETCH_MIN)
 
 
 class Manual(Layer):
-    """A person's value, as long as there is one; the controller takes over from it."""
+    """Sets a human's value while there is one; afterwards the controller continues from it."""
 
     def __init__(self, inner: Controller) -> None:
         super().__init__(inner)
@@ -90,13 +92,16 @@ class Manual(Layer):
         return self._output is not None
 
     def take(self, output: float) -> None:
-        """From the next step on this is set."""
+        """Set this value from the next step on.
+
+        Raises `ValueError` if it is not finite.
+        """
         if not math.isfinite(output):
             raise ValueError(f"set by hand to a number, not to {output}")
         self._output = output
 
     def release(self) -> None:
-        """From the next step on the controller steers, beginning where the person left it."""
+        """Let the controller continue from the manual value in the next step."""
         self._output = None
 
     def step(self, sample: Sample) -> ControlStep:
@@ -108,7 +113,7 @@ class Manual(Layer):
 
 
 class SigmaDelta(Layer):
-    """Whole numbers, one for each step. The controller keeps its fraction."""
+    """Outputs a whole number in each step. The controller keeps its fraction."""
 
     def __init__(self, inner: Controller) -> None:
         super().__init__(inner)
@@ -120,7 +125,7 @@ class SigmaDelta(Layer):
 
 
 class Dithered(Layer):
-    """Moves the output a little so that a model can be learned; the controller does not know."""
+    """Moves the output slightly so that a model can be learned; the controller is not told."""
 
     def __init__(self, inner: Controller, amplitude: float) -> None:
         super().__init__(inner)

@@ -1,11 +1,13 @@
-"""A controller that follows its plant: learns while it steers, and is redesigned when that helps.
+"""The adaptive layer: it learns the model while the loop runs, and redesigns the controller.
 
-Redesigned when all of it holds, looked at every few samples:
-1. the learned model is a plant: |a| < 1, and b exceeds 0 by 3 standard errors;
-2. the model in use explains what is remembered worse, beyond noise (F test);
-3. on samples not yet learned from, the learned one left less than 80 % of its squared error;
-4. a controller for it keeps the same requirement (controller_design).
-The new gains hold from the next step on, without a bump, since controllers compute changes only.
+It reviews the model every few samples, and redesigns if all of these conditions hold:
+1. The learned model is a plant: |a| < 1, and b exceeds 0 by 3 standard errors.
+2. The model in use explains the remembered samples worse, beyond noise (F test).
+3. On samples not yet learned from, the learned model left less than 80 % of the squared error.
+4. A controller for it keeps the same requirement (`find_design`).
+
+The new gains hold from the next step on. The output does not jump, because controllers compute only
+changes.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ REVIEW_SAMPLES = 10
 
 
 class Adaptive(Layer):
-    """The outermost layer: it learns from what was set, whoever set it."""
+    """The outermost layer. It learns from what was set, including manual values."""
 
     def __init__(
         self,
@@ -42,17 +44,17 @@ class Adaptive(Layer):
         self.learner = learner or RecursiveLeastSquares(model)
         self._review_samples = review_samples
         self._until_review = review_samples
-        # What the last step saw and set; None: it saw nothing.
+        # Rate and output of the last step. `None` means that the step is not usable.
         self._last: tuple[float, float] | None = None
-        # False: what is measured now says nothing of the plant.
+        # False while the measurements do not describe the plant, such as beyond the knee.
         self.is_learning = True
-        # True: with the model in use the loop has swung.
+        # True while gains are reduced because the loop oscillated with the model in use.
         self.is_doubted = False
 
     def step(self, sample: Sample) -> ControlStep:
         step = self._inner.step(sample)
         rate = step.measured_per_s
-        # A starved rate is not the prefetch's doing.
+        # A starved rate is not due to the prefetch.
         is_telling = sample.is_usable and not sample.starved and "outlier" not in step.notes
         if math.isfinite(rate) and is_telling and self.is_learning:
             if self._last is not None:
@@ -61,7 +63,7 @@ class Adaptive(Layer):
         else:
             self._last = None
         if any(note.startswith(SWINGS) for note in step.notes):
-            # With larger gains it went further, and perhaps beyond where a line holds.
+            # With larger gains the loop moved further, perhaps beyond the linear range.
             self.forget()
         self._until_review -= 1
         if self._until_review > 0:
@@ -75,12 +77,15 @@ class Adaptive(Layer):
         super().restart(output)
 
     def forget(self) -> None:
-        """What was learned since the last design says nothing of the plant."""
+        """Forget the samples, because they do not describe the plant in its linear range."""
         self._last = None
         self.learner.forget()
 
     def use(self, model: Model) -> str:
-        """Run with this model from now on; says with which gains."""
+        """Use this model from now on, and return its gains as text.
+
+        Raises `DesignRefused` if no controller keeps the requirement on it.
+        """
         placed = find(model, self._tunable.gains.kind, self._requirement)
         if placed is None:
             raise DesignRefused(f"nothing keeps {self._requirement} on {model}")
@@ -90,7 +95,7 @@ class Adaptive(Layer):
         return str(placed.gains)
 
     def _review(self) -> str | None:
-        """What was changed, or why a better model could not be used; None: all is well."""
+        """Return what was changed, or why a better model could not be used, or `None`."""
         drift = self.learner.drift()
         if self.is_doubted and drift.is_confirmed:
             return self._believe(drift.reason)
@@ -103,17 +108,17 @@ class Adaptive(Layer):
         return f"redesigned: {drift.reason}; now {gains}"
 
     def _believe(self, reason: str) -> str | None:
-        """The model in use holds after all: what it was designed for may be tried again."""
+        """Return to the designed gains after the model in use was confirmed."""
         before = self._tunable.gains
         gains = self.use(self.model)
         return None if self._tunable.gains == before else f"redesigned: {reason}; again {gains}"
 
     def _trusted(self, learned: Model) -> Model:
-        """The learned model, or of it only what a unit of prefetch is worth.
+        """Return the learned model, or the one in use with the learned worth of a unit of prefetch.
 
-        A loop that moves slowly tells b/(1−a) well and a badly, the more so if measurements come
-        late. Gains that would not be stable if a were what it was before are not worth the risk,
-        unless it was just that a with which the loop has swung.
+        A loop that moves slowly determines b/(1−a) well and a badly, in particular if
+        measurements come late. The learned a is used only if its gains are stable with the previous
+        a too. It is always used if the loop has oscillated with the previous a.
         """
         if self.is_doubted:
             return learned

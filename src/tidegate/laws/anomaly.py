@@ -1,17 +1,17 @@
-"""Whether a figure is unlike what it was: robust, and explainable in one sentence.
+"""Robust anomaly detection: whether a metric differs from its past.
 
     expected = median of the last windows that were normal
     spread   = max(1.4826 · MAD, relative · |expected|, absolute)
     score    = (seen − expected) / spread
 
-The median and the median absolute deviation (MAD; 1.4826 of it estimate a standard deviation)
-hardly move when single windows are odd. The floors keep a figure that never moved from being odd
-when it does by a hair.
+Single unusual windows hardly change the median and the median absolute deviation (MAD). 1.4826 ·
+MAD estimates the standard deviation. The lower limits of the spread prevent that a constant metric
+becomes an anomaly by a tiny change.
 
-An anomaly begins when |score| ≥ `enter` for `persist` windows in a row, all on one side, and ends
-when |score| < `leave` for as many: a blip is none, and what swings around the edge is one and not
-many. While it lasts nothing is learned from it. When it has lasted for as long as the baseline is,
-it is what is normal now, and it ends with that.
+An anomaly begins when |score| ≥ `enter` for `persist` windows in a row, all on one side. It ends
+when |score| < `leave` for as many windows. So a single outlier is no anomaly, and a metric that
+varies around the threshold causes one anomaly and not many. Windows of an anomaly are not learned
+as normal. If it lasts as long as the baseline, its values become the new baseline, and it ends.
 """
 
 from __future__ import annotations
@@ -24,59 +24,60 @@ _DEVIATION_PER_MAD = 1.4826
 
 
 class Change(StrEnum):
-    """What a window says about an anomaly."""
+    """The change of an anomaly that a window causes."""
 
     BEGAN = "began"
     ENDED = "ended"
-    # It lasted so long that it is what is normal now.
+    # It lasted so long that its values are normal now.
     SETTLED = "settled"
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """How odd is odd."""
+    """The settings of anomaly detection."""
 
-    # Differences below this are never odd, in the figure's own unit.
+    # Smaller differences are never an anomaly. In the metric's own unit.
     absolute: float
     relative: float = 0.1
     enter: float = 5.0
     leave: float = 2.5
     persist: int = 2
-    # Of the baseline: how many windows, and how many before anything is called odd.
+    # Windows in the baseline, and the number needed before a window can be an anomaly.
     windows: int = 30
     windows_min: int = 8
 
 
 @dataclass(frozen=True)
 class Track:
-    """What is remembered of one figure."""
+    """The remembered state of one metric."""
 
     normal: tuple[float, ...] = ()
-    # Windows in a row that were odd, or, within an anomaly, those that were not; their values.
+    # Consecutive windows outside the baseline, or within an anomaly those back inside it, as
+    # values.
     row: tuple[float, ...] = ()
     # When the row began.
     row_since_s: float = 0.0
-    # Of an anomaly that goes on: when it began, and its values so far.
+    # Of a current anomaly: when it began, and its values so far.
     since_s: float | None = None
     lasting: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What one window says."""
+    """The result for one window."""
 
     track: Track
     expected: float | None = None
     score: float = 0.0
     change: Change | None = None
-    # When what changed began.
+    # When the anomaly that changed began.
     since_s: float = 0.0
-    # The value, or the median of the row that made the change.
+    # The value, or the median of the row that caused the change.
     seen: float = 0.0
 
 
 def step(track: Track, at_s: float, value: float, sensitivity: Sensitivity) -> Judgement:
-    """Judge the next window of a figure."""
+    """Judge the next window of a metric."""
     if len(track.normal) < sensitivity.windows_min:
         return Judgement(_learned(track, value, sensitivity), seen=value)
     expected = median(track.normal)

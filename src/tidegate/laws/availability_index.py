@@ -1,14 +1,13 @@
-"""How available each server is, in percent of all (TAPAS §2.2.3).
+"""The availability index: how available each server is, in percent of all (TAPAS §2.2.3).
 
     index_i = mean of  100·(1/RT_i)/Σ(1/RT_j),  100·TP_i/ΣTP_j,  100·Mem_i/ΣMem_j
 
-The paper divides RT_i by ΣRT, which is not a share, and says median where its formula is the mean.
-Indexes add up to 100.
+The paper divides RT_i by ΣRT, which is not a share, and its text says median where its formula is
+the mean. The indexes add up to 100.
 
-A factor counts if all servers that have been measured have it: throughput alone would call a
-server available because it is busy, but never alone does it count where others are known. A server
-that nobody has measured yet has the mean of the others, so it is neither avoided nor stormed; if
-none is measured, all have the default, an even share.
+A factor that was measured for some servers only takes the mean of the measured ones for the rest. A
+server without any measurement therefore gets an average index and is neither avoided nor flooded
+with requests. If nothing was measured, every server gets an even share.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ServerSample:
-    """What was measured of one server; None: not measured."""
+    """Measurements of one server. `None` means not measured."""
 
     response_time_s: float | None = None
     throughput_per_s: float | None = None
     free_memory_bytes: float | None = None
 
 
-# Two response times below it do not differ.
+# Smaller response times do not differ, and 0 from a coarse clock must not be divided by.
 _RESPONSE_TIME_S_LEAST = 1e-6
 
 
 def availability_index(samples: Mapping[str, ServerSample]) -> dict[str, float]:
-    """The index of every server, by name; all above 0, adding up to 100."""
+    """Return the index of every server by name. The indexes are above 0 and add up to 100."""
     if not samples:
         return {}
     even = 100.0 / len(samples)
@@ -40,7 +39,7 @@ def availability_index(samples: Mapping[str, ServerSample]) -> dict[str, float]:
             {
                 name: None
                 if one.response_time_s is None
-                # No division by a zero that a coarse clock has measured.
+                # A coarse clock may measure 0.
                 else 1.0 / max(one.response_time_s, _RESPONSE_TIME_S_LEAST)
                 for name, one in samples.items()
             }
@@ -55,7 +54,10 @@ def availability_index(samples: Mapping[str, ServerSample]) -> dict[str, float]:
 
 
 def _shares(values: Mapping[str, float | None]) -> dict[str, float] | None:
-    """Each one's part in percent, the unmeasured at the mean; None: nothing was measured."""
+    """Return each server's part in percent, or `None` if none is measured.
+
+    Unmeasured servers get the mean of the measured ones.
+    """
     measured = [value for value in values.values() if value is not None and value >= 0.0]
     total = sum(measured)
     if not total > 0.0 or total == float("inf"):

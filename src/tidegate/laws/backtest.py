@@ -1,11 +1,11 @@
-"""How wrong a forecast is, by forecasting what is already known.
+"""Backtests: the error of a forecast, measured by forecasting a known past.
 
-Origins are moments of the past from which the forecast is made again, with nothing of what came
-after. The earlier ones choose and calibrate; the later ones, which nothing was chosen on, judge.
+Origins are times in the past from which the forecast is repeated without any later value. The
+earlier origins choose and calibrate. The later ones judge, and no choice is made on them.
 
-Intervals are quantiles of the residuals at the same distance ahead, blocks of neighbouring
-distances taken together. With few origins the outermost residual seen is no quantile yet, so the
-level is raised as for a prediction from n residuals: confidence·(n + 1)/n.
+Intervals are quantiles of the residuals at the same distance ahead, with neighbouring distances
+pooled in blocks. With few origins the largest residual is not yet a quantile. The level is
+therefore raised as for a prediction from n residuals: confidence·(n + 1)/n.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Matrix = NDArray[np.float64]
 Cube = NDArray[np.float64]  # origins × series × steps
 
 ORIGINS_MAX = 36
-# With fewer windows the intervals were measured to hold 60 to 70 % where 90 % were promised.
+# With fewer windows, intervals of 90 % contained only 60 to 70 % of the values when measured.
 ORIGINS_MIN = 12
 JUDGES = 1 / 3
 BLOCKS = 6
@@ -28,7 +28,7 @@ BLOCKS = 6
 
 @dataclass(frozen=True)
 class Origins:
-    """From where forecasts are made again: those that choose, and those that judge."""
+    """The times from which forecasts are repeated: for choosing, and for judging."""
 
     choose: tuple[int, ...]
     judge: tuple[int, ...]
@@ -39,9 +39,9 @@ class Origins:
 
 
 def origins(first: int, length: int, steps: int) -> Origins | None:
-    """Evenly spaced origins after `first` columns; None if there is room for too few."""
+    """Return evenly spaced origins after `first` columns, or `None` if too few fit."""
     last = length - steps
-    # Windows that overlap by more than half say nearly the same.
+    # Windows that overlap by more than half are nearly the same.
     room = (last - first) // max(steps // 2, 1) + 1
     count = min(room, ORIGINS_MAX)
     if last < first or count < ORIGINS_MIN:
@@ -49,23 +49,24 @@ def origins(first: int, length: int, steps: int) -> Origins | None:
     places = np.unique(np.linspace(first, last, count).round().astype(int))
     judges = max(round(len(places) * JUDGES), 2)
     chosen = [int(place) for place in places]
-    # A window that began before the first judge must have ended, or it has seen what is judged.
+    # A window used for choosing must end before the first judging window, or it has seen its
+    # values.
     choose = [place for place in chosen[:-judges] if place + steps <= chosen[-judges]]
     return Origins(tuple(choose), tuple(chosen[-judges:]))
 
 
 def length_min(first: int, steps: int) -> int:
-    """The fewest columns with room for enough origins after `first` of them."""
+    """Return the smallest number of columns with room for enough origins after `first`."""
     return first + steps + (ORIGINS_MIN - 1) * max(steps // 2, 1)
 
 
 def truth(history: Matrix, at: tuple[int, ...], steps: int) -> Cube:
-    """What really came after each origin."""
+    """Return the actual values after each origin."""
     return np.stack([history[:, origin : origin + steps] for origin in at])
 
 
 def mean_error(residuals: Cube) -> NDArray[np.float64]:
-    """The mean absolute residual per series; infinite if less than half of it is known."""
+    """Return the mean absolute residual per series; infinite if less than half of it is known."""
     known = np.isfinite(residuals)
     count = known.sum(axis=(0, 2))
     total = np.abs(np.where(known, residuals, 0.0)).sum(axis=(0, 2))
@@ -74,7 +75,7 @@ def mean_error(residuals: Cube) -> NDArray[np.float64]:
 
 
 def bands(residuals: Cube, confidence: float) -> tuple[Matrix, Matrix]:
-    """How far below and above a forecast reality lay, by series and step."""
+    """Return how far below and above the forecast the values were, by series and step."""
     count, series, steps = residuals.shape
     level = min(confidence * (count + 1) / count, 1.0)
     edges = np.linspace(0, steps, min(BLOCKS, steps) + 1).round().astype(int)
@@ -90,7 +91,7 @@ def bands(residuals: Cube, confidence: float) -> tuple[Matrix, Matrix]:
 
 
 def _quantile(ordered: Matrix, known: NDArray[np.int64], level: float) -> NDArray[np.float64]:
-    """A quantile of each row, whose unknown values are sorted to its end."""
+    """Return a quantile of each row, whose unknown values are sorted to its end."""
     place = level * np.maximum(known - 1, 0)
     low = np.floor(place).astype(int)
     high = np.minimum(low + 1, np.maximum(known - 1, 0))
@@ -100,7 +101,7 @@ def _quantile(ordered: Matrix, known: NDArray[np.int64], level: float) -> NDArra
 
 
 def _between(centres: list[float], values: list[NDArray[np.float64]], steps: int) -> Matrix:
-    """Values of blocks as values of steps: lines from centre to centre."""
+    """Interpolate the values of blocks to steps, linearly between the centres."""
     at = np.interp(np.arange(steps), centres, np.arange(len(centres)))
     low = np.floor(at).astype(int)
     high = np.minimum(low + 1, len(centres) - 1)

@@ -1,9 +1,10 @@
-"""Which server gets the next request: one class for each policy, `choose` its only verb.
+"""Load balancing policies of the HTTP door: each is a class with one method, `choose`.
 
-Candidates are those that may get it at all: neither ejected nor draining nor at their limit, and
-none that this request has failed on. Every policy respects weights: a server of weight 2 gets twice
-as much as one of weight 1 (under WorkLoad, which gives all to one, its index counts twice), and one
-that returns after an ejection has a weight that grows (ejection.py).
+Candidates are the servers that may get the request: not ejected, not draining, not at their
+limit, and not tried by this request before. Every policy respects weights: a server of weight 2
+gets twice as many requests as a server of weight 1. Under WorkLoad, which gives all requests to one
+server, its index counts twice. The weight of a server that returns after an ejection grows slowly
+(`OutlierEjection`).
 
     random            P_i = w_i / Σw
     round robin       smooth: the one most behind its share, credit_i += w_i, chosen −= Σw
@@ -15,10 +16,10 @@ that returns after an ejection has a weight that grows (ejection.py).
     least outstanding min outstanding_i / w_i; ties are drawn as random does
     better of two     two drawn as random does, the better as above; ties go to the first
 
-Ties matter: (outstanding + 1) / w instead would leave the lightest server without a request as
-long as the others are idle.
+The definition of a tie matters. With (outstanding + 1) / w instead, the lightest server would get
+no request as long as the other servers are idle.
 
-A policy of your own is a class with this `choose`.
+A user-defined policy is a class with this `choose` method.
 """
 
 from __future__ import annotations
@@ -31,16 +32,17 @@ from typing import Protocol, TypeVar
 
 from tidegate.core.errors import InvalidValue
 
-# Of an even share: what the drawn policy leaves to the worst, to be measured by.
+# Fraction of an even share that the drawn policy leaves to the worst server, so that it stays
+# measurable.
 _PROBE = 0.05
-# Elections that first available remembers; the oldest is forgotten and drawn again.
+# Number of choices that first available remembers. The oldest is dropped and drawn again.
 _ELECTIONS_MAX = 10_000
-# Servers that round robin remembers; beyond, only those that are there.
+# Number of servers that round robin remembers. Beyond it, only current candidates are kept.
 _CREDITS_MAX = 1_000
 
 
 class Candidate(Protocol):
-    """A server as a policy sees it."""
+    """A server as a policy reads it."""
 
     @property
     def name(self) -> str: ...
@@ -56,13 +58,13 @@ Chosen = TypeVar("Chosen", bound=Candidate)
 
 
 class Policy(Protocol):
-    """Chooses one of at least one candidate, for an asker that belongs to a family."""
+    """Chooses one of at least one candidate, for a client (`asker`) that belongs to a family."""
 
     def choose(self, candidates: Sequence[Chosen], asker: str, family: str) -> Chosen: ...
 
 
 def drawn(candidates: Sequence[Chosen], weights: Sequence[float], random: Random) -> Chosen:
-    """One of them in proportion to the weights; evenly if all are 0."""
+    """Return a candidate drawn in proportion to the weights, or evenly if all weights are 0."""
     sums = list(accumulate(weights))
     if not sums[-1] > 0.0:
         return candidates[int(random.random() * len(candidates))]
@@ -78,6 +80,8 @@ def _business(one: Candidate) -> float:
 
 
 class RandomDraw:
+    """Draws a candidate at random, in proportion to the weights."""
+
     def __init__(self, random: Random) -> None:
         self._random = random
 
@@ -86,6 +90,8 @@ class RandomDraw:
 
 
 class RoundRobin:
+    """Smooth weighted round robin: chooses the candidate that is most behind its share."""
+
     def __init__(self) -> None:
         self._credit: dict[str, float] = {}
 
@@ -102,14 +108,17 @@ class RoundRobin:
                 best, most = one, mine
         credit[best.name] -= total
         if len(credit) < len(before) <= _CREDITS_MAX:
-            # Who is no candidate just now (it is full, or has failed this request) keeps its turn.
+            # A server that is no candidate now (full, or failed for this request) keeps its credit.
             credit = before | credit
         self._credit = credit
         return best
 
 
 class FirstAvailable:
-    """`shared`: the family elects together, else everybody for himself."""
+    """Draws a server once per asker and keeps it while it is a candidate.
+
+    With `shared` set, all askers of a family use the same server.
+    """
 
     def __init__(self, random: Random, *, shared: bool = False) -> None:
         self._random = random
@@ -132,14 +141,14 @@ class FirstAvailable:
 
 
 class HighestIndex:
-    """WorkLoad as the paper has it, where weights are equal."""
+    """The paper's WorkLoad policy, extended by weights."""
 
     def choose(self, candidates: Sequence[Chosen], asker: str, family: str) -> Chosen:
         return max(candidates, key=lambda one: one.index * one.weight)
 
 
 class DrawnByIndex:
-    """WorkLoad without the herd."""
+    """WorkLoad with a random draw, which avoids sending all requests to one server."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -151,6 +160,8 @@ class DrawnByIndex:
 
 
 class LeastOutstanding:
+    """Chooses the candidate with the fewest outstanding requests per weight."""
+
     def __init__(self, random: Random) -> None:
         self._random = random
 
@@ -163,6 +174,8 @@ class LeastOutstanding:
 
 
 class BetterOfTwo:
+    """Draws two candidates and chooses the one with fewer outstanding requests per weight."""
+
     def __init__(self, random: Random) -> None:
         self._random = random
 
@@ -192,6 +205,10 @@ POLICIES: dict[str, Callable[[Random], Policy]] = {
 
 
 def policy_of(name: str, random: Random) -> Policy:
+    """Return a new policy by its name; `random` supplies its draws.
+
+    Raises `InvalidValue` for an unknown name.
+    """
     try:
         return POLICIES[name](random)
     except KeyError:

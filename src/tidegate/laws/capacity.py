@@ -1,15 +1,17 @@
-"""How many clients a queue serves best, and which of them.
+"""The capacity of a queue: the number of clients that it serves best, and their best mix.
 
     C = the smallest number of clients that reaches 95 % of the plateau
 
-By definition C maximises the throughput, but a measured curve is flat and noisy around its maximum,
-so the number right there is a matter of luck. Of each number of clients the best mix of producers
-and consumers counts, stable ones before others. The points are made to rise to one peak and fall
-from it (pooled where they do not: noise), the plateau is the mean of all points near the peak, and
-between measured numbers of clients the throughput is taken as a line.
+By definition C maximises the throughput. But a measured curve is flat and noisy around its maximum,
+so the number exactly at the maximum is a matter of chance. The law proceeds in these steps:
+1. For each number of clients the best mix of producers and consumers counts, stable mixes first.
+2. The points are fitted by a curve with a single peak: neighbours that contradict it are noise and
+   are pooled.
+3. The plateau is the mean of all points near the peak.
+4. Between measured numbers of clients the throughput is interpolated linearly.
 
-The best mix is the stable one that reaches the plateau with the fewest clients (the paper: one
-producer for two consumers).
+The best mix is the stable mix that reaches the plateau with the fewest clients. In the paper that
+is one producer for two consumers.
 """
 
 from __future__ import annotations
@@ -26,15 +28,16 @@ from tidegate.laws.stability import DEFAULT_BAND, Band, Stability, stability
 
 __all__ = ["Capacity", "Curve", "Operation", "capacity"]
 
-# Of the plateau: where more clients stop to pay.
+# Fraction of the plateau beyond which more clients do not pay.
 KNEE_FRACTION = 0.95
-# Of the highest point: what is no higher than it by luck.
+# Fraction of the highest point within which a difference may be chance.
 NEAR_PEAK = 0.9
 # Three numbers of clients cannot show a rise, a bend and a plateau.
 CLIENT_COUNTS_MIN = 4
-# So many times C must have been tried: 95 % of a straight line lies at 95 % of its length, too.
+# Multiple of C that must have been tried, since 95 % of a straight line is reached at 95 % of its
+# length too.
 TRIED_BEYOND = 1.25
-# What was seen for less says more about joining than about running.
+# A shorter measurement shows the joining of clients more than their work.
 SECONDS_MIN = 5.0
 
 Array = NDArray[np.float64]
@@ -42,13 +45,13 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Operation:
-    """What a queue did while so many producers and consumers were on it, on average."""
+    """The mean rates of a queue while it had this many producers and consumers."""
 
     producers: int
     consumers: int
     produced_per_s: float
     consumed_per_s: float
-    # How many seconds it was seen so.
+    # Length of the measurement in seconds.
     seconds: float
 
     @property
@@ -57,7 +60,7 @@ class Operation:
 
     @property
     def throughput_per_s(self) -> float:
-        """What goes in and comes out: the backlog's growth or decline cannot last."""
+        """The smaller of the two rates, because growth or decline of the backlog cannot last."""
         return min(self.produced_per_s, self.consumed_per_s)
 
 
@@ -69,12 +72,12 @@ class Capacity:
     reason: str
     operations: int
     seconds: float
-    # Without enough data these are 0, and not a guess.
+    # Without enough data these are 0 and not a guess.
     clients: int = 0
     throughput_per_s: float = math.nan
     best_producers: int = 0
     best_consumers: int = 0
-    # Whether a quarter more clients than C were tried, to no avail; if not, C is a lower bound.
+    # Whether a quarter more clients than C were tried without gain. If not, C is a lower bound.
     flattens: bool = False
     curve: Curve | None = None
 
@@ -86,7 +89,10 @@ def _numbers_of_clients(count: int) -> str:
 
 
 def capacity(operations: Sequence[Operation], band: Band = DEFAULT_BAND) -> Capacity:
-    """The capacity of one queue; too little data is a reason and not a number."""
+    """Return the capacity of one queue.
+
+    Too little data raises no error; the result is then not accepted and has a reason.
+    """
     known = _merged(operations)
     seconds = math.fsum(operation.seconds for operation in known)
     best = [one for one in _best_by_clients(known, band) if one.throughput_per_s > 0.0]
@@ -121,7 +127,7 @@ def capacity(operations: Sequence[Operation], band: Band = DEFAULT_BAND) -> Capa
 
 
 def _merged(operations: Iterable[Operation]) -> list[Operation]:
-    """One operation per mix, averaged over its seconds, without what cannot be used."""
+    """Return one point per mix, averaged over its seconds, without unusable and short ones."""
     by_mix: dict[tuple[int, int], list[Operation]] = {}
     for one in operations:
         at_work = one.producers > 0 and one.consumers > 0 and one.seconds > 0.0
@@ -143,7 +149,7 @@ def _is_stable(operation: Operation, band: Band) -> bool:
 
 
 def _best_by_clients(operations: Sequence[Operation], band: Band) -> list[Operation]:
-    """The best mix of each number of clients, fewest clients first."""
+    """Return the best mix of each number of clients, fewest clients first."""
     best: dict[int, Operation] = {}
     for one in operations:
         other = best.get(one.clients)
@@ -157,7 +163,10 @@ def _rank(operation: Operation, band: Band) -> tuple[bool, float]:
 
 
 def _best_mix(operations: Sequence[Operation], enough_per_s: float, band: Band) -> Operation | None:
-    """The stable mix that reaches the plateau with the fewest clients, else the fastest stable."""
+    """Return the stable mix that reaches the plateau with the fewest clients, else the fastest one.
+
+    Returns `None` if no mix is stable.
+    """
     stable = [operation for operation in operations if _is_stable(operation, band)]
     reaching = [one for one in stable if one.throughput_per_s >= enough_per_s]
     if reaching:
@@ -166,7 +175,7 @@ def _best_mix(operations: Sequence[Operation], enough_per_s: float, band: Band) 
 
 
 def _one_peak(values: Array, weight: Array) -> Array:
-    """The nearest values that rise to one peak and fall from it."""
+    """Return the closest values, by least squares, that rise to one peak and fall from it."""
     candidates = [
         np.concatenate(
             [
@@ -180,7 +189,7 @@ def _one_peak(values: Array, weight: Array) -> Array:
 
 
 def _plateau(values: Array, weight: Array) -> float:
-    """The mean of what is near the peak, in two steps: the very peak may be luck."""
+    """Return the mean of the values near the peak, in two steps, since the peak may be chance."""
     level = float(values.max())
     for fraction in (NEAR_PEAK, KNEE_FRACTION):
         near = values >= fraction * level
@@ -189,7 +198,7 @@ def _plateau(values: Array, weight: Array) -> float:
 
 
 def _rising(values: Array, weight: Array) -> Array:
-    """The nearest values that never fall: neighbours that do are pooled into their mean."""
+    """Return the closest values that never fall, by pooling neighbours into their mean."""
     pools: list[tuple[float, float, int]] = []
     for value, mass in zip(values.tolist(), weight.tolist(), strict=True):
         pools.append((value, mass, 1))
@@ -200,7 +209,7 @@ def _rising(values: Array, weight: Array) -> Array:
 
 
 def _reached(clients: Array, throughput: Array, enough_per_s: float) -> int:
-    """The smallest whole number of clients with enough throughput, between points by a line."""
+    """Return the smallest whole number of clients with enough throughput, by interpolation."""
     first = int(np.argmax(throughput >= enough_per_s))
     if first == 0:
         return int(clients[0])

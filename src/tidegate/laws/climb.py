@@ -1,14 +1,15 @@
-"""How far a rate followed its prefetch upwards: where the knee was, and the ceiling beyond it.
-
-Beyond the knee of a consumer more prefetch gives no more rate. A controller whose target lies above
-the ceiling climbs on to its limit, and when the target comes within reach it would have to come all
-that way back at the pace of its design: windup in the plant, which no clamp of the integral sees.
-But the rate there is that of the knee. So the way back begins at the knee, without a bump.
+"""Knee tracking during a climb: the prefetch of the knee, and the ceiling of the rate beyond it.
 
     ceiling = the largest mean of three rates,   knee = the mean of their prefetches
 
-When the rate jumps after more prefetch had brought none for a while, the consumer has changed (its
-handler is quick again), and not found a knee where it happens to be.
+Beyond the knee of a consumer more prefetch gives no more rate. A controller whose target is above
+the ceiling climbs to its limit. When the target comes within reach, it would have to return all the
+way at the pace of its design. This is windup in the plant, which no clamp of the integral detects.
+But the rate there is that of the knee, so the controller can return to the knee at once, without a
+jump of the rate.
+
+If the rate jumps after more prefetch had no effect for a while, the consumer has changed, for
+example because its handler is fast again. The prefetch at that moment is no knee.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from collections import deque
 
 from tidegate.laws.actuation import PREFETCH_MIN
 
-# As many rates have the mean that counts.
+# Number of rates in the mean that counts.
 MEAN_OF = 3
-# What is more than noise.
+# Factors of a rise and of a fall that exceed noise.
 ROSE, FELL = 1.05, 1.2
-# How far beyond the knee the prefetch must be before anything is done about it. The knee that a
-# climb has seen gives nearly the same rate, and may be near.
+# How far beyond the knee the prefetch must be before the loop reacts. The knee seen during a climb
+# gives nearly the same rate, so it may be closer.
 BEYOND, BEYOND_AT_LEAST = 1.25, 1.0
 NEAR, NEAR_AT_LEAST = 1.1, 0.5
 # Samples beyond the knee that are no coincidence.
@@ -31,28 +32,28 @@ FLAT_SAMPLES = 3
 
 
 class Climb:
-    """Since the rate was last at its target."""
+    """The climb since the rate was last at its target."""
 
     def __init__(self) -> None:
-        # Prefetch and rate.
+        # Pairs of prefetch and rate.
         self._recent: deque[tuple[float, float]] = deque(maxlen=MEAN_OF)
-        # msg/s; NaN: nothing was seen yet.
+        # msg/s. NaN means that nothing was measured yet.
         self.ceiling_per_s = math.nan
         self._knee = math.nan
-        # Samples in a row beyond the knee that brought no more.
+        # Samples in a row beyond the knee without a higher rate.
         self._flat = 0
         # Whether the rate rose after that.
         self.has_jumped = False
-        # Where it began: prefetch and rate.
+        # Prefetch and rate at the beginning.
         self.foot: tuple[float, float] | None = None
 
     @property
     def rate_per_s(self) -> float:
-        """The mean of the last few; NaN: there were none."""
+        """The mean of the last few rates. NaN means that there are none."""
         return _mean([rate for _, rate in self._recent])
 
     def see(self, prefetch: float, rate_per_s: float) -> None:
-        """A rate, and the prefetch that it was measured with."""
+        """Add a rate and the prefetch with which it was measured."""
         self._recent.append((prefetch, rate_per_s))
         if self.foot is None:
             self.foot = (prefetch, rate_per_s)
@@ -65,27 +66,28 @@ class Climb:
                 self._knee = prefetch
             self._flat = 0
         elif mean < self.ceiling_per_s / FELL and prefetch >= self._knee:
-            # Less for as much: a longer way, a slower handler. What was seen before says nothing.
+            # Less rate for the same prefetch: a longer round trip or a slower handler. Earlier
+            # samples no longer apply.
             self.ceiling_per_s, self._knee, self._flat = mean, prefetch, 0
         elif self.knee_below(prefetch) is not None:
             self._flat += 1
 
     @property
     def is_flat(self) -> bool:
-        """Whether more has brought no more for a while: a loop that swings does not say so."""
+        """Whether more prefetch gave no more rate for a while; false for a loop that oscillates."""
         return self._flat >= FLAT_SAMPLES
 
     @property
     def knee(self) -> float:
-        """NaN: nothing was seen yet."""
+        """The prefetch of the knee. NaN means that nothing was measured yet."""
         return self._knee
 
     def knee_below(self, prefetch: float) -> float | None:
-        """The prefetch that gives the same rate, if this one lies beyond it."""
+        """Return the prefetch that gives the same rate, if `prefetch` is beyond it, else `None`."""
         return self._knee if prefetch > NEAR * self._knee + NEAR_AT_LEAST else None
 
     def end(self) -> None:
-        """The target was reached: what comes is another climb."""
+        """Reset because the target was reached; a new climb may follow."""
         self.ceiling_per_s = self._knee = math.nan
         self._recent.clear()
         self._flat = 0
@@ -94,7 +96,7 @@ class Climb:
 
 
 def clearly_below(prefetch: float, knee: float) -> float | None:
-    """The knee, at least 1, if the prefetch lies beyond it by more than noise."""
+    """Return the knee, at least 1, if the prefetch is beyond it by more than noise, else `None`."""
     knee = max(knee, float(PREFETCH_MIN))
     return knee if prefetch > BEYOND * knee + BEYOND_AT_LEAST else None
 

@@ -1,12 +1,12 @@
-"""What a controller will do to its plant, before it does it: poles, damping, a simulated step.
+"""Analysis of a closed loop before it runs: poles, damping, and a simulated step.
 
     F(z) = C(z)·P(z) / (1 + C(z)·P(z))        ζ = −Re(ln z) / |ln z| of a pole z
 
-Built with python-control from the polynomials of pole_placement. Figures are those of the simulated
-step and not of the formulas, since the closed loop's zero has its part in them. A loop with a pole
-outside the unit circle, a badly damped one, and one that lateness makes unstable are refused, with
-the poles shown. A pole on the real axis below 0 alternates from sample to sample, and the formula
-of ζ holds for it as well.
+The loop is built with python-control from the same polynomials as the gains. Settling time and
+overshoot come from the simulated step and not from the formulas, because the zero of the closed
+loop affects them. Three kinds of loops are refused with their poles in the error: unstable ones (a
+pole outside the unit circle), badly damped ones, and ones that late measurements make unstable. A
+pole on the negative real axis alternates from sample to sample; the formula of ζ holds for it too.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from tidegate.laws.pole_placement import (
 )
 from tidegate.laws.step_figures import StepFigures, step_figures
 
-# Less rings for more than three periods: an overshoot of one half.
+# A smaller damping rings for more than three periods: an overshoot of one half.
 DAMPING_MIN = 0.2
-# A pole of 0.999 needs 4 000 samples, and nobody waits longer than that.
+# A pole of 0.999 needs 4,000 samples; longer simulations would serve no user.
 HORIZON_MIN, HORIZON_MAX = 50, 20_000
 ROUNDING = 1e-6
 
@@ -42,22 +42,23 @@ Poles = tuple[complex, ...]
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """A controller with its plant, as the model has it."""
+    """A controller with its plant, as the model describes it."""
 
     model: Model
     gains: Gains
     # Slowest first.
     poles: Poles
     zeros: Poles
-    # Of the pole with the least.
+    # The smallest damping of any pole.
     damping: float
-    # Of the simulated step; of the rate's own final value, which for P is not the target.
+    # Response to the simulated step, relative to its own final value, which for P is not the
+    # target.
     predicted: StepFigures
-    # What is left of the target, as a fraction: 0 with an integral.
+    # Remaining error as a fraction of the target; 0 with an integral.
     offset: float
-    # The largest pole if each measurement comes late by 0, 1, 2 … samples.
+    # The largest pole radius with measurements that are late by 0, 1, 2, … samples.
     late_radii: tuple[float, ...]
-    # For P only: between which Kp it is stable.
+    # For P only: the limits of Kp between which the loop is stable.
     proportional_bounds: tuple[float, float] | None = None
 
     @property
@@ -65,11 +66,11 @@ class ClosedLoop:
         return self.late_radii[0] < 1.0
 
     def steady_rate_per_s(self, target_per_s: float) -> float:
-        """Where the rate will come to rest."""
+        """Return the rate at which the loop comes to rest."""
         return steady_rate_per_s(self.model, self.gains, target_per_s)
 
     def response_per_s(self, target_per_s: float, samples: int) -> list[float]:
-        """The simulated step from 0 to the target, for drawing."""
+        """Return the simulated step from 0 to the target, for drawing."""
         rates = _simulate(_transfer(self.model, self.gains), samples)
         return [float(rate) * target_per_s for rate in rates]
 
@@ -82,7 +83,10 @@ class ClosedLoop:
 
 
 def design(model: Model, kind: Kind, requirement: Requirement) -> ClosedLoop:
-    """The controller that keeps the requirement, looked through; refused with its poles shown."""
+    """Return the analysed controller that keeps the requirement.
+
+    Raises `DesignRefused`, with the poles in its text, if there is none.
+    """
     try:
         placed = place(model, kind, requirement)
     except DesignRefused as refused:
@@ -94,7 +98,11 @@ def design(model: Model, kind: Kind, requirement: Requirement) -> ClosedLoop:
 
 
 def vet(model: Model, gains: Gains, late_samples: int = 0) -> ClosedLoop:
-    """Any gains, a person's own too: refused if the loop is unstable or badly damped."""
+    """Return the analysed loop of any gains, such as a user's own.
+
+    Raises `DesignRefused` if the loop is unstable, badly damped, or unstable with late
+    measurements.
+    """
     found = analyse(model, gains, late_samples)
     if not found.is_stable:
         raise DesignRefused(
@@ -102,7 +110,7 @@ def vet(model: Model, gains: Gains, late_samples: int = 0) -> ClosedLoop:
             f"{shown(found.poles)} must lie within the unit circle; lower the gains",
             gains,
         )
-    # A plant that alternates by itself is not the controller's doing.
+    # A plant that alternates by itself is not due to the controller.
     if found.damping < min(DAMPING_MIN, damping_of(complex(model.a)) - ROUNDING):
         raise DesignRefused(
             f"{gains} leave the loop badly damped, the rate would swing for long: poles "
@@ -119,7 +127,7 @@ def vet(model: Model, gains: Gains, late_samples: int = 0) -> ClosedLoop:
 
 
 def analyse(model: Model, gains: Gains, late_samples: int = 0) -> ClosedLoop:
-    """Everything there is to know about a loop, good or bad."""
+    """Return the analysis of a loop, whether it is acceptable or not."""
     a, b = float(model.a), float(model.b)
     system = _transfer(model, gains)
     slowest_first = sorted((complex(p) for p in system.poles()), key=lambda p: (-abs(p), -p.imag))
@@ -142,7 +150,7 @@ def analyse(model: Model, gains: Gains, late_samples: int = 0) -> ClosedLoop:
 
 
 def damping_of(pole: complex) -> float:
-    """ζ: 1 dies without swinging, 0 swings for ever, below 0 grows."""
+    """Return ζ of a pole: 1 decays without oscillating, 0 oscillates for ever, below 0 grows."""
     if pole == 0.0:
         return 1.0
     rate = cmath.log(pole)
@@ -150,7 +158,7 @@ def damping_of(pole: complex) -> float:
 
 
 def shown(poles: Poles) -> str:
-    """For people: 0.50±0.33i, |z| 0.60; each pair once."""
+    """Format poles for people, such as 0.50±0.33i (|z| = 0.60); each conjugate pair once."""
     parts = []
     for pole in poles:
         if abs(pole.imag) < 1e-9:
@@ -176,7 +184,7 @@ def _transfer(model: Model, gains: Gains, late_samples: int = 0) -> control.Tran
 def _predicted(system: control.TransferFunction, final: float, radius: float) -> StepFigures:
     if math.isnan(final):
         return StepFigures(HORIZON_MAX, math.inf, math.nan)
-    # Until the slowest pole has shrunk to a ten-thousandth.
+    # Until the slowest pole has decayed to a ten-thousandth.
     enough = math.log(1e-4) / math.log(max(radius, 0.1)) if radius < 1.0 else HORIZON_MAX
     samples = min(max(math.ceil(enough), HORIZON_MIN), HORIZON_MAX)
     return step_figures([float(y) for y in _simulate(system, samples)], final)

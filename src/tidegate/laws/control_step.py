@@ -1,12 +1,13 @@
-"""What a controller sees and says: a sample in, a step with all its terms out.
+"""The interface of controllers: a `ControlSample` in, a `ControlStep` with all its terms out.
 
-Controllers are composed of layers, each of which does one thing and hands the rest on:
+Controllers are composed of layers. Each layer does one thing and passes the rest on:
 
-    SigmaDelta(Clamped(Manual(Fallback(Hampel(Pid(gains, start=10.0)), output=20.0)), 1, 360))
+    SigmaDelta(Clamp(ManualControl(Fallback(Hampel(Incremental(gains, 10.0)), 20.0, 10.0)), 1, 360))
 
-What an outer layer sets instead of what an inner one wanted, it tells by `track`, and the inner one
-goes on from there: that is anti-windup, and manual to automatic without a bump, in one mechanism.
-Standard library only: it runs in nodes and workers.
+If an outer layer sets another value than the inner layer proposed, it reports it with `track`, and
+the inner layer continues from there. This one mechanism gives anti-windup and bumpless transfer
+from manual to automatic. The module uses the standard library only, because it runs in nodes and
+workers.
 """
 
 from __future__ import annotations
@@ -17,32 +18,32 @@ from typing import NamedTuple, Protocol
 
 
 class Sample(NamedTuple):
-    """One consumer over the last sampling interval."""
+    """One sample of a consumer over the last sampling interval."""
 
-    # Seconds, of the loop's own clock.
+    # Time in seconds on the loop's clock.
     at: float
-    # y: the measured arrival rate. None or NaN: nothing was measured.
+    # y: the measured arrival rate. `None` or NaN means that nothing was measured.
     rate_per_s: float | None
-    # The goal. NaN: there is none yet.
+    # The target rate. NaN means that there is none yet.
     target_per_s: float
-    # When the rate was measured; None: just now.
+    # When the rate was measured. `None` means now.
     measured_at: float | None = None
-    # There was nothing to deliver, so a low rate is not the prefetch's doing.
+    # The queue had nothing to deliver, so a low rate is not due to the prefetch.
     starved: bool = False
-    # What a model says that the rate should be by now; None: nobody knows.
+    # The rate that a model predicts for now. `None` means that there is no prediction.
     expected_per_s: float | None = None
-    # What one round of credit more or less within the interval makes of the rate; 0: not known.
+    # Change of the rate if one more round of credit falls into the interval; 0 means not known.
     round_per_s: float = 0.0
 
     @property
     def is_starved(self) -> bool:
-        """Whether a higher prefetch would do nothing for the error."""
+        """Whether a higher prefetch would not reduce the error."""
         rate = self.rate_per_s
         return self.starved and rate is not None and rate <= self.target_per_s
 
     @property
     def is_usable(self) -> bool:
-        """Whether there is something to steer by."""
+        """Whether the sample has a finite rate and a finite target."""
         rate = self.rate_per_s
         return rate is not None and math.isfinite(rate) and math.isfinite(self.target_per_s)
 
@@ -52,16 +53,16 @@ class Sample(NamedTuple):
 
 
 class Mode(StrEnum):
-    """Who decides."""
+    """How the output of a step was chosen."""
 
-    AUTOMATIC = "automatic"  # the controller
-    HELD = "held"  # nothing new was measured: as before
-    FALLBACK = "fallback"  # nothing was measured for long: a fixed value
-    MANUAL = "manual"  # a person
+    AUTOMATIC = "automatic"  # by the controller
+    HELD = "held"  # no new measurement: the output is unchanged
+    FALLBACK = "fallback"  # no measurement for a long time: a fixed value
+    MANUAL = "manual"  # by a human
 
 
 class Saturation(StrEnum):
-    """Which limit of the actuator holds."""
+    """The limit of the actuator that the output has reached."""
 
     NONE = ""
     LOW = "low"
@@ -69,30 +70,30 @@ class Saturation(StrEnum):
 
 
 class ControlStep(NamedTuple):
-    """What to set, and every term that led there."""
+    """The output to set, and every term that led to it."""
 
     at: float
     target_per_s: float
-    # As measured, and as the controller took it: without outliers, within the deadband.
+    # The rate as measured, and as the controller used it: without outliers, within the deadband.
     measured_per_s: float
     used_per_s: float
-    # target − used.
+    # The target minus the used rate.
     error_per_s: float
-    # The parts of `wanted`, in units of the actuator; their sum, unless a layer decided otherwise.
+    # The terms of `wanted` in units of the actuator; they add up to it unless a layer overrides it.
     proportional: float
     integral: float
     derivative: float
-    # Before limits, after them, and in whole units if the actuator knows no other.
+    # The output before limits, after limits, and in whole units if the actuator needs them.
     wanted: float
     level: float
     output: float
     saturated: Saturation = Saturation.NONE
     mode: Mode = Mode.AUTOMATIC
-    # What layers did: "outlier", "deadband", "redesigned: …".
+    # What layers did, such as "outlier", "deadband" or "redesigned: …".
     notes: tuple[str, ...] = ()
 
     def set_to(self, output: float) -> ControlStep:
-        """The same step with another value to set."""
+        """Return the same step with another output."""
         return self._replace(level=output, output=output)
 
     def noted(self, note: str) -> ControlStep:
@@ -100,20 +101,20 @@ class ControlStep(NamedTuple):
 
 
 class Controller(Protocol):
-    """Anything that steers one actuator."""
+    """Controls one actuator."""
 
     def step(self, sample: Sample) -> ControlStep:
-        """What to set now."""
+        """Return what to set now."""
 
     def track(self, output: float) -> None:
-        """This was set instead of the last step's output: go on from there."""
+        """Continue from `output`, which was set instead of the last step's output."""
 
     def restart(self, output: float) -> None:
-        """This is set now, and what was measured before is long ago: go on from there."""
+        """Continue from `output` after a pause, without the measurements from before it."""
 
 
 class Layer:
-    """Hands everything on: what is the same in all layers."""
+    """A controller around another one; passes every call on by default."""
 
     def __init__(self, inner: Controller) -> None:
         self._inner = inner

@@ -1,20 +1,23 @@
-"""Gains from what people understand: a settling time, an overshoot, how late a measurement may be.
+"""Controller design from a settling time, an overshoot and a tolerated lateness of measurements.
 
-The poles that the formulas want (pole_placement) are where the search starts, and if the simulated
-step keeps what was asked, they are taken. Else, in this order:
-1. the target is weighed less, as the closed loop's zero overshoots (a > r²);
-2. the poles are moved inwards: r = e^(−4/k_s) is the envelope, and a pair of real poles needs some
-   more to be within 2 % after k_s samples;
-3. one pole stays where the plant has it and is cancelled by the zero (Kp = a·(1−p)/b,
-   Ki = (1−p)·(1−a)/b): slow, without overshoot, and of all designs the one least hurt by lateness.
+The search starts with the poles that the formulas of pole placement give. If the simulated step
+keeps the requirement, these gains are used. Otherwise the search tries, in this order:
+1. A smaller weight of the target, because the closed loop's zero overshoots (a > r²).
+2. Poles further inside. r = e^(−4/k_s) is only the envelope, and a pair of real poles needs some
+   more to be within 2 % after k_s samples.
+3. One pole at the plant's own pole, where the zero cancels it (Kp = a·(1−p)/b, Ki = (1−p)·(1−a)/b).
+   This design is slow, has no overshoot, and suffers least from lateness.
+
 For PID the third pole has the sign that makes Kd positive: negative, as in the paper, if a > 0.
 
-A step of the target is not all that happens. A disturbance (a burst, a slower handler) that shifts
-the rate must not be made larger by the controller, and must have gone within the same time: for a
-plant much faster than r the formulas' Kp is so negative that it would be made half as large again.
-And a measurement may come late. So a design counts only if its loop is stable too with every
-measurement late by one sample, by two, up to what was asked for. What no design keeps is refused,
-with the shortest settling time that one would keep. Standard library only, some milliseconds.
+A step of the target is not the only event. A disturbance (a burst, a slower handler) shifts the
+rate; the controller must not amplify it and must remove it within the same time. For a plant much
+faster than r the formulas give a Kp so negative that it would amplify the disturbance by half.
+Measurements may also come late. So a design counts only if its loop is stable with measurements
+that are late by 0, 1, … up to `late_samples` samples.
+
+If no design keeps a requirement, it is refused with the shortest settling time that a design would
+keep. The module uses the standard library only and takes some milliseconds.
 """
 
 from __future__ import annotations
@@ -40,48 +43,48 @@ from tidegate.laws.pole_placement import (
 from tidegate.laws.step_figures import SETTLED_BAND, StepFigures, step_figures
 
 SETPOINT_WEIGHTS = (1.0, 0.75, 0.5, 0.25, 0.0)
-# Of the settling time asked for, by which the poles are placed.
+# Fractions of the required settling time for which the poles are placed.
 HASTE = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
-# Of the angle that the overshoot allows: 0 are two real poles.
+# Fractions of the angle that the overshoot allows; 0 means two real poles.
 ANGLES = (1.0, 0.5, 0.0)
 # The paper's third pole is at −0.36 beside a pair of 0.56. Nearer to −1 it only amplifies noise.
 THIRD_POLE_MAX = 0.36
 THIRD_POLE_FRACTIONS = (0.64, 0.32, 0.16)
-# How many times slower a loop may become by late measurements; it must not stop settling.
+# How many times slower a loop may become by late measurements; it must still settle.
 LATE_SLOWDOWN = 25.0
-# Simulated for so many settling times: what comes back later is in the poles, which are checked.
+# Settling times to simulate. Later deviations show in the poles, which are checked too.
 HORIZON = 4
-# Of a disturbance, what may be left after the settling time.
+# Fraction of a disturbance that may remain after the settling time.
 CALMED_BAND = 0.05
 LATE_SAMPLES_MAX = 20
 OVERSHOOT_MAX = 0.5
 SETTLING_MAX = 10_000
-# Longer settling times, each by a fifth, before a refusal says that none would do.
+# Number of longer settling times, each a fifth more, that a refusal tries.
 LONGER_TRIED = 12
 ROUNDING = 1e-9
 
 
 class DesignRefused(ValueError):
-    """No controller keeps what was asked for, or the given one is no good."""
+    """No controller keeps the requirement, or the given gains are refused."""
 
     def __init__(self, reason: str, gains: Gains | None = None) -> None:
         super().__init__(reason)
-        # What the formulas gave, to be looked at.
+        # The gains that the formulas gave, for inspection.
         self.gains = gains
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What a closed loop is to do after a step of its target."""
+    """The required behaviour of a closed loop after a step of its target."""
 
-    # Until it is within 2 % of where it goes.
+    # Samples until the rate stays within 2 % of its final value.
     settling_samples: int
-    # Of the step.
+    # Overshoot as a fraction of the step.
     overshoot: float = 0.05
-    # By how many samples measurements may be late without making the loop unstable.
+    # Lateness of measurements, in samples, with which the loop must stay stable.
     late_samples: int = 2
-    # Whether the design that lateness and another plant hurt least is tried first: for loops that
-    # run on whatever comes, where the formulas' own is for comparing with the paper.
+    # Whether to try the design first that suffers least from lateness and from another plant.
+    # Running loops set it; a comparison with the paper uses the formulas' own design first.
     is_calm: bool = False
 
     def __post_init__(self) -> None:
@@ -104,14 +107,17 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Gains that keep what was asked, and what the simulation of the model predicts for them."""
+    """Gains that keep the requirement, and the response that the model predicts for them."""
 
     gains: Gains
     predicted: StepFigures
 
 
 def place(model: Model, kind: Kind, requirement: Requirement) -> Placed:
-    """The first design that keeps the requirement, beginning with the formulas' own."""
+    """Return the first design that keeps the requirement.
+
+    Raises `DesignRefused` if there is none, with the shortest settling time that would do.
+    """
     placed = find(model, kind, requirement)
     if placed is not None:
         return placed
@@ -126,7 +132,10 @@ def place(model: Model, kind: Kind, requirement: Requirement) -> Placed:
 
 
 def find(model: Model, kind: Kind, requirement: Requirement) -> Placed | None:
-    """The same, and None where nothing keeps it: nobody looks for what would."""
+    """Return the first design that keeps the requirement, or `None`.
+
+    Raises `DesignRefused` if the model is no plant that a prefetch can control.
+    """
     a, b = float(model.a), float(model.b)
     if not (abs(a) < 1.0 and b > 0.0 and math.isfinite(b)):
         raise DesignRefused(
@@ -153,7 +162,7 @@ def _search(a: float, b: float, kind: Kind, requirement: Requirement) -> Placed 
 
 
 def bears_lateness(a: float, b: float, gains: Gains, requirement: Requirement) -> bool:
-    """Whether the loop settles, however slowly, with measurements that late and less."""
+    """Return whether the loop settles, however slowly, with late measurements."""
     slowest = math.exp(-4.0 / (LATE_SLOWDOWN * requirement.settling_samples))
     return all(
         roots_within(closed_loop(a, b, gains, late).denominator, slowest)
@@ -162,7 +171,7 @@ def bears_lateness(a: float, b: float, gains: Gains, requirement: Requirement) -
 
 
 def _calms(a: float, b: float, gains: Gains, requirement: Requirement) -> bool:
-    """Whether a shift of the rate by 1 is not made larger, and is undone in time."""
+    """Return whether the loop removes a disturbance of the rate in time without amplifying it."""
     if gains.kind is Kind.P:
         return True
     within = requirement.settling_samples
@@ -179,7 +188,7 @@ def _predict(a: float, b: float, gains: Gains, requirement: Requirement) -> Step
 
 
 def _candidates(a: float, b: float, kind: Kind, requirement: Requirement) -> Iterator[Gains]:
-    """Designs in the order in which they are wanted."""
+    """Generate the designs in order of preference."""
     if kind is Kind.P:
         yield from _p_candidates(a, b, requirement)
         return
@@ -197,7 +206,7 @@ def _candidates(a: float, b: float, kind: Kind, requirement: Requirement) -> Ite
 
 
 def _cancelling(a: float, b: float, kind: Kind, requirement: Requirement) -> Iterator[Gains]:
-    """The plant's own pole stays, and the controller's zero cancels it."""
+    """Generate designs that keep the plant's own pole and cancel it by the controller's zero."""
     slowest = _slowest_pole(requirement)
     if abs(a) <= slowest:
         for haste in HASTE:
@@ -206,7 +215,7 @@ def _cancelling(a: float, b: float, kind: Kind, requirement: Requirement) -> Ite
 
 
 def _with_third_pole(a: float, b: float, kind: Kind, c1: float, c0: float) -> Iterator[Gains]:
-    """Gains for z² + c1·z + c0, which PID multiplies by a third pole."""
+    """Generate gains for z² + c1·z + c0; for PID, times a third pole."""
     if kind is Kind.PI:
         yield pi_gains(a, b, (c1, c0))
         return
@@ -216,24 +225,27 @@ def _with_third_pole(a: float, b: float, kind: Kind, c1: float, c0: float) -> It
 
 
 def _p_candidates(a: float, b: float, requirement: Requirement) -> Iterator[Gains]:
-    """The largest gain first, as it leaves the smallest offset: a pole p < 0 overshoots by −p."""
+    """Generate P designs from the largest gain down; it leaves the smallest steady-state error.
+
+    A pole p < 0 overshoots by −p.
+    """
     slowest = _slowest_pole(requirement)
     fastest = -min(slowest, requirement.overshoot)
     steps = 20
     for step in range(steps + 1):
         pole = fastest + (slowest - fastest) * step / steps
-        # Kp ≤ 0 would steer the wrong way.
+        # Kp ≤ 0 would act in the wrong direction.
         if pole < a:
             yield p_gains(a, b, pole)
 
 
 def _slowest_pole(requirement: Requirement) -> float:
-    """p with p^k_s within the band."""
+    """Return the pole p whose p^k_s is within the settling band."""
     return math.pow(SETTLED_BAND * (1.0 - ROUNDING), 1.0 / requirement.settling_samples)
 
 
 def _shortest(a: float, b: float, kind: Kind, requirement: Requirement) -> str:
-    """In words: the settling time that could be had."""
+    """Describe the shortest settling time that some design keeps."""
     samples = requirement.settling_samples
     for _ in range(LONGER_TRIED):
         samples = min(max(samples + 1, int(samples * 1.2)), SETTLING_MAX)

@@ -1,14 +1,14 @@
-"""P, PI and PID, each one step at a time.
+"""P, PI and PID controllers that compute one step at a time.
 
     e(k) = target − y(k),   s(k) = w·target − y(k)       w the setpoint weight, 1 in the paper
     P     u(k) = bias + Kp·e(k)
     PI    u(k) = u(k−1) + Kp·[s(k) − s(k−1)] + Ki·e(k)
     PID   … + Kd·[s(k) − 2·s(k−1) + s(k−2)]
 
-With w = 1 these are the laws of pole_placement, PI and PID in their incremental form: the integral
-is u(k−1), what was really set. So it cannot wind up beyond a limit that it is told of (`track`),
-and neither other gains nor a change from manual to automatic make it jump. P has no memory: where
-it starts is where its formula puts it.
+With w = 1 these are the controllers of pole placement, with PI and PID in their incremental form.
+The integral is u(k−1), the value that was really set. So it cannot wind up beyond a limit that
+`track` reports, and neither new gains nor the change from manual to automatic cause a jump. P has
+no memory: its output follows from the formula alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from tidegate.laws.pole_placement import Gains, Kind
 
 
 class Proportional:
-    """P: keeps an offset, which is why it is here to look at and seldom to run."""
+    """A P controller.
+
+    It keeps a steady-state error, so it serves for comparison more than for use.
+    """
 
     def __init__(self, gains: Gains, start: float, *, bias: float = 0.0) -> None:
         self.gains = gains
@@ -59,17 +62,20 @@ class Proportional:
 
 
 class Incremental:
-    """PI and PID: what was set last, and a change."""
+    """A PI or PID controller in incremental form: the last output plus a change."""
 
     def __init__(self, gains: Gains, start: float) -> None:
         self.gains = gains
         self._output = start
-        # s(k−1) and s(k−2); None: not known, and taken to be as now.
+        # s(k−1) and s(k−2). `None` means not known; the current value is used instead.
         self._before: float | None = None
         self._before_that: float | None = None
 
     def retune(self, gains: Gains) -> None:
-        """Other gains from the next step on. Without a bump, as only changes are computed."""
+        """Use other gains from the next step on.
+
+        The output does not jump, because only changes are computed.
+        """
         self.gains = gains
 
     def step(self, sample: Sample) -> ControlStep:
@@ -97,7 +103,7 @@ class Incremental:
             used_per_s=sample.rate_per_s,
             error_per_s=error,
             proportional=proportional,
-            # Whatever is in the output and not of the moment.
+            # Everything in the output that is not due to the current error.
             integral=wanted - proportional - derivative,
             derivative=derivative,
             wanted=wanted,
@@ -117,25 +123,25 @@ Tunable = Proportional | Incremental
 
 
 class Tuned(Protocol):
-    """Whatever has gains that can be changed while it runs."""
+    """A controller whose gains can be changed while it runs."""
 
     @property
     def gains(self) -> Gains:
-        """In use."""
+        """The gains in use."""
 
     def retune(self, gains: Gains) -> None:
-        """Others from the next step on."""
+        """Use other gains from the next step on."""
 
 
 def controller(gains: Gains, start: float) -> Tunable:
-    """The controller of these gains, beginning with what is set now."""
+    """Return the controller for these gains, starting from the output that is set now."""
     if not math.isfinite(start):
         raise ValueError(f"a controller starts from what is set now, not from {start}")
     return Proportional(gains, start) if gains.kind is Kind.P else Incremental(gains, start)
 
 
 def held(sample: Sample, output: float) -> ControlStep:
-    """A step without a measurement: nothing changes."""
+    """Return a step without a measurement, which leaves the output unchanged."""
     nothing = math.nan
     return ControlStep(
         at=sample.at,

@@ -1,19 +1,19 @@
-"""Which servers get nothing for a while, and how they come back.
+"""Outlier ejection: servers that get no requests for a while, and their gradual return.
 
-A server is ejected when `failures_to_eject` requests in a row failed, when nobody listens there, or
-when its checks fail. It stays out for `base_s · 2^(ejections − 1)`, at most `most_s`, and where it
-is checked actively until a check passes as well. Then it returns slowly: its weight grows from
-`first_share` to 1 within `return_s`. A failure on the way ejects it again, for longer.
+A server is ejected when `failures_to_eject` requests in a row failed, when it refuses
+connections, or when its health checks fail. It stays ejected for `base_s · 2^(ejections − 1)`, at
+most `most_s`. If it is checked actively, a check must also pass. Then its weight grows from
+`first_share` to 1 within `return_s`. A failure during the return ejects it again, for longer.
 
     HEALTHY   ── failed (n in a row), refused, check failed ──▶ EJECTED
     EJECTED   ── time is up and checks pass ──▶ RETURNING
     RETURNING ── failed once, refused, check failed ──▶ EJECTED
     RETURNING ── return_s without a failure ──▶ HEALTHY
 
-One server that is slow under a load that all share says nothing about itself, so requests that
-fail, and checks without an answer in time, eject at most `share_max` of the servers: `may_eject`,
-which whoever knows them all sets. That nobody listens, or that a check is answered badly, is no
-matter of load and always counts.
+Failures may come from a load that slows down all servers. So failed requests, and checks without an
+answer in time, eject at most `share_max` of the servers. The caller, which knows all servers,
+checks this limit and passes `may_eject`. A refused connection, or a wrong answer to a check, does
+not come from load and always counts.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from enum import Enum
 
 
 class Standing(Enum):
+    """The state of a server."""
+
     HEALTHY = "healthy"
     EJECTED = "ejected"
     RETURNING = "returning"
@@ -30,21 +32,24 @@ class Standing(Enum):
 
 @dataclass(frozen=True)
 class EjectionSettings:
-    """How patient one is with a server."""
+    """The settings of outlier ejection."""
 
+    # Failed requests in a row, and the duration of the first ejection and of the longest.
     failures_to_eject: int = 3
     base_s: float = 1.0
     most_s: float = 30.0
+    # Duration of the return, and the fraction of the weight at its beginning.
     return_s: float = 5.0
     first_share: float = 0.1
+    # Largest fraction of the servers that failures may eject.
     share_max: float = 0.5
-    # Checks in a row that eject, and that let it return.
+    # Checks in a row that eject a server, and that let it return.
     checks_to_eject: int = 2
     checks_to_return: int = 1
 
 
 class Ejection:
-    """One server's standing; every verb takes the time."""
+    """The state of one server. The caller passes the time to every method."""
 
     __slots__ = (
         "_checks_failed",
@@ -61,7 +66,7 @@ class Ejection:
 
     def __init__(self, settings: EjectionSettings, *, checked: bool = False) -> None:
         self.settings = settings
-        # Whether somebody checks it actively, so that a check must pass before it returns.
+        # Whether the server is checked actively, so that a check must pass before it returns.
         self.checked = checked
         self.standing = Standing.HEALTHY
         self.why = ""
@@ -73,7 +78,7 @@ class Ejection:
         self._until = 0.0
 
     def share(self, now: float) -> float:
-        """Which part of its weight it has."""
+        """Return the fraction of its weight that the server has now, from 0 to 1."""
         if self.standing is Standing.HEALTHY:
             return 1.0
         if self.standing is Standing.EJECTED:
@@ -86,7 +91,7 @@ class Ejection:
         self._failures = 0
 
     def failed(self, now: float, why: str, *, may_eject: bool = True) -> None:
-        """A request was sent and came to nothing."""
+        """Record a failed request."""
         if self.standing is Standing.EJECTED:
             return
         self._failures += 1
@@ -95,7 +100,7 @@ class Ejection:
             self._eject(now, why)
 
     def refused(self, now: float, why: str) -> None:
-        """Nobody listens there."""
+        """Record a refused connection; it ejects the server at once."""
         if self.standing is not Standing.EJECTED:
             self._eject(now, why)
 
@@ -114,7 +119,7 @@ class Ejection:
                 self._eject(now, why)
 
     def tick(self, now: float) -> None:
-        """Time has passed."""
+        """Advance the state by the passing of time."""
         if self.standing is Standing.EJECTED:
             well = not self.checked or self._checks_passed >= self.settings.checks_to_return
             if well and now >= self._until:
@@ -124,7 +129,7 @@ class Ejection:
         elif self.standing is Standing.RETURNING and now >= self._since + self.settings.return_s:
             self.standing = Standing.HEALTHY
             self.why = ""
-            # Forgiven: the next ejection is a first one again.
+            # After a complete return the next ejection counts as the first one.
             self._ejections = 0
             self._failures = 0
 
@@ -133,6 +138,6 @@ class Ejection:
         self.why = why
         self._ejections += 1
         self._checks_passed = 0
-        # The exponent is bounded, for a server that stays away for a year.
+        # Bound the exponent: a server that is away for a year would overflow it.
         longer = 2.0 ** min(self._ejections - 1, 30)
         self._until = now + min(self.settings.base_s * longer, self.settings.most_s)

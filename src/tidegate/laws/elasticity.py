@@ -1,31 +1,31 @@
-"""How many replicas the waiting messages ask for: the papers' policy "load".
+"""The policy "load" of the papers: the number of replicas from the waiting messages.
 
     avg_load = waiting messages / replicas
-    avg_load > max_load and not inhibited          one replica more
-    avg_load will be, by the time one serves       the same
-    avg_load < min_load and no plan                plan: the last added goes, share by share
-    avg_load > min_load while a plan runs          the plan is cancelled, the share comes back
+    avg_load > max_load and not inhibited          add one replica
+    predicted avg_load > max_load                  the same, if looks_ahead is set
+    avg_load < min_load and no plan                plan: drain the last added replica step by step
+    avg_load > min_load while a plan runs          cancel the plan, restore the replica's share
     max_load = tolerated waiting time · consumption rate of a replica, when an agreement says so
 
-Left open by the paper: on a constant load it plans, cancels and plans again for ever, or removes
-and adds. So it is remembered at which arrival rate a number of replicas was too few, be it that a
-plan had to be cancelled or that a replica had to be added, and no plan goes back to that number
-before the arrival rate has fallen a tenth below. What was remembered is tried again after an hour,
-and after twice as long each time that it proves right. A load that falls while arrivals are lower
-than what is consumed is an old backlog, and says nothing about how many replicas are too few.
+The paper leaves one case open: on a constant load its rule plans and cancels for ever, or removes
+and adds for ever. The law therefore remembers the arrival rate at which a number of replicas was
+too few: when a plan is cancelled and when a replica is added. It does not go back to that number
+until the arrival rate has fallen by a tenth. After an hour it tries again; each time the number
+proves too few again, it waits twice as long. If arrivals are lower than consumption, the load is an
+old backlog that is being worked off, and the law remembers nothing.
 
-Who acts when the load is above max_load has let it come so far: with every worker on the ramp of
-the paper the load was above for as long as it took to notice. So it is carried ahead to when a
-replica that has a slot would serve, and the loop would look again:
+The paper reacts only after the load has passed max_load, which is late on a ramp. This law
+extrapolates the load to the time when a replica with a free slot would serve and the loop polls
+again:
 
-    growth   the slope of what waits over the last six looks, if it is four times its own error and
-             went on at the last; else 0
+    growth   the slope of what waits over the last six samples, if it is above four times its own
+             standard error and the last sample grew; else 0
     soon     (waiting + growth · (start_s + period)) / replicas > max_load      one replica more
 
-What varies without growing has no such slope. Workers that take many at once make what waits a saw:
-a load is believed to double at most, so that below half of max_load nothing is added. A boot is not
-looked ahead to: that needs arrival rates (laws/feed_forward.py). Without `looks_ahead` it is the
-paper's own rule.
+A load that varies without growing has no significant slope. Workers that take many messages at once
+make the load a sawtooth, so the extrapolation at most doubles the load: below half of max_load it
+adds nothing. The law does not look ahead over a boot, because that needs arrival rates (policy
+"feed-forward"). With `looks_ahead=False` it is the paper's own rule.
 """
 
 from __future__ import annotations
@@ -40,23 +40,24 @@ from typing import NamedTuple
 from tidegate.laws.wish import Situation, Wish
 
 REMEMBERED_S = 3600.0
-# Looks that growth is read from, and of how many of its own errors it must be.
+# Samples from which growth is estimated, and the multiple of its standard error that it must
+# exceed.
 LOOKS = 6
 SIGNIFICANT = 4.0
-# After a gap of so many times the one before it growth is read anew.
+# A gap longer than this multiple of the previous gap clears the samples for growth.
 _GAP_MAX = 10.0
 
 
 @dataclass(frozen=True)
 class Elasticity:
-    """How cautious the law is."""
+    """The settings of the policy "load"."""
 
-    # By how much the arrival rate must have fallen before a cancelled plan is tried again.
+    # Fraction by which the arrival rate must fall before a cancelled plan is tried again.
     fall: float = 0.1
     remembered_s: float = REMEMBERED_S
     # Replicas that one decision may add.
     step_max: int = 1
-    # Whether a replica is added before the load is above max_load.
+    # Whether a replica is added before the load exceeds max_load. False is the paper's rule.
     looks_ahead: bool = True
 
 
@@ -64,7 +65,7 @@ DEFAULT_ELASTICITY = Elasticity()
 
 
 class TooFew(NamedTuple):
-    """At this arrival rate, so many replicas were too few."""
+    """The arrival rate at which a number of replicas was too few, and until when that counts."""
 
     arrived_per_s: float
     until: float
@@ -72,16 +73,16 @@ class TooFew(NamedTuple):
 
 
 class LoadLaw:
-    """Keeps the average load between min_load and max_load."""
+    """A `LoadLaw` keeps the average load between min_load and max_load."""
 
     def __init__(self, elasticity: Elasticity = DEFAULT_ELASTICITY) -> None:
         self._set = elasticity
-        # By number of replicas.
+        # Keyed by number of replicas.
         self._too_few: dict[int, TooFew] = {}
         self._waited: deque[tuple[float, int]] = deque(maxlen=LOOKS)
 
     def step(self, now: Situation) -> Wish:
-        """What the next period asks for."""
+        """Return the number of replicas for the next period."""
         count = now.replicas
         load = now.average_load
         soon = self._soon(now)
@@ -116,7 +117,7 @@ class LoadLaw:
         )
 
     def _soon(self, now: Situation) -> float:
-        """The average load by the time that a replica would serve, when it grows."""
+        """Return the average load at the time when a replica added now would serve."""
         last = self._waited
         if last and not self._goes_on(now.at):
             last.clear()
@@ -127,7 +128,7 @@ class LoadLaw:
         return now._replace(waiting=now.waiting + round(min(grown, now.waiting))).average_load
 
     def _goes_on(self, at: float) -> bool:
-        """Whether this look follows the last ones, with no clock set back and no long silence."""
+        """Return whether a sample follows the previous ones without a clock step or a long gap."""
         last = self._waited
         gap_s = at - last[-1][0]
         return gap_s > 0.0 and (len(last) < 2 or gap_s <= _GAP_MAX * (last[-1][0] - last[-2][0]))
@@ -192,14 +193,18 @@ class LoadLaw:
         )
 
     def _note(self, now: Situation, count: int) -> None:
-        """So many were too few at this rate, unless it is an old backlog that is worked off."""
+        """Remember that `count` replicas were too few at this arrival rate.
+
+        Does nothing while an old backlog is worked off, when arrivals are below consumption.
+        """
         if now.arrived_per_s < now.consumed_per_s * 0.95 and not now.draining:
             return
         if not now.arrived_per_s > 0.0:
-            # Nothing arrives, and no rate could ever fall below that: it says nothing.
+            # The arrival rate can never fall below 0, so an entry for it could never be retried
+            # early.
             return
         known = self._too_few.get(count)
-        # What is known and was not tried has not proved right once more.
+        # An entry that still held and was not tried again has not been confirmed once more.
         times = known.times if known else 0
         if known is None or now.at >= known.until or now.arrived_per_s < self._bar(known):
             times += 1
@@ -207,12 +212,15 @@ class LoadLaw:
         self._too_few[count] = TooFew(now.arrived_per_s, now.at + lasts_s, times)
 
     def _bar(self, known: TooFew) -> float:
-        """Below this arrival rate it is tried again."""
+        """Return the arrival rate below which the number of replicas is tried again."""
         return known.arrived_per_s * (1.0 - self._set.fall)
 
 
 def growth_per_s(looks: Sequence[tuple[float, int]]) -> float:
-    """The slope of what waits, by least squares; 0 where chance may have made it, or it is over."""
+    """Return the slope of the waiting messages by least squares, in messages per second.
+
+    Returns 0 if noise may explain the slope, or if the last sample did not grow.
+    """
     if looks[-1][1] <= looks[-2][1]:
         return 0.0
     times = [at - looks[0][0] for at, _ in looks]

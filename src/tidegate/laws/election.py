@@ -1,4 +1,4 @@
-"""Which replica a client goes to, and how many replicas the clients need.
+"""The policy "clients": the replica for each client, and the number of replicas for all clients.
 
     x_i = N_i / N        y_i = M_i / M         N producers, M consumers
     L_i = (N_i + M_i) / C_i                    L_c = max((N + M) / ΣC, resource load)
@@ -9,15 +9,18 @@
     R5  L_c > 1     add capacity               R6  L_c < 1   capacity may shrink
 
 The best distribution gives each replica its fair share f_i = C_i / ΣC, which is 1/k when all are
-alike. A newcomer goes where the part of clients, counted with the newcomer, lies farthest below
-the fair share: n_i / (n + 1) − f_i is smallest. With equal capacities that is the smallest x_i (or
-y_i), as in the paper; with others it is the choice that leaves the smallest Σ(x_i − f_i)². Ties go
-to the smaller L_i (R3, R4), then to the smaller number.
+alike. A new client goes to the replica whose part of the clients, counting the new one, is farthest
+below its fair share: n_i / (n + 1) − f_i is smallest. With equal capacities that is the smallest
+x_i (or y_i), as in the paper. With unequal capacities it is the choice that leaves the smallest
+Σ(x_i − f_i)². Ties go to the smaller L_i (R3, R4), then to the smaller number.
 
-Left open by the paper and settled here: a marked replica takes no clients and counts for no
-capacity, but its clients count, for they will need a place; a full system unmarks before it
-creates; of several that may go, the one with the fewest clients goes, the last added first; with no
-client of a kind every share of it is 0; the last replica never goes.
+The paper leaves these points open; the law settles them as follows:
+- A marked replica takes no new clients and adds no capacity, but its clients count, because they
+  need a place elsewhere.
+- A full system unmarks a replica before it creates one.
+- If several replicas may be removed, the one with the fewest clients is; ties go to the last added.
+- Without clients of a role, every share of that role is 0.
+- The last replica is never removed.
 """
 
 from __future__ import annotations
@@ -28,22 +31,22 @@ from typing import NamedTuple
 
 from tidegate.core.replication import Role
 
-# What a replica is taken to be best with until it was learned: the paper's 1 producer, 2 consumers.
+# Capacity of a replica until it has been learned: the paper's best mix, 1 producer and 2 consumers.
 CAPACITY_CLIENTS = 3.0
-# Measured load is noisy: a replica goes only if the others would stay this far from busy.
+# Measured load is noisy, so a replica is removed only if the remaining ones stay below this load.
 RESOURCE_ROOM = 0.8
 
 
 class Standing(NamedTuple):
-    """A replica as the election sees it."""
+    """A replica as the election reads it."""
 
     number: int
     producers: int = 0
     consumers: int = 0
     capacity_clients: float = CAPACITY_CLIENTS
-    # To be removed: it takes no clients.
+    # Marked for removal: takes no new clients.
     marked: bool = False
-    # Messages in it, ready or unacknowledged.
+    # Messages in the replica, ready or unacknowledged.
     messages: int = 0
 
     @property
@@ -52,12 +55,12 @@ class Standing(NamedTuple):
 
     @property
     def load(self) -> float:
-        """L_i."""
+        """L_i, the clients relative to the capacity."""
         return self.clients / self.capacity_clients
 
     @property
     def is_empty(self) -> bool:
-        """No clients and no messages, ready or unacknowledged."""
+        """Whether the replica has no clients and no messages, ready or unacknowledged."""
         return not (self.clients or self.messages)
 
     def of(self, role: Role) -> int:
@@ -65,7 +68,7 @@ class Standing(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """Clients that would be better off at another replica."""
+    """Clients of one role to move from `source` to `target`."""
 
     role: Role
     source: int
@@ -74,21 +77,24 @@ class Transfer(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What a join, a leave or a look at the whole asks for; each None: nothing."""
+    """The change that a join, a leave or a periodic check asks for. `None` means no such step."""
 
-    # Where the client goes; `create` says that a new replica comes first, which is then the best.
+    # Replica for the client. If `create` is set, the client goes to the new replica instead.
     elected: int | None = None
     create: bool = False
     unmark: int | None = None
     mark: int | None = None
     remove: int | None = None
-    # Whether the inhibition begins now.
+    # Whether the inhibition period begins now.
     inhibit: bool = False
     rule: str = ""
 
 
 def load(replicas: Iterable[Standing], resource_load: float = 0.0) -> float:
-    """L_c: all clients for the capacity that is to stay, or what the machines are busy with."""
+    """Return L_c: clients relative to the unmarked capacity, or `resource_load` if that is larger.
+
+    Without unmarked capacity the load is infinite if there are clients.
+    """
     clients = 0
     capacity = 0.0
     for one in replicas:
@@ -101,7 +107,7 @@ def load(replicas: Iterable[Standing], resource_load: float = 0.0) -> float:
 
 
 def elect(role: Role, replicas: Iterable[Standing]) -> int | None:
-    """The replica for a new client of this kind; None: there is none that takes any."""
+    """Return the number of the replica for a new client of `role`, or `None` if all are marked."""
     open_ = [one for one in replicas if not one.marked]
     if not open_:
         return None
@@ -118,7 +124,11 @@ def elect(role: Role, replicas: Iterable[Standing]) -> int | None:
 
 
 def removable(replicas: Sequence[Standing], resource_load: float = 0.0) -> int | None:
-    """The replica that can go without overloading the others: C_i ≤ ΣC − (N + M); None: none."""
+    """Return the replica that can be removed without overloading the rest, or `None`.
+
+    A replica qualifies if C_i ≤ ΣC − (N + M) and the resource load stays below `RESOURCE_ROOM`
+    without it. The last unmarked replica never qualifies.
+    """
     open_ = [one for one in replicas if not one.marked]
     if len(open_) < 2:
         return None
@@ -138,7 +148,7 @@ def removable(replicas: Sequence[Standing], resource_load: float = 0.0) -> int |
 def on_join(
     role: Role, replicas: Sequence[Standing], *, inhibited: bool = False, resource_load: float = 0.0
 ) -> Change:
-    """Algorithm 1: before a client comes."""
+    """Decide what happens before a client of `role` joins (algorithm 1 of the paper)."""
     if not inhibited and load(replicas, resource_load) >= 1.0:
         marked = _to_unmark(replicas)
         if marked is None:
@@ -160,7 +170,7 @@ def on_leave(
     inhibited: bool = False,
     resource_load: float = 0.0,
 ) -> Change:
-    """Algorithm 2: after a client has gone from replica `number`, or its last message has."""
+    """Decide what happens after a replica lost a client or its last message (algorithm 2)."""
     left = next((one for one in replicas if one.number == number), None)
     if left is not None and left.marked and left.is_empty and len(replicas) > 1:
         return Change(remove=number, inhibit=True, rule="marked and empty")
@@ -174,9 +184,9 @@ def on_leave(
 def provision(
     replicas: Sequence[Standing], *, inhibited: bool = False, resource_load: float = 0.0
 ) -> Change:
-    """R5 and R6 once a period, when joins and leaves have already happened.
+    """Apply R5 and R6 once per period, after joins and leaves have happened.
 
-    A join tests L_c ≥ 1 before its client counts, so afterwards it is L_c > 1.
+    A join tests L_c ≥ 1 before its client counts. Afterwards the same test is L_c > 1.
     """
     if inhibited:
         return Change(rule="inhibited")
@@ -194,10 +204,10 @@ def provision(
 
 
 def transfers(role: Role, replicas: Sequence[Standing]) -> list[Transfer]:
-    """R1 and R2 for clients that are connected: away from marked replicas, then towards fair.
+    """Return the moves of connected clients that R1 and R2 ask for.
 
-    A client moves only if that brings the distribution nearer to the best one, so that the same
-    clients are never moved back and forth.
+    All clients leave marked replicas. Between unmarked replicas a client moves only if that
+    brings the distribution nearer to the fair one, so that no client moves back and forth.
     """
     open_ = [one for one in replicas if not one.marked]
     if not open_:
@@ -205,7 +215,7 @@ def transfers(role: Role, replicas: Sequence[Standing]) -> list[Transfer]:
     total = sum(one.of(role) for one in replicas)
     capacity = sum(one.capacity_clients for one in open_)
     over = {one.number: one.of(role) - total * one.capacity_clients / capacity for one in open_}
-    # By how much each has more than its due: the neediest first, below the fullest first.
+    # Excess over the fair share: `needy` has the smallest excess first, `full` the largest first.
     needy = [(_rounded(more), number) for number, more in over.items()]
     heapify(needy)
     moves: dict[tuple[int, int], int] = {}
@@ -235,14 +245,17 @@ def transfers(role: Role, replicas: Sequence[Standing]) -> list[Transfer]:
 
 
 def _first_true(heap: list[tuple[float, int]], over: dict[int, float], sign: float) -> int:
-    """The first of a heap whose entry is not outdated; it stays in it."""
+    """Return the number of the first heap entry that is up to date, and leave it in the heap.
+
+    Outdated entries before it are removed.
+    """
     while heap[0][0] != sign * _rounded(over[heap[0][1]]):
         heappop(heap)
     return heap[0][1]
 
 
 def _to_unmark(replicas: Iterable[Standing]) -> int | None:
-    """The marked one that most clients would gain by: it has the most of them still."""
+    """Return the marked replica with the most clients, or `None` if no replica is marked."""
     marked = [one for one in replicas if one.marked]
     if not marked:
         return None
@@ -250,5 +263,5 @@ def _to_unmark(replicas: Iterable[Standing]) -> int | None:
 
 
 def _rounded(value: float) -> float:
-    # 1/3 + 1/3 − 2/3 is a tie, and not a hair's breadth.
+    # Without rounding, 1/3 + 1/3 − 2/3 would not tie with 0.
     return round(value, 12)

@@ -1,15 +1,15 @@
-"""Which replica gives waiting messages to which.
+"""Transfers of waiting messages between replicas.
 
-    alias    → serving replicas      by share: what came while nobody could be reached
-    draining → the shortest ones     everything, once its share is 0
-    nobody   → the attended ones     everything, where nobody consumes while others are attended
+    alias    → serving replicas      by share: messages put while no replica could be reached
+    draining → shortest replicas     all messages, once the draining replica's share is 0
+    idle     → attended replicas     all messages of replicas without consumers, if some have them
     flooded  → lazy, then short ones until lengths are even: surplus l_i − l_avg, gap l_avg − l_j
 
-Flow control corrects lengths too, slowly and for nothing: it only turns new messages. So exchange
-between serving replicas waits until it is worth it: somebody's consumers wait while others have
-more than they consume in a period, or a length lies so far above the mean that flow control would
-need several periods. And in a period with an exchange flow control leaves lengths alone
-(`correct_lengths=False`), so that the same surplus is not corrected twice.
+Flow control corrects lengths as well. It is slow but free, because it only redirects new messages.
+So a transfer between serving replicas must be worth its cost. It is if consumers of one replica are
+idle while another replica has more messages than it consumes in a period. It also is if a length is
+so far above the mean that flow control would need several periods. In a period with a transfer flow
+control leaves lengths alone (`correct_lengths=False`), so that the surplus is not corrected twice.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from tidegate.laws.splitter import Splitter
 
 @dataclass(frozen=True)
 class Worth:
-    """When an exchange between serving replicas pays."""
+    """The settings that say when a transfer between serving replicas is worth its cost."""
 
-    # Whole segments move; fewer messages than this are not worth a transaction.
+    # Whole segments move; a transaction for fewer messages than this is not worth it.
     messages_min: int = 16
-    # Of the mean length: how far above it counts as uneven while nobody is idle.
+    # Fraction of the mean length; a surplus above it counts as uneven while no consumer is idle.
     uneven: float = 0.5
-    # Periods that flow control may take by itself.
+    # Periods that flow control may take to even out a surplus without a transfer.
     periods: float = 5.0
-    # Pairs in one period: each is a transaction.
+    # Transfers per period; each is one transaction.
     pairs_max: int = 64
 
 
@@ -47,7 +47,11 @@ def exchanges(
     period_s: float,
     worth: Worth = DEFAULT_WORTH,
 ) -> list[Exchange]:
-    """What is to be moved in this period; empty in most."""
+    """Return the transfers to start in this period; the list is usually empty.
+
+    `alias_waiting` is the number of messages in the alias, `shares` the shares of the next
+    period.
+    """
     serving = [one for one in replicas if one.reachable and one.state is ReplicaState.SERVING]
     open_ = [one for one in serving if one.is_attended] or serving
     if not open_:
@@ -68,7 +72,8 @@ def exchanges(
         for one in replicas
         if one.state is ReplicaState.DRAINING and one.reachable and one.waiting and not one.share
     ]
-    # Left alone they would wait for ever: too few to be uneven, and nobody to take them.
+    # Messages of an unattended replica would wait for ever: they are too few to count as uneven,
+    # and the replica has no consumers.
     if len(open_) < len(serving):
         going += [one for one in serving if one.waiting and not one.is_attended]
     if going:
@@ -107,7 +112,7 @@ def _is_worth_it(open_: Sequence[ReplicaSample], period_s: float, worth: Worth) 
 
 
 def _gaps(length: Mapping[int, int], total: int) -> list[tuple[int, int]]:
-    """How much each has room for below the level that evens all out, the emptiest first."""
+    """Return how many messages each replica lacks to the common level, the emptiest first."""
     level = 0.0
     left = total
     ordered = sorted(length.items(), key=lambda item: (-item[1], item[0]))
@@ -115,7 +120,7 @@ def _gaps(length: Mapping[int, int], total: int) -> list[tuple[int, int]]:
         level = left / (len(ordered) - index)
         if amount <= level:
             break
-        # It is above the level already: it keeps what it has and gets nothing.
+        # This replica is above the level already: it keeps its messages and receives none.
         left -= amount
     gaps = [
         (math.ceil(level - amount), number) for number, amount in length.items() if amount < level
@@ -126,7 +131,7 @@ def _gaps(length: Mapping[int, int], total: int) -> list[tuple[int, int]]:
 def _matched(
     surplus: list[tuple[int, int]], gaps: list[tuple[int, int]], least: int
 ) -> list[Exchange]:
-    """The largest surplus fills the first gaps, and so on; small parts are not worth a move."""
+    """Assign the largest surplus to the first gaps, and so on, without transfers below `least`."""
     moves = []
     rooms = iter(gaps)
     room, target = next(rooms, (0, ALIAS))

@@ -1,13 +1,13 @@
-"""Ways to go on with a series: each a guess at what comes next, made of level, trend and season.
+"""Extrapolation methods: each continues a series from its level, trend and season.
 
-    f(t+h) = P(t+h) + D(t)·φ^h                  with a season: what is usual, and how far off it is
+    f(t+h) = P(t+h) + D(t)·φ^h                  with a season: profile and deviation from it
     f(t+h) = D(t) + slope(t)·(φ + … + φ^h)      without: the level, and a trend that dies away
 
-D is an average with weights that halve every so many steps. P is, for each time, the median (the
-mean of two) of what was at the same time of earlier seasons, smoothed over neighbours. Nothing
-here looks at what comes after t: P(t+h) comes from seasons that ended before.
+D is an average whose weights halve every `half_life` steps. P is, for each time, the median of the
+values at the same time of earlier seasons, smoothed over neighbours; of two values it is the mean.
+No value after t is used: P(t+h) comes from seasons that ended before.
 
-Series are rows, steps are columns, NaN is what was not recorded.
+Series are rows, steps are columns, and NaN means not recorded.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 
 Matrix = NDArray[np.float64]
 
-# Older seasons say little of this one.
+# Older seasons do not describe the present one.
 SEASONS_MAX = 4
-# Steps to either side over which a profile is smoothed, as a part of the season.
+# Steps to either side over which a profile is smoothed, as a fraction of the season.
 SMOOTHED = 1 / 200
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What is usual at each time, from the first one after a season to `steps` after the end."""
+    """The usual value at each time, from the end of the first season to `steps` ahead."""
 
     season: int
     usual: Matrix  # NaN before the first season is over
@@ -35,7 +35,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to go on."""
+    """One method of continuing a series."""
 
     half_life: float  # of the weights of D, in steps
     damping: float  # φ
@@ -43,7 +43,7 @@ class Way:
     has_trend: bool = False
 
     def expected(self, history: Matrix, at: int, steps: int) -> Matrix:
-        """What follows the first `at` columns."""
+        """Return the values expected after the first `at` columns."""
         width = min(at, max(int(self.half_life * 5), 2))
         recent = history[:, at - width : at]
         ahead = np.arange(1, steps + 1)
@@ -51,7 +51,7 @@ class Way:
             recent = recent - self.profile.usual[:, at - width : at]
             gap = _average(recent, self.half_life)[:, None]
             usual = self.profile.usual[:, at : at + steps]
-            # Where nothing recent can be compared, what is usual is all that is known.
+            # Without recent values to compare, the profile alone is used.
             carried = np.nan_to_num(gap) * self.damping**ahead
             return np.asarray(np.maximum(usual + carried, 0.0))
         level = _average(recent, self.half_life)[:, None]
@@ -65,16 +65,16 @@ class Way:
 
 
 def profile(history: Matrix, season: int, steps: int) -> Profile | None:
-    """What is usual by a season; None if the history does not hold one, or it is too short."""
+    """Return the profile of a season, or `None` if the history or the season is too short."""
     series, length = history.shape
-    # Smoothing looks ahead within the earlier season, and must not see past the present.
+    # Smoothing looks ahead within the earlier season, and must not reach beyond the present.
     reach = min(int(season * SMOOTHED), season - steps)
     seasons = min((length - 1) // season, SEASONS_MAX)
     if seasons < 1 or reach < 0:
         return None
     smooth = _smoothed(history, reach)
     usual = np.full((series, length + steps), np.nan)
-    # By how many whole seasons lie before a time: the first has none, the second one, ….
+    # `before` is the number of whole seasons before a time: none for the first season.
     for before in range(1, seasons + 1):
         first = before * season
         last = length + steps if before == seasons else min(first + season, length + steps)
@@ -84,7 +84,7 @@ def profile(history: Matrix, season: int, steps: int) -> Profile | None:
 
 
 def season_ago(history: Matrix, at: int, steps: int, season: int) -> Matrix:
-    """The same steps one season ago; the last known value where there is none."""
+    """Return the values of one season ago, and the last known value where there is none."""
     known = history[:, :at]
     ago = np.full((history.shape[0], steps), np.nan)
     if season and at >= season >= steps:
@@ -95,7 +95,7 @@ def season_ago(history: Matrix, at: int, steps: int, season: int) -> Matrix:
 
 
 def last_known(history: Matrix) -> NDArray[np.float64]:
-    """The last value of each series that was recorded; NaN if none was."""
+    """Return the last recorded value of each series, or NaN if there is none."""
     finite = np.isfinite(history)
     last = history.shape[1] - 1 - np.argmax(finite[:, ::-1], axis=1)
     return np.where(finite.any(axis=1), history[np.arange(len(history)), last], np.nan)
@@ -110,7 +110,7 @@ def _average(recent: Matrix, half_life: float) -> NDArray[np.float64]:
 
 
 def _slope(recent: Matrix) -> NDArray[np.float64]:
-    """The slope of the line through each row's known values; 0 where there is none."""
+    """Return the slope of the line through each row's known values; 0 if there is none."""
     finite = np.isfinite(recent)
     count = np.maximum(finite.sum(axis=1), 1)
     t = np.where(finite, np.arange(recent.shape[1], dtype=np.float64), 0.0)
@@ -121,7 +121,7 @@ def _slope(recent: Matrix) -> NDArray[np.float64]:
 
 
 def _smoothed(history: Matrix, reach: int) -> Matrix:
-    """The mean of what is known within `reach` steps to either side."""
+    """Return the mean of the known values within `reach` steps to either side."""
     if reach == 0:
         return history
     finite = np.isfinite(history)
@@ -135,10 +135,11 @@ def _smoothed(history: Matrix, reach: int) -> Matrix:
 
 
 def _middle(stack: Matrix) -> Matrix:
-    """The median over the first axis of what is known: sorting puts the unknown last."""
+    """Return the median of the known values over the first axis; unknown values sort last."""
     ordered = np.sort(stack, axis=0)
     count = np.isfinite(ordered).sum(axis=0)
     low = np.take_along_axis(ordered, np.maximum((count - 1) // 2, 0)[None], axis=0)[0]
     high = np.take_along_axis(ordered, np.minimum(count // 2, len(stack) - 1)[None], axis=0)[0]
-    # Of an even count `count // 2` is the upper of the two in the middle, of an odd one the same.
+    # Of an even count `count // 2` is the upper of the two in the middle, of an odd count the
+    # middle.
     return np.asarray((low + high) / 2.0)

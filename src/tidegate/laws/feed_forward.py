@@ -1,38 +1,41 @@
-"""How many replicas the arrival rate will ask for by the time they serve: "feed-forward", ours.
+"""The policy "feed-forward" of Tidegate: the number of replicas from the predicted arrival rate.
 
     rate_ahead = level + max(trend, 0) · min(lead_s, how long it has been rising)
     needed     = ((1 + short) · rate_ahead + excess / work_off_s) / (busy · capacity_per_s)
     replicas   = needed + spare, rounded up to whole machines
 
-The papers wait until messages pile up, and then for a machine to boot. Here the arrival rate speaks
-first (feed-forward): its level and trend, carried ahead over the time until a replica serves. That
-is a few seconds while slots are free and a boot when none is; a boot's horizon orders replicas only
-as far as slots run out. The backlog and the age of the oldest message correct what capacity and
-forecast got wrong (feedback): `excess` is what waits beyond a calm queue, `short` grows while the
-oldest message is older than it should be and falls back slowly when it is not. Until a replica was
-seen at its limit its capacity is not known, and the waiting messages speak alone (the policy
-"load"), whose gradual removal shows it.
+The papers react when messages have piled up, and then wait for a machine to boot. This law predicts
+the arrival rate (feed-forward): it extrapolates level and trend over the time until a new replica
+serves. That time is a few seconds while slots are free, and a boot otherwise. The forecast over a
+boot orders replicas only beyond the free slots.
 
-Level and trend come from averages of the rate that forget after `level_s`, `fast_s` and `slow_s`.
-On a ramp each lags behind by slope · its time, so trend = (fast − slow) / (slow_s − fast_s), and
-trend · level_s is what the level lacks. A difference that noise alone would make is no trend. A
-trend is read over a longer time than the level: a step is a level that has changed, and no ramp.
-Two rates one after the other that are both above the level, or both below, by more than `leap`
-deviations are such a step: all three averages go there with them, and none of it is left to look
-like a trend. What has been rising for a while is believed to rise for as long again, and no longer.
+Backlog and message age correct errors of capacity and forecast (feedback). `excess` is the number
+of messages beyond what a calm queue holds. `short` grows while the oldest message is older than it
+should be, and decays otherwise. Until a replica has been measured at its limit, its capacity is
+unknown and the policy "load" decides alone. Its gradual removal of replicas makes the capacity
+measurable.
 
-A step is foretold by nothing, so some replicas stand by (`spare`), and a machine that is needed is
-filled: its other slots cost nothing more. What will pile up while machines boot is ordered for in
-part at once (`foresee`), or it would wait for a second boot. Where a machine is kept warm, that is
-the reserve: a part of a replica may then be missing (`spare` below 0) as long as the rate does not
-rise, and shows as a backlog; and peaks are remembered for less time.
+**Level and trend.** Three averages of the rate forget after `level_s`, `fast_s` and `slow_s`. On a
+ramp each average lags by slope · its time constant. So trend = (fast − slow) / (slow_s − fast_s),
+and the level lacks trend · level_s, which is added. A difference that noise alone could cause is no
+trend. The trend is read over a longer time than the level, because a step is a new level and not a
+ramp. A step is two consecutive rates on the same side of the level that are each off by more than
+`leap` deviations. It shifts all three averages at once, so that it leaves no apparent trend. The
+law assumes that a rise continues for at most as long as it has lasted.
 
-Up at once, down slowly: `needed`, less what noise may have put on top, is rounded up and ordered
-at once (a real shortage that it hides shows in the backlog); a replica goes only when the
-largest `needed` of the last `down_s` would have fitted into one replica less, with `down_room` to
-spare. Between the two nothing moves, so a load that swings by less causes no reversal. And a
-removal is decided by those that stay, as under an agreement (laws/wait_sizing.py): this law, asked
-the moment after with the same facts and their capacities alone, must not want more than them.
+**Reserve.** No trend predicts a step, so some replicas are kept in reserve (`spare`). If a machine
+is needed, all its slots are filled, because they cost nothing more. A part of the messages that
+will pile up during a boot (`foresee`) is ordered for at once; otherwise it would need a second
+boot. If a machine is kept warm, that machine is the reserve. Then `spare` is below 0: part of a
+replica may be missing while the rate does not rise, and shows as a backlog. Peaks are remembered
+for less time.
+
+**Scaling up is immediate, scaling down is slow.** `needed`, less what noise may have added, is
+rounded up and ordered at once; a real shortage that this hides shows in the backlog. A replica is
+removed only if the largest `needed` of the last `down_s` fits into fewer replicas with `down_room`
+to spare. Between the two limits nothing changes, so a load that swings by less causes no reversal.
+As in the policy "agreement", the law checks a removal against the remaining replicas: evaluated for
+them and their capacities alone, it must not propose more.
 """
 
 from __future__ import annotations
@@ -48,63 +51,66 @@ from tidegate.laws.wish import Situation, Wish
 
 @dataclass(frozen=True)
 class FeedForward:
-    """How the law is set; found by simulation (docs/simulation.md)."""
+    """The settings of the policy "feed-forward". The defaults were found by simulation."""
 
+    # Time constants of the averages that give level and trend, in seconds.
     level_s: float = 5.0
     fast_s: float = 15.0
     slow_s: float = 60.0
-    # Standard errors of the fast average that a difference must exceed to be a trend.
+    # Standard errors of the fast average that a difference must exceed to count as a trend.
     significant: float = 2.0
-    # Standard errors of the level that are taken off before a replica is added for it.
+    # Standard errors subtracted from the level before a replica is added for it.
     sure: float = 3.0
-    # Deviations of a single rate that two of them must be off the level to be a step.
+    # Deviations of a single rate from the level beyond which two in a row are a step.
     leap: float = 5.0
-    # Of a replica's capacity: how much of it to plan with.
+    # Part of a replica's capacity to plan with.
     busy: float = 1.0
-    # Replicas beyond what is needed, for what no trend foretells; below 0: so much may be missing.
+    # Replicas in reserve beyond the needed ones. Below 0, this part of a replica may be missing.
     spare: float = 1.1
-    # Whether slots of a machine that is needed anyway are filled: they cost nothing more.
+    # Whether to fill all slots of a machine that is needed anyway, since they cost nothing more.
     fill: bool = True
-    # Of max_load: what may wait in each replica before it counts as a backlog.
+    # Fraction of max_load that may wait in each replica before it counts as a backlog.
     calm: float = 0.25
-    # Within how long a backlog is to be worked off.
+    # Time within which a backlog is to be worked off.
     work_off_s: float = 120.0
-    # Of what will pile up during a boot: how much machines are ordered for at once.
+    # Fraction of the messages piling up during a boot for which machines are ordered at once.
     foresee: float = 0.5
-    # Of the tolerated wait: from which age of the oldest message on capacity counts as short.
+    # Fraction of the tolerated wait; an oldest message beyond it means that capacity is short.
     age_part: float = 0.5
-    # How much `short` grows in a second at twice that age, and at most.
+    # Growth of `short` per second when the oldest message has twice that age or more, and the
+    # maximum of `short`.
     age_gain_per_s: float = 0.01
     short_max: float = 0.5
-    # `short` halves in this time when messages are young.
+    # `short` halves in this time while messages are young.
     forget_s: float = 120.0
+    # How long a peak of `needed` prevents a removal.
     down_s: float = 100.0
-    # Of a replica: how much of the remaining ones must stay free when one goes.
+    # Fraction of a replica that must stay free on the remaining ones after a removal.
     down_room: float = 0.15
 
 
 DEFAULT_FEED_FORWARD = FeedForward()
-# A warm machine is the reserve, seconds away, and what went too early is as soon back.
+# A warm machine is the reserve, seconds away. It also replaces quickly a replica removed too early.
 WARM_FEED_FORWARD = FeedForward(spare=-0.2, foresee=0.0, down_s=30.0, down_room=0.05)
 
 
 def feed_forward_for(*, keeps_warm: bool) -> FeedForward:
-    """As the law is at its best."""
+    """Return the settings that suit a queue with or without a warm machine."""
     return WARM_FEED_FORWARD if keeps_warm else DEFAULT_FEED_FORWARD
 
 
 class Rates(NamedTuple):
-    """The arrival rate now, how it changes, and how far the level may be off by noise."""
+    """The arrival rate, its trend, and the standard error of the level."""
 
     level_per_s: float
     trend_per_s2: float
     error_per_s: float = 0.0
-    # For how long it has been rising.
+    # How long the rate has been rising, in seconds.
     rising_s: float = 0.0
 
 
 class _Averages(NamedTuple):
-    """As they were before a rate that may be a step, and the rate's side of the level."""
+    """The averages before a possible step, and the side of the level that the rate was on."""
 
     level: float
     fast: float
@@ -114,7 +120,7 @@ class _Averages(NamedTuple):
 
 
 class RateFilter:
-    """Level and trend of a noisy rate."""
+    """A `RateFilter` estimates level and trend of a noisy rate."""
 
     def __init__(self, setting: FeedForward = DEFAULT_FEED_FORWARD) -> None:
         self._set = setting
@@ -128,11 +134,11 @@ class RateFilter:
         self._rising_since: float | None = None
 
     def step(self, at: float, rate_per_s: float) -> Rates:
-        """Take the next measurement in."""
+        """Add the next measurement and return the estimate."""
         if self._at is None:
             self._at = at
             self._last = self._level = self._fast = self._slow = rate_per_s
-            # Messages that come at random vary by as many as there are.
+            # Messages that arrive at random (Poisson) have a variance equal to their number.
             self._noise2 = rate_per_s
             return Rates(rate_per_s, 0.0)
         passed_s = max(at - self._at, 0.0)
@@ -147,11 +153,12 @@ class RateFilter:
         self._level += new * (rate_per_s - self._level)
         self._fast += newer * (rate_per_s - self._fast)
         self._slow += late * (rate_per_s - self._slow)
-        # Neighbours differ by noise alone, on a ramp too; a step is one outlier, and is cut.
+        # Neighbouring rates differ by noise alone, also on a ramp. A step is one outlier, so it is
+        # limited.
         jump = 0.5 * (rate_per_s - self._last) ** 2
         self._last = rate_per_s
         self._noise2 += late * (min(jump, 9.0 * max(self._noise2, rate_per_s)) - self._noise2)
-        # An average of independent values varies w / (2 − w) as much as one of them.
+        # The variance of an exponential average of independent values is w / (2 − w) times theirs.
         off = math.sqrt(self._noise2 * new / (2.0 - new))
         error = math.sqrt(self._noise2 * newer / (2.0 - newer))
         difference = self._fast - self._slow
@@ -166,7 +173,7 @@ class RateFilter:
         return Rates(max(self._level + trend * self._set.level_s, 0.0), trend, off, rising_s)
 
     def _follow_leap(self, rate_per_s: float) -> None:
-        """A second rate far off the level, on the same side: that is where the level is now."""
+        """Shift all averages if a second rate in a row is far off the level on the same side."""
         before = self._before or _Averages(self._level, self._fast, self._slow, self._noise2, 0.0)
         far = self._set.leap * math.sqrt(max(before.noise2, before.level, 1.0))
         off = rate_per_s - before.level
@@ -182,35 +189,35 @@ class RateFilter:
 
 
 class _Need(NamedTuple):
-    """What the time ahead asks for, of replicas as they are on average."""
+    """The replicas needed ahead of time, counted as replicas of mean capacity."""
 
     replicas: float
-    # When they must serve.
+    # Seconds until they must serve.
     within_s: float
-    # What to order for it.
+    # Number of replicas to order.
     wanted: int
-    # Of it, to work off what waits.
+    # Part of the rate that works off the backlog.
     behind_per_s: float
-    # Beyond it, or what of it may be missing.
+    # Reserve in replicas; below 0, what may be missing.
     spare: float
 
 
 class FeedForwardLaw:
-    """Orders ahead by arrival rate, corrects by backlog and age."""
+    """A `FeedForwardLaw` orders by predicted arrival rate, and corrects by backlog and age."""
 
     def __init__(self, setting: FeedForward | None = None) -> None:
-        # None: as is best with or without a machine that is kept warm.
+        # `None` selects the settings by whether a machine is kept warm.
         self._given = setting
         self._set = setting or DEFAULT_FEED_FORWARD
         self._filter = RateFilter(self._set)
         self._load_law = LoadLaw()
         self._at: float | None = None
         self._short = 0.0
-        # The largest needed of the window first, later smaller ones behind it.
+        # Maximum of a sliding window: the largest `needed` first, later smaller ones behind it.
         self._needed: deque[tuple[float, float]] = deque()
 
     def step(self, now: Situation) -> Wish:
-        """What the time ahead asks for."""
+        """Return the number of replicas that the time ahead needs."""
         self._set = self._given or feed_forward_for(keeps_warm=now.keeps_warm)
         rates = self._filter.step(now.at, now.arrived_per_s)
         passed_s = 0.0 if self._at is None else max(now.at - self._at, 0.0)
@@ -221,10 +228,10 @@ class FeedForwardLaw:
         self._feel_age(now, capacity, passed_s)
         need = self._need(now, rates, capacity)
         if not self._needed:
-            # It has just begun to look: what is there may have been needed a moment ago.
+            # On the first sample the replicas that exist may have been needed a moment ago.
             self._remember(now.at, float(now.replicas))
-        # What was ordered ahead is kept as long as what was needed: a trend that ends is no reason
-        # to send away at once what it has called.
+        # Replicas ordered ahead are kept as long as needed ones, or a trend that ends would remove
+        # at once what it has ordered.
         self._remember(now.at, need.replicas)
         count, usable = now.replicas, self._set.busy * capacity
         text = (
@@ -243,18 +250,19 @@ class FeedForwardLaw:
         return self._maybe_down(now, rates, usable, need.spare, text)
 
     def _need(self, now: Situation, rates: Rates, capacity: float) -> _Need:
-        """Within the time that a free slot takes, or that of a boot if slots run out."""
+        """Compute the need when a free slot would serve, or after a boot if slots run out."""
         usable = self._set.busy * capacity
         excess = max(now.waiting - self._set.calm * now.max_load * max(now.serving, 1), 0.0)
         behind = excess / self._set.work_off_s
         needed = ((1.0 + self._short) * self._ahead(rates, now.start_s) + behind) / usable
-        # What noise alone may have put on top is no reason to add.
+        # Do not add a replica for what noise alone may have caused.
         unsure = self._set.sure * rates.error_per_s / usable
-        # While it rises nothing may be missing: it would be more at each look.
+        # While the rate rises nothing may be missing, because the shortage would grow with each
+        # sample.
         spare = max(self._set.spare, 0.0) if rates.trend_per_s2 > 0.0 else self._set.spare
         wanted, within_s = self._whole(needed - unsure, now, spare), now.start_s
         if now.boot_s > now.start_s:
-            # What will pile up until a machine has booted is there to be worked off then.
+            # What piles up until a machine has booted must be worked off then.
             piling = max(rates.level_per_s - capacity * now.serving, 0.0) * now.boot_s
             then_behind = behind + self._set.foresee * piling / self._set.work_off_s
             later = ((1.0 + self._short) * self._ahead(rates, now.boot_s) + then_behind) / usable
@@ -269,7 +277,7 @@ class FeedForwardLaw:
         self, now: Situation, rates: Rates, usable: float, spare: float, text: str
     ) -> Wish:
         count, peak = now.replicas, self._needed[0][1]
-        # What noise may have put on top is taken off before one is added, not before one goes.
+        # Noise is subtracted before a replica is added, but not before one is removed.
         whole, fits = rates._replace(error_per_s=0.0), count
         while fits and self._are_enough(now.with_fewer(fits - 1), whole, peak * usable):
             fits -= 1
@@ -298,32 +306,32 @@ class FeedForwardLaw:
         )
 
     def _are_enough(self, left: Situation, rates: Rates, peak_per_s: float) -> bool:
-        """Whether those that are left would do, and would have done at the peak, with room."""
+        """Return whether the remaining replicas suffice now and at the recent peak, with room."""
         capacity = left.capacity_per_s
         if capacity is None or not capacity > 0.0:
             return False
         now_needed = self._need(left, rates, capacity).replicas
         needed = max(now_needed, peak_per_s / (self._set.busy * capacity))
-        # What may be missing before one comes may not be missing because one went.
+        # A replica may be missing before one is added, but not because one was removed.
         return self._whole(needed + self._set.down_room, left, max(self._set.spare, 0.0)) <= (
             left.replicas
         )
 
     def _whole(self, needed: float, now: Situation, spare: float) -> int:
-        """Replicas to have for so many that are needed: with what is spare, machines full."""
-        # A queue that sleeps needs no reserve; one that keeps a replica busy needs all of it.
+        """Return the number of replicas to have: `needed` plus the reserve, in whole machines."""
+        # An idle queue needs no reserve. A queue that keeps one replica busy needs all of it.
         count = math.ceil(needed + spare * min(max(needed, 0.0), 1.0) - 1e-9)
         slots = now.slots_per_machine if self._set.fill else 1
         return math.ceil(count / slots) * slots
 
     def _full_at(self, count: int, usable: float, spare: float) -> float:
-        """The arrival rate that so many replicas, with the reserve among them, are enough for."""
-        # Below one needed replica the reserve is a part of it: n + spare · n.
+        """Return the arrival rate up to which `count` replicas, the reserve included, suffice."""
+        # Below one needed replica the reserve is a fraction of it: n + spare · n.
         needed = count - spare if count >= 1.0 + spare else count / (1.0 + spare)
         return max(needed, 0.0) * usable
 
     def _without_capacity(self, now: Situation) -> Wish:
-        """Nobody has seen a replica at its limit yet: until then the waiting messages speak."""
+        """Use the policy "load" until a replica has been measured at its limit."""
         wish = self._load_law.step(now)
         return wish._replace(
             rule=f"capacity unknown: {wish.rule}",
@@ -340,7 +348,7 @@ class FeedForwardLaw:
         tolerated_s = now.max_load / capacity
         limit_s = self._set.age_part * tolerated_s
         if now.oldest_age_s > limit_s > 0.0:
-            # While replicas are coming the shortage is known already.
+            # Replicas that are coming already answer the shortage.
             if not now.coming:
                 over = min(now.oldest_age_s / limit_s - 1.0, 1.0)
                 self._short += self._set.age_gain_per_s * over * passed_s

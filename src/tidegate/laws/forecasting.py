@@ -1,15 +1,16 @@
-"""How much will arrive in the next hour, and how sure that is.
+"""Forecasts of arrival rates, with their uncertainty.
 
-For every series the way to go on (`extrapolation`) that was best on earlier windows of its own
-history is taken, and judged on later ones (`backtest`) beside the baseline:
+For each series the extrapolation method is chosen that was best on earlier windows of its own
+history. It is judged on later windows (backtest) against a baseline:
 
     skill = 1 − mean absolute error / that of the baseline
 
-The baseline repeats what was one season ago, by the season that does so best; without a season, the
-last value. A forecast is accepted only if it beats that beyond chance; else `reason` says so, and
-the baseline is the one to use. Intervals are the quantiles of what the same forecast got wrong.
+The baseline repeats the values of one season ago, with the season that works best for it. Without a
+season it repeats the last value. A forecast is accepted only if it beats the baseline beyond
+chance. Otherwise `reason` says so, and the caller should use the baseline. Intervals are quantiles
+of the errors of the same forecast.
 
-Series are rows of evenly spaced rates (NaN: not recorded), all of them forecast at once.
+Series are rows of evenly spaced rates (NaN: not recorded). All series are forecast at once.
 """
 
 from __future__ import annotations
@@ -28,36 +29,39 @@ from tidegate.laws.extrapolation import Profile, Way, last_known, profile, seaso
 Matrix = NDArray[np.float64]
 Vector = NDArray[np.float64]
 
-# Series at a time: bounds the memory, and stays in the cache.
+# Series per chunk; it limits the memory and stays in the cache.
 CHUNK = 256
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is expected of each series (rows) at each step ahead (columns), with its interval."""
+    """Expected values of each series (rows) at each step ahead (columns), with their intervals."""
 
     expected_per_s: Matrix
     low_per_s: Matrix
     high_per_s: Matrix
-    # The same of the baseline, for those who are told to use it.
+    # The same values of the baseline, for series whose forecast is not accepted.
     baseline_per_s: Matrix
     baseline_low_per_s: Matrix
     baseline_high_per_s: Matrix
-    # Mean absolute error on held-out windows, ours and the baseline's.
+    # Mean absolute errors on held-out windows, of the forecast and of the baseline.
     error_per_s: Vector
     baseline_error_per_s: Vector
-    # 1 − error / baseline error: above 0 is better than the baseline.
+    # 1 − error / baseline error; above 0 is better than the baseline.
     skill: Vector
-    # Which part of the held-out values lay within the interval that was given for them.
+    # Fraction of the held-out values that were within their interval.
     coverage: Vector
-    # The season that is used, in steps; 0 without.
+    # The season in use, in steps. 0 means none.
     season: NDArray[np.int64]
     accepted: NDArray[np.bool_]
     reason: NDArray[np.str_]
 
 
 def seasonal_naive(history_per_s: Matrix, steps: int, season: int) -> Matrix:
-    """The baseline: what was one season ago; the last value where nothing was, or without one."""
+    """Return the baseline: the values of one season ago, else the last known value.
+
+    A season of 0 means that the last value is repeated.
+    """
     return season_ago(history_per_s, history_per_s.shape[1], steps, season)
 
 
@@ -68,9 +72,9 @@ def forecast(
     confidence: float = 0.9,
     step_s: float = 60.0,
 ) -> Forecast:
-    """The next steps of every series; `seasons` are the periods to try, in steps.
+    """Return the forecast of the next `steps` of every series.
 
-    How long a step is matters to the words of `reason` only.
+    `seasons` are the periods to try, in steps. `step_s` affects only the text of `reason`.
     """
     history = np.asarray(history_per_s, dtype=np.float64)
     history = np.where(np.isfinite(history), history, np.nan)
@@ -93,7 +97,7 @@ def _forecast(
         return _unknown(history, steps, step_s)
     ways = _ways(steps, profiles)
     real = truth(history, tried.choose, steps)
-    # Of the ways, and of the baselines, each series takes its own best on the earlier windows.
+    # Each series takes its own best method and its own best baseline, both on the earlier windows.
     chosen = _best([mean_error(real - _again(way, history, tried.choose, steps)) for way in ways])
     base_seasons = [p.season for p in profiles] or [0]
     base_chosen = _best(
@@ -126,7 +130,7 @@ def _forecast(
 
 
 def _interval(expected: Matrix, below: Matrix, above: Matrix) -> tuple[Matrix, Matrix]:
-    """Around what is expected, which it holds; rates are never negative."""
+    """Return the interval around the expected values; it contains them, and is never negative."""
     low = np.maximum(np.minimum(expected + below, expected), 0.0)
     return low, np.maximum(expected + above, expected)
 
@@ -142,7 +146,7 @@ class _Judged(NamedTuple):
 def _judge(
     history: Matrix, tried: Origins, ours: Matrix, base: Matrix, steps: int, confidence: float
 ) -> _Judged:
-    """Error, skill and coverage on the later windows, which nothing was chosen on."""
+    """Return error, skill and coverage on the later windows, which were not used for any choice."""
     split = len(tried.choose)
     low, high = bands(truth(history, tried.choose, steps) - ours[:split], confidence)
     residual = truth(history, tried.judge, steps) - ours[split:]
@@ -152,7 +156,7 @@ def _judge(
     error, base_error = mean_error(residual), mean_error(base_residual)
     with np.errstate(invalid="ignore", divide="ignore"):
         skill = 1.0 - error / base_error
-    # By how much ours is better in each window, and how much of that the windows agree on.
+    # The gain of the forecast in each window, and how far the windows agree on it.
     gain = _known_mean(np.abs(base_residual) - np.abs(residual), (2,))
     mean_gain = _known_mean(gain, (0,))
     windows = np.maximum(np.isfinite(gain).sum(axis=0), 2)
@@ -163,7 +167,7 @@ def _judge(
 
 
 def _known_mean(values: Matrix, axes: tuple[int, ...]) -> Matrix:
-    """The mean of what is known; NaN, without a warning, where nothing is."""
+    """Return the mean of the known values, or NaN without a warning if there are none."""
     known = np.isfinite(values)
     count = known.sum(axis=axes)
     total = np.where(known, values, 0.0).sum(axis=axes)
@@ -181,7 +185,7 @@ def _reason(error_per_s: float, baseline_error_per_s: float, skill: float, accep
 
 
 def _usable(history: Matrix, steps: int, seasons: Sequence[int]) -> tuple[int, list[Profile]]:
-    """The profiles for which there is room to choose and to judge, and where origins may begin."""
+    """Return the first possible origin, and the profiles with enough history."""
     length = history.shape[1]
     first, profiles = min(steps, length), list[Profile]()
     for season in sorted(set(seasons)):
@@ -189,14 +193,14 @@ def _usable(history: Matrix, steps: int, seasons: Sequence[int]) -> tuple[int, l
             continue
         found = profile(history, season, steps)
         if found is not None:
-            # The first season has no profile yet; windows there could be compared by nobody.
+            # The first season has no profile yet, so windows there could not be compared.
             first = season + 1
             profiles.append(found)
     return first, profiles
 
 
 def _ways(steps: int, profiles: Sequence[Profile]) -> list[Way]:
-    """What is tried: level slow and fast, trend, and each season followed closely or loosely."""
+    """Return the methods to try: slow and fast levels, a trend, and each season close or loose."""
     ways = [Way(half_life=max(steps * part, 1.0), damping=1.0) for part in (0.05, 0.25, 1.0)]
     ways.append(Way(half_life=max(steps / 4, 2.0), damping=1.0 - 1.0 / steps, has_trend=True))
     ways += [
@@ -221,7 +225,7 @@ def _best(errors: Sequence[Vector]) -> NDArray[np.int64]:
 
 
 def _picked(chosen: NDArray[np.int64], of_ways: Sequence[Matrix]) -> Matrix:
-    """For each series (second axis) what its chosen way says."""
+    """Return for each series (second axis) the values of its chosen method."""
     stacked = np.stack(of_ways)
     return np.asarray(stacked[chosen, :, np.arange(len(chosen))].transpose(1, 0, 2))
 

@@ -1,11 +1,12 @@
-"""Gains for the workload at hand: of the profiles that were learned, the nearest one's.
+"""Gain scheduling: the gains of the learned profile that is nearest to the current workload.
 
     distance = max |ln(feature / the profile's)| over the features that both know
 
-Twice as large and half as large are equally far: message size, publishers, handling time differ by
-factors. Another profile is chosen only if it is clearly nearer, so that a workload between two does
-not flicker. Far from all of them the most cautious gains are taken, those of the plant that answers
-most to a unit of prefetch, b/(1−a): on every other learned one they are slower, and not unstable.
+Twice as large and half as large are equally far, because message size, publishers and handling time
+differ by factors. The schedule changes to another profile only if that is clearly nearer, so that a
+workload between two profiles does not alternate. Far from all profiles it uses the most cautious
+gains. These belong to the plant with the largest response to a unit of prefetch, b/(1−a). On every
+other learned plant they are slower, but not unstable.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from tidegate.laws.pole_placement import Gains
 
 # How much nearer another profile must be: a factor of 1.25.
 CLEARLY = math.log(1.25)
-# Further from all profiles than a factor of four, nothing was learned.
+# Beyond a factor of four, no profile describes the workload.
 REACH = math.log(4.0)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A workload that a model was identified for."""
+    """A workload for which a model was identified."""
 
     name: str
-    # Above 0 each, such as message_bytes, publishers, handler_ms.
+    # Each above 0, such as message_bytes, publishers, handler_ms.
     features: Mapping[str, float]
     model: Model
     gains: Gains
 
     def distance(self, features: Mapping[str, float]) -> float:
-        """How far a workload is; infinitely, if nothing can be compared."""
+        """Return the distance of a workload; infinite if no feature can be compared."""
         both = [
             abs(math.log(features[name] / mine))
             for name, mine in self.features.items()
@@ -44,7 +45,7 @@ class Profile:
 
 
 class GainSchedule:
-    """Chooses, and remembers what it chose."""
+    """Chooses a profile and remembers the choice."""
 
     def __init__(self, profiles: Sequence[Profile]) -> None:
         if not profiles:
@@ -57,7 +58,7 @@ class GainSchedule:
         self._chosen: Profile | None = None
 
     def choose(self, features: Mapping[str, float]) -> Profile:
-        """The profile whose gains to run with now."""
+        """Return the profile whose gains to use now."""
         nearest = min(self._profiles, key=lambda one: one.distance(features))
         distance = nearest.distance(features)
         if distance > REACH:

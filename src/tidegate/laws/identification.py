@@ -1,11 +1,11 @@
-"""A model of a consumer from its samples: fitted where it is linear, judged on unseen samples.
+"""Offline identification of a consumer's model, judged on samples it was not fitted on.
 
-    y(k+1) = a·y(k) + b·u(k)        y arrival rate (msg/s), u prefetch; see least_squares
+    y(k+1) = a·y(k) + b·u(k)        y arrival rate (msg/s), u prefetch
 
-Samples come as sums by prefetch u(k), those to fit and those held out. The linear range is found
-first, and only samples within it are fitted. A model is accepted if the held-out samples
-within that range are explained with R² ≥ 0.8, if it is stable (|a| < 1), and if prefetch raises the
-rate by more than noise might (b > 3 standard errors). What is not accepted says why.
+The samples are sums by prefetch u(k), for fitting and held out. The linear range is found first,
+and only samples within it are fitted. A model is accepted under three conditions: R² ≥ 0.8 on the
+held-out samples within the range, stability (|a| < 1), and a rise of the rate with the prefetch
+beyond noise (b > 3 standard errors). A model that is not accepted carries the reason.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
     "r_squared", "solve", "squared_error",
 ]  # fmt: skip
 
-# Fewer samples than this are no basis for steering anything.
+# Fewer samples cannot justify controlling anything.
 TRAIN_MIN = 30
 TEST_MIN = 10
 # Standard errors by which b must exceed zero.
@@ -49,7 +49,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Identified:
-    """A fitted model, how good it is, and whether it may be used."""
+    """A fitted model, its quality, and whether it may be used."""
 
     accepted: bool
     reason: str
@@ -59,7 +59,7 @@ class Identified:
     # NaN where nothing could be fitted or judged.
     a: float = math.nan
     b: float = math.nan
-    # Standard errors, from the samples fitted.
+    # Standard errors, from the fitted samples.
     a_error: float = math.nan
     b_error: float = math.nan
     offset_per_s: float = math.nan
@@ -71,11 +71,11 @@ class Identified:
 
 @dataclass(frozen=True)
 class LevelSums:
-    """Sums by prefetch u(k), as arrays: thousands of groups leave no time for objects."""
+    """Sums by prefetch u(k), as arrays. Thousands of groups leave no time for objects."""
 
-    # In order.
+    # In ascending order.
     prefetch: Array
-    # A row for each, the fields of Sums as columns.
+    # One row per prefetch, with the fields of `RegressionSums` as columns.
     values: Array
 
     @staticmethod
@@ -85,7 +85,7 @@ class LevelSums:
         return LevelSums(prefetch, np.array(rows, dtype=np.float64).reshape(-1, len(FIELDS)))
 
     def usable(self) -> LevelSums:
-        """Levels that hold samples, all of them numbers: one NaN spoils its level and no other."""
+        """Return the levels with finite samples; a NaN excludes only its own level."""
         keep = (self.values[:, FIELDS.index("n")] > 0.0) & np.isfinite(self.values.sum(axis=1))
         return self if keep.all() else LevelSums(self.prefetch[keep], self.values[keep])
 
@@ -93,7 +93,7 @@ class LevelSums:
         return Sums(*self.values.T)
 
     def within(self, found: LinearRange) -> Sums:
-        """Of the samples in the linear range, all together; of all samples, if there is none."""
+        """Return the sums over the linear range, or over all samples without a range."""
         if found.shape not in (Shape.LINEAR, Shape.KNEE):
             return Sums(*self.values.sum(axis=0).tolist())
         inside = (self.prefetch >= found.low) & (self.prefetch <= found.high)
@@ -105,20 +105,23 @@ def identify(
     test: Mapping[float, Sums],
     r2_accepted: float = R2_ACCEPTED,
 ) -> Identified:
-    """The model of one consumer group from its sums by prefetch u(k); poor data is a reason."""
+    """Return the model of one consumer group from its sums by prefetch u(k).
+
+    Poor data raises no error; the result is then not accepted and has a reason.
+    """
     return identify_levels(LevelSums.of(train), LevelSums.of(test), r2_accepted)
 
 
 def identify_levels(
     train: LevelSums, test: LevelSums, r2_accepted: float = R2_ACCEPTED
 ) -> Identified:
-    """The same of sums as arrays."""
+    """Return the model of one consumer group from sums as arrays."""
     train = train.usable()
     sums = train.by_field()
     mean = sums.y_next / sums.n
     variance = np.maximum(sums.y_next2 / sums.n - mean * mean, 0.0)
     whole = range_of(train.prefetch, sums.n, mean, variance)
-    # A model that will be refused is fitted on all there is, so that people can look at it.
+    # Without a linear range the model is refused, but fitted on all samples for inspection.
     fit, held_out = train.within(whole), test.usable().within(whole)
     found = Identified(
         accepted=False,
@@ -161,7 +164,7 @@ def identify_levels(
 
 
 def _refusal(found: Identified, r2_accepted: float) -> str | None:
-    """Why a fitted model is not to be used; None if it may."""
+    """Return why a fitted model may not be used, or `None` if it may."""
     if found.linear_range.shape not in (Shape.LINEAR, Shape.KNEE):
         return f"the rate {found.linear_range.reason}"
     if math.isnan(found.r2_test):

@@ -1,9 +1,9 @@
-"""A mean, and how far off it may be.
+"""The confidence interval of a mean.
 
     mean ± t(0.975, n − 1) · s / √n
 
-From count, mean and variance, which are what aggregates give; the values themselves are not needed.
-`s²` is the variance of the sample (divided by n − 1). One value has a mean and no interval.
+It needs only count, mean and variance, which aggregates provide; the values are not needed. `s²` is
+the variance of the sample (divided by n − 1). A single value has a mean and no interval.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scipy.special import stdtrit
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with the bounds between which the true one lies, with the asked confidence."""
+    """A mean with the bounds that contain the true mean with the given confidence."""
 
     mean: float
     low: float
@@ -32,7 +32,7 @@ class Interval:
 def mean_interval(
     n: int, mean: float, sample_variance: float, confidence: float = 0.95
 ) -> Interval:
-    """The interval of a mean; without bounds (NaN) when there are fewer than two values."""
+    """Return the interval of a mean; the bounds are NaN for fewer than two values."""
     if n < 2 or not math.isfinite(sample_variance):
         return Interval(mean=mean, low=math.nan, high=math.nan, n=n)
     quantile = float(stdtrit(n - 1, 0.5 + confidence / 2.0))
@@ -41,7 +41,7 @@ def mean_interval(
 
 
 def mean_interval_of(values: Sequence[float], confidence: float = 0.95) -> Interval:
-    """The same of values at hand."""
+    """Return the interval of the mean of these values."""
     n = len(values)
     if n == 0:
         return Interval(mean=math.nan, low=math.nan, high=math.nan, n=0)

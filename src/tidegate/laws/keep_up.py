@@ -1,25 +1,27 @@
-"""The goal "keep up": what the handler can process arrives, and hardly anything waits in a buffer.
+"""The goal "keep up": messages arrive as fast as the handler can process them, and few wait.
 
     μ = processed / busy                   what the handler could process if it were always busy
     target = μ + b/(1−a) · (h* − h)        h messages wait unprocessed in the consumer, h* wanted
 
-Arrivals cannot stay above μ: beyond the knee more prefetch only means more messages held, where no
-other consumer can reach them, and the rate says nothing any more. But what is held grows by one
-with each unit of prefetch, and a unit is worth b/(1−a) msg/s. With it, error and prefetch keep the
-same relation on both sides of the knee, so the gains designed below it are right beyond it, too.
-The loop comes to rest where arrivals are μ and h* messages wait.
+Arrivals cannot stay above μ. Beyond the knee more prefetch only means more held messages, which no
+other consumer can reach, and the rate gives no information. But each further unit of prefetch adds
+one held message, and a unit is worth b/(1−a) msg/s. With the second term, error and prefetch have
+the same relation on both sides of the knee, so gains designed below it are right beyond it too. The
+loop comes to rest where arrivals are μ and h* messages wait.
 
-    h* = max(1, f · in flight)             unless somebody says how many
+    h* = max(1, f · in flight)             unless the goal sets h*
     f ← f + 2 · (idle − ¾ %)               by how long the handler was idle, ½ ≤ f ≤ 2
 
-One that waits is enough for messages that come one by one. They do not: what is acknowledged
-together comes together, up to a quarter of the prefetch, and what is late is late by any part of a
-round trip. How late nobody knows, but whether the handler ran dry is measured: the stock grows
-while it does though the stock is there, and shrinks while it does not, by an integral, so that on
-average it is idle for less than one per cent of the time, however seldom and long. Twice what is in
-flight lasts for two round trips; who is idle all the same is so for another reason. And what a node
-thinks is held may be off by a part of what is away: with a fixed h* a loop below the knee would
-take that error for a stock, and rest on it.
+One waiting message would suffice if messages arrived one by one. They do not: messages acknowledged
+together arrive together, up to a quarter of the prefetch, and may be late by any part of a round
+trip. This lateness is unknown, but the idle time of the handler is measured. So an integral adjusts
+the stock: it grows while the handler idles although the stock is present, and shrinks otherwise. On
+average the handler is then idle for less than one per cent of the time.
+
+The stock is at most twice the messages in flight, which lasts for two round trips. A handler that
+still idles does so for another reason. A node's estimate of held messages may be off by a fraction
+of the messages in flight. With a fixed h* a loop below the knee could take this error for a stock
+and stay there.
 """
 
 from __future__ import annotations
@@ -28,26 +30,29 @@ import math
 
 from tidegate.laws.least_squares import Model
 
-# Messages wanted at hand, where nobody says how many: at least, and for each that is in flight.
+# Messages wanted in stock if the goal does not set them: the minimum, and per message in flight.
 HELD_MIN = 1.0
 EACH_MIN, EACH_FIRST, EACH_MAX = 0.5, 1.0, 2.0
-# The part of its time that a handler may be idle.
+# Fraction of the time that a handler may be idle.
 IDLE_MAX = 0.0075
-# How much f grows in a sample in which it was idle all the time.
+# Growth of f in a sample in which the handler was idle all the time.
 STOCKED_UP = 2.0
-# Less of the time busy says nothing of the handler.
+# A smaller busy fraction does not show the handler's capacity.
 BUSY_MIN = 0.05
-# Where held messages are not known: how far below μ the goal lies, so that none pile up.
+# How far the target is below μ if held messages are not known, so that none accumulate.
 SLACK = 0.05
 
 
 class KeepUp:
-    """Gives the target of each sample."""
+    """Computes the target rate of each sample."""
 
     def __init__(
         self, model: Model, *, held: float | None = None, memory_samples: float = 5.0
     ) -> None:
-        """`held` messages may wait; None: by how many are in flight."""
+        """Create a target for this model.
+
+        `held` messages may wait; `None` adapts it to those in flight.
+        """
         if not (abs(model.a) < 1.0 and model.b > 0.0):
             raise ValueError(f"a = {model.a}, b = {model.b}: |a| < 1 and b > 0 are needed")
         if not ((held is None or held >= 0.0) and memory_samples >= 1.0):
@@ -61,16 +66,16 @@ class KeepUp:
         self._held_for_each = EACH_FIRST
 
     def retune(self, model: Model) -> None:
-        """The plant answers otherwise now: a held message is worth as much."""
+        """Use the worth of a unit, and so of a held message, of another model."""
         self._worth_per_s = float(model.b / (1.0 - model.a))
 
     @property
     def capacity_per_s(self) -> float | None:
-        """μ; None: the handler was never seen at work."""
+        """μ in messages per second. `None` means that the handler has not been measured at work."""
         return self._capacity_per_s
 
     def held_wanted(self, in_flight: float) -> float:
-        """h*, where so many are on their way or at work."""
+        """Return h* for this number of messages in flight or in process."""
         return max(HELD_MIN, self._held_for_each * in_flight) if self._held is None else self._held
 
     def target_per_s(
@@ -80,7 +85,10 @@ class KeepUp:
         held: float | None = None,
         in_flight: float = 0.0,
     ) -> float:
-        """The goal now; NaN while nothing is known. `busy` is the part of the time, 0 to 1."""
+        """Return the target rate, or NaN while nothing is known.
+
+        `busy` is the fraction of the time in which the handler worked, from 0 to 1.
+        """
         usable = math.isfinite(processed_per_s) and processed_per_s > 0.0 and busy >= BUSY_MIN
         if usable:
             capacity = processed_per_s / min(busy, 1.0)
@@ -92,12 +100,12 @@ class KeepUp:
             return math.nan
         if held is None or not math.isfinite(held):
             return (1.0 - SLACK) * self._capacity_per_s
-        # While the stock is not there yet, a handler that runs dry says nothing of its size.
+        # Until the stock has built up, an idle handler does not show that h* is too small.
         if usable and held >= 0.5 * self.held_wanted(in_flight):
             self._stock_up(1.0 - busy)
         return self._capacity_per_s + self._worth_per_s * (self.held_wanted(in_flight) - held)
 
     def _stock_up(self, idle: float) -> None:
-        """More at hand while the handler runs dry, less while it does not."""
+        """Increase the stock while the handler idles, and reduce it while it does not."""
         self._held_for_each += STOCKED_UP * (idle - IDLE_MAX)
         self._held_for_each = min(max(self._held_for_each, EACH_MIN), EACH_MAX)

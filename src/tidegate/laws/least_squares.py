@@ -1,17 +1,18 @@
-"""Least squares of a consumer's model, from sums alone: how prefetch drives its arrival rate.
+"""Least-squares fit of a consumer's model from sums: how the arrival rate follows the prefetch.
 
     y(k+1) = a·y(k) + b·u(k)                  y arrival rate (msg/s), u prefetch
 
     S1 = Σy²(k)   S2 = Σu(k)y(k)   S3 = Σu²(k)   S4 = Σy(k)y(k+1)   S5 = Σu(k)y(k+1)
     a = (S3·S4 − S2·S5) / (S1·S3 − S2²)       b = (S1·S5 − S2·S4) / (S1·S3 − S2²)
 
-(The paper prints S5 with u(k+1) for y(k+1).) The model has no intercept, so it is fitted on
-deviations from the operating point, that is, with the means taken out; `Σxy − Σx·Σy/n` does that
-from the sums alone. So does the error on samples that the model has never seen: with deviations
+The paper prints S5 with u(k+1) instead of y(k+1). The model has no intercept, so it is fitted on
+deviations from the operating point, that is, with the means subtracted. `Σxy − Σx·Σy/n` does that
+from the sums alone. The error on samples that were not used for the fit needs only sums as well;
+with deviations
 
     SSE = Σy⁺² + a²·S1 + b²·S3 − 2a·S4 − 2b·S5 + 2ab·S2 + n·(mean residual)²
 
-Everything is a sum, sums add up, and thousands of consumers are identified in one pass.
+Sums of parts add up, so Spark identifies thousands of consumers in one pass.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from dataclasses import dataclass, fields
 
 from tidegate.core.term import Term
 
-# Below this part of a sum of squares, its deviations are mostly what rounding left over.
+# Deviations below this fraction of a sum of squares are mostly rounding errors.
 ROUNDING = 1e-11
-# Of the variances of prefetch and rate, what must not be common to both.
+# Fraction of the variances of prefetch and rate that must not be common to both.
 COLLINEAR = 1e-9
 
 
 class NoExcitation(ValueError):
-    """The input or the output stood still, so nothing can be told apart."""
+    """The input or the output did not change, so the parameters cannot be told apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What remains of samples y(k), u(k), y(k+1): sums, which add up over parts."""
+    """Sums over samples y(k), u(k), y(k+1). Sums of parts add up."""
 
     n: Term
     y: Term
@@ -48,7 +49,7 @@ class Sums:
 
     @staticmethod
     def of(y: Term, u: Term, y_next: Term) -> Sums:
-        """One sample, or one of each element: to be summed by numpy or Spark, field by field."""
+        """Return the sums of one sample, or one per element for numpy or Spark to add up."""
         return Sums(
             n=y * 0 + 1,
             y=y,
@@ -63,7 +64,7 @@ class Sums:
         )
 
     def is_finite(self) -> bool:
-        """Whether none of them is NaN or infinite: such a one makes their sum so, too."""
+        """Return whether all sums are finite; one NaN or infinite sum makes the total so."""
         first = self.n + self.y + self.u + self.y_next + self.y_next2
         return math.isfinite(first + self.s1 + self.s2 + self.s3 + self.s4 + self.s5)
 
@@ -71,11 +72,11 @@ class Sums:
         return Sums(*(getattr(self, f) + getattr(other, f) for f in FIELDS))
 
     def y_next_spread(self) -> Term:
-        """Σ(y(k+1) − its mean)²: all that a level or an R² needs of the deviations."""
+        """Return Σ(y(k+1) − its mean)²; a level or an R² needs no other deviation."""
         return self.y_next2 - self.y_next * self.y_next / self.n
 
     def deviations(self) -> Sums:
-        """The sums of the same samples with the means taken out."""
+        """Return the sums of the same samples with the means subtracted."""
         n = self.n
         return Sums(
             n=n,
@@ -96,7 +97,7 @@ FIELDS: tuple[str, ...] = tuple(field.name for field in fields(Sums))
 
 @dataclass(frozen=True)
 class Model:
-    """y(k+1) = a·y(k) + b·u(k) + offset; the offset is what the operating point amounts to."""
+    """y(k+1) = a·y(k) + b·u(k) + offset; the offset results from the operating point."""
 
     a: Term
     b: Term
@@ -104,7 +105,10 @@ class Model:
 
 
 def gains(sums: Sums) -> tuple[Term, Term]:
-    """a and b by the formula; infinite or NaN without excitation, which `solve` refuses."""
+    """Return a and b by the formula.
+
+    They are infinite or NaN without excitation, which `fit_model` refuses.
+    """
     determinant = sums.s1 * sums.s3 - sums.s2 * sums.s2
     a = (sums.s3 * sums.s4 - sums.s2 * sums.s5) / determinant
     b = (sums.s1 * sums.s5 - sums.s2 * sums.s4) / determinant
@@ -112,15 +116,15 @@ def gains(sums: Sums) -> tuple[Term, Term]:
 
 
 def model(sums: Sums) -> Model:
-    """The model of deviations from the operating point, moved back to where that is."""
+    """Return the model fitted on deviations from the operating point, with its offset."""
     a, b = gains(sums.deviations())
     return Model(a=a, b=b, offset_per_s=(sums.y_next - a * sums.y - b * sums.u) / sums.n)
 
 
 def squared_error(fitted: Model, sums: Sums) -> Term:
-    """Σ(y(k+1) − prediction)² of any samples, from their sums alone."""
+    """Return Σ(y(k+1) − prediction)² over any samples, from their sums alone."""
     a, b = fitted.a, fitted.b
-    # With the means taken out first, large rates do not drown small errors.
+    # Subtract the means first, so that large rates do not lose small errors to rounding.
     d = sums.deviations()
     spread = d.y_next2 + a * a * d.s1 + b * b * d.s3 + 2.0 * a * b * d.s2
     spread = spread - 2.0 * (a * d.s4 + b * d.s5)
@@ -129,7 +133,7 @@ def squared_error(fitted: Model, sums: Sums) -> Term:
 
 
 def standard_errors(fitted: Model, sums: Sums) -> tuple[float, float]:
-    """How far off a and b may be, by what the fit has left over of the samples fitted."""
+    """Return the standard errors of a and b, from the residuals of the fitted samples."""
     d = sums.deviations()
     variance = max(squared_error(fitted, sums), 0.0) / max(sums.n - 3.0, 1.0)
     determinant = d.s1 * d.s3 - d.s2 * d.s2
@@ -137,12 +141,18 @@ def standard_errors(fitted: Model, sums: Sums) -> tuple[float, float]:
 
 
 def r_squared(fitted: Model, sums: Sums) -> Term:
-    """Which part of the variance of any samples the model explains; below 0 if worse than none."""
+    """Return the part of the variance of any samples that the model explains.
+
+    It is below 0 if the model is worse than the mean.
+    """
     return 1.0 - squared_error(fitted, sums) / sums.y_next_spread()
 
 
 def solve(sums: Sums) -> Model:
-    """The model of one consumer from its sums."""
+    """Return the model of one consumer from its sums.
+
+    Raises `NoExcitation` if the samples do not determine a and b.
+    """
     if not sums.is_finite():
         raise NoExcitation("the sums are not finite: a sample was not a number")
     if sums.n < 3:

@@ -1,19 +1,20 @@
-"""How many replicas KEDA and the Kubernetes autoscaler (HPA) would want: the policy "length".
+"""The policy "length": the number of replicas that KEDA and the Kubernetes HPA would choose.
 
     desired = ceil(messages / queue_length)
 
-As they do it:
-- messages are ready and unacknowledged ones, as KEDA's scaler for RabbitMQ counts by default;
-- looked at once per polling interval (KEDA: 30 s), and nothing happens in between;
-- a ratio messages / (replicas · queue_length) within 10 % of 1 changes nothing (HPA's tolerance);
-- a scale-up is immediate, to at most twice the replicas or four more (HPA's default policies);
-- a scale-in goes to the largest number desired within the last 300 s (HPA's stabilisation window,
-  here `cooldown_period`);
-- a law that has just begun takes the replicas that are there as what was asked for until now;
-- only the step from one replica to none is KEDA's own: after `cooldown_period` without a message.
+The law follows KEDA and the Kubernetes autoscaler (HPA):
+- Messages are the ready and the unacknowledged ones, as KEDA's scaler for RabbitMQ counts by
+  default.
+- The queue is polled once per polling interval (KEDA: 30 s); the proposal is unchanged in between.
+- A ratio messages / (replicas · queue_length) within 10 % of 1 changes nothing (HPA's tolerance).
+- A scale-up is immediate, to at most twice the replicas or four more (HPA's default policies).
+- A scale-in goes to the largest number desired within the last 300 s (HPA's stabilisation window,
+  here `cooldown_period`).
+- On the first poll the current number of replicas counts as desired until then.
+- Only the step from one replica to none is KEDA's own: after `cooldown_period` without a message.
 
-What it cannot see: an empty queue may be empty because just enough replicas keep it so. It removes
-them, the queue fills, and they come back.
+The weakness of the policy: an empty queue may be empty because just enough replicas keep it so. The
+law removes them, the queue fills, and the replicas come back.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from tidegate.laws.wish import Situation, Wish
 POLLING_S = 30.0
 STABILISATION_S = 300.0
 TOLERANCE = 0.1
-# HPA's default scale-up policies: the larger of the two.
+# HPA's default scale-up policies; the larger result of the two counts.
 UP_FACTOR = 2
 UP_MORE = 4
 
 
 class LengthLaw:
-    """Messages divided by a target, looked at now and then."""
+    """A `LengthLaw` divides the number of messages by a target, once per polling interval."""
 
     def __init__(
         self,
@@ -49,11 +50,12 @@ class LengthLaw:
         self._polled_at = -math.inf
         self._active_at = -math.inf
         self._wish: Wish | None = None
-        # Of the window: when and how many, the largest first (later smaller ones wait behind it).
+        # Desired numbers within the window as (time, number): the largest first, later smaller ones
+        # behind it.
         self._desired: deque[tuple[float, int]] = deque()
 
     def step(self, now: Situation) -> Wish:
-        """What the last poll asks for."""
+        """Return the proposal of the last poll, and poll again if the interval has passed."""
         if self._wish is None or now.at - self._polled_at >= self._polling_s * (1.0 - 1e-9):
             self._polled_at = now.at
             self._wish = self._poll(now)
@@ -64,8 +66,8 @@ class LengthLaw:
         count = now.replicas
         window = self._desired
         if not window:
-            # It has just begun to look: the replicas that are there were asked for by somebody, and
-            # nobody knows for how long there was nothing to do (HPA begins so too).
+            # On the first poll, as HPA does, the current replicas count as desired, because the
+            # time since which the queue has been idle is unknown.
             window.append((now.at, count))
             self._active_at = now.at if count else -math.inf
         if messages:

@@ -1,13 +1,15 @@
-"""Up to which prefetch the arrival rate grows with it.
+"""The linear range: the prefetch up to which the arrival rate grows with it.
 
     mean rate at prefetch u ≈ α + β·u + γ·max(u − knee, 0)
 
-A consumer's rate grows with its prefetch until something else is the bottleneck (beyond u = 22 in
-the paper), and a line fitted across that knee describes neither side. Every level is tried as the
-knee, by least squares weighted with the number of samples. The best one is taken if it explains
-more than a straight line does, beyond what noise would (an F test), and if the rate grows less than
-half as fast behind it as before it. Noise is what levels show within themselves and what the hinge
-leaves over, whichever is larger, so neither lone samples nor a bent curve feign certainty.
+A consumer's rate grows with its prefetch until another bottleneck limits it (beyond u = 22 in the
+paper). A line fitted across that knee describes neither side. Every level, and some places between
+levels, are tried as the knee, by least squares weighted with the number of samples.
+
+The best knee is used under two conditions. It must explain more than a straight line, beyond noise
+(an F test). The rate must grow less than half as fast behind it as before it. Noise is the variance
+within levels or the residuals of the hinge, the larger of the two. So neither single samples nor a
+bent curve pretend certainty.
 """
 
 from __future__ import annotations
@@ -20,35 +22,36 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-# A line has two unknowns and a hinge has four, knee included: fewer levels say nothing.
+# A line has two unknowns and a hinge has four, the knee included; fewer levels determine nothing.
 LEVELS_MIN = 3
 BELOW_KNEE_MIN = 3
 ABOVE_KNEE_MIN = 2
 LEVELS_MIN_FOR_KNEE = BELOW_KNEE_MIN + ABOVE_KNEE_MIN
-# A knee need not fall on a level: so many places are tried from each level to the next.
+# A knee need not fall on a level: this many places are tried from each level to the next.
 KNEES_PER_GAP = 4
-# Behind the knee the rate grows less than this fraction of before.
+# Behind the knee the rate must grow by less than this fraction of its growth before.
 SLOPE_FRACTION = 0.5
-# Standard errors: three are passed by one in 700 where there is nothing.
+# Standard errors; noise alone exceeds three of them in one case of 700.
 SIGNIFICANT = 3.0
-# Growth over all levels, of the mean rate: with enough samples anything is significant.
+# Growth over all levels as a fraction of the mean rate: with enough samples any growth is
+# significant.
 GROWTH_MIN = 0.05
 
 Array = NDArray[np.float64]
 
 
 class Shape(StrEnum):
-    """How the rate depends on the prefetch, over the levels seen."""
+    """How the rate depends on the prefetch, over the measured levels."""
 
-    LINEAR = "linear"  # it grows over all of them: no knee
-    KNEE = "knee"  # it grows up to a knee
-    SATURATED = "saturated"  # it grows nowhere: all levels lie beyond the knee
-    UNKNOWN = "unknown"  # too few levels to say
+    LINEAR = "linear"  # grows over all levels: no knee
+    KNEE = "knee"  # grows up to a knee
+    SATURATED = "saturated"  # grows nowhere: all levels are beyond the knee
+    UNKNOWN = "unknown"  # too few levels to decide
 
 
 @dataclass(frozen=True)
 class Level:
-    """What was measured at one prefetch: count, mean and variance of the arrival rate."""
+    """Number, mean and variance of the arrival rates at one prefetch."""
 
     prefetch: float
     n: float
@@ -63,7 +66,7 @@ class LinearRange:
     shape: Shape
     low: float
     high: float
-    # Growth of the rate per unit of prefetch within the range, and behind it (NaN without a knee).
+    # Growth of the rate per unit of prefetch within the range and behind it (NaN without a knee).
     slope: float
     slope_beyond: float
     reason: str
@@ -73,7 +76,7 @@ class LinearRange:
 
 
 def linear_range(levels: Sequence[Level]) -> LinearRange:
-    """The range of the levels within which the rate is linear in the prefetch."""
+    """Return the range of the levels within which the rate is linear in the prefetch."""
     usable = sorted(
         (level for level in levels if level.n > 0 and math.isfinite(level.mean_per_s)),
         key=lambda level: level.prefetch,
@@ -83,7 +86,11 @@ def linear_range(levels: Sequence[Level]) -> LinearRange:
 
 
 def range_of(u: Array, weight: Array, rate: Array, variance: Array) -> LinearRange:
-    """The same of arrays: prefetches in order, at each the number, mean and variance of samples."""
+    """Return the linear range from arrays: prefetches in order, with the samples of each.
+
+    `weight`, `rate` and `variance` are the number, mean and variance of the samples at each
+    prefetch.
+    """
     if len(u) < LEVELS_MIN:
         return LinearRange(
             Shape.UNKNOWN, math.nan, math.nan, math.nan, math.nan,
@@ -117,7 +124,7 @@ def range_of(u: Array, weight: Array, rate: Array, variance: Array) -> LinearRan
 
 @dataclass(frozen=True)
 class _Hinge:
-    """The best fit of a line that bends once."""
+    """The best fit of a line with one bend."""
 
     knee: float
     slope: float
@@ -132,24 +139,27 @@ class _Hinge:
         return grows and self.slope_beyond < SLOPE_FRACTION * self.slope
 
     def explains_more_than(self, squares_of_line: float) -> bool:
-        """An F test; the knee and the second slope are the two unknowns more."""
+        """Return the result of an F test.
+
+        The hinge has two more unknowns than the line: the knee and the second slope.
+        """
         return (squares_of_line - self.squares) / 2.0 > SIGNIFICANT**2 * self.noise
 
 
 def _noise(within: float, squares: float, freedom: int) -> float:
-    """The variance of a sample: as seen within levels, or as left over by the fit if larger."""
+    """Return the variance of a sample: within levels, or from the residuals if that is larger."""
     return max(within, squares / freedom if freedom > 0 else 0.0)
 
 
 def _noise_within(weight: Array, variance: Array) -> float:
-    """The variance of samples around the mean of their level; one sample has none."""
+    """Return the variance of samples around the mean of their level; a single sample has none."""
     seen = (weight > 1.0) & np.isfinite(variance)
     samples = float(weight[seen].sum())
     return float(weight[seen] @ np.maximum(variance[seen], 0.0)) / samples if samples else 0.0
 
 
 def _fit_line(u: Array, weight: Array, rate: Array) -> tuple[float, float, float]:
-    """Slope, the spread of u that it rests on, and the squares left over."""
+    """Return the slope, the spread of u on which it rests, and the sum of squared residuals."""
     total = float(weight.sum())
     du = u - float(weight @ u) / total
     dy = rate - float(weight @ rate) / total
@@ -159,7 +169,7 @@ def _fit_line(u: Array, weight: Array, rate: Array) -> tuple[float, float, float
 
 
 def _fit_hinge(u: Array, weight: Array, rate: Array, within: float) -> _Hinge:
-    """Every knee at once: what stands behind it enters through sums from the right end."""
+    """Fit every knee at once: values behind a knee enter as sums from the right end."""
     last_below = np.arange(BELOW_KNEE_MIN - 1, len(u) - ABOVE_KNEE_MIN)
     parts = np.arange(KNEES_PER_GAP) / KNEES_PER_GAP
     knees = (u[last_below, None] + parts * np.diff(u)[last_below, None]).ravel()
@@ -173,7 +183,7 @@ def _fit_hinge(u: Array, weight: Array, rate: Array, within: float) -> _Hinge:
         return np.asarray(np.cumsum(values[::-1])[::-1][first_above])
 
     w0, w1, w2 = behind(weight), behind(weight * du), behind(weight * du * du)
-    # h = max(u − knee, 0), with its mean taken out as well.
+    # h = max(u − knee, 0), with its mean subtracted.
     h_sum = w1 - knees_du * w0
     c_hh = w2 - 2.0 * knees_du * w1 + knees_du**2 * w0 - h_sum**2 / total
     c_uh = w2 - knees_du * w1

@@ -1,13 +1,14 @@
-"""How the requests in hand move: where they will be, and whether they come by themselves.
+"""The trend of the requests in hand, and whether they arrive independently of earlier answers.
 
     growth   the mean of the last five steps but the largest, if four went up; else 0
-    spread   1.05 · median |step − median step|         the deviation of N, whatever its trend
+    spread   1.05 · median |step − median step|         the deviation of N, with any trend
     open     spread² ≥ 0.25 · N
 
-A step up is no growth: it is there, and counts as such.
+A single step up is no growth: its requests have arrived already and are counted in N.
 
-Requests that come by themselves (an open load) make N vary by about its own root, so that spread²
-is about N. Clients who wait for their answers are as many as they are: N hardly moves.
+Requests that arrive independently (an open load) make N vary by about √N, so that spread² is about
+N. With clients that wait for their answers (a closed load), the number of clients is fixed and N
+hardly varies.
 """
 
 from __future__ import annotations
@@ -24,24 +25,27 @@ SPREAD_SAMPLES_MIN = 8
 # The median of |a − b| of two draws of a normal distribution is 0.954 deviations.
 _DEVIATIONS = 1.05
 OPEN_DISPERSION = 0.25
-# Of fewer nothing can be said.
+# Below this mean the variation shows nothing.
 IN_HAND_MIN = 2.0
 
 
 class LoadTrend:
-    """The last samples of what is in hand."""
+    """A `LoadTrend` keeps the last samples of the requests in hand."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque(maxlen=SPREAD_SAMPLES)
 
     def see(self, at: float, in_hand: float) -> None:
-        """One sample; those that do not come after the last are left out."""
+        """Add a sample. Ignores samples that are not newer than the last one."""
         if not self._samples or at > self._samples[-1][0]:
             self._samples.append((at, in_hand))
 
     @property
     def in_hand(self) -> float:
-        """Now; of an open load the mean of the last few, since each may have been a moment."""
+        """The current requests in hand.
+
+        For an open load the mean of the last few, as each varies by chance.
+        """
         if not self._samples:
             return 0.0
         last = [in_hand for _, in_hand in self._samples][-MEAN_OF if self.is_open else -1 :]
@@ -49,18 +53,19 @@ class LoadTrend:
 
     @property
     def growth_per_s(self) -> float:
-        """How fast it grows, when that is neither chance nor a single step."""
+        """The growth per second, or 0 if it may be chance or a single step."""
         last = list(self._samples)[-STEPS - 1 :]
         steps = [later - earlier for (_, earlier), (_, later) in pairwise(last)]
         if len(steps) < STEPS or sum(step > 0.0 for step in steps) < STEPS_UP:
             return 0.0
-        # A crowd that comes at once among them is there, and comes no second time.
+        # A single burst among the steps is already counted and does not recur, so the largest step
+        # is left out.
         usual = sum(sorted(steps)[:-1]) / (STEPS - 1)
         return max(usual * STEPS / (last[-1][0] - last[0][0]), 0.0)
 
     @property
     def is_open(self) -> bool | None:
-        """Whether requests come by themselves; None as long as nobody can tell."""
+        """Whether requests arrive independently of earlier answers. `None` means not known yet."""
         if len(self._samples) < SPREAD_SAMPLES_MIN:
             return None
         mean = sum(in_hand for _, in_hand in self._samples) / len(self._samples)
@@ -72,6 +77,6 @@ class LoadTrend:
         return spread * spread >= OPEN_DISPERSION * mean
 
     def ahead(self, lead_s: float) -> float:
-        """What will be in hand after so long; at most twice what it is."""
+        """Return the requests in hand after `lead_s` seconds; at most twice the current ones."""
         now = self.in_hand
         return now + min(self.growth_per_s * lead_s, now)

@@ -1,17 +1,17 @@
-"""Between what is measured and what a controller gets: outliers, small errors, silence.
+"""Layers between the measurement and the controller: outliers, small errors, missing samples.
 
-    Hampel      |y − median| > 3 · max(1.4826 · MAD, round/2) of the last few: the median is taken
-                instead, unless a model expected y
+    Hampel      |y − median| > 3 · max(1.4826 · MAD, round/2) of the last few: use the median
+                instead, unless a model predicted y
     Deadband    |target − y| ≤ width: no error
-    Fallback    nothing new for `patience_s`: a fixed output, and back without a bump
+    Fallback    no new sample for `patience_s`: a fixed output, and back without a bump
 
-A true step looks like an outlier until most of the window has seen it: a window of five takes it
-for real two samples late, which is the lateness that designs bear (controller_design).
+A true step looks like an outlier until most of the window has seen it. A window of five accepts it
+two samples late, which is the lateness that designs tolerate (`Requirement.late_samples`).
 
-Credit that goes round in bursts gives a short sample two rounds or three, and nothing between. Of
-rates such as 136, 136, 136, 190 the median absolute deviation is 0, and without the half of a round
-(what the standard deviation of two such values is at most) every rarer one were an outlier: the
-median is not the mean, and the loop would hold the wrong one.
+Credit that circulates in bursts gives a short sample two rounds or three, and nothing in between.
+For rates such as 136, 136, 136, 190 the median absolute deviation is 0, and every rarer value would
+be an outlier. The loop would then hold the median, which is not the mean. Half a round bounds the
+standard deviation of two such values, so the threshold is at least three times that.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from statistics import median
 from tidegate.laws.control_step import Controller, ControlStep, Layer, Mode, Sample
 from tidegate.laws.controllers import held
 
-# Of a normal distribution, its standard deviation over its median absolute deviation.
+# Ratio of the standard deviation to the median absolute deviation of a normal distribution.
 NORMAL = 1.4826
-# Of the median: rates that never vary would make every change an outlier.
+# Fraction of the median. If rates never vary, every change would otherwise be an outlier.
 SPREAD_MIN = 0.02
 
 
 class Hampel(Layer):
-    """Takes the median in place of a rate that lies far from its neighbours."""
+    """Replaces a rate that is far from its neighbours by their median."""
 
     def __init__(self, inner: Controller, window: int = 5, deviations: float = 3.0) -> None:
         super().__init__(inner)
@@ -40,7 +40,7 @@ class Hampel(Layer):
         self._deviations = deviations
 
     def step(self, sample: Sample) -> ControlStep:
-        # What starves is no measure of what is usual.
+        # A starved sample does not show the usual rate.
         if sample.rate_per_s is None or not sample.is_usable or sample.starved:
             return self._inner.step(sample)
         rate = sample.rate_per_s
@@ -49,8 +49,8 @@ class Hampel(Layer):
         spread = NORMAL * median(abs(one - middle) for one in self._recent)
         spread = max(spread, SPREAD_MIN * abs(middle), 0.5 * sample.round_per_s)
         bound = self._deviations * spread
-        # Two say nothing of each other. What was to be expected is no outlier: of a step that the
-        # controller itself has made, most is.
+        # Two samples cannot show an outlier. A rate that the model predicts is none either: most of
+        # a step that the controller caused itself was expected.
         expected = sample.expected_per_s
         is_explained = expected is not None and abs(rate - expected) <= 0.5 * abs(rate - middle)
         if len(self._recent) < 3 or abs(rate - middle) <= bound or is_explained:
@@ -64,7 +64,7 @@ class Hampel(Layer):
 
 
 class Deadband(Layer):
-    """Leaves the actuator alone while the rate is near enough to its target."""
+    """Leaves the output unchanged while the rate is close enough to its target."""
 
     def __init__(self, inner: Controller, width_per_s: float) -> None:
         super().__init__(inner)
@@ -81,7 +81,7 @@ class Deadband(Layer):
 
 
 class Fallback(Layer):
-    """Holds while a measurement is missing, and sets a fixed value when they stop."""
+    """Holds the output while measurements are missing, and sets a fixed value when that lasts."""
 
     def __init__(self, inner: Controller, output: float, patience_s: float) -> None:
         super().__init__(inner)
@@ -89,13 +89,13 @@ class Fallback(Layer):
             raise ValueError(f"fall back to a number after 0 s or more: {output}, {patience_s} s")
         self._output = output
         self._patience_s = patience_s
-        # When the newest measurement was taken; None: there was none yet.
+        # When the newest measurement was taken. `None` means that there was none yet.
         self._taken_at: float | None = None
         self._waiting_since: float | None = None
         self._fallen = False
 
     def step(self, sample: Sample) -> ControlStep:
-        # A measurement counts once: a sensor that repeats itself has stopped.
+        # Count each measurement once: a sensor that repeats its last value has stopped.
         is_new = self._taken_at is None or sample.taken_at > self._taken_at
         if sample.is_usable and is_new:
             self._taken_at = sample.taken_at

@@ -1,9 +1,10 @@
-"""The model that a loop runs with: given, one of several workloads', learned, or guessed.
+"""The model that a loop runs with: given, chosen among several workloads, learned, or guessed.
 
     y(k+1) = a·y(k) + b·u(k) + offset
 
-A given one counts until something better was learned of the consumer itself; without any, Little's
-law guesses. All of it is kept for samples of one length. Standard library only.
+A given model is used until a better one has been learned from the consumer itself. Without a given
+model, Little's law provides a first guess. All models are converted to samples of one length. The
+module uses the standard library only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tidegate.laws.workload_schedule import WorkloadSchedule
 
 
 class ModelInUse:
-    """What is known of one consumer, and where from."""
+    """The model of one consumer, and where it comes from."""
 
     def __init__(
         self,
@@ -28,7 +29,10 @@ class ModelInUse:
         sample_s: float,
         schedule: WorkloadSchedule | None = None,
     ) -> None:
-        """`schedule` has the models of several workloads, of which the one at hand is chosen."""
+        """Start with the given model, or else with the first choice of `schedule`.
+
+        `schedule` has the models of several workloads.
+        """
         if given is None and schedule is not None:
             given = schedule.model
         if given is not None:
@@ -36,10 +40,10 @@ class ModelInUse:
         self.schedule = schedule
         self.given = given
         self.guess: FirstGuess | None = FirstGuess() if given is None else None
-        # None: nothing is known yet, and the prefetch is held.
+        # `None` means that nothing is known yet; the prefetch is held.
         self.model: Model | None = None if given is None else resampled(given, sample_s)
 
-    # What it says
+    # Reading the model
 
     @property
     def is_guessed(self) -> bool:
@@ -47,28 +51,28 @@ class ModelInUse:
 
     @property
     def worth_per_s(self) -> float:
-        """Of a unit of prefetch, at rest: as guessed, without what makes gains cautious."""
+        """The steady-state rate per unit of prefetch; a guess counts without its safety factor."""
         if self.guess is not None:
             return self.guess.worth_per_s
         assert self.model is not None
         return float(self.model.b / (1.0 - self.model.a))
 
     def expected_per_s(self, rate_before_per_s: float, prefetch: float) -> float | None:
-        """The rate now, after what was measured before and was set since; None: nobody knows."""
+        """Return the predicted rate after the last measured rate and prefetch, or `None`."""
         model = self.model
         if model is None or math.isnan(rate_before_per_s):
             return None
         return float(model.a * rate_before_per_s + model.b * prefetch + model.offset_per_s)
 
     def prefetch_for(self, rate_per_s: float) -> float:
-        """What gives this rate at rest; NaN without a model."""
+        """Return the prefetch that gives this rate in steady state, or NaN without a model."""
         model = self.model
         if model is None:
             return math.nan
         return float(((1.0 - model.a) * rate_per_s - model.offset_per_s) / model.b)
 
     def described(self, sample_s: float) -> PrefetchModel | None:
-        """As it is written down; None before the first guess."""
+        """Return the model in the form that is stored, or `None` before the first guess."""
         if self.model is None:
             return None
         return msgspec.structs.replace(
@@ -79,32 +83,32 @@ class ModelInUse:
             sample_s=sample_s,
         )
 
-    # How it changes
+    # Changing the model
 
     def take(self, given: PrefetchModel, sample_s: float) -> None:
-        """Somebody knows better."""
+        """Use this given model instead of the current one."""
         given.check()
         self.given, self.guess = given, None
         self.model = resampled(given, sample_s)
 
     def learn(self, model: Model) -> None:
-        """It was learned of this very consumer, while it ran."""
+        """Use a model that was learned from this consumer while it ran."""
         self.model, self.guess = model, None
 
     def see(self, sample: ConsumerSample, prefetch: float) -> bool:
-        """Guess, while nothing better is known; whether there is another guess now."""
+        """Update the guess unless a better model is known, and return whether it changed."""
         if self.guess is None or not self.guess.see(sample, prefetch):
             return False
         self.model = self.guess.model
         return True
 
     def stretch(self, times: float) -> None:
-        """Samples are so many times as long from now on."""
+        """Convert the model to samples that are `times` as long."""
         if self.model is not None:
             self.model = stretched(self.model, times)
 
     def disbelieve(self, sample_before_s: float, sample_s: float) -> None:
-        """The given one counts no more; what was learned while it ran stays."""
+        """Withdraw the given model; a model that was learned while the loop ran stays."""
         given, self.given = self.given, None
         assert given is not None
         if self.schedule is not None:

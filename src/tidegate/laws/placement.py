@@ -1,16 +1,18 @@
-"""Which machine takes the next replica, and which replica goes first.
+"""Placement: the machine for the next replica, and the order in which replicas are removed.
 
-    energy        the newest machine with a free slot, on the host that is used most already;
-                  the last added goes first, so that the newest machine empties
-    performance   a machine per replica, on the least loaded host; the last added goes first
-                  but one that is much slower than the others goes before it (`slow`): whoever
-                  stays has to do its work as well
-    apart         where fewest of the same are, then as for energy: of instances that answer for
-                  each other, no machine is to take all along when it dies
+    energy        place on the newest machine with work and a free slot, else on an empty machine
+                  on the host that is used most; remove from the machine with the fewest replicas
+    performance   place on an empty machine on the least loaded host; remove the last added
+    apart         place where fewest of the same group are, then as for energy: a machine that
+                  fails should not take all instances that replace each other
 
-The unit of provisioning is the slot. Only machines that run count: one that boots has no slots yet,
-and one that failed never will. A warm machine is one without work; taking it is faster than
-booting, so a free slot of a working machine comes first only where that saves a machine.
+Both orders of removal take starting replicas first. Replicas that are much slower than the rest
+(`slow`) follow, because the remaining ones must do their work as well.
+
+The unit of provisioning is the slot. Only running machines count: a booting machine has no slots
+yet, and a failed machine never will. A warm machine is a running machine without work. Using it is
+faster than booting, so a free slot of a working machine is preferred only where that saves a
+machine.
 """
 
 from __future__ import annotations
@@ -27,12 +29,15 @@ RUNNING = frozenset({MachineState.UP, MachineState.WARM})
 
 
 def free_slots(machine: MachineSample) -> int:
-    """What fits into it now; a draining replica still sits in its slot."""
+    """Return the number of replicas that the machine can take now.
+
+    A draining replica still uses its slot.
+    """
     return max(machine.slots - machine.used, 0) if machine.state in RUNNING else 0
 
 
 def place(machines: Iterable[MachineSample], provisioning: Provisioning) -> int | None:
-    """The machine for the next replica; None: one has to be booted."""
+    """Return the id of the machine for the next replica, or `None` if a machine must be booted."""
     able = [machine for machine in machines if free_slots(machine)]
     if not able:
         return None
@@ -46,7 +51,7 @@ def place(machines: Iterable[MachineSample], provisioning: Provisioning) -> int 
         ).machine_id
     return max(
         able,
-        # One that works already, then the fullest host, then the newest.
+        # Prefer a machine that already works, then the fullest host, then the newest machine.
         key=lambda one: (
             one.used > 0,
             on_host[one.host] if not one.used else 0,
@@ -57,13 +62,13 @@ def place(machines: Iterable[MachineSample], provisioning: Provisioning) -> int 
 
 
 def place_apart(machines: Sequence[MachineSample], together: Mapping[int, int]) -> int | None:
-    """The machine for the next of those that are to be apart; None: one has to be booted.
+    """Return the machine for the next member of a group to be kept apart, or `None` to boot one.
 
-    `together` tells how many of the same each machine has.
+    `together` maps machine ids to the number of members on each machine.
     """
     able = [machine for machine in machines if free_slots(machine)]
     fewest = min((together.get(one.machine_id, 0) for one in able), default=0)
-    # Hosts die as machines do, and a host that nobody knows is not the same as another.
+    # Hosts fail as machines do. Machines with an unknown host are not taken to share one.
     of_host: Counter[str] = Counter()
     for machine in machines:
         if machine.host is not None:
@@ -78,7 +83,7 @@ def _of_host(machine: MachineSample, of_host: Counter[str]) -> int:
 
 
 def used_by_host(machines: Iterable[MachineSample]) -> Counter[str | None]:
-    """Slots in use by host; machines whose host nobody knows count as one host."""
+    """Return the slots in use by host. Machines with an unknown host count as one host."""
     used: Counter[str | None] = Counter()
     for machine in machines:
         if machine.state in RUNNING:
@@ -87,7 +92,11 @@ def used_by_host(machines: Iterable[MachineSample]) -> Counter[str | None]:
 
 
 def host_for(machines: Sequence[MachineSample], provisioning: Provisioning) -> str | None:
-    """Where the next machine is to boot: with the others, or apart; None: the provider's choice."""
+    """Return the host on which the next machine is to boot, or `None` to let the provider choose.
+
+    Under `energy` that is the host with the most machines, under `performance` the least loaded
+    one.
+    """
     count: Counter[str] = Counter(
         machine.host
         for machine in machines
@@ -107,14 +116,16 @@ def goes_first(
     count: int = 1,
     slow: Collection[int] = (),
 ) -> list[int]:
-    """The replicas to remove, in this order; those that cannot be reached stay, for they may hold
-    messages that nobody can see."""
+    """Return the numbers of `count` replicas to remove, in order.
+
+    Unreachable replicas stay, because they may hold messages that no sample shows.
+    """
     able = [one for one in replicas if one.reachable and one.state is not ReplicaState.DRAINING]
     together: Counter[int | None] = Counter(one.machine_id for one in able)
     energy = provisioning is Provisioning.ENERGY
 
     def rank(one: ReplicaSample) -> tuple[bool, bool, int, int]:
-        # What does not serve yet costs nothing to lose.
+        # Removing a replica that does not serve yet costs nothing.
         serving = one.state is ReplicaState.SERVING
         alone = together[one.machine_id] if energy and one.machine_id is not None else 0
         return serving, one.number not in slow, alone, -one.number

@@ -1,21 +1,22 @@
-"""The plateau beyond the knee: where more prefetch brings no more, as one sees from outside.
+"""Plateau detection: where more prefetch brings no more rate, seen from outside the consumer.
 
     answer = (rate / rate at the knee − 1) / (prefetch / prefetch at the knee − 1)
-    answer < ½, beyond noise, for three samples or more     it is a plateau: back to the knee
+    answer < ½, beyond noise, for three samples or more     a plateau: back to the knee
 
-A consumer that answers as it should has an answer of 1, on whatever line: behind a round trip twice
-as long a unit of prefetch is worth half, but half as much again still gives half as much again. A
-handler that is at its limit has 0. A model is not asked, as what it says of this rate is just what
-is in doubt; a bound by it (some times rate / worth) would pull down to nothing whoever answers less
-than that.
+A consumer below its knee has an answer of 1, on any line: behind a round trip twice as long a unit
+of prefetch is worth half, but half as much again still gives half as much again. A handler at its
+limit has an answer of 0. The detector does not use the model, because the model's prediction of
+this rate is in doubt. A limit from the model (a multiple of rate / worth) would reduce the prefetch
+of every consumer that responds less, without end.
 
-The knee is where the rate last rose by as much as the prefetch explains. To go back there costs
-nothing, since it gave as much, and next to nothing then lies in the consumer: when its handler is
-quick again, the rate is near what it was before. Held there until the rate moves (back on a line it
-would, at once); once in a while the climb is tried anew, for noise may have been mistaken for a
-plateau. Noise is that of counting, or one round of credit
-more or less, whichever is larger: a consumer that keeps messages for longer than some samples is
-never said to be on a plateau.
+The knee is where the rate last rose by as much as the prefetch explains. Going back there costs
+nothing, since the rate is the same. Almost nothing then waits in the consumer, so when its handler
+is fast again, the rate is close to its former value. The prefetch stays there until the rate moves,
+which on a line it does at once. After `HELD_SAMPLES` the climb is tried again, because noise may
+have been mistaken for a plateau.
+
+Noise is the counting noise or one round of credit more or less, the larger of the two. A consumer
+that keeps messages for longer than some samples therefore never counts as being on a plateau.
 """
 
 from __future__ import annotations
@@ -28,48 +29,48 @@ from tidegate.laws.climb import FELL, MEAN_OF, ROSE
 
 # How far beyond the knee the prefetch must have been.
 BEYOND, BEYOND_AT_LEAST = 1.5, 1.0
-# What is less is none: halfway between a line and a plateau.
+# A smaller answer is a plateau: halfway between a line and a plateau.
 ANSWER_MIN = 0.5
-# Samples beyond the knee that say so, at least, and of which the mean is taken, at most.
+# Samples beyond the knee that are needed at least, and that are averaged at most.
 SAMPLES_MIN, SAMPLES_MAX = 3, 10
 DEVIATIONS = 3.0
-# Times the prefetch at the corner: a handler that has just enough runs dry now and then.
+# Multiple of the prefetch at the knee: a handler with just enough messages runs dry at times.
 STOCK = 1.1
-# Samples until it is tried anew.
+# Samples until the climb is tried again.
 HELD_SAMPLES = 20
 
 
 class Rung(NamedTuple):
-    """A prefetch, and the rate that it gave."""
+    """A prefetch and the rate that it gave."""
 
     prefetch: float
     rate_per_s: float
 
 
 class Plateau:
-    """Of one consumer whose rate is below its target."""
+    """The plateau of one consumer whose rate is below its target."""
 
     def __init__(self) -> None:
         self.end()
 
     def end(self) -> None:
-        """The target was reached: what comes is another climb."""
+        """Reset because the target was reached; a new climb may follow."""
         self._recent: deque[Rung] = deque(maxlen=MEAN_OF)
         self._knee: Rung | None = None
         self._begin_climb()
 
     def _begin_climb(self) -> None:
         self._beyond: deque[Rung] = deque(maxlen=SAMPLES_MAX)
-        # More than that brings nothing; infinite: nobody knows.
+        # More prefetch than this gives no more rate. Infinite means not known.
         self.bound = math.inf
-        # Whether it was seen, and the rate has not moved since.
+        # Whether a plateau was detected and the rate has not moved since.
         self.is_seen = False
         self._held = 0
-        # Samples in which what is held beyond the knee is worked off, and nothing arrives.
+        # Samples in which the messages held beyond the knee are worked off and nothing arrives.
         self._emptying = 0
 
     def see(self, prefetch: float, rate_per_s: float, interval_s: float) -> None:
-        """A rate below its target, and the prefetch that it was measured with."""
+        """Add a rate below its target and the prefetch with which it was measured."""
         if self._emptying > 0:
             self._emptying -= 1
             return
@@ -83,7 +84,8 @@ class Plateau:
             self._knee = mean
             return
         if _has_risen(knee, mean) or _has_fallen(knee, mean):
-            # What changes while the prefetch is held, or falls, is not its doing: the knee stays.
+            # A change while the prefetch is held or falls is not due to the prefetch, so the knee
+            # stays.
             is_climb = math.isinf(self.bound) and _has_risen(knee, mean)
             self._knee = mean if is_climb else knee._replace(rate_per_s=mean.rate_per_s)
             self._begin_climb()
@@ -108,7 +110,7 @@ class Plateau:
 
     def _hold(self, knee: Rung, interval_s: float) -> None:
         now = _mean(self._beyond)
-        # Where the line through the knee meets the plateau, and some more to keep it busy.
+        # The intersection of the line through the knee with the plateau, plus some stock.
         corner = knee.prefetch * max(now.rate_per_s / knee.rate_per_s, 1.0)
         self._knee = Rung(corner, now.rate_per_s)
         self.bound, self.is_seen, self._held = STOCK * corner, True, 0
@@ -125,13 +127,13 @@ class Plateau:
 
 
 def _has_risen(knee: Rung, mean: Rung) -> bool:
-    """More than ever, and by as much as the prefetch explains: the rest is noise."""
+    """Return whether the rate rose beyond noise and by as much as the prefetch explains."""
     explained = 1.0 + ANSWER_MIN * (mean.prefetch / knee.prefetch - 1.0)
     return mean.rate_per_s > max(ROSE, explained) * knee.rate_per_s
 
 
 def _has_fallen(knee: Rung, mean: Rung) -> bool:
-    """Clearly less for as much: a slower handler, a longer way."""
+    """Return whether the rate is clearly lower for the same prefetch, as with a slower handler."""
     return mean.rate_per_s < knee.rate_per_s / FELL and mean.prefetch >= knee.prefetch
 
 

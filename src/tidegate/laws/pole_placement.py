@@ -1,4 +1,4 @@
-"""Gains of P, PI and PID controllers that put the poles of the closed loop where they are wanted.
+"""Pole placement: gains of P, PI and PID controllers from the wanted poles of the closed loop.
 
     plant   y(k+1) = a·y(k) + b·u(k)          y arrival rate (msg/s), u prefetch, e = target − y
     P       u(k) = Kp·e(k)                    pole a − b·Kp, so stable iff (a−1)/b < Kp < (1+a)/b
@@ -8,15 +8,17 @@
     PID     u(k) = Kp·e(k) + Ki·Σe(i) + Kd·[e(k) − e(k−1)]
             z³ + [b(Kp+Ki+Kd) − (1+a)]·z² + [a − b(Kp+2Kd)]·z + b·Kd
 
-Comparing coefficients with the wanted polynomial gives the gains. (The paper prints Ki = (a+Kp·b)/b
-for PI, −0.063 in Kp and one Kd·e(k) too many for PID; its numbers follow from what stands here.)
+The gains follow by comparing coefficients with the wanted polynomial. The paper has three
+misprints: Ki = (a+Kp·b)/b for PI, −0.063 in Kp, and one Kd·e(k) too many for PID. Its numbers
+follow from the formulas above.
 
     settling within k_s samples, overshoot Mp:  r = e^(−4/k_s),  θ = π·ln r / ln Mp
     wanted z² − 2r·cosθ·z + r²
 
 A controller may weigh the target less than the measurement in its P and D parts (setpoint weight w:
-Kp·(w·target − y)). That moves the closed loop's zero, which adds overshoot, and no pole.
-Standard library only: a node that redesigns its controllers needs no numpy.
+Kp·(w·target − y)). That moves the zero of the closed loop, which causes overshoot, and moves no
+pole. The module uses the standard library only: a node that redesigns its controllers needs no
+numpy.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from tidegate.laws.least_squares import Model
 
 
 class Kind(StrEnum):
-    """Which controller."""
+    """The type of a controller."""
 
     P = "P"
     PI = "PI"
@@ -41,14 +43,14 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """Of one controller, per sample: another sampling interval needs other gains."""
+    """The gains of one controller. They hold for one sampling interval."""
 
     kind: Kind
     # Kp, Ki, Kd: prefetch per msg/s of error.
     proportional: float
     integral: float = 0.0
     derivative: float = 0.0
-    # Of the target, in the P and D parts.
+    # Weight of the target in the P and D parts.
     setpoint_weight: float = 1.0
 
     def __str__(self) -> str:
@@ -64,26 +66,26 @@ class Gains:
 
 @dataclass(frozen=True, slots=True)
 class Polynomials:
-    """A closed loop from target to rate: numerator over denominator, highest power first."""
+    """A closed loop from target to rate: numerator and denominator, highest power first."""
 
     numerator: tuple[float, ...]
     denominator: tuple[float, ...]
 
 
 def p_gains(a: float, b: float, pole: float) -> Gains:
-    """The P controller whose closed loop has this pole."""
+    """Return the P controller whose closed loop has this pole."""
     return Gains(Kind.P, (a - pole) / b)
 
 
 def pi_gains(a: float, b: float, wanted: Sequence[float]) -> Gains:
-    """The PI controller of the wanted z² + c1·z + c0, given as (c1, c0)."""
+    """Return the PI controller for the wanted z² + c1·z + c0, given as (c1, c0)."""
     c1, c0 = wanted
     proportional = (a - c0) / b
     return Gains(Kind.PI, proportional, (c1 + 1.0 + a - b * proportional) / b)
 
 
 def pid_gains(a: float, b: float, wanted: Sequence[float]) -> Gains:
-    """The PID controller of the wanted z³ + c2·z² + c1·z + c0, given as (c2, c1, c0)."""
+    """Return the PID controller for the wanted z³ + c2·z² + c1·z + c0, given as (c2, c1, c0)."""
     c2, c1, c0 = wanted
     derivative = c0 / b
     proportional = (a - c1 - 2.0 * b * derivative) / b
@@ -92,12 +94,12 @@ def pid_gains(a: float, b: float, wanted: Sequence[float]) -> Gains:
 
 
 def proportional_bounds(a: float, b: float) -> tuple[float, float]:
-    """Between which Kp a P controller is stable."""
+    """Return the limits of Kp between which a P controller is stable."""
     return (a - 1.0) / b, (1.0 + a) / b
 
 
 def steady_rate_per_s(model: Model, gains: Gains, target_per_s: float) -> float:
-    """Where the rate comes to rest: at the target with an integral, and off it without."""
+    """Return the steady-state rate: the target with an integral, and off it without."""
     if gains.kind is not Kind.P:
         return target_per_s
     loop = model.b * gains.proportional
@@ -105,15 +107,15 @@ def steady_rate_per_s(model: Model, gains: Gains, target_per_s: float) -> float:
 
 
 def wanted_pair(settling_samples: float, overshoot: float) -> tuple[float, float]:
-    """Radius r and angle θ of the pair of poles that settles so fast and overshoots so much."""
+    """Return radius r and angle θ of the pole pair for this settling time and overshoot."""
     radius = math.exp(-4.0 / settling_samples)
-    # ln 0 is −∞: no overshoot, no angle.
+    # ln 0 is −∞: without overshoot the angle is 0.
     angle = math.pi * math.log(radius) / math.log(overshoot) if overshoot > 0.0 else 0.0
     return radius, min(angle, math.pi)
 
 
 def closed_loop(a: float, b: float, gains: Gains, late_samples: int = 0) -> Polynomials:
-    """From target to rate, if each measurement comes late by so many samples."""
+    """Return the loop from target to rate with measurements that are late by so many samples."""
     kp, ki, kd = gains.proportional, gains.integral, gains.derivative
     w = gains.setpoint_weight
     feedback: tuple[float, ...]
@@ -139,20 +141,20 @@ def closed_loop(a: float, b: float, gains: Gains, late_samples: int = 0) -> Poly
 
 
 def roots_within(polynomial: Sequence[float], radius: float = 1.0) -> bool:
-    """Whether all roots lie inside the circle: the test of Schur and Cohn, without finding them."""
+    """Return whether all roots lie inside the circle, by the Schur–Cohn test."""
     degree = len(polynomial) - 1
     c = [x * radius ** (degree - i) for i, x in enumerate(polynomial)]
     while len(c) > 1:
         first, last = c[0], c[-1]
         if not abs(last) < abs(first):
             return False
-        # Divided by the first, so that no coefficient runs away.
+        # Divide by the first coefficient, so that no coefficient overflows.
         c = [c[i] - last / first * c[-1 - i] for i in range(len(c) - 1)]
     return True
 
 
 def disturbed_loop(a: float, b: float, gains: Gains) -> Polynomials:
-    """From a disturbance that is added to the rate, to the rate: 1 / (1 + open loop)."""
+    """Return the loop from an additive disturbance of the rate to the rate: 1 / (1 + open loop)."""
     undisturbed = Gains(gains.kind, 0.0)
     return Polynomials(
         numerator=closed_loop(a, b, undisturbed).denominator,
@@ -161,11 +163,11 @@ def disturbed_loop(a: float, b: float, gains: Gains) -> Polynomials:
 
 
 def step_response(loop: Polynomials, samples: int) -> list[float]:
-    """What comes out after what goes in went from 0 to 1, by the difference equation."""
+    """Return the response to a unit step of the input, computed by the difference equation."""
     order = len(loop.denominator) - 1
     lag = order + 1 - len(loop.numerator)
     past = [c / loop.denominator[0] for c in loop.denominator[1:]]
-    # What goes in was 0 before sample 0: one coefficient more counts with every sample.
+    # The input is 0 before sample 0, so each sample adds one coefficient.
     driven = [
         sum(loop.numerator[: max(k - lag + 1, 0)]) / loop.denominator[0] for k in range(order + 1)
     ]
@@ -179,5 +181,5 @@ def step_response(loop: Polynomials, samples: int) -> list[float]:
 
 
 def weighted(gains: Gains, setpoint_weight: float) -> Gains:
-    """The same poles with another zero."""
+    """Return the same gains with another setpoint weight: the same poles and another zero."""
     return replace(gains, setpoint_weight=setpoint_weight)

@@ -1,10 +1,10 @@
-"""The controller of a prefetch as it runs: every layer that practice needs, in the right order.
+"""The complete controller of a prefetch, with every layer that practice needs in the right order.
 
-    SigmaDelta( Clamped( Manual( Fallback( Hampel( Deadband( P | PI | PID ))))))
+    SigmaDelta( Clamp( ManualControl( Fallback( Hampel( Deadband( P | PI | PID ))))))
 
-Limits lie outside, so that neither a person nor a fallback gets past them, and the fraction is
-spread outermost, so that nothing behind it sees whole numbers. An actuator that is set several
-times within a sampling interval takes `level` and spreads it itself (`whole=False`, Modulator).
+The limits are outside, so that neither a manual value nor a fallback exceeds them. The fraction is
+spread outermost, so that no inner layer sees whole numbers. An actuator that is set several times
+within a sampling interval uses `level` and spreads it itself (`whole=False` and a `Modulator`).
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from tidegate.laws.pole_placement import Gains
 
 @dataclass(frozen=True)
 class Practice:
-    """What a prefetch may be, and what to do when the world is not as in the model."""
+    """The limits of a prefetch, and the behaviour when measurements fail."""
 
     low: int = PREFETCH_MIN
     high: int = 360
-    # Set when nothing was measured for so long.
+    # Prefetch that is set when nothing was measured for `patience_s`.
     fallback: int = 10
     patience_s: float = 10.0
-    # 0: none.
+    # 0 means no deadband.
     deadband_per_s: float = 0.0
-    # Rates among which one may be an outlier; 0: none is.
+    # Window of rates in which an outlier is detected. 0 turns the detection off.
     outlier_window: int = 5
-    # Whole numbers come out of each step.
+    # Whether each step returns a whole number.
     whole: bool = True
 
 
 class PrefetchController:
-    """Steers one consumer's prefetch."""
+    """Controls the prefetch of one consumer."""
 
     def __init__(self, gains: Gains, start: float, practice: Practice | None = None) -> None:
         practice = practice or Practice()
-        # For those who change gains while it runs: adaptation, gain schedules.
+        # For code that changes gains while the controller runs: adaptation and gain schedules.
         self.tunable = controller(gains, start)
         inner: Controller = self.tunable
         if practice.deadband_per_s > 0.0:
@@ -53,13 +53,13 @@ class PrefetchController:
         self._outermost: Controller = SigmaDelta(inner) if practice.whole else inner
 
     def step(self, sample: Sample) -> ControlStep:
-        """What to set now."""
+        """Return what to set now."""
         return self._outermost.step(sample)
 
     def track(self, output: float) -> None:
-        """This was set instead, by somebody whom no layer knows of."""
+        """Continue from a value that was set from outside all layers."""
         self._outermost.track(output)
 
     def restart(self, output: float) -> None:
-        """This is set now, after a pause."""
+        """Continue from `output` after a pause."""
         self._outermost.restart(output)

@@ -1,4 +1,7 @@
-"""A step of a prefetch loop in the words of every loop: for telemetry, metrics and `explain`."""
+"""Decisions of a prefetch loop, in the form that all loops share.
+
+Telemetry, metrics and `tidegate explain` use them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def explained(
     service: str,
     output: int | None = None,
 ) -> Decision:
-    """Why the prefetch of a queue's consumer is what it is; `output` is the whole number set."""
+    """Return the decision that explains a step; `output` is the whole number that was set."""
     inputs = {
         "target_per_s": step.target_per_s,
         "rate_per_s": step.measured_per_s,
@@ -94,5 +97,5 @@ def _otherwise(step: ControlStep, goal: PrefetchGoal) -> str:
 
 
 def _known(numbers: dict[str, float]) -> dict[str, float]:
-    """JSON knows no NaN: what is not known is not in it."""
+    """Return the finite numbers only, because JSON has no NaN."""
     return {name: float(value) for name, value in numbers.items() if math.isfinite(value)}

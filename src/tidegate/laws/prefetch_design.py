@@ -1,9 +1,10 @@
-"""From a goal and a model to the gains that a running loop has, and what of the goal they give up.
+"""Design of a running prefetch loop: from a goal and a model to gains.
 
-    designed = designed_for(goal, resampled(model, goal.sample_s))
+    design = design_for(goal, resample_model(model, goal.sample_s))
 
-Strategy: with all the reserve that can be had in the time asked for; else in a longer time, and the
-words for that are kept; else gains of 0, which hold. Standard library only.
+The design first tries to keep the requested settling time with the largest possible reserve. If no
+design does, it allows a longer settling time and reports it. If that fails too, the gains are 0,
+which holds the prefetch. The module uses the standard library only.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ from tidegate.laws.least_squares import Model
 from tidegate.laws.pole_placement import Gains, Kind, steady_rate_per_s
 from tidegate.laws.step_figures import SETTLED_BAND
 
-# Of the settling time, what a design is to need on its model: on a plant that answers half as much,
-# such as behind a round trip twice as long, the same gains need nearly twice as long.
+# Fraction of the settling time that a design may need on its model. On a plant with half the
+# response, such as behind a round trip twice as long, the same gains take nearly twice as long.
 IN_RESERVE = 0.55
-# A settling time that cannot be had is made longer by a quarter, and so on to that many times; and
-# to so many samples, since a goal of a few samples was not meant.
+# Factor of each extension of an unattainable settling time, and its limit: a multiple of the
+# requested samples plus a constant, so that a goal of a few samples can be extended enough.
 LONGER, LONGEST, LONGEST_AT_LEAST = 1.25, 2.0, 40
 
 
 class Designed(NamedTuple):
-    """Gains, and what they keep."""
+    """Gains, and the requirement that they keep."""
 
     gains: Gains
     requirement: Requirement
-    # What had to be given up; "": nothing.
+    # The part of the goal that is not kept. Empty means that all of it is.
     given_up: str
 
 
 def designed_for(goal: PrefetchGoal, model: Model) -> Designed:
-    """The gains that a loop runs with: with all the reserve that can be had in time, or later."""
+    """Return the gains for a goal: in the requested time with reserve, else in a longer time."""
     kind = Kind(goal.controller.value)
     samples = int(goal.settle_s / goal.sample_s)
     tried = asked = requirement_of(goal)
@@ -59,7 +60,10 @@ def designed_for(goal: PrefetchGoal, model: Model) -> Designed:
 
 
 def words_of_offset(goal: PrefetchGoal, model: Model, gains: Gains, target_per_s: float) -> str:
-    """How far off its target the rate comes to rest, by the model; "": not so that it matters."""
+    """Describe the steady-state error that the model predicts for P.
+
+    Returns an empty text if the error is within the settling band, and for PI and PID.
+    """
     if gains.kind is not Kind.P or not target_per_s > 0.0:
         return ""
     error_per_s = target_per_s - steady_rate_per_s(model, gains, target_per_s)
@@ -74,7 +78,7 @@ def words_of_offset(goal: PrefetchGoal, model: Model, gains: Gains, target_per_s
 
 
 def requirement_of(goal: PrefetchGoal) -> Requirement:
-    """What a running loop is designed for: with reserve, and calm."""
+    """Return the requirement for a running loop: with reserve, and preferring the calm design."""
     samples = goal.settle_s / goal.sample_s
     return Requirement(
         max(math.ceil(IN_RESERVE * samples), 1), overshoot=goal.overshoot, is_calm=True
@@ -82,16 +86,16 @@ def requirement_of(goal: PrefetchGoal) -> Requirement:
 
 
 def resampled(model: PrefetchModel, sample_s: float) -> Model:
-    """The model for samples of another length: as quick in seconds, and the same at rest."""
+    """Return the model for samples of another length, equally fast in seconds and equal at rest."""
     known = Model(model.a, model.b, model.offset_per_s)
     return stretched(known, sample_s / model.sample_s)
 
 
 def stretched(model: Model, times: float) -> Model:
-    """The model for samples that are so many times as long."""
+    """Return the model for samples that are `times` as long."""
     if times == 1.0:
         return model
-    # An a below 0 alternates from sample to sample, which no other interval shows.
+    # An a below 0 alternates from sample to sample, which no other interval can show.
     a = model.a**times if model.a > 0.0 else 0.0
     scale = (1.0 - a) / (1.0 - model.a)
     return Model(a, model.b * scale, model.offset_per_s * scale)

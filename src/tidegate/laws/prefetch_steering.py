@@ -1,14 +1,44 @@
-"""The heart of prefetch control, the same in a worker, in a node and in the lab.
+"""Prefetch control: a `PrefetchRegulator` determines the prefetch of one consumer.
 
-    steering = PrefetchSteering(PrefetchGoal(rate_per_s=400.0), model, start=10)
-    step = steering.step(sample)        once a sample: what to set, and why
-    prefetch = steering.tick()          several times a sample: the whole number to set now
+    regulator = PrefetchRegulator(PrefetchGoal(rate_per_s=400.0), model, start=10)
+    step = regulator.step(sample)        once a sample: what to set, and why
+    prefetch = regulator.tick()          several times a sample: the whole number to set now
 
-From the outside inwards: what rate is to be had now (prefetch_target), what the model is now
-(model_in_use), the way back when it has gone too far (way_back), and the controller with its layers
-(prefetch_controller). Three things are held rather than steered: a lost measurement, a starved
-queue, and a consumer that nothing is known of yet. Never raises for what it measures; a goal that
-makes no sense raises InvalidValue at once. Standard library only.
+Theory of operation
+
+**Actors.** The caller runs in a worker, in a node or in an experiment. It measures the consumer
+once per sampling interval and calls `step` with the sample, or with `None` if the measurement was
+lost. Within the interval it calls `tick` several times and sets the number that `tick` returns. The
+regulator has no clock and does no I/O. One task calls it.
+
+**One step** does the following, in this order:
+1. If the sample was measured with a clearly different prefetch than the regulator had set, it
+   continues from that prefetch.
+2. If several models are given, it chooses the best fit for the workload (`WorkloadSchedule`).
+3. While no given or learned model is known, it updates the guess by Little's law (`InitialModel`).
+4. It computes the target: the wanted rate, or the rate that the handler sustains
+   (`PrefetchTarget`).
+5. If the prefetch is beyond the knee and the target is within reach, it continues from the knee
+   (`SaturationRecovery`).
+6. The controller with its layers computes the new level (`PrefetchController`). If the loop
+   oscillates, `GainReduction` halves the gains.
+7. While the rate shows a plateau, the level is limited to the knee.
+8. The adaptive layer may have redesigned the controller for a learned model; the regulator then
+   uses that model for the target too (`AdaptiveLayer`).
+
+**Modes.** Each step has a mode. AUTOMATIC means that the controller decides, and MANUAL that a
+human does. HELD leaves the level unchanged after a lost measurement and while the queue is starved.
+The level is also held while no model is known, and if no controller keeps the goal. FALLBACK sets
+`goal.fallback` after measurements have been missing for `patience_s`.
+
+**Invariants.**
+- After each step the level is within `goal.low` and `goal.high`.
+- PI and PID do not jump when goal, model, gains or mode change, because they compute only changes.
+- Gains are those designed for the model in use, or fractions of them. Without a design they are 0.
+
+**Failures.** No measurement raises an error: a rate that is negative, not finite or absurdly large
+counts as lost. An invalid goal or model raises `InvalidValue` at once. The module uses the standard
+library only.
 """
 
 from __future__ import annotations
@@ -31,16 +61,16 @@ from tidegate.laws.swing import Calmed
 from tidegate.laws.way_back import BUSY_LEARNED_MAX, WayBack
 from tidegate.laws.workload_schedule import WorkloadSchedule
 
-# Without a measurement for so long, and for so many samples, the fallback is set.
+# Seconds and samples without a measurement before the fallback is set; the longer time counts.
 PATIENCE_S, PATIENCE_SAMPLES = 10.0, 3.5
-# More is a broken clock, and no consumer.
+# A larger rate comes from a broken clock.
 RATE_MAX_PER_S = 1e9
-# How far what was set may lie off what we asked for.
+# How far the prefetch of a sample may differ from the level: relative, and in units.
 ASIDE, ASIDE_AT_LEAST = 0.1, 1.0
 
 
 class PrefetchSteering:
-    """Steers one consumer's prefetch to a goal."""
+    """Controls one consumer's prefetch towards a goal."""
 
     def __init__(
         self,
@@ -50,7 +80,11 @@ class PrefetchSteering:
         *,
         schedule: WorkloadSchedule | None = None,
     ) -> None:
-        """`schedule` has the models of several workloads, of which the one at hand is chosen."""
+        """Create a regulator that starts from the prefetch `start`, clamped to the goal's limits.
+
+        `schedule` has the models of several workloads; the regulator uses the best fit for the
+        current workload. Raises `InvalidValue` if the goal or the model is invalid.
+        """
         goal.check()
         self.goal = goal
         self._known = ModelInUse(model or goal.model, goal.sample_s, schedule)
@@ -59,41 +93,41 @@ class PrefetchSteering:
         self._steady = Steady()
         self._way_back = WayBack(self._known)
         self._at = 0.0
-        # y(k−1), as measured; NaN: it was not.
+        # y(k−1), as measured. NaN means that it was not measured.
         self._rate_before = math.nan
         self._build()
 
-    # What is known
+    # Reading the state
 
     @property
     def level(self) -> float:
-        """What is set on average."""
+        """The prefetch that is set on average; it may be a fraction."""
         return self._level
 
     @property
     def gains(self) -> Gains:
-        """All 0 while nothing is known."""
+        """The gains in use; all are 0 while nothing is known."""
         return self._calmed.gains
 
     @property
     def given_up(self) -> str:
-        """What of the goal no controller can keep; "": nothing."""
+        """The part of the goal that no controller can keep. Empty means that all of it is kept."""
         return self._given_up or self._words_of_offset(self._target.wanted_per_s)
 
     @property
     def is_guessed(self) -> bool:
-        """Whether nothing better than a guess is in use."""
+        """Whether the model in use is a guess."""
         return self._known.is_guessed
 
     @property
     def model(self) -> PrefetchModel | None:
-        """The one in use: given, learned or guessed; None before the first guess."""
+        """The model in use: given, learned or guessed. `None` before the first guess."""
         return self._known.described(self.goal.sample_s)
 
-    # Steering
+    # Control
 
     def step(self, sample: ConsumerSample | None) -> ControlStep:
-        """Once a sampling interval: what to set from now on. None: the measurement was lost."""
+        """Return what to set for the next interval; `None` means a lost measurement."""
         if sample is None or not 0.0 <= sample.arrived_per_s <= RATE_MAX_PER_S:
             return self.lose(None if sample is None else sample.at)
         self._at = sample.at
@@ -104,7 +138,7 @@ class PrefetchSteering:
         asked = Sample(
             sample.at,
             sample.arrived_per_s,
-            # Not known: held, which is not the same as lost.
+            # Without a target the prefetch is held, which differs from a lost measurement.
             target if is_known else sample.arrived_per_s,
             starved=sample.starved or not is_known,
             expected_per_s=self._expected_per_s,
@@ -122,28 +156,33 @@ class PrefetchSteering:
         return step._replace(notes=(*step.notes, *(note for note in notes if note)))
 
     def lose(self, at: float | None = None) -> ControlStep:
-        """Nothing was measured: hold, and fall back when that lasts."""
+        """Hold the prefetch because nothing was measured, and fall back if that lasts."""
         self._at = self._at + self.goal.sample_s if at is None else at
         self._rate_before = math.nan
         lost = Sample(self._at, None, self._target.wanted_per_s)
         return self._taken(self._outermost.step(lost))
 
     def tick(self) -> int:
-        """The whole number to set until the next tick; of a wanted rate their mean counts."""
+        """Return the whole number to set until the next tick.
+
+        For a wanted rate the mean of the numbers is the level. For the goal "keep up" the number
+        changes only when the level is clearly off.
+        """
         is_stock = self.goal.rate_per_s is None and not self._controller.manual.is_manual
         if not is_stock:
             return self._modulator.next(self._level)
         return min(max(self._steady.next(self._level), self.goal.low), self.goal.high)
 
     def change(self, goal: PrefetchGoal) -> None:
-        """Another goal from the next step on, without a bump.
+        """Use another goal from the next step on, without a jump.
 
-        A model that is taken away is no longer believed: what was learned of the consumer itself
-        while it ran stays, and else it is held until there is a guess.
+        If the new goal withdraws a model, the regulator no longer uses it. A model that was
+        learned from the consumer itself while the loop ran stays. Without one the prefetch is held
+        until there is a guess.
         """
         goal.check()
         before, self.goal = self.goal, goal
-        # A target and a person's value are no matter of design.
+        # The target and a manual value do not affect the design.
         unchanged = {"rate_per_s": None, "manual": None}
         if msgspec.structs.replace(before, **unchanged) == msgspec.structs.replace(
             goal, **unchanged
@@ -154,7 +193,7 @@ class PrefetchSteering:
             return
         known = self._known
         if goal.model is not None and goal.model != before.model:
-            # It counts more than what was learned of other consumers.
+            # The user's model takes precedence over models that were learned from other consumers.
             known.schedule = None
             known.take(goal.model, goal.sample_s)
         elif goal.model is None and before.model is not None and known.given == before.model:
@@ -165,7 +204,7 @@ class PrefetchSteering:
         self._build()
 
     def use(self, model: PrefetchModel) -> None:
-        """Another model from the next step on, such as that of another workload."""
+        """Use another model from the next step on, such as the model of another workload."""
         self._known.take(model, self.goal.sample_s)
         self._build()
 
@@ -174,10 +213,10 @@ class PrefetchSteering:
         self._known.schedule = schedule
         self.use(schedule.model)
 
-    # The model and its controller
+    # Model and controller
 
     def _build(self) -> None:
-        """The controller for the goal and the model, from what is set now."""
+        """Build the controller for the goal and the model, starting from the current level."""
         designed = self._designed()
         goal, model = self.goal, self._known.model
         practice = Practice(
@@ -206,7 +245,7 @@ class PrefetchSteering:
         return designed_for(self.goal, self._known.model)
 
     def _choose(self, sample: ConsumerSample) -> str:
-        """Take the model of another workload, if this has become one."""
+        """Use the model of another workload if the current workload has become that one."""
         schedule = self._known.schedule
         if schedule is None or self._way_back.is_beyond(self._level):
             return ""
@@ -216,9 +255,9 @@ class PrefetchSteering:
         return f"scheduled: the workload is that of {schedule.name}"
 
     def _look(self, sample: ConsumerSample) -> str:
-        """Guess, while nothing better is known."""
+        """Update the guess while no better model is known."""
         if self._adaptive is not None:
-            # Beyond the knee the rate does not answer, and a model learned there is wrong.
+            # Beyond the knee the rate does not respond, and a model learned there would be wrong.
             is_busy = sample.busy is not None and sample.busy > BUSY_LEARNED_MAX
             self._adaptive.is_learning = not is_busy and not self._way_back.is_beyond(self._level)
             self._adaptive.is_doubted = self._calmed.is_lowered
@@ -238,12 +277,12 @@ class PrefetchSteering:
         return ""
 
     def _learn(self) -> None:
-        """Take over what the adaptive layer has redesigned for."""
+        """Use the model for which the adaptive layer has redesigned the controller."""
         if self._adaptive is None or self._adaptive.model is self._known.model:
             return
         self._known.learn(self._adaptive.model)
         if not self.goal.adaptive:
-            # It was to learn until there is a model, and no longer.
+            # The layer was only to learn a first model, and this is done.
             self._outermost, self._adaptive = self._calmed, None
         self._target.retune()
 
@@ -251,7 +290,7 @@ class PrefetchSteering:
     def _expected_per_s(self) -> float | None:
         return self._known.expected_per_s(self._rate_before, self._level)
 
-    # What was set
+    # Setting the level
 
     def _taken(self, step: ControlStep) -> ControlStep:
         self._level = step.level
@@ -268,7 +307,7 @@ class PrefetchSteering:
             manual.take(float(self.goal.manual))
 
     def _follow(self, prefetch: float) -> str:
-        """Go on from what was really set, if somebody else has set it."""
+        """Continue from the prefetch that was really set, if another party has set it."""
         aside = abs(prefetch - self._level)
         if not aside > ASIDE_AT_LEAST + ASIDE * self._level:
             return ""
@@ -277,19 +316,19 @@ class PrefetchSteering:
         return f"{prefetch:g} was set in place of {asked:g}"
 
     def _come_back(self, sample: ConsumerSample) -> str:
-        """From beyond the knee to the knee, as soon as the target is within reach."""
+        """Continue from the knee if the level is beyond it and the target is within reach."""
         wanted_per_s = self._target.wanted_per_s
         knee = self._way_back.knee(sample, wanted_per_s, self._level, self._expected_per_s)
         if knee is None or self._controller.manual.is_manual:
             return ""
         self._outermost.track(knee)
         if self._adaptive is not None and not self._calmed.is_swinging:
-            # Some of it was learned beyond the knee, before anybody could know.
+            # Some samples were learned beyond the knee, before that was known.
             self._adaptive.forget()
         return f"back from beyond the knee at {knee:.3g}"
 
     def _bounded(self, step: ControlStep) -> ControlStep:
-        """No further than where more brings more; P, whose output is a formula, is left alone."""
+        """Limit the level to where more prefetch still raises the rate, except for P."""
         bound = max(self._way_back.bound, float(self.goal.low))
         is_free = step.mode is not Mode.AUTOMATIC or self.goal.controller is ControllerKind.P
         if is_free or step.level <= bound:
@@ -298,7 +337,7 @@ class PrefetchSteering:
         held = step.set_to(bound)._replace(saturated=Saturation.NONE)
         return held.noted(f"held at the knee at {bound:.3g}")
 
-    # What is said of it
+    # Notes for people
 
     def _words_of_ceiling(self, step: ControlStep) -> str:
         return self._way_back.words_of_ceiling(

@@ -1,15 +1,17 @@
-"""The rate to steer to now: the one that is wanted, or what the handler can do.
+"""The target rate of a prefetch loop: the wanted rate, or the rate that the handler sustains.
 
     wanted                     while the handler can do as much: μ = processed / busy ≥ wanted
     min(wanted, kept up)       while it cannot, and what waits in the consumer can be seen
-    kept up                    where no rate is wanted (keep_up)
+    kept up                    where no rate is wanted (`HandlerRateTarget`)
 
-A handler that is slower than its target is beyond the knee: more prefetch brings no more rate, and
-an integral climbs to its limit and fills the consumer with messages that have to be worked off
-before anything it does shows again. To keep up with the handler instead keeps it as busy, at the
-knee: when it is quick again, the way back is short. What only a node guesses to be held does not
-count here: a loop that rests below its target for an error of an estimate would be worse.
-P has no integral, and its output is a formula of the target: it is left alone.
+A handler that is slower than the target is beyond the knee: more prefetch gives no more rate. An
+integral would grow to its limit and fill the consumer with messages. These must be worked off
+before a change of the handler shows. So the loop keeps up with the handler instead. That keeps the
+handler equally busy at the knee, and the recovery is short when it becomes fast again.
+
+The number of held messages must be measured for this. If a node only estimates it, the wanted rate
+stays the target, because an estimation error would keep the loop below its target. P has no
+integral, and its output is a formula of the target, so its target stays unchanged.
 """
 
 from __future__ import annotations
@@ -23,30 +25,31 @@ from tidegate.laws.model_in_use import ModelInUse
 
 
 class PrefetchTarget:
-    """Of one goal, for a consumer of which so much is known."""
+    """The target of one goal for one consumer."""
 
     def __init__(self, goal: PrefetchGoal, known: ModelInUse) -> None:
         self._known = known
         self._keep_up: KeepUp | None = None
         if known.model is not None:
             self._keep_up = KeepUp(Model(0.0, known.worth_per_s, 0.0), held=goal.held)
-        # Whether the handler cannot do what is wanted, and is kept up with instead.
+        # Whether the handler cannot reach the wanted rate, so that the loop keeps up with it
+        # instead.
         self.is_out_of_reach = False
         self.change(goal)
 
     def change(self, goal: PrefetchGoal) -> None:
-        """Another rate, or none; what is known of the handler stays."""
-        # NaN: none is wanted, or none yet.
+        """Use another wanted rate, or none. Knowledge about the handler stays."""
+        # NaN means that no rate is wanted.
         self.wanted_per_s = math.nan if goal.rate_per_s is None else goal.rate_per_s
         self._may_keep_up = goal.controller is not ControllerKind.P
 
     def retune(self) -> None:
-        """A unit of prefetch, and so a message that is held, is worth something else now."""
+        """Update the worth of a unit of prefetch, and of a held message, after a model change."""
         if self._keep_up is not None:
             self._keep_up.retune(Model(0.0, self._known.worth_per_s, 0.0))
 
     def now(self, sample: ConsumerSample, prefetch: float) -> float:
-        """The target of this sample; NaN while nothing is known."""
+        """Return the target for this sample, or NaN while nothing is known."""
         self.is_out_of_reach = False
         if self._keep_up is None:
             return self.wanted_per_s
@@ -68,9 +71,10 @@ class PrefetchTarget:
         held = sample.held
         if held is None:
             if self._known.is_guessed:
-                # What a unit is worth was guessed as if nothing waited: it cannot tell what does.
+                # The guess of a unit's worth assumed that nothing waits, so it cannot show what
+                # waits.
                 return math.nan
-            # By Little's law, what is neither on its way nor at work.
+            # By Little's law, the prefetch that is neither in flight nor being processed.
             held = max(prefetch - sample.arrived_per_s / worth_per_s, 0.0)
         if sample.busy is None or sample.processed_per_s is None:
             wanted = keep_up.held_wanted(prefetch - held)

@@ -1,11 +1,11 @@
-"""What NPP (laws/warm_pool.py) is computed from, learned from history: boot time and growth.
+"""Inputs of NPP (`warm_machines`) learned from history: boot time and growth.
 
-A mean boot time is too short half of the time, so the 95th percentile is taken as soon as there are
-enough boots to know it.
+A mean boot time is too short half of the time, so the 95th percentile is used as soon as enough
+boots are known.
 
-Growth is the slope of the least-squares line through `sustained_s` seconds of rates: a staircase
-(100 msg/s each 25 s) counts as the ramp that it is, a single spike counts for little, and a slope
-that noise alone would give counts for nothing.
+Growth is the slope of the least-squares line through `sustained_s` seconds of rates. A staircase
+(100 msg/s each 25 s) counts as the ramp that it is, and a single spike counts for little. A slope
+that noise alone could cause counts as 0.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from tidegate.laws.warm_pool import ROUNDING, warm_machines
 
 __all__ = ["BootTime", "boot_time_s", "sla_delta", "warm_machines"]
 
-# Below 20 the 95th percentile is the longest boot of all.
+# With fewer than 20 boots the 95th percentile is the longest boot.
 BOOTS_FOR_PERCENTILE = 20
-# Standard errors of a slope. The largest of a day's windows is sought, so more than for one.
+# Standard errors that a slope must exceed. The largest of a day's windows is sought, so the limit
+# is higher than for a single window.
 SIGNIFICANT = 5.0
 STEPS_MIN = 5
 
 
 class BootTime(NamedTuple):
-    """The boot time to reckon with, which one it is, and of how many boots."""
+    """The boot time to plan with, how it was computed, and from how many boots."""
 
     boot_s: float
     kind: Literal["mean", "p95"]
@@ -37,7 +38,10 @@ class BootTime(NamedTuple):
 
 
 def boot_time_s(boots_s: Sequence[float]) -> BootTime:
-    """The boot time to reckon with: the mean of a few, the 95th percentile of many."""
+    """Return the boot time to plan with: the mean of a few boots, the 95th percentile of many.
+
+    Raises `ValueError` if no boot is known.
+    """
     known = [boot for boot in boots_s if math.isfinite(boot) and boot >= 0.0]
     if not known:
         raise ValueError("no boot was recorded: boot a machine, or say how long it takes")
@@ -47,9 +51,10 @@ def boot_time_s(boots_s: Sequence[float]) -> BootTime:
 
 
 def sla_delta(rate_per_s: NDArray[np.float64], step_s: float, sustained_s: float = 60.0) -> float:
-    """The largest sustained growth (msg/s²) of evenly spaced rates; NaN: not recorded.
+    """Return the largest sustained growth (msg/s²) of evenly spaced rates.
 
-    0 when it never grows; NaN when no stretch of `sustained_s` was recorded without a gap.
+    Returns 0 if the rate never grows, and NaN if no stretch of `sustained_s` was recorded
+    without a gap.
     """
     steps = max(round(sustained_s / step_s), STEPS_MIN)
     rates = np.asarray(rate_per_s, dtype=np.float64)
@@ -62,7 +67,7 @@ def sla_delta(rate_per_s: NDArray[np.float64], step_s: float, sustained_s: float
     whole = np.convolve(~known, ones, mode="valid") < 0.5
     if not whole.any():
         return math.nan
-    # Around the mean, so that squares of large rates do not drown what is left over.
+    # Subtract the mean, so that squares of large rates do not lose the residuals to rounding.
     y = np.where(known, rates - rates[known].mean(), 0.0)
     t = (np.arange(steps) - (steps - 1) / 2.0) * step_s
     spread = float(t @ t)
@@ -71,6 +76,6 @@ def sla_delta(rate_per_s: NDArray[np.float64], step_s: float, sustained_s: float
     squares = np.convolve(y * y, ones, mode="valid") - sums * sums / steps
     left_over = np.maximum(squares - slope * slope * spread, 0.0)
     error = np.sqrt(left_over / (steps - 2) / spread)
-    # Without any noise, rounding is what is left, and it is no growth either.
+    # Without any noise only rounding errors remain, and they are no growth.
     grows = (slope > SIGNIFICANT * error) & (slope * sustained_s > ROUNDING * np.abs(y).max())
     return float(np.max(slope, where=whole & grows, initial=0.0))

@@ -1,23 +1,23 @@
-"""A consumer's model kept up to date while it is steered: least squares that forgets.
+"""Recursive least squares with forgetting: a consumer's model that is updated while the loop runs.
 
-    S(k) = λ·S(k−1) + S(sample)      λ = 1 − 1/memory, S the sums of least_squares
+    S(k) = λ·S(k−1) + S(sample)      λ = 1 − 1/memory, S the sums of the least-squares fit
 
-Recursive least squares with forgetting in its information form: the weighted sums are the state,
-and the formulas for a and b are those of the batch (a test holds it against the textbook's
-covariance form). Sums are of deviations from the operating point at which it began, so that large
-rates do not drown small movements.
+This is the information form: the weighted sums are the state, and the formulas for a and b are
+those of the batch fit. A test compares it with the covariance form of the textbooks. The sums are
+of deviations from the first operating point, so that large rates do not lose small movements.
 
-It needs excitation. A prefetch that stands still teaches nothing, yet forgetting goes on, and soon
-the model is made of noise. So nothing is learned, and nothing forgotten, while the last prefetches
-were all the same but for a fraction: the model is frozen until the prefetch moves, by the loop
-itself or by dither (actuation).
+**Excitation.** A constant prefetch gives no information. If forgetting continued meanwhile, the
+model would soon consist of noise. So the model is frozen (nothing is learned and nothing forgotten)
+while the last prefetches differ by less than `moved_min`. It thaws when the loop or a dither moves
+the prefetch.
 
-A plant that has become another one must not be averaged with what it was: one line through the
-samples of both has the slope of neither, and even its sign may be wrong. So when the last
-predictions have missed by far more than those before, all is forgotten and learned anew from there.
+**A changed plant.** A plant that has changed must not be averaged with its past: one line through
+the samples of both has the slope of neither, and even its sign may be wrong. So when the last
+predictions miss by far more than the earlier ones, everything is forgotten and learning restarts.
 
-Whether the new model is better than the one in use is judged on samples before they are learned
-from, each model with the offset that suits it best: a disturbance that shifts the rate is no drift.
+**Comparison.** Each new sample judges the learned model and the model in use before it is learned
+from. Each model is given the offset that suits it best, so that a disturbance that only shifts the
+rate does not count as drift.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from tidegate.laws.least_squares import (
 )
 
 MEMORY_SAMPLES = 100.0
-# Of one prefetch, by which the last few must differ among each other.
+# The last prefetches must differ by this many units.
 MOVED_MIN = 0.25
-# As long as this after a movement, the rate may still follow it.
+# The rate may still follow a movement for this many samples.
 MOVED_WITHIN = 8
-# Fewer say nothing.
+# Fewer samples determine nothing.
 SAMPLES_MIN = 30.0
-# Standard errors that count as different; as in identification.
+# Standard errors that count as a difference, as in the offline identification.
 SIGNIFICANT = 3.0
-# Standard errors of a, and of b as a part of it, that leave no doubt.
+# Standard errors of a, and of b relative to b, that leave no doubt.
 PRECISE = 0.1
-# Of the squared error of the model in use, what a better one may have.
+# Fraction of the squared error of the model in use that a better model may have.
 BETTER = 0.8
-# So many predictions in a row, and how many times their mean square may be that of those before:
-# normal noise did that in none of 30 000 samples, and a factor of 4 in one.
+# Number of predictions in a row, and the ratio of their mean square to that of the earlier ones.
+# Normal noise reached a factor of 5 in none of 30,000 samples, and a factor of 4 in one.
 LAST_MISSES = 10
 MISSED_BY = 5.0
 
@@ -59,17 +59,17 @@ NOTHING = Sums(*(0.0 for _ in FIELDS))
 
 @dataclass(frozen=True)
 class Drift:
-    """Whether to replace the model in use, and why or why not."""
+    """Whether to replace the model in use, and the reason."""
 
     model: Model | None
     is_better: bool
     reason: str
-    # Whether the model in use was found again, and that with precision.
+    # Whether the learned model agrees with the model in use, and is precise.
     is_confirmed: bool = False
 
 
 class RecursiveLeastSquares:
-    """Learns a and b from one sample after another."""
+    """Learns a and b from a sequence of samples."""
 
     def __init__(
         self,
@@ -90,9 +90,10 @@ class RecursiveLeastSquares:
         self._recent: deque[float] = deque(maxlen=MOVED_WITHIN)
         # The operating point: rate and prefetch of the first sample.
         self._origin: tuple[float, float] | None = None
-        # Squared errors of what each model predicted, forgotten alike, and over how many samples.
+        # Squared prediction errors of both models, with the same forgetting, and the number of
+        # samples.
         self._error_of_new = self._error_of_old = self._judged = 0.0
-        # Squared errors of the last predictions, newest last; older ones are in the sum above.
+        # Squared errors of the last predictions, the newest last. Older ones are in the sum above.
         self._misses: deque[float] = deque(maxlen=LAST_MISSES)
         self.is_frozen = False
         # How often everything was forgotten.
@@ -100,12 +101,12 @@ class RecursiveLeastSquares:
 
     @property
     def samples(self) -> float:
-        """How many are remembered, the forgotten part of each left out."""
+        """The weighted number of remembered samples."""
         return float(self._sums.n)
 
     @property
     def model(self) -> Model:
-        """As learned; raises NoExcitation while the samples do not tell a and b apart."""
+        """The learned model. Raises `NoExcitation` while the samples do not determine a and b."""
         learned = solve(self._sums)
         if self._origin is None:
             return learned
@@ -114,7 +115,7 @@ class RecursiveLeastSquares:
         return Model(float(learned.a), float(learned.b), float(offset))
 
     def observe(self, rate_per_s: float, prefetch: float, next_per_s: float) -> bool:
-        """y(k), u(k) and y(k+1); whether something was learned from them."""
+        """Add y(k), u(k) and y(k+1), and return whether they were learned from."""
         if not math.isfinite(rate_per_s + prefetch + next_per_s):
             return False
         if self._origin is None:
@@ -132,7 +133,7 @@ class RecursiveLeastSquares:
         return True
 
     def drift(self) -> Drift:
-        """Whether the model in use has drifted away, and the learned one predicts better."""
+        """Return whether the learned model differs from the model in use and predicts better."""
         if self._judged < SAMPLES_MIN / 2.0 or self.samples < SAMPLES_MIN:
             return Drift(None, False, f"{self.samples:.0f} samples are too few to judge by")
         try:
@@ -167,12 +168,12 @@ class RecursiveLeastSquares:
         )  # fmt: skip
 
     def adopt(self, model: Model) -> None:
-        """This one is in use from now on."""
+        """Compare with this model from now on."""
         self._in_use = model
         self._judge_anew()
 
     def forget(self) -> None:
-        """What was seen is that of another plant: learn anew from the next sample on."""
+        """Forget all samples, because they describe another plant, and restart learning."""
         self._sums = NOTHING
         self._origin = None
         self._judge_anew()
@@ -183,19 +184,19 @@ class RecursiveLeastSquares:
         self._misses.clear()
 
     def _forget_another_plant(self, rate_per_s: float, prefetch: float) -> None:
-        """Begin again here, if the last predictions missed by far more than those before."""
+        """Restart here if the last predictions missed by far more than the earlier ones."""
         before = self._judged - len(self._misses)
         if len(self._misses) < LAST_MISSES or before < 2 * LAST_MISSES:
             return
         last = math.fsum(self._misses)
-        # What is forgotten of the last few is little, and makes the bar a little higher.
+        # Forgetting reduces the last few only a little, and raises the limit a little.
         usual = max(self._error_of_new - last, 0.0) / before
         if last / LAST_MISSES > MISSED_BY * usual:
             self.forget()
             self._origin = (rate_per_s, prefetch)
 
     def _judge(self, y: float, u: float, y_next: float) -> None:
-        """What both models say of a sample that neither has seen."""
+        """Compare the predictions of both models for a sample that neither has learned from."""
         if self.samples < SAMPLES_MIN / 2.0:
             return
         try:
@@ -210,7 +211,7 @@ class RecursiveLeastSquares:
         self._error_of_old = self._keep * self._error_of_old + _squared(old, y, u, y_next)
 
     def _refitted(self) -> Model:
-        """The model in use with the offset that suits what is remembered."""
+        """Return the model in use with the offset that fits the remembered samples."""
         a, b, sums = self._in_use.a, self._in_use.b, self._sums
         return Model(a, b, (sums.y_next - a * sums.y - b * sums.u) / sums.n)
 

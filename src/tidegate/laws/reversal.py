@@ -1,12 +1,12 @@
-"""Whether a scale-up did harm: another replica that lowered the throughput is undone.
+"""The reversal guard: detects a scale-up that lowered the throughput, so that it is undone.
 
     lowered:  after < before · (1 − margin) − z · √(s_before²/n + s_after²/n)
 
-A replica can do harm: the store, a lock or a disk that all replicas share may be what is short, and
-one more of them makes it shorter. Throughput with so many replicas just before, against throughput
-after the new one has settled. It is comparable only if as much arrives as before and as much still
-waits: throughput that fell because there is less to do is no harm. What did harm is not tried again
-while it is remembered.
+A further replica can reduce throughput if a shared resource, such as the store, a lock or a disk,
+is the bottleneck. The guard compares the throughput just before the scale-up with the throughput
+after the new replica has settled. The two are comparable only if as much arrives as before and
+messages still wait: throughput that fell because there is less to do is no harm. While a harmful
+scale-up is remembered, the autoscaler does not try it again.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Caution:
-    """When a difference counts."""
+    """The settings of the reversal guard."""
 
-    # Of the throughput before: less than that is not worth undoing.
+    # Fraction of the throughput before; a smaller loss is not worth undoing.
     margin: float = 0.05
-    # Standard errors of the difference.
+    # Standard errors of the difference that the loss must exceed in addition.
     z: float = 3.0
+    # Samples compared before and after the scale-up.
     samples: int = 5
-    # Of what arrived before: how much must arrive for a fair comparison.
+    # Arrivals after the scale-up must be at least this fraction of those before it.
     comparable: float = 0.95
+    # Seconds after a change before samples count, and how long a harmful scale-up is remembered.
     settle_s: float = 4.0
     remembered_s: float = 600.0
 
 
 class Verdict(NamedTuple):
-    """A scale-up that did harm: from so many replicas to so many."""
+    """A scale-up from `fewer` to `more` replicas that lowered the throughput."""
 
     fewer: int
     more: int
@@ -49,27 +51,31 @@ class _Figures(NamedTuple):
 
 
 class ReversalGuard:
-    """Watches throughput over scale-ups."""
+    """A `ReversalGuard` compares throughput before and after each scale-up."""
 
     def __init__(self, caution: Caution) -> None:
         self._caution = caution
         self._serving = -1
         self._since = -math.inf
         self._seen: deque[_Figures] = deque(maxlen=caution.samples)
-        # The replicas and the figures before the scale-up that is on trial.
+        # The number of replicas and the samples before the scale-up that is being judged.
         self._before: tuple[int, list[_Figures]] | None = None
         self._verdict: Verdict | None = None
 
     def observe(
         self, at: float, serving: int, consumed_per_s: float, arrived_per_s: float, waiting: float
     ) -> Verdict | None:
-        """The next period's figures; the verdict on the last scale-up in the period it falls."""
+        """Add the samples of the next period.
+
+        Returns the harmful scale-up in the period in which it is detected, else `None`.
+        """
         if serving != self._serving:
             if serving < self._serving:
                 self._before = None
             elif self._serving > 0 and len(self._seen) == self._caution.samples:
                 self._before = (self._serving, list(self._seen))
-            # Else one more came before the last could be judged: they are judged together.
+            # Otherwise another replica came before the last one could be judged: both are judged
+            # together.
             self._serving = serving
             self._since = at
             self._seen.clear()
@@ -93,7 +99,10 @@ class ReversalGuard:
         return self._verdict
 
     def ceiling(self, at: float) -> Verdict | None:
-        """While a verdict is remembered: no more than its `fewer` replicas."""
+        """Return the remembered harmful scale-up, or `None`.
+
+        While it is remembered, at most its `fewer` replicas should run.
+        """
         if self._verdict is not None and at >= self._verdict.until:
             self._verdict = None
         return self._verdict
@@ -101,7 +110,7 @@ class ReversalGuard:
     def _did_harm(self, before: list[_Figures], after: list[_Figures]) -> bool:
         if _mean(after, 1) < self._caution.comparable * _mean(before, 1):
             return False
-        # Less than half waits than before: it does its work, and there is less to do.
+        # Fewer than half as many messages wait: the replica works, and there is less to do.
         if _mean(after, 2) < 0.5 * _mean(before, 2) or _mean(after, 2) < 1.0:
             return False
         error = math.sqrt(_variance(before) / len(before) + _variance(after) / len(after))

@@ -1,11 +1,11 @@
-"""What one instance of an HTTP service can do: what it did while it had all the requests it may.
+"""The capacity of one HTTP instance, learned offline from windows in which it was saturated.
 
     saturated    outstanding ≥ 0.9 · concurrency                        for a whole window
     capacity     of an instance the 90th percentile of such windows; of several the median
 
-An instance with fewer requests than it may have does what clients ask and not what it can, so its
-rate is a lower bound and no more. What an instance can do is that at the concurrency it had: with
-another one it may do more, and would take longer for each.
+An instance with fewer requests than it may have shows the demand and not its capacity, so its rate
+is only a lower bound. The capacity holds for the concurrency at which it was measured. With another
+concurrency the instance may do more, and would take longer for each request.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from tidegate.core.term import Term
 
 NEARLY_ALL = 0.9
 BUSIEST = 0.9
-# Half a minute of windows of five seconds, before it is believed.
+# Half a minute of windows of five seconds; fewer are not trusted.
 WINDOWS_MIN = 6
 
 
 def is_saturated(outstanding: Term, concurrency: Term) -> Term:
-    """Whether an instance had about as many requests as it may have."""
+    """Return whether an instance had nearly all the requests that it may have."""
     return outstanding >= concurrency * NEARLY_ALL
 
 
 @dataclass(frozen=True)
 class InstanceWork:
-    """What one instance did."""
+    """The measured work of one instance."""
 
-    # Windows in which it was saturated throughout, and the 90th percentile of its rate in them.
+    # Number of windows that were saturated throughout, and the 90th percentile of the rate in them.
     saturated_windows: int
     saturated_per_s: float
-    # The most it did in any window.
+    # The largest rate in any window.
     most_per_s: float
 
 
 @dataclass(frozen=True)
 class SaturatedCapacity:
-    """What an instance of a service can do, or why that is not known."""
+    """The learned capacity of an instance of a service, or the reason why it is not known."""
 
     accepted: bool
     reason: str
-    # NaN when it is not known.
+    # NaN means not known.
     per_s: float
-    # The most that any was seen to do: it can do that much.
+    # The largest rate of any instance; a lower bound of the capacity.
     at_least_per_s: float
     instances: int
 
 
 def saturated_capacity(service: str, work: Sequence[InstanceWork]) -> SaturatedCapacity:
-    """The capacity of one instance, of what those of its service did."""
+    """Return the capacity of one instance of `service`, from the work of its instances."""
     at_least = max((one.most_per_s for one in work), default=0.0)
     known = [one.saturated_per_s for one in work if one.saturated_windows >= WINDOWS_MIN]
     if not known:

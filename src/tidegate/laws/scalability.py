@@ -1,9 +1,9 @@
-"""How throughput grows with clients: a curve to draw through measured points.
+"""Fit of the Universal Scalability Law: throughput as a function of the number of clients.
 
     X(n) = λ·n / (1 + σ·(n − 1) + κ·n·(n − 1))     Universal Scalability Law
 
-λ is what one client gets through, σ what clients wait for each other (they queue for something that
-they share), κ what they cost each other (throughput falls again behind the peak).
+λ is the throughput of one client. σ is contention: clients queue for a shared resource. κ is
+coherency: the cost that clients cause each other, so that throughput falls behind the peak.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scipy.optimize import OptimizeWarning, curve_fit
 from tidegate.core.term import Term
 from tidegate.laws.universal_scalability import scaled
 
-# Three unknowns, and one point to see whether they fit.
+# Three unknowns, and one point more to check the fit.
 POINTS_MIN = 4
 
 Array = NDArray[np.float64]
@@ -27,7 +27,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Curve:
-    """The fitted law; `r2` says how much of the points' variance it explains."""
+    """The fitted law; `r2` is the part of the points' variance that it explains."""
 
     rate_per_s: float
     contention: float
@@ -39,7 +39,7 @@ class Curve:
 
     @property
     def clients_at_peak(self) -> float:
-        """Where the curve is highest; infinite if it never falls."""
+        """The number of clients at the peak; infinite if the curve never falls."""
         if self.coherency <= 0.0:
             return math.inf
         return math.sqrt(max(1.0 - self.contention, 0.0) / self.coherency)
@@ -50,7 +50,7 @@ def fit_curve(
     throughput_per_s: NDArray[np.float64],
     seconds: NDArray[np.float64],
 ) -> Curve | None:
-    """The curve through measured points, weighted by how long each was seen; None if none fits."""
+    """Return the curve through measured points, weighted by their duration, or `None`."""
     highest = float(throughput_per_s.max(initial=0.0))
     if len(np.unique(clients)) < POINTS_MIN or highest <= 0.0:
         return None
@@ -58,7 +58,7 @@ def fit_curve(
     slope = float(np.max(share / clients))
     try:
         with warnings.catch_warnings():
-            # The covariance is not asked for; a fit at a bound has none.
+            # The covariance is not used, and a fit at a bound has none.
             warnings.simplefilter("ignore", OptimizeWarning)
             fitted, _ = curve_fit(
                 scaled,

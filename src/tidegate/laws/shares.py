@@ -1,25 +1,26 @@
-"""What part of new messages each replica gets (flow control).
+"""Flow control: the share of new messages that each replica gets.
 
     r_i(k+1) = max(c_i − g·(l_i − l_avg), 0) / Σ_j max(c_j − g·(l_j − l_avg), 0)
 
-c_i messages that replica i consumes in a period, l_i messages that wait in it, l_avg their mean:
-who consumes more gets more, who is behind the others gets less until lengths are even.
+c_i is the number of messages that replica i consumes in a period. l_i is the number that wait in
+it, and l_avg the mean of l_i. A replica that consumes more gets more. A replica with more waiting
+messages than the mean gets less until lengths are even.
 
-Left open by the paper and settled here:
-- The maximum clips, so the sum is taken after it and shares always add up to 1.
+The paper leaves these points open; the law settles them as follows:
+- The maximum clips, so the sum is taken after it. Shares therefore always add up to 1.
 - g is 1 in the paper, which corrects a length in one period. Shares reach producers up to a period
-  after lengths were read; with that delay g = 1 swings for ever and g = 1/2 settles.
-- An idle replica consumes what it gets, which says nothing about what it could: its estimated
-  capacity counts instead, or the mean of the others while it is unknown.
-- Nobody's share falls to 0 while it serves: a small floor keeps it measurable (probing).
-- Everybody idle, or everybody clipped: equal shares. A new replica starts at the average share.
-- A replica that nobody consumes from has no share while others are attended: no flow out of it
-  would ever tell.
-- A draining replica's share goes down a step each period, whatever the formula says; one that
-  starts or cannot be reached has none. If nobody is left, or all are to go, all are 0 and the
-  alias keeps messages.
-- In a period in which waiting messages are exchanged g is 0: shares follow rates alone, and lengths
-  are corrected by one hand only (laws/exchange.py).
+  after lengths were read. With that delay g = 1 oscillates for ever and g = 1/2 settles.
+- An idle replica consumes what it gets, which does not show its capacity. Its estimated capacity
+  counts instead, or the mean of the other replicas while it is unknown.
+- The share of a serving replica never falls to 0: a small floor keeps it measurable (probing).
+- If all replicas are idle or clipped, shares are equal. A new replica starts at the average share.
+- A replica without consumers has no share while other replicas have consumers: no flow out of it
+  would ever show that it is stuck.
+- A draining replica's share goes down by a step each period, regardless of the formula. A starting
+  or unreachable replica has none. If no replica serves, draining replicas keep equal shares as long
+  as any replica is to stay. Otherwise all shares are 0 and the alias keeps the messages.
+- In a period in which waiting messages are transferred g is 0: shares follow rates alone, so that
+  only the transfer corrects lengths.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ __all__ = ["DEFAULT_FLOW", "Flow", "Splitter", "differ", "flow_shares", "shares_
 
 @dataclass(frozen=True)
 class Flow:
-    """How flow control is set."""
+    """The settings of flow control."""
 
-    # g: which part of a length's distance from the mean one period corrects.
+    # g: the part of a length's distance from the mean that one period corrects.
     gain: float = 0.5
-    # Of an even share: what a serving replica keeps to be measured by.
+    # Fraction of an even share that a serving replica keeps, so that it stays measurable.
     probe: float = 0.05
-    # In how many periods a draining replica's even share goes to 0.
+    # Number of periods in which a draining replica's even share goes to 0.
     drain_periods: int = 5
-    # For so many periods a replica is new.
+    # Number of periods for which a replica counts as new.
     new_periods: float = 3.0
-    # Of an even share: changes that are not worth telling every client.
+    # Fraction of an even share below which a change is not sent to the clients.
     deadband: float = 0.1
 
 
@@ -61,7 +62,11 @@ def flow_shares(
     correct_lengths: bool = True,
     flow: Flow = DEFAULT_FLOW,
 ) -> dict[int, float]:
-    """Shares of all replicas for the next period: none below 0, adding up to 1 or all 0."""
+    """Return the shares of all replicas for the next period.
+
+    No share is below 0, and they add up to 1 or are all 0. `capacity_per_s` has the estimated
+    capacities by replica number. Set `correct_lengths=False` in a period with transfers.
+    """
     known = capacity_per_s or {}
     shares = {one.number: 0.0 for one in replicas}
     open_ = [one for one in replicas if one.reachable and one.state is ReplicaState.SERVING]
@@ -73,7 +78,8 @@ def flow_shares(
     ]
     if open_:
         wanted = _wanted(open_, period_s, known, flow.gain if correct_lengths else 0.0, flow)
-        # A draining replica keeps less each period; the others share what is left by the formula.
+        # A draining replica keeps less each period. The serving replicas divide the rest by the
+        # formula.
         step = 1.0 / (len(open_) + len(going)) / flow.drain_periods
         for one in going:
             less = one.share - step
@@ -82,7 +88,7 @@ def flow_shares(
         for number, share in _with_floor(wanted, flow.probe / len(open_)).items():
             shares[number] = share * left
     elif going and any(one.state is not ReplicaState.DRAINING for one in replicas):
-        # Those that are to stay cannot take it yet: who is to go holds the fort.
+        # No replica that is to stay can take messages yet, so the draining ones keep taking them.
         for one in going:
             shares[one.number] = 1.0 / len(going)
     return shares
@@ -91,7 +97,10 @@ def flow_shares(
 def differ(
     before: Mapping[int, float], after: Mapping[int, float], flow: Flow = DEFAULT_FLOW
 ) -> bool:
-    """Whether the difference is worth telling: noise is not, the first and the last share is."""
+    """Return whether the new shares are worth sending to the clients.
+
+    A change within the deadband is not; a share that starts from 0 or falls to 0 always is.
+    """
     if before.keys() != after.keys():
         return True
     serving = sum(1 for share in after.values() if share > 0.0)
@@ -109,8 +118,8 @@ def _wanted(
     gain: float,
     flow: Flow,
 ) -> dict[int, float]:
-    """The formula, with a new replica at the average; adding up to 1."""
-    # Until a replica has a history it gets the average, whatever little it has shown.
+    """Return the shares by the formula, with new replicas at the average; they add up to 1."""
+    # A new replica has little history, and its measured rate would be too low.
     new_s = flow.new_periods * period_s
     rates = {
         one.number: None if one.age_s < new_s and one.number not in known else _rate(one, known)
@@ -131,7 +140,7 @@ def _wanted(
 
 
 def _rate(one: ReplicaSample, known: Mapping[int, float]) -> float | None:
-    """What it can consume, messages a second; None: it was idle, and nobody knows."""
+    """Return the rate per second that the replica can consume, or `None` if not known."""
     if one.waiting > 0 and not one.waiting_consumers:
         return one.consumed_per_s
     capacity = known.get(one.number)
@@ -141,7 +150,7 @@ def _rate(one: ReplicaSample, known: Mapping[int, float]) -> float | None:
 
 
 def _with_floor(shares: dict[int, float], floor: float) -> dict[int, float]:
-    """Each at least the floor; those above it give what is missing, in proportion."""
+    """Raise each share to at least `floor`, at the expense of the larger shares in proportion."""
     missing = sum(floor - share for share in shares.values() if share < floor)
     if missing <= 0.0:
         return shares
@@ -155,9 +164,10 @@ def _with_floor(shares: dict[int, float], floor: float) -> dict[int, float]:
 def shares_by_hand(
     replicas: Sequence[ReplicaSample], said: Mapping[int, float]
 ) -> dict[int, float] | None:
-    """What a person has said, among those that can take it; None: none of them can.
+    """Return the shares that an override sets, limited to the replicas that can take messages.
 
-    Whoever was not named, is to go or cannot be reached has none.
+    A replica that is not named, does not serve or is unreachable has share 0. Returns `None` if
+    no replica with a share can take messages.
     """
     parts = {
         one.number: said.get(one.number, 0.0)

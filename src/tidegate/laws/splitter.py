@@ -1,18 +1,19 @@
-"""Deal messages to replicas by their shares, one by one or in batches.
+"""A deterministic splitter: deals messages to replicas by their shares, singly or in batches.
 
-    owed_i = Σ share_i − dealt_i          while shares stand, |owed_i| < 1 after every message
+    owed_i = Σ share_i − dealt_i          with constant shares |owed_i| < 1 after every message
 
-The m-th message of a replica may come once it is owed more than m − 1 (`opens`) and must have come
-when it is owed m (`closes`); of those that may, the one that must first is next. With shares that
-add up to 1 this keeps every replica within one message of its due (proportionate-fair scheduling
-on one processor). Greedy ways such as weighted round robin do not: with many small shares beside a
-large one they run several messages ahead.
+The m-th message of a replica may be dealt once the replica is owed more than m − 1 (`opens`). It
+must be dealt by the time the replica is owed m (`closes`). Among the replicas that may be next, the
+one with the earliest deadline is. With shares that add up to 1 this keeps every replica within one
+message of its due (proportionate-fair scheduling on one processor). Greedy methods such as weighted
+round robin do not: with many small shares beside a large one they run several messages ahead.
 
-A batch is rounded in itself: each replica gets its due rounded down or up, and those that are owed
-the most are rounded up. When shares change, what is owed stays owed: a producer that sends less
-than a message per change reaches everybody all the same.
+A batch is rounded on its own: each replica gets its due rounded down or up, and the replicas that
+are owed the most are rounded up. When shares change, debts stay. So a producer that sends less than
+one message per change of shares still reaches every replica.
 
-A put takes this path, so it costs two heap operations and nothing else, and imports nothing.
+Every put of a logical queue takes this path. A message therefore costs only two heap operations,
+and the module imports no other part of Tidegate than the number of the alias.
 """
 
 from __future__ import annotations
@@ -23,24 +24,26 @@ from heapq import heapify, heappop, heappush
 
 from tidegate.core.replication import ALIAS
 
-# Shares are sums of floats: what is this near to a whole message is one.
+# Shares are sums of floats: a value this close to a whole message counts as whole.
 _NEAR = 1e-9
 
 
 class Splitter:
-    """Turns shares into numbers of replicas; ALIAS while nobody has a share."""
+    """A `Splitter` turns shares into replica numbers, or `ALIAS` while no replica has a share."""
 
     def __init__(self, shares: Mapping[int, float], first: float = 0.0) -> None:
-        """`first`, from 0 to 1, says where on the line of shares to begin.
+        """Create a splitter that begins at the position `first` on the line of shares.
 
-        Producers that each begin elsewhere do not all send their first message to one replica.
+        `first` is between 0 and 1. Producers that begin at different positions do not all send
+        their first message to the same replica.
         """
         self._shares: dict[int, float] = {}
         self._owed: dict[int, float] = {}
-        # Where to begin, until it has begun: what shares there are may not be known yet.
+        # Position at which to begin. It is kept until the first message, since shares may come
+        # later.
         self._begin_at = first
         self._first: int | None = None
-        # Of turns one by one, since the last batch or change of shares.
+        # State of dealing one by one since the last batch or change of shares.
         self._in_order = False
         self._step = 0
         self._dealt: dict[int, int] = {}
@@ -51,18 +54,21 @@ class Splitter:
 
     @property
     def shares(self) -> Mapping[int, float]:
-        """Those above 0, adding up to 1; empty: everything goes to the alias."""
+        """Shares above 0, normalized to add up to 1.
+
+        Empty means that everything goes to the alias.
+        """
         return self._shares
 
     def set_shares(self, shares: Mapping[int, float]) -> None:
-        """Deal by other shares from here on; they need not add up to 1."""
+        """Deal by other shares from now on. They need not add up to 1."""
         usable = {
             number: share for number, share in shares.items() if share > 0.0 and share < math.inf
         }
         total = math.fsum(usable.values())
         self._settle()
         self._shares = {number: share / total for number, share in usable.items()}
-        # What is owed to replicas that are gone is owed to nobody; the rest keeps its sum of 0.
+        # Debts to removed replicas lapse. The remaining debts are shifted to keep their sum at 0.
         owed = {number: self._owed.get(number, 0.0) for number in usable}
         excess = math.fsum(owed.values()) / len(owed) if owed else 0.0
         self._owed = {number: debt - excess for number, debt in owed.items()}
@@ -70,7 +76,7 @@ class Splitter:
         self._forget_order()
 
     def next(self) -> int:
-        """The replica that the next message goes to."""
+        """Return the number of the replica for the next message."""
         if len(self._shares) < 2:
             return next(iter(self._shares), ALIAS)
         if not self._in_order:
@@ -86,18 +92,22 @@ class Splitter:
         elif open_:
             number = heappop(open_)[1]
         else:
-            # Only rounding of floats leads here: somebody's turn comes a step too late.
+            # Only float rounding leads here: a replica's turn comes one step too late.
             number = heappop(opening)[1]
         self._dealt[number] = dealt = self._dealt[number] + 1
         share = self._shares[number]
         opens = (dealt - self._owed[number]) / share
-        # It opens in the step after the last message is owed and closes in that where it is itself.
+        # A turn opens in the step after the previous message is owed, and closes in the step in
+        # which the message itself is owed.
         self._closes[number] = math.ceil(opens + 1.0 / share - _NEAR)
         heappush(self._opening, (math.floor(opens + _NEAR) + 1, number))
         return number
 
     def deal(self, count: int) -> dict[int, int]:
-        """How many of a batch each replica gets, none left out of it that gets any."""
+        """Return how many of `count` messages each replica gets.
+
+        Replicas that get none are left out.
+        """
         if count <= 0:
             return {}
         if len(self._shares) < 2:
@@ -123,7 +133,7 @@ class Splitter:
         return {number: part for number, part in dealt.items() if part}
 
     def _at(self, position: float) -> int | None:
-        """The replica at this place on the line of shares."""
+        """Return the replica at this position on the line of shares, or `None` beyond its end."""
         for number, share in self._shares.items():
             position -= share
             if position < 0.0:
@@ -131,7 +141,7 @@ class Splitter:
         return None
 
     def _take(self, number: int) -> None:
-        """Out of whichever heap it waits in."""
+        """Remove the replica's turn from the heap that contains it."""
         self._open = [turn for turn in self._open if turn[1] != number]
         self._opening = [turn for turn in self._opening if turn[1] != number]
         heapify(self._open)
@@ -142,7 +152,7 @@ class Splitter:
         self._begin_at, self._first = 0.0, None
 
     def _settle(self) -> None:
-        """Note what was dealt one by one in what is owed."""
+        """Add the messages dealt one by one to the debts."""
         if self._owed and self._in_order:
             for number, dealt in self._dealt.items():
                 self._owed[number] += self._shares[number] * self._step - dealt
@@ -157,7 +167,7 @@ class Splitter:
         self._opening = []
 
     def _order(self) -> None:
-        """Everybody's first turn, from what is owed now."""
+        """Compute the first turn of every replica from the current debts."""
         self._dealt = dict.fromkeys(self._shares, 0)
         for number, share in self._shares.items():
             opens = -self._owed[number] / share

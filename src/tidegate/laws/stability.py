@@ -1,16 +1,16 @@
-"""Whether a queue fills, empties, or neither.
+"""The stability of a queue: whether it fills, empties, or neither.
 
     Δl = p − c          p production rate, c consumption rate (messages per second)
     flooded    Δl >  relative · max(p, c) + absolute
     draining  −Δl >  relative · max(p, c) + absolute
     stable     otherwise
 
-When p > c the larger of the two is p, so the maximum needs no `max`: flooded is
-`p − c > relative·p + absolute` and draining is `c − p > relative·c + absolute`, which a Spark
-Column can say too. A noisy rate never compares equal to zero, hence the band.
+If p > c, the larger of the two is p, so the code needs no `max`: a queue is flooded if `p − c >
+relative·p + absolute` and draining if `c − p > relative·c + absolute`. A Spark Column can evaluate
+these conditions too. The band is needed because two noisy rates are never equal.
 
-Of several replicas: ΔL = Σp − Σc. All of them stable means that the sum is, not the reverse: one
-replica may flood as fast as another one drains.
+For several replicas ΔL = Σp − Σc. If every replica is stable, the sum is stable. The reverse does
+not hold: one replica may flood as fast as another one drains.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidegate.core.term import Term
 
 
 class Stability(StrEnum):
-    """What a queue's length does."""
+    """The direction in which a queue's length changes."""
 
     STABLE = "stable"
     FLOODED = "flooded"
@@ -32,10 +32,10 @@ class Stability(StrEnum):
 
 @dataclass(frozen=True)
 class Band:
-    """How far rates may lie apart and still count as equal."""
+    """The tolerance within which production and consumption rates count as equal."""
 
     relative: float = 0.05
-    # For queues with next to no traffic, where one message is a large fraction.
+    # For queues with almost no traffic, where one message is a large fraction of the rate.
     absolute_per_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -50,23 +50,23 @@ DEFAULT_BAND = Band()
 
 
 def growth_per_s(produced_per_s: Term, consumed_per_s: Term) -> Term:
-    """Δl: by how many messages the queue grows each second."""
+    """Return Δl, the number of messages by which the queue grows per second."""
     return produced_per_s - consumed_per_s
 
 
 def is_flooded(produced_per_s: Term, consumed_per_s: Term, band: Band = DEFAULT_BAND) -> Term:
-    """Whether it grows, beyond the band."""
+    """Return whether the queue grows by more than the band allows."""
     allowed = produced_per_s * band.relative + band.absolute_per_s
     return growth_per_s(produced_per_s, consumed_per_s) > allowed
 
 
 def is_draining(produced_per_s: Term, consumed_per_s: Term, band: Band = DEFAULT_BAND) -> Term:
-    """Whether it shrinks, beyond the band."""
+    """Return whether the queue shrinks by more than the band allows."""
     return is_flooded(consumed_per_s, produced_per_s, band)
 
 
 def stability(produced_per_s: float, consumed_per_s: float, band: Band = DEFAULT_BAND) -> Stability:
-    """Which of the three one queue is."""
+    """Return whether one queue is flooded, draining or stable."""
     if is_flooded(produced_per_s, consumed_per_s, band):
         return Stability.FLOODED
     if is_draining(produced_per_s, consumed_per_s, band):
@@ -76,7 +76,7 @@ def stability(produced_per_s: float, consumed_per_s: float, band: Band = DEFAULT
 
 @dataclass(frozen=True)
 class Total:
-    """A replicated queue as a whole."""
+    """The rates and the stability of a replicated queue as a whole."""
 
     produced_per_s: float
     consumed_per_s: float
@@ -86,7 +86,7 @@ class Total:
 
 
 def total(rates: Iterable[tuple[float, float]], band: Band = DEFAULT_BAND) -> Total:
-    """The whole of replicas, each given by its production and consumption rate."""
+    """Return the totals of replicas, each given as (production rate, consumption rate)."""
     replicas = list(rates)
     produced = sum(p for p, _ in replicas)
     consumed = sum(c for _, c in replicas)

@@ -1,7 +1,7 @@
-"""How a step response looks to people: when it has settled, and by how much it overshot.
+"""Settling time and overshoot of a step response.
 
-settled: the first sample from which on |y(k) − y∞| ≤ 2 % of the step
-overshoot = max(y) / y∞ − 1, at least 0
+settled    the first sample from which on |y(k) − y∞| ≤ 2 % of the step
+overshoot  max(y) / y∞ − 1, at least 0
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ SETTLED_BAND = 0.02
 
 
 class StepFigures(NamedTuple):
-    """Of a step from 0 to 1 of the target."""
+    """Settling time and overshoot of a unit step response."""
 
-    # As many as there are samples, if it had not settled by then.
+    # Number of samples until settled; the length of the response if it never settled.
     settling_samples: int
     overshoot: float
     final: float
 
 
 def step_figures(rates: Sequence[float], final: float) -> StepFigures:
-    """Of a response that goes to `final` in the end."""
+    """Return settling time and overshoot of a response whose final value is `final`."""
     if final == 0.0:
-        # A gain so small that nothing follows: there is no step to settle on.
+        # The gain is so small that nothing follows: the response has no step to settle on.
         return StepFigures(len(rates), math.inf, final)
     band = SETTLED_BAND * abs(final)
     settled = len(rates)

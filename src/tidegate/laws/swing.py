@@ -1,19 +1,22 @@
-"""A loop that swings for ever: seen by its waves, and calmed by smaller gains.
+"""Oscillation detection: a loop that oscillates for ever is detected by its waves, and damped.
 
     a wave       from where the error rises above 0 to where it does so again
     it counts    mean |e| ≥ 2/π · A · target       as that of a sine whose amplitude is A (Hägglund)
                  highest − lowest level ≥ ½ · mean level
                  mean |e| ≥ ½ · that of the wave before
-    swings       3 waves in a row, and each 2 more: gains are halved, down to 1/256
+    oscillates   3 waves in a row, and each 2 more: gains are halved, down to 1/256
 
-A controller for a model that is wrong may be unstable on its plant. It does not run away, for there
-are limits and a knee: it swings between them. What is known of loops that swing (Hägglund: the area
-of the error between its zeros; Miao and Seborg: by how much a wave is smaller than the one before)
-tells that from three things which only look like it. Noise changes its sign as often, yet the mean
-of a wave of it is small. Credit that comes in bursts makes the rate swing and not the prefetch. And
-what dies away after a disturbance halves from wave to wave. Smaller gains make any loop around a
-consumer stable, as a consumer is stable by itself; they are slow, and kept until the loop is
-designed anew for a better model: to try the same gains once more would be to swing once more.
+A controller for a wrong model may be unstable on its plant. The loop does not run away, because
+limits and the knee bound it; it oscillates between them.
+
+Known methods for oscillating loops (Hägglund: the area of the error between its zeros; Miao and
+Seborg: the decay from wave to wave) tell this from three similar cases. Noise changes its sign as
+often, but the mean of a wave of noise is small. Credit in bursts makes the rate oscillate, but not
+the prefetch. A decaying disturbance halves from wave to wave.
+
+Smaller gains make any loop around a consumer stable, because a consumer itself is stable. They are
+slow, and stay until the loop is redesigned for a better model; the same gains would oscillate
+again.
 """
 
 from __future__ import annotations
@@ -25,37 +28,37 @@ from tidegate.laws.control_step import Controller, ControlStep, Layer, Mode, Sam
 from tidegate.laws.controllers import Tuned
 from tidegate.laws.pole_placement import Gains
 
-# A, of the target: seven standard deviations of usual noise.
+# A as a fraction of the target: seven standard deviations of usual noise.
 AMPLITUDE = 0.35
-# Of the level, by which it must take part.
+# Fraction of the mean level that the prefetch must move by.
 TAKES_PART = 0.5
-# Of the wave before, below which a wave dies away.
+# Fraction of the previous wave below which a wave decays.
 DIES = 0.5
-# Waves in a row that are a swing, and those after which it is one still.
+# Waves in a row that are an oscillation, and the number that confirms it again.
 WAVES, WAVES_MORE = 3, 2
 HALVINGS_MAX = 8
-# Samples since gains were halved: in fewer it still swings, and in more it is calm.
+# Samples since gains were halved: with fewer the loop still oscillates, with more it is calm.
 SWINGS_SAMPLES, CALM_SAMPLES = 30, 100
-# What is less than that by which it swung.
+# Fraction of the strength that oscillated below which gains are acceptable.
 LESS = 0.95
 SWINGS = "swings"
 
 
 class Swing:
-    """The waves of one loop's error."""
+    """Detects the waves of one loop's error."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """What was seen before says nothing of what comes."""
+        """Forget all waves, because they do not apply any more."""
         self._waves = 0
         self._needed = WAVES
-        # Mean |e| over the target, of the wave before.
+        # Mean |e| over the target, of the previous wave.
         self._mean_before = 0.0
-        # Of the levels of the wave before: in the geometric sense, as half and twice are as far.
+        # Geometric mean of the levels of the previous wave, since half and twice are equally far.
         self.middle = math.nan
-        # Whether a wave has begun; and the sign of the error before.
+        # Whether a wave has begun, and the sign of the previous error.
         self._is_open = False
         self._was_above: bool | None = None
         self._clear()
@@ -66,7 +69,7 @@ class Swing:
         self._lowest, self._highest = math.inf, -math.inf
 
     def see(self, error_per_s: float, target_per_s: float, level: float) -> bool:
-        """The next sample; whether the loop swings, in the sample in which that is found."""
+        """Add a sample, and return whether an oscillation was detected with it."""
         is_above = error_per_s > 0.0
         found = False
         if is_above and self._was_above is False:
@@ -75,7 +78,7 @@ class Swing:
             self._clear()
         self._was_above = is_above
         self._samples += 1
-        # A target of 0 is no measure of anything.
+        # A target of 0 gives no scale for the error.
         self._area += abs(error_per_s) / target_per_s if target_per_s > 0.0 else 0.0
         self._levels += level
         self._lowest, self._highest = min(self._lowest, level), max(self._highest, level)
@@ -100,7 +103,7 @@ class Swing:
 
 
 class Calmed(Layer):
-    """Halves the gains of a controller that swings, and keeps them below what swung."""
+    """Halves the gains of a controller that oscillates, and keeps them below that strength."""
 
     def __init__(self, inner: Controller, tuned: Tuned) -> None:
         super().__init__(inner)
@@ -108,26 +111,26 @@ class Calmed(Layer):
         self._swing = Swing()
         self._designed = tuned.gains
         self._halvings = 0
-        # Samples since it was last found to swing, and how strong the gains were.
+        # Samples since the last detection, and how strong the gains were then.
         self._since, self._swung = math.inf, math.inf
 
     @property
     def gains(self) -> Gains:
-        """In use."""
+        """The gains in use."""
         return self._tuned.gains
 
     @property
     def is_lowered(self) -> bool:
-        """Whether gains are smaller than designed: with the model in use it has swung."""
+        """Whether gains are reduced, because the loop oscillated with the model in use."""
         return self._halvings > 0
 
     @property
     def is_swinging(self) -> bool:
-        """Whether it was just found to: what moves now is the loop's own doing."""
+        """Whether an oscillation was detected recently, so that the loop causes the movements."""
         return self._since < SWINGS_SAMPLES
 
     def retune(self, gains: Gains) -> None:
-        """Those of another design, or less if as much as that has just swung."""
+        """Use the gains of another design, reduced if as strong gains have just oscillated."""
         self._designed = gains
         self._swing.begin()
         if self._since > CALM_SAMPLES:
@@ -138,12 +141,13 @@ class Calmed(Layer):
         self._lower(halvings)
 
     def begin(self) -> None:
-        """The target is another one: that is no wave."""
+        """Forget all waves after a change of the target, which is no wave."""
         self._swing.begin()
 
     def step(self, sample: Sample) -> ControlStep:
         if self.is_swinging:
-            # What a loop does itself is no outlier, and the median of a swing is one of its ends.
+            # Movements of the loop itself are no outliers, and the median of an oscillation is one
+            # of its extremes.
             sample = sample._replace(expected_per_s=sample.rate_per_s)
         step = self._inner.step(sample)
         rate = sample.rate_per_s
@@ -161,7 +165,8 @@ class Calmed(Layer):
         if self._halvings == HALVINGS_MAX:
             return self._noted(step)
         self._lower(self._halvings + 1)
-        # From the top of a wave, far beyond the knee perhaps, the way back is long with less.
+        # From the top of a wave, perhaps far beyond the knee, smaller gains would take long to
+        # return.
         self._inner.track(self._swing.middle)
         step = step.set_to(self._swing.middle)
         return step.noted(f"{SWINGS}: gains halved, to 1/{2**self._halvings} of the design")
@@ -185,5 +190,5 @@ class Calmed(Layer):
 
 
 def strength(gains: Gains) -> float:
-    """By how much a sudden error of 1 msg/s moves the prefetch, at most."""
+    """Return the largest change of the prefetch that a sudden error of 1 msg/s causes."""
     return abs(gains.proportional) + abs(gains.integral) + abs(gains.derivative)

@@ -1,4 +1,4 @@
-"""Throughput against clients (Gunther's universal scalability law); on the standard library.
+"""Gunther's Universal Scalability Law: throughput against clients, on the standard library.
 
 X(n) = λ·n / (1 + σ·(n − 1) + κ·n·(n − 1))
 """
@@ -9,6 +9,6 @@ from tidegate.core.term import Term
 
 
 def scaled(clients: Term, rate_per_s: Term, contention: Term, coherency: Term) -> Term:
-    """X(n), of λ, σ and κ."""
+    """Return X(n) for λ, σ and κ."""
     waiting = contention * (clients - 1.0) + coherency * clients * (clients - 1.0)
     return rate_per_s * clients / (1.0 + waiting)

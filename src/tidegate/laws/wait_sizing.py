@@ -1,35 +1,41 @@
-"""How many replicas keep a promised wait: the policy "agreement".
+"""The policy "agreement": the number of replicas that keeps a promised wait.
 
-    expected wait   = messages ahead / (replicas · capacity)        of what arrives now
+    expected wait   = messages ahead / (replicas · capacity)        of a message that arrives now
     busy            = 1 − ln(1 / (1 − p)) / (capacity · warning)    within 0.5 and 0.95
     ahead(t)        = waiting + (rate(t) − serving · capacity) · t  when a new replica would serve
     needed          = (rate(t) + ahead(t) / work_off) / (busy · capacity)
                       and, while the promise can still be kept, ahead(t) / (capacity · aim)
 
-A promise warns at `warning`; what is planned for is a part of it, the `aim`, so that the law has
-acted before any window's percentile gets there. A message that comes when new replicas serve, t
-from now, finds ahead(t) messages before it. It waits for less than the aim if enough replicas work
-on them, and nothing more piles up if they can do what comes. Of t there are two: a free slot serves
-within seconds, a machine has to boot; a boot's t orders replicas only as far as slots run out.
-Where t is longer than the promise nothing keeps it any more: the backlog is worked off within t.
+A promise has a warning point. The law plans for a part of it, the `aim`, so that it acts before the
+percentile of any window reaches the warning point. A message that arrives when new replicas serve,
+t seconds from now, finds ahead(t) messages before it. It waits for less than the aim if enough
+replicas work on them. The queue does not grow further if the replicas also handle the arrival rate.
 
-How busy replicas may be follows from the percentile: arrivals are random, and one that is busy by
-the part ρ makes its p-th percentile wait for ln(ρ / (1 − p)) / (capacity · (1 − ρ)) (M/M/1, the
-careful case). A hundred quick messages a second need little room, five slow ones much.
+There are two values of t: a free slot serves within seconds, a machine must boot first. The time of
+a boot orders replicas only beyond the free slots. If t is longer than the promised wait, no number
+of replicas can keep the promise any more, and the backlog is worked off within t.
 
-rate(t) is level and rising trend (feed_forward.RateFilter), or what the agreement says that the
-load may grow by (`sla_delta`), if that is more: what is promised is kept up with before it is seen.
-The oldest message's age corrects what capacity and rate got wrong: at the aim, and with nothing on
-its way, one more. A throughput that is promised is had while messages wait.
+The percentile determines how busy replicas may be. Arrivals are random, and a replica with the
+utilisation ρ makes its p-th percentile wait for ln(ρ / (1 − p)) / (capacity · (1 − ρ)) (M/M/1, the
+conservative case). A replica that handles a hundred messages per second needs little reserve; a
+replica that handles five needs much.
 
-Up at once; down when the largest `needed` of the last `down_s` would have fitted into fewer, with
-`down_room` to spare, and never while a window was warned of or breached.
+rate(t) is the level plus a rising trend (`RateFilter`). If the agreement names a larger growth
+(`sla_delta`), that counts instead, so that capacity follows the promised growth before it happens.
+The age of the oldest message corrects errors of capacity and rate. If it reaches the aim and no
+scale-up is still taking effect, the law adds a replica. A promised throughput adds replicas only
+while messages wait.
 
-Replicas are not alike, and the mean of all says nothing of those that stay. So a removal is decided
-by what is left: it begins only if this law, asked the moment after with the same facts and only the
-survivors' capacities, would not want more than them. When the moment has come the same is asked of
-the same sum, so what was begun can be cancelled only by something new: more arrivals, more that
-waits, less capacity. On a constant load nothing goes and comes back.
+Scaling up is immediate. The law scales down when the largest `needed` of the last `down_s` fits
+into fewer replicas with `down_room` to spare. It never does while the last window was in warning or
+breached.
+
+Replicas differ, and their mean capacity does not describe the remaining ones. Before a removal the
+law is therefore evaluated for the situation right after it, with the capacities of the remaining
+replicas alone. The removal begins only if the law would not propose more than them. The same check
+with the same sum applies when the replica is to go. So only a change can cancel a removal: more
+arrivals, more waiting messages, or less capacity. On a constant load no replica leaves and comes
+back.
 """
 
 from __future__ import annotations
@@ -43,44 +49,46 @@ from tidegate.laws.elasticity import LoadLaw
 from tidegate.laws.feed_forward import FeedForward, RateFilter, Rates
 from tidegate.laws.wish import Situation, Wish
 
-# More than anybody has.
+# An upper bound far beyond any real number of replicas, so that rounding never meets infinity.
 _MOST = 1_000_000
-# A window is some seconds: a level that lags behind by five is too slow for it.
+# A promise is judged over windows of a few seconds, so a level that lags by five seconds is too
+# slow.
 _RATES = FeedForward(level_s=2.0)
 
 
 class Pledge(NamedTuple):
-    """What an agreement promises, in what a law can reckon with."""
+    """The promises of an agreement, in the terms that the law computes with."""
 
-    # The warning point of waits: the nearest of all that are promised; None: none is.
+    # The smallest warning point of the promised waits. `None` means that no wait is promised.
     wait_s: float | None = None
-    # By which of them, for people: "wait_p99".
+    # The metric that promises it, for people, such as "wait_p99".
     metric: str = "throughput"
     percentile: float = 0.99
-    # The warning point of what is served a second while more is there; None: not promised.
+    # The warning point of the throughput while more load is offered. `None` means not promised.
     throughput_per_s: float | None = None
-    # What the load may grow by, msg/s²; None: nobody has said.
+    # Growth of the load that the agreement names, in msg/s². `None` means that it names none.
     growth_per_s2: float | None = None
-    # A window was warned of or breached, and none was met since.
+    # The last window was in warning or breached.
     endangered: bool = False
 
 
 @dataclass(frozen=True)
 class WaitSizing:
-    """How the law is set."""
+    """The settings of the policy "agreement"."""
 
-    # Of the warning point: what is planned for.
+    # Fraction of the warning point to plan for.
     aim: float = 0.5
-    # Of capacity: what is planned with where no wait is promised, and at most and at least.
+    # Limits of the usable fraction of the capacity. The maximum also applies where no wait is
+    # promised.
     busy_max: float = 0.95
     busy_min: float = 0.5
-    # Standard errors of the level that are taken off before a replica is added for it.
+    # Standard errors subtracted from the level before a replica is added for it.
     sure: float = 2.0
-    # Of the level: how much of a trend is believed at most.
+    # The largest trend that is believed, as a fraction of the level.
     growth_max: float = 0.5
-    # What was needed so long ago still counts; a queue says it by its cool-down.
+    # How long a peak of `needed` prevents a removal. A queue sets it by its cool-down.
     down_s: float = 60.0
-    # Of a replica: how much of the remaining ones must stay free when one goes.
+    # Fraction of a replica that must stay free on the remaining ones after a removal.
     down_room: float = 0.15
     rates: FeedForward = _RATES
 
@@ -89,7 +97,7 @@ DEFAULT_WAIT_SIZING = WaitSizing()
 
 
 def busy_part(pledge: Pledge, capacity_per_s: float, setting: WaitSizing) -> float:
-    """Of a replica's capacity, how much may be used if its waits are to keep the percentile."""
+    """Return the fraction of a replica's capacity that may be used without late messages."""
     if pledge.wait_s is None:
         return setting.busy_max
     room_per_s = math.log(1.0 / (1.0 - pledge.percentile)) / pledge.wait_s
@@ -97,29 +105,29 @@ def busy_part(pledge: Pledge, capacity_per_s: float, setting: WaitSizing) -> flo
 
 
 class _Need(NamedTuple):
-    """What the promise asks for, of replicas as they are on average."""
+    """The replicas that the promise needs, counted as replicas of mean capacity."""
 
     replicas: float
-    # When they must serve.
+    # Seconds until they must serve.
     within_s: float
-    # What to order for it.
+    # Number of replicas to order.
     wanted: int
     usable_per_s: float
 
 
 class WaitLaw:
-    """Sizes a queue by what its agreement promises; `pledge` may be set anew at any time."""
+    """A `WaitLaw` sizes a queue by its agreement. The caller may replace the target at any time."""
 
     def __init__(self, pledge: Pledge, setting: WaitSizing = DEFAULT_WAIT_SIZING) -> None:
         self.pledge = pledge
         self._set = setting
         self._filter = RateFilter(setting.rates)
         self._load_law = LoadLaw()
-        # The largest needed of the window first, later smaller ones behind it.
+        # Maximum of a sliding window: the largest `needed` first, later smaller ones behind it.
         self._needed: deque[tuple[float, float]] = deque()
 
     def step(self, now: Situation) -> Wish:
-        """What the promise asks for."""
+        """Return the number of replicas that the promise needs."""
         rates = self._filter.step(now.at, now.arrived_per_s)
         capacity = now.capacity_per_s
         if capacity is None or not capacity > 0.0:
@@ -136,7 +144,7 @@ class WaitLaw:
             horizon = max(horizon, count + 0.5)
             text += f"; yet the oldest message is {now.oldest_age_s:.3g} s old"
         if not self._needed:
-            # It has just begun to look: what is there was asked for by somebody.
+            # On the first sample the current replicas count as needed.
             self._remember(now.at, count - self._set.down_room)
         self._remember(now.at, horizon)
         if wanted > count:
@@ -150,9 +158,9 @@ class WaitLaw:
         return self._maybe_down(now, rates, usable, text)
 
     def _need(self, now: Situation, rates: Rates, capacity: float) -> _Need:
-        """Within the time that a free slot takes, or that of a boot if slots run out."""
+        """Compute the need when a free slot would serve, or after a boot if slots run out."""
         usable = busy_part(self.pledge, capacity, self._set) * capacity
-        # What noise alone may have put on top is no reason to add.
+        # Do not add a replica for what noise alone may have caused.
         unsure = self._set.sure * rates.error_per_s / usable
         needed, within_s = self._needed_in(now.start_s, now, rates, capacity, usable), now.start_s
         if now.boot_s > now.start_s:
@@ -165,7 +173,7 @@ class WaitLaw:
     def _needed_in(
         self, lead_s: float, now: Situation, rates: Rates, capacity: float, usable: float
     ) -> float:
-        """Replicas that must serve so long from now."""
+        """Return the replicas that must serve `lead_s` from now."""
         pledge, level = self.pledge, rates.level_per_s
         seen = min(max(rates.trend_per_s2, 0.0) * lead_s, self._set.growth_max * level)
         growth = max(seen, (pledge.growth_per_s2 or 0.0) * lead_s)
@@ -177,7 +185,7 @@ class WaitLaw:
         if aim_s is not None and pledge.wait_s is not None and lead_s <= pledge.wait_s:
             needed = max(needed, ahead / (capacity * aim_s))
         if pledge.throughput_per_s is not None and ahead >= pledge.throughput_per_s:
-            # More than a second of the promise waits: the load is there.
+            # More than one second's worth of the promised throughput waits, so the load is there.
             needed = max(needed, pledge.throughput_per_s / capacity)
         return min(needed, float(_MOST))
 
@@ -210,7 +218,7 @@ class WaitLaw:
 
     def _maybe_down(self, now: Situation, rates: Rates, usable: float, text: str) -> Wish:
         count, peak = now.replicas, self._needed[0][1]
-        # What noise may have put on top is taken off before one is added, not before one goes.
+        # Noise is subtracted before a replica is added, but not before one is removed.
         whole, fits = rates._replace(error_per_s=0.0), count
         while fits and self._are_enough(now.with_fewer(fits - 1), whole, peak * usable):
             fits -= 1
@@ -240,7 +248,7 @@ class WaitLaw:
         )
 
     def _are_enough(self, left: Situation, rates: Rates, peak_per_s: float) -> bool:
-        """Whether those that are left would do, and would have done at the peak, with room."""
+        """Return whether the remaining replicas suffice now and at the recent peak, with room."""
         capacity = left.capacity_per_s
         if capacity is None or not capacity > 0.0:
             return False
@@ -253,7 +261,10 @@ class WaitLaw:
         return "any number of" if aim_s is None else f"{count * capacity * aim_s:.0f}"
 
     def _without_capacity(self, now: Situation) -> Wish:
-        """Nobody has seen a replica at its limit yet: what is consumed now speaks for it."""
+        """Use the policy "load" until a replica has been measured at its limit.
+
+        The rate that each replica consumes now replaces its capacity.
+        """
         aim_s = self._aim_s
         each_per_s = now.consumed_per_s / max(now.serving + now.draining, 1)
         if aim_s is not None and each_per_s > 0.0:

@@ -1,10 +1,13 @@
-"""The way back from beyond the knee: to the knee, as soon as the target is within reach.
+"""Recovery from saturation: return to the knee as soon as the target is within reach.
 
-Where what waits in the consumer can be seen, the knee is what does not wait there. Else it is where
-the climb last saw the rate rise, or what the model says of this rate: of a loop that began beyond
-the knee nobody has seen a climb, and a quick one has passed the knee before the rate says so.
-Beyond it for a while, the rate is the ceiling: the most that can be had. Who sees nothing of what
-waits in the consumer does not stay there (plateau).
+The knee is found in one of three ways:
+- If the messages that wait in the consumer are measured, the knee is the prefetch without them.
+- Otherwise it is the prefetch at which the climb last raised the rate (`KneeTracker`).
+- If the loop began beyond the knee, or climbed past it before the rate showed it, the model gives
+  the prefetch for the current rate.
+
+After a while beyond the knee, the rate is the ceiling, the largest that is possible. If the held
+messages are not measured, the loop does not stay there (`PlateauDetector`).
 """
 
 from __future__ import annotations
@@ -17,31 +20,31 @@ from tidegate.laws.control_step import ControlStep, Mode, Saturation
 from tidegate.laws.model_in_use import ModelInUse
 from tidegate.laws.plateau import Plateau
 
-# A handler at work for more of the time says nothing of the round trip.
+# A handler that is busy for more of the time hides the round trip.
 BUSY_LEARNED_MAX = 0.9
-# Of the target, below which a prefetch that brings no more is not enough; for so many samples.
+# Fraction of the target below which the rate counts as short, and the samples that must agree.
 SHORT_OF, SHORT_SAMPLES = 0.95, 3
 
 
 class WayBack:
-    """Of one consumer that is steered to a rate."""
+    """Recovery of one consumer that is controlled towards a rate."""
 
     def __init__(self, known: ModelInUse) -> None:
         self._known = known
         self._climb = Climb()
         self._plateau = Plateau()
-        # Whether the rate was ever at its target.
+        # Whether the rate has ever reached its target.
         self._has_arrived = False
         self._short = 0
 
     def is_beyond(self, level: float) -> bool:
-        """Whether the rate says nothing of this prefetch: it is at its ceiling."""
+        """Return whether the rate is at its ceiling and does not depend on this prefetch."""
         is_clearly = self._climb.is_flat and clearly_below(level, self._climb.knee) is not None
         return self._plateau.is_seen or is_clearly
 
     @property
     def bound(self) -> float:
-        """What more than that brings nothing; infinite: nobody knows."""
+        """The prefetch above which the rate does not rise. Infinite means not known."""
         return self._plateau.bound
 
     def knee(
@@ -51,7 +54,10 @@ class WayBack:
         level: float,
         expected_per_s: float | None,
     ) -> float | None:
-        """Where to go on from, if the target is within reach and the level is beyond the knee."""
+        """Return the prefetch to continue from, or `None` if the loop need not return.
+
+        It is the knee, if the level is beyond it and the target is within reach.
+        """
         if sample.starved or math.isnan(target_per_s):
             return None
         self._climb.see(level, sample.arrived_per_s)
@@ -68,23 +74,23 @@ class WayBack:
     def _below(
         self, sample: ConsumerSample, level: float, expected_per_s: float | None
     ) -> float | None:
-        """The prefetch that gives the same rate, if ours lies clearly beyond it."""
+        """Return the prefetch with the same rate, or `None` unless the level is far beyond it."""
         if sample.held is not None and sample.busy is not None:
-            # What waits behind a busy handler is not in flight.
+            # Messages that wait behind a busy handler are not in flight.
             at_knee = level - sample.held if sample.busy > BUSY_LEARNED_MAX else level
             return clearly_below(level, at_knee)
         if expected_per_s is not None and expected_per_s <= ROSE * sample.arrived_per_s:
-            # The rate answers as it should, only slowly perhaps: that is no knee.
+            # The rate responds as predicted, perhaps slowly: this is no knee.
             return None
         by_model = self._known.prefetch_for(sample.arrived_per_s)
         foot = self._climb.foot
         has_climbed = foot is not None and FELL * foot[1] < sample.arrived_per_s
         if not (self._has_arrived or has_climbed) and self._known.given is not None:
-            # Where it began, nobody has seen a climb; the model knows.
+            # The loop began here and no climb was measured, so the model gives the knee.
             return clearly_below(level, by_model)
         seen = self._climb.knee_below(level)
-        # A quick climb has passed the knee before the rate says so, and a consumer that is itself
-        # again has another one: the model knows better, if the climb began on its line.
+        # A fast climb passes the knee before the rate shows it, and a recovered consumer has
+        # another knee. The model is then better, if the climb began on its line.
         is_far = seen is not None and clearly_below(level, seen) is not None
         is_flat = is_far or self._short >= SHORT_SAMPLES
         if is_flat and (self._began_on_the_line or self._climb.has_jumped):
@@ -100,7 +106,7 @@ class WayBack:
         return aside <= (BEYOND - 1.0) * prefetch + BEYOND_AT_LEAST
 
     def words_of_ceiling(self, step: ControlStep, wanted_per_s: float, *, is_kept_up: bool) -> str:
-        """How much can be had, if what is wanted cannot."""
+        """Describe the ceiling if the wanted rate cannot be reached; empty otherwise."""
         is_short = (
             (is_kept_up or self._plateau.is_seen or step.saturated is Saturation.HIGH)
             and step.mode is Mode.AUTOMATIC

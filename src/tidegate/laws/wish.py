@@ -1,7 +1,8 @@
-"""What a law of scaling sees, and what it says: a queue's situation in, a number of replicas out.
+"""The input and the output of a scaling law: a `QueueSituation` and a `Proposal`.
 
-Laws wish; they do not act. Bounds, steps, cool-down, a person's word and everything else that holds
-for all of them is the autoscaler's (control/autoscaler.py).
+A scaling law maps the situation of one logical queue to a proposed number of replicas. It does
+not act. The autoscaler applies the guards that hold for every law: the bounds of the settings,
+steps, the cool-down and a human's override.
 """
 
 from __future__ import annotations
@@ -10,50 +11,58 @@ from typing import NamedTuple
 
 
 class Situation(NamedTuple):
-    """A logical queue at one moment, as every law reads it. Rates are messages a second."""
+    """One sample of a logical queue, as every scaling law reads it.
 
-    # Seconds, of the loop's own clock.
+    Rates are messages per second.
+    """
+
+    # Time in seconds on the control loop's clock.
     at: float
-    # k: replicas that serve and are to stay.
+    # k: replicas that serve and are not being removed.
     serving: int
-    # Ordered ones that do not serve yet: starting, or without a slot.
+    # Ordered replicas that do not serve yet, because they start or wait for a slot.
     coming: int = 0
     draining: int = 0
-    # Of those that serve or drain: cannot be reached, and what waits in them is not counted.
+    # Unreachable replicas among the serving and draining ones. `waiting` excludes their messages.
     away: int = 0
-    # Messages that wait, those of the alias too.
+    # Waiting messages, including those in the alias.
     waiting: int = 0
     unacknowledged: int = 0
     arrived_per_s: float = 0.0
     consumed_per_s: float = 0.0
     oldest_age_s: float = 0.0
-    # What one replica can consume: the mean of those that serve; None: not known yet.
+    # What one replica can consume: the mean of the serving replicas. `None` means not known yet.
     capacity_per_s: float | None = None
-    # The same if only so many served, of those that would stay: one, two, …; empty: all are alike.
+    # `capacity_per_s` if only 1, 2, … of the serving replicas remained. Empty means that all
+    # replicas are alike.
     capacity_of_fewer_per_s: tuple[float, ...] = ()
-    # Messages per replica.
+    # Waiting messages per replica.
     min_load: float = 50.0
     max_load: float = 200.0
-    # Whether loads are a tolerated wait times the capacity.
+    # Whether `min_load` and `max_load` are computed from a tolerated wait and the capacity.
     loads_follow_capacity: bool = False
-    # A scale-up is still to show what it does.
+    # The last scale-up has not shown its effect yet.
     inhibited: bool = False
-    # Until a replica that has a slot serves, and until one that needs a machine first does.
+    # Seconds until a new replica serves: with a free slot, and when a machine must boot first.
     start_s: float = 5.0
     boot_s: float = 5.0
-    # Slots without a replica on machines that run; None: not known.
+    # Free slots on running machines. `None` means not known.
     slots_free: int | None = None
     slots_per_machine: int = 1
-    # Whether a machine is kept warm for what nobody foresees.
+    # Whether a warm machine is kept for growth that no forecast predicts.
     keeps_warm: bool = False
 
     @property
     def replicas(self) -> int:
-        """Those that are to stay, once all have come."""
+        """Replicas that will serve once all ordered ones have started."""
         return self.serving + self.coming
 
     def with_fewer(self, count: int) -> Situation:
-        """The moment after all but so many have begun to go: the same facts, and who is left."""
+        """Return the situation right after all but `count` replicas have begun to drain.
+
+        Laws use it to check a removal: `capacity_per_s` becomes the mean of the remaining
+        replicas, and loads that follow the capacity change with it.
+        """
         serving = min(count, self.serving)
         before = self.capacity_per_s
         capacity, part = before, 1.0
@@ -71,16 +80,16 @@ class Situation(NamedTuple):
 
     @property
     def average_load(self) -> float:
-        """Waiting messages per replica that consumes them: going ones, and none that is away."""
+        """Waiting messages per reachable replica that consumes them; draining replicas count."""
         return self.waiting / max(self.serving + self.draining - self.away, 1)
 
 
 class Wish(NamedTuple):
-    """How many replicas a law wants, and why."""
+    """The number of replicas that a law proposes, and why."""
 
     replicas: int
-    # In a few words: "avg_load > max_load".
+    # The rule in a few words, such as "avg_load > max_load".
     rule: str
     reason: str
-    # What would have changed it.
+    # What would have changed the proposal.
     otherwise: str

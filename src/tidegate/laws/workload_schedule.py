@@ -1,12 +1,12 @@
-"""Which of several learned models fits the workload at hand, while it runs.
+"""The choice among learned models: the model that fits the current workload, while it runs.
 
-    worth = rate / (prefetch − held)        Little's law: what a unit of prefetch brings now
+    worth = rate / (prefetch − held)        Little's law: the rate that a unit of prefetch gives now
 
-Larger messages, a slower handler or a longer way make a unit worth less, so what it brings tells
-workloads apart without asking anybody what they are. The nearest model is chosen (gain_schedule),
-and another one only if it has been clearly nearer for several samples. A starved queue, a handler
-that is busy throughout and a prefetch beyond the knee say nothing of it.
-Standard library only: it runs in nodes and workers.
+Larger messages, a slower handler or a longer round trip reduce the worth of a unit. So the worth
+tells workloads apart without any description of them. The nearest model is chosen (`GainSchedule`),
+and another one only if it has been clearly nearer for several samples. The worth is not measured
+while the queue is starved, while the handler is busy throughout, or beyond the knee. The module
+uses the standard library only, because it runs in nodes and workers.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tidegate.laws.least_squares import Model
 from tidegate.laws.pole_placement import Gains, Kind
 
 WORTH = "worth_per_s"
-# The middle of so many counts, and so many in a row must say the same.
+# Number of samples in the median, and the number in a row that must agree on another model.
 SAMPLES_LOOKED_AT = 5
 SAMPLES_AGREED = 3
-# A handler at work for more of the time says nothing of the round trip.
+# A handler that is busy for more of the time hides the round trip.
 BUSY_MAX = 0.9
-# Models are chosen; gains are designed for them by who steers.
+# Only the model is chosen here; the caller designs the gains for it.
 _NO_GAINS = Gains(Kind.PI, 0.0)
 
 
 class WorkloadSchedule:
-    """Learned models by name, and which one is in use."""
+    """Learned models by name, and the one in use."""
 
     def __init__(self, models: Mapping[str, PrefetchModel]) -> None:
         self._models = dict(models)
@@ -43,18 +43,18 @@ class WorkloadSchedule:
             ]
         )
         self._recent: deque[float] = deque(maxlen=SAMPLES_LOOKED_AT)
-        # Before anything was seen, the most cautious one.
+        # Before the first sample, the most cautious model.
         self.name = self._schedule.choose({}).name
         self._agreed = 0
         self._candidate = self.name
 
     @property
     def model(self) -> PrefetchModel:
-        """The one to run with."""
+        """The model in use."""
         return self._models[self.name]
 
     def see(self, sample: ConsumerSample, prefetch: float) -> bool:
-        """A sample with this prefetch; whether another model is to be run with from now on."""
+        """Add a sample measured with this prefetch, and return whether the model in use changed."""
         in_flight = prefetch - (sample.held or 0.0)
         is_telling = not sample.starved and (sample.busy is None or sample.busy <= BUSY_MAX)
         if not (is_telling and in_flight > 0.0 and sample.arrived_per_s > 0.0):

@@ -1,1 +1,1 @@
-"""The same laws and loops against a plant in virtual time."""
+"""Simulation: the real laws and control loops against a simulated plant in virtual time."""

@@ -1,7 +1,7 @@
-"""Traces that are made: the shapes that load takes, each from a few numbers and a seed.
+"""Generated traces: typical shapes of load, each from a few parameters and a seed.
 
-Strategy: every shape is a function of the second, sampled once a second; randomness comes from one
-generator that the seed makes, so the same seed is the same trace on every machine.
+Each shape is a function of time, sampled once per second. Random numbers come from one generator
+created from the seed, so the same seed gives the same trace on every machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tidegate.simulation.trace import Trace
 
 
 def sampled(name: str, duration_s: float, rate_at: Callable[[float], float]) -> Trace:
-    """A function of time as a trace with a row each second, at the second's middle."""
+    """Return a function of time as a trace with one row per second, sampled in its middle."""
     seconds = max(2, math.ceil(duration_s))
     times = [float(second) for second in range(seconds)]
     return Trace(name, times, [max(0.0, round(rate_at(time + 0.5), 6)) for time in times])
@@ -23,7 +23,7 @@ def sampled(name: str, duration_s: float, rate_at: Callable[[float], float]) -> 
 def ramp(
     growth_per_s2: float, top_per_s: float, hold_s: float = 0.0, *, start_per_s: float = 0.0
 ) -> Trace:
-    """Up at a constant growth, then constant."""
+    """Return a trace that grows at a constant rate and then stays constant."""
     rise_s = (top_per_s - start_per_s) / growth_per_s2
     return sampled(
         "ramp",
@@ -33,7 +33,7 @@ def ramp(
 
 
 def square(low_per_s: float, high_per_s: float, half_s: float, periods: int) -> Trace:
-    """Low and high in turn."""
+    """Return a trace that alternates between a low and a high rate."""
     return sampled(
         "square",
         2 * half_s * periods,
@@ -42,7 +42,7 @@ def square(low_per_s: float, high_per_s: float, half_s: float, periods: int) -> 
 
 
 def saw_tooth(low_per_s: float, high_per_s: float, period_s: float, periods: int) -> Trace:
-    """Slowly up, at once down, again and again."""
+    """Return a trace that repeatedly rises slowly and falls at once."""
     return sampled(
         "saw-tooth",
         period_s * periods,
@@ -50,11 +50,11 @@ def saw_tooth(low_per_s: float, high_per_s: float, period_s: float, periods: int
     )
 
 
-# Shapes with random numbers in them
+# Random shapes
 
 
 def promised_load(seed: int, growth_per_s2: float, duration_s: float = 1800.0) -> Trace:
-    """Levels that are held for some minutes; up by no more than was agreed, down at once."""
+    """Return levels held for some minutes, rising at most as fast as agreed and falling at once."""
     chance = random.Random(f"promised {seed}")
     rates: list[float] = []
     rate = chance.uniform(8.0, 18.0)
@@ -70,7 +70,7 @@ def promised_load(seed: int, growth_per_s2: float, duration_s: float = 1800.0) -
 
 
 def random_ramps(chance: random.Random, duration_s: float) -> Trace:
-    """Up, on a plateau, and down again."""
+    """Return a trace that rises, stays on a plateau, and falls again."""
     low = chance.uniform(20.0, 200.0)
     high = low + chance.uniform(200.0, 900.0)
     rise_s = chance.uniform(0.15, 0.4) * duration_s
@@ -88,7 +88,7 @@ def random_ramps(chance: random.Random, duration_s: float) -> Trace:
 
 
 def random_steps(chance: random.Random, duration_s: float) -> Trace:
-    """Levels that hold for some minutes each."""
+    """Return a trace of levels that last some minutes each."""
     levels: list[tuple[float, float]] = []
     until = 0.0
     while until < duration_s:
@@ -100,7 +100,7 @@ def random_steps(chance: random.Random, duration_s: float) -> Trace:
 
 
 def random_bursts(chance: random.Random, duration_s: float) -> Trace:
-    """A base with short bursts on it."""
+    """Return a trace of a constant base with short bursts."""
     base = chance.uniform(50.0, 300.0)
     bursts: list[tuple[float, float, float]] = []
     time_s = chance.expovariate(1 / 240.0)
@@ -115,7 +115,7 @@ def random_bursts(chance: random.Random, duration_s: float) -> Trace:
 
 
 def random_diurnal(chance: random.Random, duration_s: float) -> Trace:
-    """Days, pressed together so that one or two of them fit, with a second harmonic and noise."""
+    """Return one or more days compressed into the duration, with a second harmonic and noise."""
     days = chance.uniform(1.0, 2.5)
     mean = chance.uniform(150.0, 500.0)
     swing, second = chance.uniform(0.4, 0.9) * mean, chance.uniform(0.0, 0.25) * mean
@@ -134,7 +134,7 @@ def random_diurnal(chance: random.Random, duration_s: float) -> Trace:
 
 
 def random_flash_crowd(chance: random.Random, duration_s: float) -> Trace:
-    """A quiet base, then many times that within a minute, that dies away slowly."""
+    """Return a low base with a rise to many times that within about a minute, and a slow decay."""
     base = chance.uniform(30.0, 200.0)
     peak = base * chance.uniform(3.0, 8.0)
     start_s = chance.uniform(0.1, 0.5) * duration_s
@@ -161,5 +161,5 @@ KINDS: dict[str, Callable[[random.Random, float], Trace]] = {
 
 
 def random_trace(kind: str, seed: int, duration_s: float) -> Trace:
-    """A trace of a kind; the same for the same seed."""
+    """Return a trace of a kind from `KINDS`; the same seed gives the same trace."""
     return KINDS[kind](random.Random(f"{kind} {seed}"), duration_s)

@@ -1,7 +1,7 @@
-"""A run under its agreement: every tick is judged, whatever the policy, as the real loop judges.
+"""The agreement of a simulated queue: judges every tick as the real loop does, under any policy.
 
-So a policy that knows nothing of the agreement can be held beside the one that obeys it, by the
-same windows.
+Policies that ignore the agreement and policies that follow it can thus be compared by the same
+windows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ QUEUE = "orders"
 
 
 def agreement_in(text: str, source: str = "agreement") -> Agreement:
-    """An agreement about any queue: there is only one here."""
+    """Parse an agreement about any queue; the simulation has only one.
+
+    Raises `InvalidValue` if the agreement is about HTTP.
+    """
     agreement = parse_agreement(text, source)
     if agreement.queue is None:
         raise InvalidValue(f"{source} is about http: what is simulated is a queue")
@@ -28,14 +31,14 @@ def agreement_in(text: str, source: str = "agreement") -> Agreement:
 
 
 def obeyed(scaling: Scaling) -> Scaling:
-    """The same with what its agreement says; without one as it is."""
+    """Return the scaling settings with the terms of their agreement, or unchanged without one."""
     if scaling.agreement is None:
         return scaling
     return obeying(scaling, agreement_in(scaling.agreement))
 
 
 class Judged:
-    """The agreement of a simulated queue, and what it has seen."""
+    """The agreement of a simulated queue, and its evaluation so far."""
 
     def __init__(self, scaling: Scaling, plant: Plant) -> None:
         assert scaling.agreement is not None
@@ -48,11 +51,11 @@ class Judged:
 
     @property
     def capacity_per_s(self) -> float | None:
-        """As the document guesses it."""
+        """The capacity of a replica that the agreement states, or `None`."""
         return self._agreement.said.resources.capacity_per_s
 
     def look(self, tick_s: float) -> None:
-        """A tick is over."""
+        """Evaluate the tick that has just ended."""
         plant = self._plant
         waits = plant.waits or []
         sample = Sample(
@@ -70,7 +73,7 @@ class Judged:
             self.counts += Counts.of([entry.window.verdict])
 
     def pledge(self, lead_s: float | None) -> Pledge:
-        """What the loop is to keep now."""
+        """Return the wait target for the next decision of the loop."""
         self._agreement.reconfigured(lead_s)
         self._agreement.learn_warnings(self._scaling.boot_s)
         return self._agreement.pledge(self._scaling.sla_delta)

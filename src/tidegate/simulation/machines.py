@@ -1,8 +1,7 @@
-"""Simulated machines: ordered, booting for a while, then up with their slots, until halted.
+"""Simulated machines: ordered, booting, then running with their slots, until halted.
 
-Strategy: what is paid for is everything from the order to the halt, booting included, as clouds
-bill it. A boot may fail at its end; a failed machine is never counted as running and costs nothing
-from then on.
+A machine costs from the order to the halt, booting included, as clouds bill it. A boot may fail
+at its end. A failed machine never counts as running, and costs nothing from then on.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _RUNNING = (MachineState.UP, MachineState.WARM)
 
 
 class Machine:
-    """A machine and when it is ready."""
+    """A machine, and when its boot ends."""
 
     __slots__ = (
         "added_at",
@@ -43,20 +42,20 @@ class Machine:
 
 
 class Machines:
-    """All of them."""
+    """All simulated machines of a run."""
 
     def __init__(self, settings: PlantSettings, chance: random.Random) -> None:
         self._settings = settings
         self._chance = chance
         self._next_id = 1
         self.by_id: dict[int, Machine] = {}
-        # Boots that were ordered while it ran.
+        # Boots ordered during the run.
         self.ordered = 0
         self.paid_s = 0.0
         self.failed_boots = 0
 
     def boot(self, slots: int, now: float, *, warm: bool = False, at_once: bool = False) -> Machine:
-        """Order one."""
+        """Order a machine. With `at_once` it runs immediately and is not counted as ordered."""
         settings = self._settings
         boot_s = 0.0 if at_once else self._boot_s()
         machine = Machine(self._next_id, slots, now + boot_s)
@@ -78,7 +77,7 @@ class Machines:
         return self._chance.lognormvariate(math.log(mean) - variance / 2, math.sqrt(variance))
 
     def ready(self, now: float) -> list[Machine]:
-        """Boots that have come to their end, well or not."""
+        """Finish the boots that end by now, successful or failed, and return their machines."""
         ended = []
         for machine in self.by_id.values():
             if machine.state is MachineState.BOOTING and machine.ready_at <= now + 1e-9:
@@ -91,14 +90,14 @@ class Machines:
         return ended
 
     def next_ready_at(self) -> float:
-        """When the next boot ends."""
+        """Return when the next boot ends, or infinity if none is booting."""
         return min(
             (m.ready_at for m in self.by_id.values() if m.state is MachineState.BOOTING),
             default=math.inf,
         )
 
     def pay(self, tick_s: float) -> None:
-        """Everything that is not failed costs."""
+        """Add the cost of one tick of all machines that have not failed."""
         for machine in self.by_id.values():
             if machine.state is not MachineState.FAILED:
                 self.paid_s += tick_s
@@ -110,7 +109,7 @@ class Machines:
         return sum(machine.state in _RUNNING for machine in self.by_id.values())
 
     def samples(self, used: dict[int, int], draining: dict[int, int]) -> list[MachineSample]:
-        """As the provisioner sees them."""
+        """Return the machines in the form that the provisioner reads."""
         return [
             MachineSample(
                 machine_id=machine.machine_id,

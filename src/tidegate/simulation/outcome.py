@@ -1,4 +1,4 @@
-"""What a run was like: a few numbers that policies are compared by, and series to be drawn."""
+"""The result of a simulation run: numbers for comparing policies, and series for drawing."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import msgspec
 
 
 class Series(msgspec.Struct, kw_only=True):
-    """What was so at each recorded moment; all columns are equally long."""
+    """The state at each recorded time; all columns have the same length."""
 
     t_s: list[float] = []
-    # What came, over the time since the last moment.
+    # Arrival rate since the previous recorded time.
     rate_per_s: list[float] = []
     average_load: list[float] = []
-    # Waiting messages by the number of the replica; "0" is the alias.
+    # Waiting messages by replica number; "0" is the alias.
     waiting: list[dict[str, int]] = []
     oldest_age_s: list[float] = []
-    # Replicas that serve, and those that were ordered and do not serve yet.
+    # Replicas that serve, and ordered ones that do not serve yet.
     replicas: list[int] = []
     ordered: list[int] = []
     draining: list[int] = []
-    # Machines that run, and those that boot.
+    # Machines that run, and machines that boot.
     machines: list[int] = []
     booting: list[int] = []
-    # ceil(rate / capacity): as few replicas as can deliver what comes.
+    # ceil(rate / capacity): the smallest number of replicas that handles the arrivals.
     ideal: list[int] = []
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision that did something, for people."""
+    """A decision with actions, described for people."""
 
     t_s: float
     loop: str
@@ -41,7 +41,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole run. The same scenario and seed give the same bytes of JSON."""
+    """The result of a run. The same scenario and seed give the same bytes of JSON."""
 
     scenario: str
     policy: str
@@ -53,29 +53,29 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     consumed: int
     waiting_at_end: int
     in_service_at_end: int
-    # Of waiting messages per serving replica.
+    # Waiting messages per serving replica.
     average_load_peak: float
     average_load_mean: float
-    # Time with an average load above max_load.
+    # Seconds with an average load above max_load.
     above_s: float
-    # The same without the one polling interval in which each excursion was noticed.
+    # The same without the first polling interval of each excursion, in which it was noticed.
     late_s: float
     machine_s: float
-    # As few machine-seconds as the load needs, at ideal replicas and no boots.
+    # Smallest possible machine-seconds: ideal replicas without boot times.
     machine_s_ideal: float
     replicas_peak: int
     machines_peak: int
     boots: int
     failed_boots: int
-    # Changes of direction between replicas that were added and that went.
+    # Changes of direction between added and removed replicas.
     reversals: int
     cancelled_drains: int
     wait_s_mean: float
     wait_s_max: float
     decisions: int
-    # Of replicas that were there, whatever they did.
+    # Replica-seconds in any state.
     replica_s: float = 0.0
-    # Windows of the agreement by what they say; None: there is none.
+    # Windows of the agreement by verdict. `None` means that there is no agreement.
     windows_met: int | None = None
     windows_warned: int | None = None
     windows_breached: int | None = None
@@ -83,7 +83,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     explained: Sequence[Explained] = ()
 
     def summary(self) -> dict[str, Any]:
-        """The numbers, without what is drawn."""
+        """Return the numbers without the series and decisions."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         del plain["series"], plain["explained"]
         return plain
@@ -94,5 +94,5 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reversals_of(turns: Sequence[int]) -> int:
-    """How often the direction changed."""
+    """Return how often the direction changed."""
     return sum(before != after for before, after in pairwise(turns))

@@ -1,13 +1,33 @@
-"""The plant: what loops steer, in virtual time. Replicas, machines, the alias, clients, faults.
+"""The simulated plant: replicas, machines, the alias, clients and faults in virtual time.
 
-Strategy: a fluid in whole messages (see replica.py), advanced by ticks of at most a second, rather
-than one event for each message: at 750 messages a second an hour is 2.7 million events but 3 600
-ticks, while waiting messages, ages and rates, which is all that the laws look at, are the same to a
-tick. What happens between ticks (a boot ends, a replica starts, a fault) happens at the start of
-the next one. The plant carries orders out as the nodes do: a new replica has share 0 until it is
-given one, a draining one keeps what it holds, one that is not empty is not removed, and while no
-replica can be reached the alias keeps what comes. Where replicas compete for one queue they are
-pods as KEDA scales them: one that is not wanted is gone when it has done what it had in hand.
+Theory of operation
+
+**Model.** The plant is a fluid in whole messages (see `SimulatedReplica`). It advances in ticks of
+at most `tick_s`, and not by one event per message. At 750 messages per second an hour has 2.7
+million events but only 3,600 ticks. The laws read only waiting messages, ages and rates, and these
+are the same to within a tick.
+
+**Events.** A boot that ends, a replica that starts, and a dead machine that is noticed take effect
+at the start of the next tick. Arrivals of a tick form one cohort, whose time is the middle of the
+tick.
+
+**Actions.** The plant executes actions as the nodes do. An action that no longer fits does nothing.
+- An ordered replica waits for a slot (`pending`), then starts, then serves. Its share is 0 until
+  the loop sets one, unless no replica has a share.
+- A draining replica keeps its messages. It is removed only when it is empty.
+- While no replica serves, the alias keeps the new messages. They move to replicas with the next
+  arrivals that a replica can take, or by a transfer.
+
+**Competing replicas.** If `settings.competing` is set, replicas are consumers of one queue, as pods
+that KEDA scales. Shares and transfers then do nothing, waiting messages are divided evenly, and a
+draining replica is removed as soon as it has finished its messages.
+
+**Faults.** A dead machine makes its replicas unreachable. After `detection_s` they wait for another
+slot. A crashed replica restarts on its machine after `restart_s`. In both cases stored messages
+survive, and messages in service wait again.
+
+**Invariants.** Every message that arrived is waiting, in service or consumed. The same seed gives
+the same run.
 """
 
 from __future__ import annotations
@@ -39,12 +59,12 @@ from tidegate.simulation.machines import Machines
 from tidegate.simulation.replica import Replica
 from tidegate.simulation.settings import PlantSettings
 
-# Above it a Poisson number is drawn as a rounded normal one.
+# Above this mean a Poisson number is drawn as a rounded normal one.
 _POISSON_SMALL = 30.0
 
 
 class Plant:
-    """One logical queue on machines."""
+    """One logical queue on simulated machines."""
 
     def __init__(self, queue: str, settings: PlantSettings, slots: int, seed: int | str) -> None:
         self.queue = queue
@@ -54,11 +74,11 @@ class Plant:
         self.now = 0.0
         self.replicas: dict[int, Replica] = {}
         self._next_number = 1
-        # Replicas that were ordered and have no slot yet.
+        # Ordered replicas without a slot.
         self.pending = 0
-        # When replicas that start, or start again, serve.
+        # When each starting or restarting replica will serve.
         self._starting: dict[int, float] = {}
-        # When dead machines are noticed.
+        # When each dead machine will be noticed.
         self._unnoticed: dict[int, float] = {}
         self.alias = Replica(0, None)
         self.arrived = 0
@@ -67,22 +87,23 @@ class Plant:
         self._retired_consumed = 0
         self._retired_waited_s = 0.0
         self.longest_wait_s = 0.0
-        # Every replica that was ordered (+1), and that went or was not wanted any more (−1).
+        # +1 for every ordered replica, −1 for every removed or cancelled one, in temporal order.
         self.turns: list[int] = []
-        # Scale-downs that were given up.
+        # Drains that were cancelled.
         self.cancelled_drains = 0
         self._sampled_at = 0.0
         self._sampled_arrived = 0
         self.has_clients = False
-        # How long how many waited, since somebody last looked; None: nobody does.
+        # Pairs of waiting time and number of messages since the last evaluation. `None` turns the
+        # recording off.
         self.waits: list[tuple[float, float]] | None = None
         for _ in range(settings.machines_at_start):
             self.machines.boot(slots, 0.0, at_once=True)
 
-    # Time passes
+    # Time
 
     def tick(self, tick_s: float, expected: float, capacity_per_s: float) -> None:
-        """So long passes, and about so many messages come."""
+        """Advance the plant by `tick_s`, in which about `expected` messages arrive."""
         began, self.now = self.now, self.now + tick_s
         if self._starting or self._unnoticed or self.machines.next_ready_at() <= began:
             self._events(began)
@@ -123,7 +144,7 @@ class Plant:
                     replica.share = 1.0
 
     def _came(self, expected: float) -> int:
-        """Whole messages; what rounding leaves comes later."""
+        """Return a whole number of messages; fractions are carried over to later ticks."""
         if self.settings.poisson:
             return _poisson(self.chance, expected)
         whole = self._fraction + expected
@@ -132,7 +153,10 @@ class Plant:
         return came
 
     def _route(self, came: int, at: float) -> None:
-        """By share, or by where producers are; what nobody can take waits at the alias."""
+        """Distribute arrivals to replicas, or put them into the alias if no replica can take them.
+
+        The parts are the shares, or the numbers of producers if clients are simulated.
+        """
         takers = [
             (one, float(one.producers) if self.has_clients else one.share)
             for one in self.replicas.values()
@@ -169,7 +193,7 @@ class Plant:
             carried[owed[0].number] = carried.get(owed[0].number, 0.0) - left
 
     def _hand_over(self, takers: list[Replica]) -> None:
-        """What waits at the alias goes to replicas, in equal parts."""
+        """Move the alias's messages to replicas in equal parts."""
         part = math.ceil(self.alias.waiting / len(takers))
         for replica in takers:
             cohorts = self.alias.give(part)
@@ -177,10 +201,10 @@ class Plant:
             replica.arrived += sum(count for _, count in cohorts)
         self.alias.arrived = self.alias.waiting
 
-    # What the loops see
+    # Samples for the loops
 
     def sample(self, resource_load: float = 0.0, keeps_warm: bool = False) -> QueueSample:
-        """Everything over the period since the last sample."""
+        """Return a sample of the period since the last one."""
         period_s = max(self.now - self._sampled_at, 1e-9)
         arrived = self.arrived - self._sampled_arrived
         self._sampled_at, self._sampled_arrived = self.now, self.arrived
@@ -209,7 +233,7 @@ class Plant:
         return max(slots - placed, 0)
 
     def machine_samples(self) -> list[MachineSample]:
-        """Machines and how full they are."""
+        """Return samples of the machines with their used slots."""
         used: dict[int, int] = {}
         draining: dict[int, int] = {}
         for replica in self.replicas.values():
@@ -221,13 +245,13 @@ class Plant:
 
     @property
     def oldest_age_s(self) -> float:
-        """Of all messages that are not done."""
+        """Age of the oldest message that is not consumed yet, in seconds."""
         replicas = (self.alias, *self.replicas.values())
         return max(one.oldest_age_s(self.now) for one in replicas)
 
     @property
     def waiting(self) -> int:
-        """All messages that wait, anywhere."""
+        """All waiting messages, including those in the alias."""
         return self.alias.waiting + sum(one.waiting for one in self.replicas.values())
 
     @property
@@ -240,23 +264,23 @@ class Plant:
 
     @property
     def waited_s(self) -> float:
-        """Summed over all messages that were consumed."""
+        """Waiting time in seconds, summed over all consumed messages."""
         return self._retired_waited_s + sum(one.waited_s for one in self.replicas.values())
 
     @property
     def serving(self) -> int:
-        """Replicas that new messages go to."""
+        """Number of replicas in the state SERVING."""
         return sum(one.state is ReplicaState.SERVING for one in self.replicas.values())
 
     @property
     def average_load(self) -> float:
-        """Waiting messages per replica that serves."""
+        """Waiting messages per serving replica."""
         return self.waiting / max(self.serving, 1)
 
-    # Orders of the queue's loop
+    # Actions of the loops
 
     def carry_out(self, action: AnyAction) -> None:
-        """Do what a loop has decided; an order that does not fit any more does nothing."""
+        """Execute an action of a loop. An action that no longer fits does nothing."""
         match action:
             case AddReplica(count):
                 self.pending += count
@@ -294,7 +318,7 @@ class Plant:
                 self.place(machine_id)
 
     def place(self, machine_id: int, *, at_once: bool = False) -> None:
-        """A replica that was ordered, or one whose machine died, comes to a machine."""
+        """Place an ordered replica, or one of a dead machine, on a machine with a free slot."""
         machine = self.machines.by_id.get(machine_id)
         if machine is None or machine.state not in (MachineState.UP, MachineState.WARM):
             return
@@ -318,7 +342,7 @@ class Plant:
 
     @property
     def wanted_slots(self) -> int:
-        """Replicas that wait for a slot: those ordered, and those whose machine died."""
+        """Replicas that wait for a slot: ordered ones, and replicas of dead machines."""
         return self.pending + sum(one.machine_id is None for one in self.replicas.values())
 
     def _turn(self, number: int, state: ReplicaState, to: ReplicaState) -> bool:
@@ -344,13 +368,13 @@ class Plant:
         self._elect_all(Role.CONSUMER, replica.consumers)
 
     def _delete_drained(self) -> None:
-        """Kubernetes deletes a pod as soon as its hands are empty, and asks no loop again."""
+        """Remove drained replicas at once, as Kubernetes deletes a pod without asking a loop."""
         for replica in list(self.replicas.values()):
             if replica.state is ReplicaState.DRAINING:
                 self._retire(replica.number)
 
     def _even_out(self) -> None:
-        """Consumers of one queue: whoever is there takes the same part of what waits and comes."""
+        """Divide waiting and new messages evenly among the serving, competing replicas."""
         serving = [one for one in self.replicas.values() if one.state is ReplicaState.SERVING]
         if not serving:
             return
@@ -385,7 +409,7 @@ class Plant:
     # Clients
 
     def change_clients(self, role: Role, count: int) -> None:
-        """Clients join (elected onto a replica) or leave (from the fullest)."""
+        """Let clients join an elected replica, or leave the replica with the most of them."""
         self.has_clients = True
         if count >= 0:
             self._elect_all(role, count)
@@ -397,7 +421,7 @@ class Plant:
 
     def _elect_all(self, role: Role, count: int) -> None:
         for _ in range(count):
-            # As an alias does: among those that serve; with none, wherever there is one.
+            # As in a logical queue: among serving replicas, and if there is none, among all.
             open_ones = [
                 one for one in self.replicas.values() if one.state is ReplicaState.SERVING
             ] or list(self.replicas.values())
@@ -419,7 +443,10 @@ class Plant:
     # Faults
 
     def kill_machine(self, machine_id: int | None = None) -> int | None:
-        """A machine dies with all that runs on it; None: one that holds a replica, by lot."""
+        """Kill a machine and all its replicas; `None` draws a machine that holds a replica.
+
+        Returns the id of the machine, or `None` if there is none to kill.
+        """
         if machine_id is None:
             holding = sorted({one.machine_id for one in self.replicas.values() if one.machine_id})
             if not holding:
@@ -437,14 +464,14 @@ class Plant:
         return machine_id
 
     def _evacuate(self, machine_id: int) -> None:
-        """A dead machine was noticed: its replicas, whose messages are stored, need a place."""
+        """Let the replicas of a dead machine wait for another slot; their messages are stored."""
         for replica in self.replicas.values():
             if replica.machine_id == machine_id:
                 replica.machine_id = None
         self.machines.halt(machine_id)
 
     def kill_replica(self) -> int | None:
-        """A replica's process dies and is started again where it is."""
+        """Kill a random reachable replica's process, which restarts on the same machine."""
         running = sorted(one.number for one in self.replicas.values() if one.reachable)
         if not running:
             return None
@@ -454,7 +481,7 @@ class Plant:
         return number
 
     def set_speed(self, factor: float) -> None:
-        """Every replica that there is delivers this part of what it did at first."""
+        """Set the speed of every existing replica to this fraction of its initial speed."""
         for replica in self.replicas.values():
             replica.capacity_factor = factor
 
@@ -471,7 +498,7 @@ def _change(replica: Replica, role: Role, by: int) -> None:
 
 
 def _poisson(chance: random.Random, mean: float) -> int:
-    """A Poisson number."""
+    """Return a random number from a Poisson distribution."""
     if mean <= 0.0:
         return 0
     if mean > _POISSON_SMALL:

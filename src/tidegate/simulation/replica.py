@@ -1,9 +1,9 @@
-"""One simulated replica: messages that wait in the order they came, and workers that take them.
+"""A simulated replica: messages that wait in order of arrival, and workers that take them.
 
-Strategy: a fluid in whole messages. What comes within one tick is one cohort with one time; a tick
-serves `capacity · tick` messages, the fraction carried over, oldest cohorts first. So the age of
-the oldest message is known to a tick, nothing is ever lost in rounding, and an hour costs as much
-at ten messages a second as at a million.
+The replica is a fluid in whole messages. Arrivals within one tick form one cohort with one time.
+A tick serves `capacity · tick` messages, oldest cohorts first, and carries the fraction over. The
+age of the oldest message is therefore exact to within a tick, and rounding loses no message. An
+hour costs the same at ten messages per second as at a million.
 """
 
 from __future__ import annotations
@@ -44,25 +44,26 @@ class Replica:
         self, number: int, machine_id: int | None, waits: list[tuple[float, float]] | None = None
     ) -> None:
         self.number = number
-        # Where it is written how long how many waited; None: nobody asks.
+        # List that receives pairs of waiting time and number of messages. `None` turns the
+        # recording off.
         self.waits = waits
         self.machine_id = machine_id
         self.state = ReplicaState.STARTING
-        # Whether its process runs.
+        # Whether the process runs.
         self.reachable = False
         self.share = 0.0
         self.capacity_factor = 1.0
         self.waiting = 0
         self.in_service = 0
-        # When what is in service came.
+        # Arrival time of the messages in service.
         self.taken_at = 0.0
-        # (when they came, how many), the oldest first; waiting is their sum.
+        # Pairs of arrival time and number, the oldest first; `waiting` is the sum of the numbers.
         self.cohorts: deque[tuple[float, int]] = deque()
-        # Service that was not used up, below one message.
+        # Service capacity left over from earlier ticks, below one message.
         self.allowance = 0.0
         self.arrived = 0
         self.consumed = 0
-        # The sum over all consumed messages.
+        # Summed over all consumed messages.
         self.waited_s = 0.0
         self.sampled_arrived = 0
         self.sampled_consumed = 0
@@ -71,19 +72,19 @@ class Replica:
         self.consumers = 0
 
     def put(self, count: int, at: float) -> None:
-        """Messages come."""
+        """Add arriving messages."""
         self.cohorts.append((at, count))
         self.waiting += count
         self.arrived += count
 
     def serve(self, capacity_per_s: float, tick_s: float, now: float, in_service_max: int) -> float:
-        """One tick of work that ends now; how long the longest waiter of it waited."""
+        """Work for a tick that ends at `now`, and return the longest wait of a finished message."""
         allowance = self.allowance + capacity_per_s * self.capacity_factor * tick_s
         due = int(allowance)
         longest_s = 0.0
         held = self.in_service
         if due < held:
-            # Slow work: what is in hand stays there for longer than a tick.
+            # Slow work: the messages in service stay there for more than a tick.
             self.allowance = allowance
             return 0.0
         if held:
@@ -111,14 +112,14 @@ class Replica:
                 self.waits.append((waited_s, take))
             if waited_s > longest_s:
                 longest_s = waited_s
-        # An idle worker saves up no work; a fraction of a message goes on.
+        # Idle workers accumulate no capacity, except for a fraction of a message.
         self.allowance = allowance - done if cohorts else min(allowance - done, 1.0 - 1e-9)
         if cohorts and in_service_max:
             self._take(in_service_max)
         return longest_s
 
     def _take(self, count_max: int) -> None:
-        """Workers take what they work on next."""
+        """Move waiting messages into service."""
         self.taken_at = self.cohorts[0][0]
         while self.in_service < count_max and self.cohorts:
             came_at, count = self.cohorts[0]
@@ -131,17 +132,19 @@ class Replica:
             self.waiting -= take
 
     def crash(self) -> None:
-        """Its process dies: what was in hand waits again, behind what came before it."""
+        """Stop the process. Messages in service wait again, in order of their arrival."""
         self.reachable = False
         self.allowance = 0.0
         if self.in_service:
-            # Not always at the front: an exchange may have brought older ones meanwhile.
+            # Not always at the front: a transfer may have brought older messages meanwhile.
             self.take_over([(self.taken_at, self.in_service)])
             self.in_service = 0
 
     def give(self, count: int) -> list[tuple[float, int]]:
-        """About so many waiting messages leave for another replica: the newest, whose turn here
-        would be last."""
+        """Remove up to `count` waiting messages for a transfer, the newest first.
+
+        The newest messages would be served last here. Returns them as cohorts, the oldest first.
+        """
         gone: list[tuple[float, int]] = []
         while count > 0 and self.cohorts:
             came_at, there = self.cohorts.pop()
@@ -154,22 +157,22 @@ class Replica:
         return gone[::-1]
 
     def take_over(self, cohorts: list[tuple[float, int]]) -> None:
-        """Messages from another replica find their place by the time they came."""
+        """Insert messages from another replica by their arrival times."""
         self.cohorts = deque(sorted([*self.cohorts, *cohorts]))
         self.waiting += sum(count for _, count in cohorts)
 
     def oldest_age_s(self, now: float) -> float:
-        """How long the oldest message that is not done has been here."""
+        """Return how long ago the oldest message that is not consumed yet arrived."""
         came_at = now
         if self.in_service:
             came_at = min(came_at, self.taken_at)
         if self.cohorts:
-            # An exchange may bring messages that are older than what is in hand.
+            # A transfer may bring messages that are older than those in service.
             came_at = min(came_at, self.cohorts[0][0])
         return now - came_at
 
     def sample(self, now: float, period_s: float) -> ReplicaSample:
-        """What its owner would say about the period that ends now."""
+        """Return the sample of the period that ends now, as the owner would report it."""
         arrived = self.arrived - self.sampled_arrived
         consumed = self.consumed - self.sampled_consumed
         self.sampled_arrived = self.arrived

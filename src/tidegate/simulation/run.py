@@ -1,9 +1,28 @@
-"""One run: the loops that steer real queues, unchanged, against the plant.
+"""A simulation run: the real control loops, unchanged, against the simulated plant.
 
-Strategy: each polling interval the queue's loop sees a sample of the plant and its decision is
-carried out; each second the fleet's loop sees machines and the slots that are wanted. Numbers are
-gathered at every tick, so that a policy that looks seldom is judged by the same seconds as one that
-looks often. Nothing here knows what a law does.
+Theory of operation
+
+**Actors.** A run consists of a trace reader (arrivals), the plant (queue, replicas, machines), the
+autoscaler of the queue, and the provisioner of the fleet. Autoscaler and provisioner are the
+classes that control real queues. They have no clock and do no I/O, so they run in virtual time.
+With an agreement, a `SimulatedAgreement` judges every tick.
+
+**Time.** The polling interval is divided into equal ticks of at most `plant.tick_s`. In each tick,
+faults and client changes take effect, arrivals come, and the plant works. At the end of each
+polling interval the queue's loop reads a sample, decides, and the plant executes the decision.
+About once per second the fleet's loop places ordered replicas and orders machines. It runs after
+the queue's loop, as in a real node, so that an ordered replica is placed at once.
+
+**Measurement.** Results are collected at every tick. So policies that poll rarely and policies that
+poll often are judged by the same seconds. Nothing here depends on the law of a policy.
+
+**Faults of measurement.** During STALE the loop gets its last sample with a growing age; during NAN
+the rates of the sample are NaN. The loop has to hold in both cases.
+
+**Invariants.** The same scenario and seed give the same result, byte for byte. In mode RECOMMEND
+the run executes no decision except shares, transfers and migrations, as the real loop does.
+
+**Failures.** An invalid scenario raises `InvalidValue` before the run. A run itself does not fail.
 """
 
 from __future__ import annotations
@@ -35,9 +54,9 @@ from tidegate.simulation.scenarios import Scenario
 from tidegate.simulation.settings import FaultKind
 from tidegate.simulation.trace import Reader
 
-# Rows of a series: more than a screen has dots.
+# Rows of a series; more than a screen has pixels to draw.
 ROWS_MAX = 2_000
-# Explained decisions that are kept.
+# Number of explained decisions that are kept.
 _EXPLAINED_MAX = 500
 _FLEET_INTERVAL_S = 1.0
 
@@ -53,7 +72,12 @@ def simulate(
     elasticity: Elasticity = DEFAULT_ELASTICITY,
     feed_forward: FeedForward | None = None,
 ) -> Outcome:
-    """Run a scenario from its first second to its last; laws may be set, to be tuned."""
+    """Run a scenario from start to end, and return the result.
+
+    `progress` is called with the completed fraction, about twenty times. `record=False` omits
+    series and explained decisions. `elasticity` and `feed_forward` set the laws, so that they can
+    be tuned.
+    """
     autoscaler = Autoscaler(
         obeyed(scenario.scaling), elasticity=elasticity, feed_forward=feed_forward
     )
@@ -68,7 +92,7 @@ def simulate(
 
 
 class _Run:
-    """What changes while a run goes on."""
+    """The state of one run."""
 
     def __init__(
         self, scenario: Scenario, seed: int, autoscaler: Autoscaler, *, record: bool
@@ -105,7 +129,7 @@ class _Run:
         self._start()
 
     def _start(self) -> None:
-        """The least replicas serve, and warm machines are warm, before the first message."""
+        """Start the minimum of replicas and the warm machines before the first message."""
         plant, scaling = self._plant, self._scenario.scaling
         plant.pending = scaling.replicas.min
         machines = math.ceil(scaling.replicas.min / scaling.slots_per_machine)
@@ -124,11 +148,11 @@ class _Run:
 
     @property
     def done(self) -> float:
-        """Which part of the whole."""
+        """The completed fraction of the run."""
         return self._plant.now / self._duration_s
 
     def poll_period(self) -> None:
-        """One polling interval of the queue's loop."""
+        """Run one polling interval of the queue's loop."""
         for turn in range(self._ticks):
             if self.ended:
                 return
@@ -136,7 +160,7 @@ class _Run:
             self._ticked += 1
             if turn == self._ticks - 1:
                 self._steer_queue()
-            # After the queue's loop, as in the real shell: what it orders is placed at once.
+            # After the queue's loop, as in a real node: what it orders is placed at once.
             if self._ticked % self._fleet_every == 0:
                 self._steer_fleet()
 
@@ -157,7 +181,7 @@ class _Run:
             return self._scenario.plant.capacity_per_s
         return 1000.0 / service_ms * self._scenario.scaling.workers_per_replica
 
-    # Loops
+    # Control loops
 
     def _steer_queue(self) -> None:
         sample = self._seen(self._plant.sample(keeps_warm=self._want.warm_wanted > 0))
@@ -170,14 +194,14 @@ class _Run:
 
     @property
     def _want(self) -> Want:
-        """What the queue wants of the fleet."""
+        """What the queue requests from the fleet."""
         guess = None if self._judged is None else self._judged.capacity_per_s
         return Want.of(QUEUE, self._autoscaler.scaling, self._plant.wanted_slots, guess)
 
     def _steer_fleet(self) -> None:
         plant = self._plant
         seen = (plant.machine_samples(), plant.wanted_slots)
-        # The provisioner has neither clock nor memory: what changed nothing changes nothing again.
+        # The provisioner has no clock and no memory: the same samples give the same empty decision.
         if seen == self._fleet_at_rest:
             return
         decision = self._provisioner.decide(seen[0], [self._want], plant.now)
@@ -188,7 +212,8 @@ class _Run:
         self._decisions += 1
         recommended = self._scenario.scaling.steering is Steering.RECOMMEND
         for action in decision.actions:
-            # As the real loop does: what goes on among the replicas that there are goes on.
+            # As in the real loop, actions among existing replicas are executed even if only
+            # recommended.
             if not recommended or isinstance(action, SetShares | Exchange | Migrate):
                 self._plant.carry_out(action)
         if self._record and decision.is_worth_keeping and len(self._explained) < _EXPLAINED_MAX:
@@ -207,10 +232,10 @@ class _Run:
             )
 
     def _seen(self, sample: QueueSample) -> QueueSample:
-        """The sample as it reaches the loop: old or broken while a fault lasts."""
+        """Return the sample as the loop reads it: stale or broken while a fault lasts."""
         now = self._plant.now
         if now <= self._blind_until and self._last_sample is not None:
-            # The loop's own clock goes on; what it has measured gets older.
+            # The loop's clock advances while the measurements age.
             return msgspec.structs.replace(
                 self._last_sample, at=now, age_s=now - self._last_sample.at
             )
@@ -223,7 +248,7 @@ class _Run:
             return msgspec.structs.replace(sample, replicas=broken, arrived_per_s=math.nan)
         return sample
 
-    # What happens by itself
+    # Faults and clients
 
     def _make_faults(self) -> None:
         plant, now = self._plant, self._plant.now
@@ -249,7 +274,7 @@ class _Run:
                     self._slow_until = until
                     plant.set_speed(0.5)
 
-    # What is measured
+    # Measurements
 
     def _measure(self, expected: float, capacity_per_s: float) -> None:
         plant, tick_s, max_load = self._plant, self._tick_s, self._scenario.scaling.max_load
@@ -296,7 +321,7 @@ class _Run:
         series.ideal.append(ideal)
 
     def outcome(self) -> Outcome:
-        """Everything, rounded to what is meant."""
+        """Return the result with rounded numbers."""
         plant, scenario = self._plant, self._scenario
         return Outcome(
             scenario=scenario.name,

@@ -1,8 +1,8 @@
-"""Scenarios: loads, faults and settings that have a name, and whatever a user brings in a file.
+"""Simulation scenarios: named loads, faults and settings, and traces from users' files.
 
-Strategy: a scenario is data. `load` makes one from a name or from a CSV file, `changed` puts a
-user's `key=value` into it: in the words of a queue's scaling, or with `plant.` before them those of
-the world around it. A key that there is not is refused with what was meant.
+A scenario is data. `load_scenario` creates one from a name or a CSV file.
+`with_scaling_settings` applies a user's `key=value` settings: the keys of a queue's scaling, or
+with the prefix `plant.` those of the plant. An unknown key is refused with a suggestion.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tidegate.simulation.judged import agreement_in
 from tidegate.simulation.settings import ClientChange, Fault, FaultKind, PlantSettings
 from tidegate.simulation.trace import Trace, read_trace
 
-# KEDA's own defaults.
+# KEDA's defaults.
 KEDA_POLLING_S = 30.0
 KEDA_COOLDOWN_S = 300.0
 # An hour: long enough for machines to come and go several times.
@@ -40,7 +40,7 @@ _ELASTIC = Scaling(
     warm=0,
     step_max=4,
 )
-# How each policy is at its best (the contest in lab/elastic).
+# The best settings of each policy, from the policy contest of the lab.
 _AT_ITS_BEST: dict[ScalingPolicy, dict[str, int]] = {
     ScalingPolicy.FEED_FORWARD: {"warm": 1, "step_max": 4},
     ScalingPolicy.LOAD: {"warm": 1, "step_max": 1},
@@ -48,7 +48,7 @@ _AT_ITS_BEST: dict[ScalingPolicy, dict[str, int]] = {
     ScalingPolicy.CLIENTS: {"warm": 1, "step_max": 1},
     ScalingPolicy.AGREEMENT: {"warm": 1, "step_max": 4},
 }
-# A shop under one promise: TAPAS' 6 s, warned of at 4.8 s.
+# The promise of TAPAS: a breach at 6 s, with a warning at 4.8 s.
 _PROMISED = """\
 name = "orders"
 queue = "orders"
@@ -62,7 +62,7 @@ breach = "6s"
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a run needs, beside its seed."""
+    """Everything that a run needs, besides its seed."""
 
     name: str
     about: str
@@ -71,7 +71,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     plant: PlantSettings = PlantSettings()
     faults: Sequence[Fault] = ()
     clients: Sequence[ClientChange] = ()
-    # Whether the warm pool is what is tried, and not for a policy to choose.
+    # Whether the number of warm machines belongs to the scenario, so that a policy must not change
+    # it.
     warm_is_given: bool = False
 
 
@@ -86,7 +87,7 @@ def _paper(name: str, about: str, growth_per_s2: float, slots: int, warm: int) -
         boot_s=96.9,
     )
     trace = generators.ramp(growth_per_s2, 750.0, hold_s=600.0)
-    # The paper counts the boot of a machine only; a worker on a machine that runs starts at once.
+    # The paper counts only the boot of a machine; a worker on a running machine starts at once.
     plant = PlantSettings(poisson=False, machines_at_start=1, start_s=0.0)
     return Scenario(
         name=name, about=about, trace=trace, scaling=scaling, plant=plant, warm_is_given=True
@@ -94,7 +95,10 @@ def _paper(name: str, about: str, growth_per_s2: float, slots: int, warm: int) -
 
 
 def _clients(seed: int) -> Scenario:
-    """Fig. 10 and 11 of Replicated queues: 5 producers and 10 consumers, one each ten seconds."""
+    """Return the scenario of figures 10 and 11 of Replicated queues.
+
+    5 producers and 10 consumers join, one every ten seconds.
+    """
     joins = [
         ClientChange(at_s=10.0 * turn, role=Role.PRODUCER if turn % 3 == 0 else Role.CONSUMER)
         for turn in range(15)
@@ -159,7 +163,7 @@ _TRACES: dict[str, tuple[str, Callable[[int], Trace], Sequence[Fault]]] = {
 
 
 def _promised(seed: int) -> Scenario:
-    """Ramps and steps on machines that boot for half a minute, one of them warm."""
+    """Return ramps and steps on machines that boot for half a minute, one of them warm."""
     return Scenario(
         name="agreement",
         about="ramps and steps under an agreement: wait_p99 below 6 s in windows of 10 s",
@@ -169,7 +173,7 @@ def _promised(seed: int) -> Scenario:
             policy=ScalingPolicy.AGREEMENT,
             slots_per_machine=2,
             boot_s=30.0,
-            # The papers' thresholds, for policies that go by them.
+            # The papers' thresholds, for policies that use them.
             min_load=50.0,
             max_load=200.0,
             warm=1,
@@ -194,7 +198,7 @@ PAPER: dict[str, Scenario] = {
 
 
 def names() -> dict[str, str]:
-    """What there is, and what each is."""
+    """Return the description of every scenario by name."""
     listed = {name: about for name, (about, _, _) in _TRACES.items()}
     listed["clients"] = _clients(0).about
     listed["agreement"] = _promised(0).about
@@ -202,7 +206,10 @@ def names() -> dict[str, str]:
 
 
 def load(name: str, seed: int) -> Scenario:
-    """The scenario of a name, or of a trace in a CSV file."""
+    """Return the scenario with this name, or one for the trace in this CSV file.
+
+    Raises `InvalidValue` if there is neither.
+    """
     if name in _TRACES:
         about, make, faults = _TRACES[name]
         return Scenario(name=name, about=about, trace=make(seed), faults=faults)
@@ -225,7 +232,10 @@ def load(name: str, seed: int) -> Scenario:
 
 
 def changed(scenario: Scenario, settings: Mapping[str, str]) -> Scenario:
-    """The scenario with what a user has set, in the words of a queue's scaling and `plant.…`."""
+    """Return the scenario with a user's settings: keys of a queue's scaling, and `plant.` keys.
+
+    Raises `InvalidValue` for an unknown key or an invalid value.
+    """
     ours = {key: value for key, value in settings.items() if not key.startswith(_PLANT)}
     plant = {
         key.removeprefix(_PLANT): value for key, value in settings.items() if key.startswith(_PLANT)
@@ -236,7 +246,7 @@ def changed(scenario: Scenario, settings: Mapping[str, str]) -> Scenario:
         before = with_agreement(before, agreement_in(text, file), text)
     scaling = scaling_words.changed(before, ours)
     if "boot" in ours and scaling.boot_s is not None:
-        # What the loop reckons with is so, unless the plant is said to be otherwise.
+        # The plant boots as fast as the loop expects, unless the user sets `plant.boot`.
         plant = {"boot": f"{scaling.boot_s}s"} | plant
     return msgspec.structs.replace(
         scenario, scaling=scaling, plant=_changed_plant(scenario.plant, plant)
@@ -244,13 +254,16 @@ def changed(scenario: Scenario, settings: Mapping[str, str]) -> Scenario:
 
 
 def with_policy(scenario: Scenario, policy: ScalingPolicy) -> Scenario:
-    """The same under another policy; the KEDA-like one looks and cools down as KEDA does."""
+    """Return the scenario under another policy with its best settings.
+
+    Policy "length" gets KEDA's polling interval and cool-down, and competing replicas.
+    """
     best = dict(_AT_ITS_BEST.get(policy, {}))
     if scenario.warm_is_given:
         best.pop("warm", None)
     scaling = msgspec.structs.replace(scenario.scaling, policy=policy, **best)
     if policy is ScalingPolicy.AGREEMENT and scaling.agreement is None:
-        # The tolerated load as a promise: so many messages, at what a replica delivers.
+        # The tolerated load as a promise: max_load messages at the rate of one replica.
         breach_s = scaling.max_load / scenario.plant.capacity_per_s
         scaling = msgspec.structs.replace(scaling, agreement=_promise(breach_s))
     plant = scenario.plant
@@ -288,7 +301,7 @@ def _is_duration(field: str) -> bool:
 
 
 _PLANT = "plant."
-# What people write → the field, as in a queue's scaling.
+# Key that users write → field, as in a queue's scaling.
 _PLANT_KEYS = {
     name.removesuffix("_s") if _is_duration(name) else name: name
     for name in PlantSettings.__struct_fields__

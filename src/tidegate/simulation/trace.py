@@ -1,12 +1,12 @@
-"""A trace: how many messages a second come, over time.
-
-Strategy: a row says the rate from its moment on, until the next row's; the last one holds as long
-as the one before it. So buckets of a measurement can be replayed as they are, and what arrives is
-exactly rate × length, summed. Whatever a file holds that is no such row is refused with its line.
+"""A trace: arrival rates over time, read from a CSV file.
 
     t_s,rate,service_ms
     0,120,10
     60,180,10
+
+A row gives the rate from its time until the next row. The last row lasts as long as the row before
+it. Buckets of a measurement can thus be replayed unchanged, and the number of arrivals is exactly
+the sum of rate × length. A file with any other row is refused with the number of the line.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ ROWS_MAX = 1_000_000
 FILE_BYTES_MAX = 64 * 1024 * 1024
 RATE_MAX_PER_S = 1e7
 SERVICE_MS_MAX = 3_600_000.0
-# 31 days: more is a mistake in the unit.
+# 31 days; a longer trace has a mistake in the unit.
 DURATION_S_MAX = 31 * 86_400.0
 _HEADERS = (["t_s", "rate"], ["t_s", "rate", "service_ms"])
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """Rates over time; both sequences are equally long, times grow from 0."""
+    """Rates over time. The sequences have the same length, and times increase from 0."""
 
     name: str
     times_s: Sequence[float]
     rates_per_s: Sequence[float]
-    # How long one message takes; None: the plant's own.
+    # Time in milliseconds for one message. `None` uses the plant's capacity.
     service_ms: Sequence[float] | None = None
 
     @property
@@ -47,7 +47,7 @@ class Trace(msgspec.Struct, frozen=True):
 
     @property
     def messages(self) -> float:
-        """How many come in all."""
+        """The number of messages of the whole trace."""
         ends = [*self.times_s[1:], self.duration_s]
         return sum(
             rate * (end - start)
@@ -56,7 +56,7 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 class Reader:
-    """Walks along a trace; every moment is asked for once, in order."""
+    """Reads a trace from start to end; intervals must be requested in temporal order."""
 
     def __init__(self, trace: Trace) -> None:
         self._times = [*trace.times_s, trace.duration_s]
@@ -66,7 +66,7 @@ class Reader:
         self._rows = len(trace.rates_per_s)
 
     def messages(self, start_s: float, end_s: float) -> float:
-        """How many come between two moments, as an exact sum over the rows in between."""
+        """Return the number of messages between two times, as an exact sum over the rows."""
         times, rates = self._times, self._rates
         row, came = self._row, 0.0
         while row < self._rows and start_s < end_s:
@@ -83,12 +83,15 @@ class Reader:
 
     @property
     def service_ms(self) -> float | None:
-        """Of the row that was reached."""
+        """The service time of the current row, or `None`."""
         return None if self._services is None else self._services[self._row]
 
 
 def read_trace(file: Path) -> Trace:
-    """A trace from a CSV file, or a sentence about its first line that is wrong."""
+    """Read a trace from a CSV file.
+
+    Raises `InvalidValue` with the first invalid line.
+    """
     try:
         if file.stat().st_size > FILE_BYTES_MAX:
             raise InvalidValue(
@@ -104,7 +107,7 @@ def read_trace(file: Path) -> Trace:
 
 
 def parse_trace(written: str, name: str, where: str = "trace") -> Trace:
-    """A trace from the text of a CSV file."""
+    """Parse a trace from the text of a CSV file; `where` names it in errors."""
     lines = written.splitlines()
     if not any(line.strip() for line in lines):
         raise InvalidValue(f"{where}: is empty; a trace begins with the line t_s,rate")

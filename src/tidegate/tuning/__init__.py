@@ -1,1 +1,1 @@
-"""Experiments with one consumer: its prefetch is stepped, a model is fitted, gains are designed."""
+"""Tuning experiments: step the prefetch of one consumer, fit a model, and design gains."""

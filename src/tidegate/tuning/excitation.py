@@ -1,8 +1,9 @@
-"""Moves of the prefetch that tell a from b: random levels, each held for some samples.
+"""Excitation: prefetches that separate a from b. Levels are random, and held for some samples.
 
-A prefetch that rests says nothing about b, and one that changes slower than the rate follows moves
-together with it in one line. Every level comes equally often, shuffled anew each time round, so no
-part of the experiment misses a level by chance; each is held for one, two or three samples.
+A constant prefetch gives no information about b. A prefetch that changes more slowly than the
+rate follows moves together with it on one line. Every level occurs equally often, in a new random
+order each round, so no part of the experiment misses a level by chance. Each level is held for one,
+two or three samples.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from tidegate.tuning.record import Phase
 
 HOLD_SAMPLES = (1, 2, 3)
 LEVELS_MAX = 10
-# Three quarters are fitted.
+# Quarters of the samples that are fitted.
 FIT_OF_FOUR = 3
 
 
 def levels_within(low: int, high: int) -> list[int]:
-    """Some whole prefetches, evenly spread, both ends included."""
+    """Return at most `LEVELS_MAX` evenly spaced prefetches, both ends included."""
     count = min(high - low + 1, LEVELS_MAX)
     return sorted({round(low + (high - low) * step / (count - 1)) for step in range(count)})
 
 
 def excitation(low: int, high: int, samples: int, random: Random) -> list[tuple[Phase, int]]:
-    """The prefetch of every sample, first those to fit and then those that are held out."""
+    """Return the phase and prefetch of every sample: first FIT, then HELD_OUT."""
     levels = levels_within(low, high)
     to_fit = samples * FIT_OF_FOUR // 4
     return [

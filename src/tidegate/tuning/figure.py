@@ -1,6 +1,6 @@
-"""What was measured and fitted, as one picture: open loop, held-out data, the step to come.
+"""The figure of a tuning: open loop, held-out data, and the predicted step.
 
-Of an experiment that was refused only the open loop is known, and that is drawn: people see why.
+For a refused experiment only the open loop is known. It is drawn, because it shows the reason.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tidegate.tuning.wish import Wish
 
 DOTS_PER_INCH = 130
 PANEL_WIDTH_IN, HEIGHT_IN = 4.6, 3.7
-# So many times the prefetch of the knee are shown.
+# Multiple of the prefetch of the knee up to which the open loop is shown.
 SHOWN_BEYOND = 4
-# Of the settling time, what is shown of the step.
+# Multiple of the settling time for which the step is shown.
 STEP_SHOWN = 1.5
 
 _OVERRIDES: dict[Any, Any] = {
@@ -42,10 +42,14 @@ _SOFT, _BRICK = palette.SOFT.light, palette.BRICK.light
 
 
 def draw(file: Path, queue: str, wish: Wish, record: Record, tuned: Tuned | None) -> None:
-    """Write the picture; the file's name says of which kind."""
+    """Write the figure to `file`; the suffix of its name selects the format.
+
+    `tuned` is `None` for a refused experiment. Raises `InvalidValue` if the file cannot be
+    written.
+    """
     with mpl.rc_context(STYLE | _OVERRIDES):
         panels = 3 if tuned is not None else 1
-        # One panel alone is wider, so that its words have room.
+        # A single panel is wider, so that its texts fit.
         width_in = PANEL_WIDTH_IN * panels if panels > 1 else 1.4 * PANEL_WIDTH_IN
         figure = Figure(figsize=(width_in, HEIGHT_IN), layout="constrained")
         FigureCanvasAgg(figure)
@@ -100,7 +104,7 @@ def _open_loop(axes: Axes, queue: str, wish: Wish, record: Record, tuned: Tuned 
 
 
 def _shown_to(record: Record) -> float:
-    """Some way beyond the knee: a range to 360 would hide a knee at 9."""
+    """Return the largest prefetch to show. A range to 360 would hide a knee at 9."""
     enough = record.prefetch_of(NEARLY_ALL)
     return float(min(record.open_loop[-1].prefetch, max(SHOWN_BEYOND * enough, 8)))
 

@@ -1,4 +1,4 @@
-"""Where a model comes from, for those who find its file a year later."""
+"""The origin of a model, for people who find its file later."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 
 class Origin(NamedTuple):
-    """Of one experiment."""
+    """The origin of one experiment."""
 
-    # "rabbitmq", "tidegate".
+    # "rabbitmq" or "tidegate".
     engine: str
     queue: str
     # Seconds since 1970.

@@ -1,7 +1,8 @@
-"""An application's own worker as the consumer: its handler, for real, on real messages.
+"""The user's own worker as the consumer of an experiment, with its handler and real messages.
 
-The app runs as `tidegate worker` runs it, with this queue only, while its prefetch is set from
-here. It ends with the experiment, and what it holds then is finished or goes back.
+The app runs as under `tidegate worker`, with this queue only, and the experiment sets its
+prefetch. The app ends with the experiment. The messages it holds then are finished or go back to
+the queue.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tidegate.client.engine import EngineClient, EngineSubscription
 from tidegate.core.errors import InvalidValue, IoFailure
 from tidegate.core.prefetch import ConsumerSample
 
-# A person waits: not for a broker that is gone.
+# Seconds to reconnect. A user is waiting, so a broker that is down must fail the experiment soon.
 PATIENCE_S = 6.0
 
 
@@ -40,7 +41,8 @@ class OwnWorker:
     async def measure(self, interval_s: float) -> ConsumerSample:
         loop = asyncio.get_running_loop()
         subscription = self._subscription()
-        # Meanwhile: a round trip to look would be a part of the sample that nobody measures.
+        # Read the queue during the sample: a round trip between samples would be time that no
+        # sample measures.
         looking = asyncio.create_task(ready(self._app.engine, self._queue))
         try:
             was_live, interruptions = subscription.is_live, subscription.interruptions
@@ -50,8 +52,8 @@ class OwnWorker:
             is_empty = await looking == 0
         finally:
             looking.cancel()
-        # In an outage nothing comes, whatever the prefetch. After one the worker may have another
-        # subscription, with a count of its own.
+        # During an outage nothing arrives at any prefetch. Afterwards the worker may have another
+        # subscription with a new counter.
         interrupted = (
             self._subscription() is not subscription
             or subscription.interruptions != interruptions
@@ -67,7 +69,7 @@ class OwnWorker:
         )
 
     async def close(self) -> None:
-        """The app ends with its block."""
+        """Do nothing, because `user_worker` ends the app."""
 
     def _subscription(self) -> EngineSubscription:
         found = self._app.subscription(self._queue)
@@ -80,12 +82,16 @@ class OwnWorker:
 
 @contextlib.asynccontextmanager
 async def own_worker(app: App, url: str, queue: str) -> AsyncIterator[OwnWorker]:
-    """Run the worker of this queue, on a broker that has the queue already."""
+    """Run the app's worker of this queue, and yield it as a consumer.
+
+    The queue must exist. Raises `InvalidValue` if the app has no worker for it, or if the nodes
+    control its prefetch.
+    """
     slots = [worker.concurrency for worker in app.workers if worker.queue == queue]
     if not slots:
         known = ", ".join(worker.queue for worker in app.workers) or "none at all"
         raise InvalidValue(f"the app has no worker for {queue}; it has workers for {known}")
-    # An app makes the queues that are missing; a name that was mistyped is none to make.
+    # An app creates missing queues; check first, so that a mistyped name does not create one.
     async with connect(url, reconnect_s=PATIENCE_S) as looking:
         found = await looking.queue(queue)
         if isinstance(looking, Client) and found.policy.prefetch is not None:
@@ -98,7 +104,7 @@ async def own_worker(app: App, url: str, queue: str) -> AsyncIterator[OwnWorker]
 
 
 async def ready(client: EngineClient, queue: str) -> int:
-    """Messages that wait for somebody to take them."""
+    """Return the number of messages that wait for delivery."""
     if isinstance(client, Client):
         cluster = await client.stats(queue)
         return sum(one.waiting - one.delayed for node in cluster.nodes for one in node.queues)

@@ -1,12 +1,35 @@
-"""From a consumer to a controller: sweep, excite, identify, design.
+"""The tuning procedure: from a running consumer to a controller for its prefetch.
 
-    sweep        the open loop, and how far it is a line          (sweep.py)
-    excitation   random prefetches within the line                (excitation.py)
-    identify     a and b from three quarters, judged on the rest  (laws.identification, as in Spark)
-    design       as the running loop does it, looked through      (laws.prefetch_steering)
+    sweep        measure the open loop and its linear range
+    excite       set random prefetches within the linear range
+    identify     fit a and b to three quarters, judge the rest (as in Spark)
+    design       as a running loop does, then check the poles
 
-Whatever does not allow the next step ends it with TuningRefused, and designs nothing. Who calls
-closes the consumer, however this ends.
+Theory of operation
+
+**Actors.** `tune` is called by `tidegate tune prefetch` with a goal and a `TunableConsumer`: a
+probe that feeds itself, or the user's own worker. All measurements go through one
+`ExperimentSampler`. It sets a prefetch, waits for one sampling interval, and appends the sample to
+the `ExperimentRecord`. Everything runs in one task. The caller opens the consumer and closes it in
+every case.
+
+**Phases.** Each sample belongs to a phase. SWEEP samples measure the open-loop curve. SETTLING
+samples are taken while the plant moves to a new operating point, and are not used for the fit. FIT
+and HELD_OUT samples come from the excitation: the first three quarters are fitted, the rest judges.
+
+**Two rounds.** The first round excites the whole linear range. A second round follows if its model
+is not accepted or does not cover the target. It excites only the range from half to twice the
+prefetch of the target. A curve that bends everywhere is nearly a line there. If only the first
+model is accepted, it is used.
+
+**Invariants.**
+- A sample during which the queue was empty is never used, because the producers decided its rate.
+- A model is used only if it explains the held-out samples.
+- A running loop with the same goal and model computes the same gains.
+
+**Failures.** If the measurements do not allow the next step, `TuningRefused` says why, and carries
+the record for inspection. An error of the consumer or the broker ends the experiment in the same
+way. Neither case returns a design.
 """
 
 from __future__ import annotations
@@ -35,17 +58,17 @@ from tidegate.tuning.sweep import BELOW_KNEE_MIN, range_to_excite, sweep
 from tidegate.tuning.tuned import TunedController, TunedModel
 from tidegate.tuning.wish import Wish
 
-# Of the ceiling: a target above it is met only while nothing disturbs.
+# Fraction of the ceiling; a target above it is met only without disturbances.
 NEAR_CEILING = 0.95
-# So many times the prefetch that gives the target, or its part, a disturbance may need.
+# Factor around the prefetch that gives the target, which a disturbance may require.
 TARGET_ROOM = 2
-# Credit goes round: a sample of fewer rounds sees now one more, now one less.
+# Round trips per sample. With fewer, a sample contains one round of credit more or less by chance.
 AWAY_TIMES = 10
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """Everything that an experiment has found."""
+    """The complete result of an experiment."""
 
     model: TunedModel
     identified: Identified
@@ -54,9 +77,12 @@ class Tuned:
 
 
 async def tune(consumer: TunableConsumer, wish: Wish, heard: Heard, origin: Origin) -> Tuned:
-    """Experiment, fit, design; TuningRefused says why not."""
+    """Run the experiment and return the model and its controller.
+
+    Raises `TuningRefused` with the record if a step is not possible.
+    """
     record = Record()
-    # Twice the excitation: once more around the target, if the curve bends.
+    # The excitation may run twice: again around the target if the curve bends.
     samples = sweep_samples(wish.low, wish.high) + 2 * wish.excited_samples
     sampling = Sampling(consumer, wish.sample_s, record, heard, samples)
     try:
@@ -67,7 +93,7 @@ async def tune(consumer: TunableConsumer, wish: Wish, heard: Heard, origin: Orig
     except TuningRefused as refused:
         raise TuningRefused(str(refused), record) from None
     except TidegateError as failure:
-        # What was measured until then can be looked at all the same.
+        # Keep the samples measured so far for inspection.
         told = f"the experiment was cut short: {failure}. Start it again when that is mended"
         raise TuningRefused(told, record) from failure
     known = identified.linear_range
@@ -99,9 +125,10 @@ async def tune(consumer: TunableConsumer, wish: Wish, heard: Heard, origin: Orig
 
 
 async def excited(sampling: Sampling, wish: Wish, high: int) -> Identified:
-    """A model that was accepted: over the whole line, or at least around the target.
+    """Return an accepted model: over the linear range, or at least around the target.
 
-    What bends all the way is a line nowhere, and yet nearly one where the loop will work.
+    Raises `TuningRefused` if both rounds of excitation fail. A curve that bends everywhere is
+    nowhere a line, but nearly one around the operating point of the loop.
     """
     record, random = sampling.record, Random(wish.seed)
     needed = record.prefetch_at(wish.target_per_s)
@@ -129,7 +156,7 @@ async def excited(sampling: Sampling, wish: Wish, high: int) -> Identified:
 
 async def _round(sampling: Sampling, wish: Wish, low: int, high: int, random: Random) -> Identified:
     moves = excitation(low, high, wish.excited_samples, random)
-    # From where it was, which may have been hundreds of messages in its hands.
+    # The first samples still work off messages from the previous prefetch, perhaps hundreds.
     await sampling.rest(Phase.SETTLING, moves[0][1])
     for phase, prefetch in moves:
         await sampling.take(phase, prefetch)
@@ -137,20 +164,20 @@ async def _round(sampling: Sampling, wish: Wish, low: int, high: int, random: Ra
 
 
 def _near_target(needed: int, low: int, high: int) -> tuple[int, int]:
-    """From half to twice the prefetch that gives the target, as far as there is a line."""
+    """Return the range from half to twice the prefetch of the target, within the linear range."""
     top = min(max(TARGET_ROOM * needed, low + BELOW_KNEE_MIN - 1), high)
     return max(min(needed // TARGET_ROOM, top - BELOW_KNEE_MIN + 1), low), top
 
 
 def identified_of(record: Record) -> Identified:
-    """The law that Spark uses, on the samples of this experiment."""
+    """Identify the model from the record by the law that Spark uses."""
     return identify(
         sums_by_prefetch(record.of(Phase.FIT)), sums_by_prefetch(record.of(Phase.HELD_OUT))
     )
 
 
 def sums_by_prefetch(samples: Sequence[Measured]) -> dict[float, Sums]:
-    """Of the samples that have one before them."""
+    """Return the sums by prefetch of the samples that follow a usable sample."""
     sums: dict[float, Sums] = {}
     for one in samples:
         if one.before_per_s is None:
@@ -162,12 +189,15 @@ def sums_by_prefetch(samples: Sequence[Measured]) -> dict[float, Sums]:
 
 
 def designed(found: Identified, wish: Wish) -> ClosedLoop:
-    """The controller that a loop with this goal and model runs, or why there is none."""
+    """Return the loop with the controller that a running loop uses for this goal and model.
+
+    Raises `TuningRefused` if no controller keeps the goal.
+    """
     model = Model(a=found.a, b=found.b, offset_per_s=found.offset_per_s)
     running = designed_for(wish.goal(), model)
     try:
         if running.given_up:
-            # Refused with the poles that the formulas want.
+            # This design refuses with the poles of the formulas in its text.
             design(model, running.gains.kind, Requirement(wish.settling_samples, wish.overshoot))
             raise DesignRefused(running.given_up)
         return vet(model, running.gains, running.requirement.late_samples)
@@ -179,7 +209,7 @@ def designed(found: Identified, wish: Wish) -> ClosedLoop:
 
 
 def notes(found: Identified, wish: Wish, line: LinearRange, record: Record) -> list[str]:
-    """What is worth knowing, and yet no reason to refuse."""
+    """Return notes for the user that do not prevent the use of the model."""
     said: list[str] = []
     if math.isnan(line.slope_beyond):
         said.append(
@@ -206,5 +236,5 @@ def notes(found: Identified, wish: Wish, line: LinearRange, record: Record) -> l
 
 
 def settled_per_s(found: Identified | TunedModel, prefetch: float) -> float:
-    """Where the rate comes to rest at a prefetch, by the model."""
+    """Return the steady-state rate at a prefetch, as the model predicts it."""
     return (found.b * prefetch + found.offset_per_s) / (1.0 - found.a)

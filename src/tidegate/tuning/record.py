@@ -1,4 +1,4 @@
-"""What an experiment has measured: every sample, and the open-loop curve that they make."""
+"""The record of an experiment: every sample, and the open-loop curve that they form."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ import msgspec
 
 from tidegate.laws.linear_range import Level
 
-# What is beyond this of the ceiling counts as all of it.
+# Rates above this fraction of the ceiling count as the ceiling.
 NEARLY_ALL = 0.95
-# On a line, no prefetch of a sweep but the largest gives so much of the most.
+# On a line, only the largest prefetch of a sweep gives this fraction of the largest rate.
 ABOUT_AS_MUCH = 0.8
 
 
 class Phase(enum.StrEnum):
-    """What a sample was taken for."""
+    """The purpose of a sample."""
 
     SWEEP = "sweep"
-    # On the way from one part to the next, or within a range that turned out to be no line.
+    # Between two parts of the experiment, or within a range that turned out not to be linear.
     SETTLING = "settling"
     FIT = "fit"
     HELD_OUT = "held-out"
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """y(k+1) at the prefetch u(k), and y(k) before it."""
+    """One sample: y(k+1) at the prefetch u(k), and the previous rate y(k)."""
 
     phase: Phase
     prefetch: int
     rate_per_s: float
-    # None: nothing that could be used was measured just before.
+    # `None` means that the previous sample was not usable.
     before_per_s: float | None
 
 
 class OpenLoopPoint(msgspec.Struct, frozen=True):
-    """At one prefetch of the sweep."""
+    """The mean rate at one prefetch of the sweep."""
 
     prefetch: int
     rate_per_s: float
@@ -45,7 +45,7 @@ class OpenLoopPoint(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct):
-    """Samples in the order of time."""
+    """The samples of an experiment in temporal order."""
 
     measured: list[Measured] = []
     open_loop: list[OpenLoopPoint] = []
@@ -56,7 +56,10 @@ class Record(msgspec.Struct):
         return [one for one in self.measured if one.phase in phases]
 
     def set_aside(self, *phases: Phase) -> list[Measured]:
-        """They are no longer of that phase: a later round is. As it was before."""
+        """Mark the samples of these phases as SETTLING, because a later round replaces them.
+
+        Returns the samples as they were before.
+        """
         before = self.measured
         self.measured = [
             msgspec.structs.replace(one, phase=Phase.SETTLING) if one.phase in phases else one
@@ -73,7 +76,7 @@ class Record(msgspec.Struct):
         return point
 
     def levels(self) -> list[Level]:
-        """As the law of the linear range takes them."""
+        """Return the points in the form that `linear_range` expects."""
         return [
             Level(float(one.prefetch), float(one.samples), one.rate_per_s, one.deviation_per_s**2)
             for one in self.open_loop
@@ -81,19 +84,19 @@ class Record(msgspec.Struct):
 
     @property
     def ceiling_per_s(self) -> float:
-        """The most that was seen: the middle of those prefetches that gave about as much.
+        """The ceiling: the median of the rates that are close to the largest one.
 
-        One lucky moment is no ceiling.
+        A single high sample is no ceiling.
         """
         rates = [one.rate_per_s for one in self.open_loop]
         return median(rate for rate in rates if rate >= ABOUT_AS_MUCH * max(rates))
 
     def prefetch_of(self, part: float) -> int:
-        """The smallest prefetch of the sweep that gave this part of the ceiling."""
+        """Return the smallest prefetch of the sweep that gave this fraction of the ceiling."""
         return self.prefetch_at(part * self.ceiling_per_s)
 
     def prefetch_at(self, rate_per_s: float) -> int:
-        """The smallest prefetch of the sweep that gave this rate; the largest if none did."""
+        """Return the smallest prefetch of the sweep that gave this rate, else the largest."""
         points = self.open_loop
         enough = (one.prefetch for one in points if one.rate_per_s >= rate_per_s)
         return next(enough, points[-1].prefetch)

@@ -1,4 +1,4 @@
-"""An experiment that ends without a design, and says what to do."""
+"""The error of an experiment that ends without a design."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from tidegate.tuning.record import Record
 
 
 class TuningRefused(TidegateError):
-    """Nothing was designed: what was measured does not allow it."""
+    """The measurements do not allow a design. The text says why and what to do."""
 
     name = "TUNING_REFUSED"
 
     def __init__(self, reason: str, record: Record | None = None) -> None:
         super().__init__(reason)
-        # What was measured until then, to be looked at.
+        # The samples measured until then, for inspection.
         self.record = record

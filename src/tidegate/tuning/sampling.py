@@ -1,7 +1,7 @@
-"""Samples of a consumer, one after the other, into a record.
+"""Sampling: measures a consumer sample by sample into a record.
 
-A sample during which the queue was empty says what producers do and nothing about the prefetch: it
-is left out, and too many of them end the experiment.
+A sample during which the queue was empty shows the rate of the producers and not the effect of
+the prefetch. It is left out, and too many of them end the experiment.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from tidegate.core.tunable import TunableConsumer
 from tidegate.tuning.record import Measured, Phase, Record
 from tidegate.tuning.refusal import TuningRefused
 
-# Of all samples so far, and not before so many were taken.
+# Largest fraction of starved samples, and the number of samples before it is checked.
 STARVED_MAX = 0.25
 STARVED_AFTER = 4
-# Two samples that differ by less are taken for the plant at rest.
+# Two samples that differ by less than this fraction count as steady state.
 AGREE = 0.05
 SAMPLES_MAX = 6
 
-# Phase, prefetch, rate.
+# Called with phase, prefetch and rate of each sample.
 Heard = Callable[[Phase, int, float], None]
 
 
 class Sampling:
-    """Sets a prefetch, measures, remembers."""
+    """Sets a prefetch, measures one sample, and records it."""
 
     def __init__(
         self,
@@ -39,13 +39,16 @@ class Sampling:
         self._sample_s = sample_s
         self._heard = heard
         self._before_per_s: float | None = None
-        # That are planned for the whole experiment.
+        # Number of samples planned for the whole experiment.
         self._samples = samples
         self._taken = 0
         self.record = record
 
     async def take(self, phase: Phase, prefetch: int) -> float:
-        """The rate over one sample at this prefetch; NaN if it says nothing."""
+        """Measure one sample at this prefetch, and return its rate, or NaN if the queue was empty.
+
+        Raises `TuningRefused` if too many samples were starved.
+        """
         await self._consumer.set_prefetch(prefetch)
         sample = await self._consumer.measure(self._sample_s)
         self._taken += 1
@@ -61,7 +64,10 @@ class Sampling:
         return rate
 
     async def rest(self, phase: Phase, prefetch: int) -> list[float]:
-        """The rates at a prefetch once the plant is at rest there; none if the queue was empty."""
+        """Return the steady-state rates at a prefetch.
+
+        The list is empty if the queue was empty in every sample.
+        """
         rates: list[float] = []
         for _ in range(SAMPLES_MAX):
             rate = await self.take(phase, prefetch)
@@ -70,7 +76,8 @@ class Sampling:
             rates.append(rate)
             if len(rates) >= 2 and abs(rates[-1] - rates[-2]) <= AGREE * max(rates[-2:]):
                 return rates[-2:]
-        # Too noisy to agree: all but the first, in which the plant was still on its way.
+        # The samples never agree because of noise. Leave out the first one, in which the plant
+        # still moved.
         return rates[1:] or rates
 
     def _end_if_starving(self) -> None:
@@ -83,7 +90,7 @@ class Sampling:
             )
 
     def enough(self) -> str:
-        """What to do about it: how many messages should wait before it begins, where they last."""
+        """Return advice for the user on how to keep the queue filled."""
         if self._consumer.feeds_itself:
             return (
                 "The probe feeds it as fast as it can: give its handler the time that yours takes "

@@ -1,9 +1,9 @@
-"""The open loop, cheaply: where the rate stops growing with the prefetch.
+"""The sweep: measures the open loop at few prefetches, to find where the rate stops growing.
 
-Prefetches grow by √2 from one to the next. Each is held until two samples in a row agree, so a slow
-plant gets the time that it needs and a fast one costs two samples. When three steps have brought
-next to nothing the knee lies behind, and only the far end is looked at, to be sure; if there
-is more to be had there after all, the rest is swept as well.
+Each prefetch is √2 times the previous one. Each is held until two samples in a row agree, so
+that a slow plant gets enough time and a fast one costs two samples. When three steps have gained
+almost nothing, the knee is behind, and only the largest prefetch is still measured. If it gives
+more after all, the skipped prefetches are measured too.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from tidegate.tuning.sampling import Sampling
 from tidegate.tuning.steps import sweep_prefetches
 from tidegate.tuning.wish import Wish
 
-# The rate grew by less than a tenth while the prefetch became 2.8 times as large.
+# The rate grew by less than a tenth while the prefetch grew by a factor of 2.8.
 FLAT_STEPS = 3
 FLAT_GROWTH = 1.1
-# Prefetches below the knee that a line needs, and the part of the way to it that surely is a line.
+# Prefetches below the knee that a line needs, and the fraction of the way to the knee that is
+# surely linear.
 BELOW_KNEE_MIN = 4
 SAFELY_BELOW = 0.9
 
 
 async def sweep(sampling: Sampling, low: int, high: int) -> None:
-    """Measure the open loop into the record."""
+    """Measure the open loop and add its points to the record."""
     points: list[OpenLoopPoint] = []
     skipped: list[int] = []
     for prefetch in sweep_prefetches(low, high):
@@ -57,7 +58,10 @@ async def _point(sampling: Sampling, prefetch: int) -> OpenLoopPoint:
 
 
 def range_to_excite(sampling: Sampling, wish: Wish) -> LinearRange:
-    """Where the rate is a line in the prefetch, if the target can be reached there."""
+    """Return the range in which the rate is linear in the prefetch and the target can be reached.
+
+    Raises `TuningRefused` if there is no such range.
+    """
     record = sampling.record
     ceiling = record.ceiling_per_s
     if ceiling <= 0.0:
@@ -82,7 +86,7 @@ def range_to_excite(sampling: Sampling, wish: Wish) -> LinearRange:
     _check_target(wish, found, record)
     if found.shape is Shape.LINEAR:
         return found
-    # The sweep's steps are coarse: the knee is where the line meets the ceiling.
+    # The steps of the sweep are coarse, so the knee is where the line meets the ceiling.
     lowest = record.open_loop[0]
     knee = lowest.prefetch + (ceiling - lowest.rate_per_s) / found.slope
     high = min(math.floor(SAFELY_BELOW * knee), record.prefetch_of(NEARLY_ALL), wish.high)

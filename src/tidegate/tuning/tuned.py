@@ -1,4 +1,4 @@
-"""What a tuning comes to: a model with its quality, and the controller that was designed for it."""
+"""The result of a tuning: a model with its quality, and the controller designed for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidegate.laws.closed_loop import ClosedLoop
 
 
 class TunedController(msgspec.Struct, frozen=True, kw_only=True):
-    """Gains, per sample of the model, and what they will do according to the model."""
+    """Gains per sample of the model, and the behaviour that the model predicts for them."""
 
     kind: ControllerKind
     proportional: float
@@ -21,10 +21,10 @@ class TunedController(msgspec.Struct, frozen=True, kw_only=True):
     # Real and imaginary part, slowest first.
     poles: list[tuple[float, float]]
     damping: float
-    # Of the simulated step to the target.
+    # Settling time and overshoot of the simulated step to the target.
     settle_s: float
     overshoot: float
-    # Of the target, what is never reached: 0 with an integral.
+    # Remaining error as a fraction of the target; 0 with an integral.
     offset: float
 
     @staticmethod
@@ -45,18 +45,21 @@ class TunedController(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TunedModel(PrefetchModel, frozen=True, kw_only=True, omit_defaults=True):
-    """The model file: whoever loads it as a PrefetchModel leaves the rest alone."""
+    """The contents of a model file.
+
+    Code that loads it as a `PrefetchModel` ignores the further fields.
+    """
 
     target_per_s: float
     controller: TunedController
     # Standard errors.
     a_error: float = math.nan
     b_error: float = math.nan
-    # Whose consumer was measured.
+    # Description of the consumer that was measured.
     measured_on: str = ""
     notes: tuple[str, ...] = ()
 
     def plain(self) -> PrefetchModel:
-        """Without what only people want to know, as a goal carries it."""
+        """Return the model without the informational fields, in the form that a goal contains."""
         fields = PrefetchModel.__struct_fields__
         return PrefetchModel(**{name: getattr(self, name) for name in fields})

@@ -1,4 +1,4 @@
-"""What is asked of a tuning: a rate, how the loop is to behave, and how the experiment may go."""
+"""The goal of a tuning: a rate, the behaviour of the loop, and the limits of the experiment."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tidegate.core.prefetch import (
     PrefetchModel,
 )
 
-# Fewer whole prefetches than this make no line.
+# A line needs at least this many whole prefetches.
 LEVELS_MIN = 5
 SAMPLE_S_MIN = 0.02
-# Of the experiment's second part: three quarters to fit, the rest held out.
+# Samples of the excitation: three quarters are fitted, the rest is held out.
 EXCITED_SAMPLES = 80
 EXCITED_SAMPLES_MIN = 48
 
 
 @dataclass(frozen=True)
 class Wish:
-    """One tuning; anything wrong with it is said before any consumer is touched."""
+    """The settings of one tuning. An invalid value raises `InvalidValue` before any measurement."""
 
     target_per_s: float
     settle_s: float = 30.0
@@ -33,9 +33,9 @@ class Wish:
     low: int = 1
     high: int = 360
     sample_s: float = 1.0
-    # Of the part in which the prefetch moves at random within the linear range.
+    # Samples of the excitation, in which the prefetch moves at random within the linear range.
     excited_samples: int = EXCITED_SAMPLES
-    # The same moves of the prefetch again.
+    # The same seed repeats the same sequence of prefetches.
     seed: int = 6
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class Wish:
         return max(int(self.settle_s / self.sample_s + 1e-9), 1)
 
     def goal(self, model: PrefetchModel | None = None) -> PrefetchGoal:
-        """The same as what a queue or a worker is given to keep."""
+        """Return the goal that a queue or a worker with these settings has."""
         return PrefetchGoal(
             rate_per_s=self.target_per_s,
             settle_s=self.settle_s,
