@@ -13,6 +13,7 @@ import dataclasses
 import enum
 import types
 import typing
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Union
 
@@ -25,6 +26,42 @@ _LISTS = (list, set, frozenset, tuple)
 def shape(kind: Any, path: str = "", default: str = "") -> Iterator[str]:
     """Return lines about a type; a struct or dataclass has one for each field, in order."""
     yield from _shape(kind, path, default, ())
+
+
+def example(kind: Any, name: str = "") -> Any:
+    """A value of a type: always the same one for the same type and name of a field."""
+    if hasattr(kind, "__supertype__"):
+        return example(kind.__supertype__, name)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return example(arguments[0], name)
+    if origin in (Union, types.UnionType):
+        # Not null, where something else may stand there.
+        return example(next(one for one in arguments if one is not type(None)), name)
+    if origin is Literal:
+        return arguments[0]
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return tuple(example(one, name) for one in arguments)
+    if _is_list(origin):
+        inner = example(arguments[0], name)
+        return (inner,) if origin is tuple else [inner]
+    if _is_map(origin):
+        return {example(arguments[0], name): example(arguments[1], name)}
+    if kind in (bool, int, float, str, bytes):
+        return _plain_example(kind, name)
+    assert isinstance(kind, type), kind
+    if issubclass(kind, enum.Enum):
+        return list(kind)[-1]
+    if kind is msgspec.Raw:
+        return msgspec.Raw(b"\x01")
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return kind(**{one: example(hints[one], one) for one in _field_names(kind)})
+
+
+def _plain_example(kind: Any, name: str) -> Any:
+    number = zlib.crc32(name.encode()) % 1000
+    values = {bool: True, int: number, float: number / 8, str: f"text of {name}", bytes: b"bytes"}
+    return values[kind]
 
 
 def value_text(value: Any) -> str:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import enum
-import types
-import typing
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 from golden_files import Golden
-from golden_shapes import shape
+from golden_shapes import example, shape
 
 from tidegate.core.errors import TidegateError
 from tidegate.wire.connection import FRAME_BEFORE_LOGIN_BYTES, Connection, State
@@ -53,44 +49,13 @@ def _way(number: int) -> str:
 
 def _examples() -> Iterator[str]:
     for number, kind in EVERY.items():
-        packet = _example(kind)
+        packet = example(kind)
         sender = Connection(server=not issubclass(kind, Request))
         sender.state = State.IDENTIFIED
         sent = b"".join(map(bytes, sender.send(packet, 0x01020304, [b"body"])))
         yield f"0x{number:02X} {kind.__name__}"
         text = sent.hex()
         yield from (f"    {text[at : at + 90]}" for at in range(0, len(text), 90))
-
-
-def _example(kind: Any, name: str = "") -> Any:
-    """A value of a type: always the same one for the same type and name of a field."""
-    if hasattr(kind, "__supertype__"):
-        return _example(kind.__supertype__, name)
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Annotated:
-        return _example(arguments[0], name)
-    if origin in (typing.Union, types.UnionType):
-        # Not null, where something else may stand there.
-        return _example(next(one for one in arguments if one is not type(None)), name)
-    if origin is typing.Literal:
-        return arguments[0]
-    if origin is tuple and arguments[-1] is not Ellipsis:
-        return tuple(_example(one, name) for one in arguments)
-    if origin in (list, tuple):
-        return origin([_example(arguments[0], name)])
-    if origin is dict:
-        return {_example(arguments[0], name): _example(arguments[1], name)}
-    simple = {bool: True, int: 300 + len(name), float: 0.5, str: f"text of {name}", bytes: b"\x01"}
-    if kind in simple:
-        return simple[kind]
-    assert isinstance(kind, type), kind
-    if issubclass(kind, enum.Enum):
-        return list(kind)[-1]
-    if kind is msgspec.Raw:
-        return msgspec.Raw(b"\x01")
-    hints = typing.get_type_hints(kind, include_extras=True)
-    fields = msgspec.structs.fields(kind)
-    return kind(**{one.name: _example(hints[one.name], one.name) for one in fields})
 
 
 def _frames() -> Iterator[str]:
