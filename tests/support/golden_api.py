@@ -11,8 +11,8 @@ import builtins
 import dataclasses
 import enum
 import functools
+import importlib
 import inspect
-import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, ForwardRef, Literal, get_args, get_origin, is_typeddict
@@ -56,6 +56,8 @@ class Api:
     ) -> None:
         self._known = _STANDARD | _BUILTINS | _EXCEPTIONS | set(names)
         self._only = only or {}
+        # Whose annotations are read.
+        self._module: types.ModuleType | None = None
 
     def lines(self, name: str, thing: Any) -> Iterator[str]:
         """Everything that is public about one name."""
@@ -121,6 +123,7 @@ class Api:
         )
         if not inspect.isfunction(made) or getattr(kind, "_is_protocol", False):
             return None
+        self._module = inspect.getmodule(made)
         parameters = list(inspect.signature(made).parameters.values())[1:]
         if any("*" in self._annotation(one.annotation) for one in parameters):
             return None
@@ -151,6 +154,7 @@ class Api:
 
     def _function(self, name: str, function: Callable[..., Any], *, is_method: bool) -> str:
         signature = inspect.signature(function)
+        self._module = inspect.getmodule(inspect.unwrap(function))
         parameters = list(signature.parameters.values())[1 if is_method else 0 :]
         parts: list[str] = []
         for one in parameters:
@@ -197,13 +201,30 @@ class Api:
 
     def _choices(self, name: str) -> str:
         """What a private name of a type allows, where it is a list of words."""
-        for module in [
-            one for key, one in sorted(sys.modules.items()) if key.startswith("tidegate")
-        ]:
-            value = vars(module).get(name)
-            if get_origin(value) is Literal:
-                return f"Literal[{', '.join(map(repr, get_args(value)))}]"
+        value = None if self._module is None else _named(self._module, name)
+        if get_origin(value) is Literal:
+            return f"Literal[{', '.join(map(repr, get_args(value)))}]"
         return "*"
+
+
+def _named(module: types.ModuleType, name: str) -> Any:
+    """What a name means in a module, also where only a type checker imports it."""
+    if hasattr(module, name):
+        return getattr(module, name)
+    origin = _imports(module).get(name)
+    return None if origin is None else getattr(importlib.import_module(origin), name, None)
+
+
+@functools.cache
+def _imports(module: types.ModuleType) -> Mapping[str, str]:
+    """Where the names come from that a module imports of Tidegate."""
+    found = ast.walk(ast.parse(inspect.getsource(module)))
+    return {
+        alias.name: one.module
+        for one in found
+        if isinstance(one, ast.ImportFrom) and (one.module or "").startswith("tidegate")
+        for alias in one.names
+    }
 
 
 def _default(value: Any) -> str:

@@ -15,11 +15,15 @@ import types
 import typing
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, Union
 
 import msgspec
 
-_PLAIN = (bool, int, float, str, bytes, bytearray, memoryview, object, type(None))
+_PLAIN = (bool, int, float, str, bytes, bytearray, memoryview, datetime, object, type(None))
+# JSON knows one kind of numbers.
+_JSON_NAMES = {str: "string", bool: "bool", type(None): "null"}
 _LISTS = (list, set, frozenset, tuple)
 
 
@@ -49,7 +53,13 @@ def example(kind: Any, name: str = "") -> Any:
         return {example(arguments[0], name): example(arguments[1], name)}
     if kind in (bool, int, float, str, bytes):
         return _plain_example(kind, name)
+    if kind is datetime:
+        return datetime(2026, 3, 14, tzinfo=UTC)
+    if kind is Any or kind is object:
+        return f"anything of {name}"
     assert isinstance(kind, type), kind
+    if issubclass(kind, PurePath):
+        return Path("/folder") / name
     if issubclass(kind, enum.Enum):
         return list(kind)[-1]
     if kind is msgspec.Raw:
@@ -79,6 +89,8 @@ def value_text(value: Any) -> str:
         return "{" + ", ".join(sorted(map(value_text, value))) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(value_text, value)) + "]"
+    if isinstance(value, PurePath):
+        return str(value)
     if value is None or isinstance(value, bool | int | str | bytes):
         return repr(value)
     return "*"
@@ -99,19 +111,33 @@ def document_shape(document: Any) -> list[str]:
     return [f"{path or '.'}: {' | '.join(sorted(kinds))}" for path, kinds in found.items()]
 
 
+def printed_shapes(kinds: Mapping[str, Any]) -> list[str]:
+    """Return lines about what reports of these types print for programs, by their names."""
+    lines = []
+    for name, kind in kinds.items():
+        report = example(kind)
+        printed = report.as_json() if hasattr(report, "as_json") else report
+        # Some give the document as text.
+        plain = msgspec.to_builtins(report if isinstance(printed, str) else printed, str_keys=True)
+        lines += [f"== {name}", *document_shape(plain), ""]
+    return lines
+
+
 def _walked(value: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         if not value:
             yield path, "{}"
         for key, inner in value.items():
-            yield from _walked(inner, f"{path}.{key}".removeprefix("."))
+            # Numbers of replicas or instances are data, and no names of fields.
+            name = "{number}" if str(key).isdigit() else key
+            yield from _walked(inner, f"{path}.{name}".removeprefix("."))
     elif isinstance(value, list):
         if not value:
             yield f"{path}[]", "nothing"
         for inner in value:
             yield from _walked(inner, f"{path}[]")
     else:
-        yield path, "null" if value is None else type(value).__name__
+        yield path, _JSON_NAMES.get(type(value), "number")
 
 
 def _shape(kind: Any, path: str, default: str, inside: tuple[Any, ...]) -> Iterator[str]:
@@ -138,6 +164,8 @@ def _shape(kind: Any, path: str, default: str, inside: tuple[Any, ...]) -> Itera
         yield f"{said}enum({', '.join(value_text(one) for one in kind)}){notes}{default}"
     elif _is_record(kind):
         yield from _record(kind, path, default, inside)
+    elif isinstance(kind, type) and issubclass(kind, PurePath):
+        yield f"{said}path{notes}{default}"
     elif kind is Any or kind in _PLAIN:
         yield f"{said}{'any' if kind in (Any, object) else _name(kind)}{notes}{default}"
     else:
