@@ -21,6 +21,7 @@ from hosted_plant import EPOCH_S, Plant, agreed
 from simulated_consumer import SimulatedConsumer
 
 from tidegate.control.autoscaler import Autoscaler
+from tidegate.control.configuration import Configuration
 from tidegate.control.provisioner import Provisioner
 from tidegate.core.prefetch import ControllerKind, PrefetchGoal
 from tidegate.core.scaling import ScalingPolicy
@@ -29,6 +30,8 @@ from tidegate.simulation.run import simulate
 from tidegate.simulation.scenarios import Scenario, load, names, with_policy
 
 _SENTENCES = ("reason", "otherwise", "outcome")
+# What loops do all the time.
+_USUAL = ("SetShares", "Weigh", "KeepUp")
 _STRETCH_S = 100.0
 # Of each scenario; of these two as long as it takes until their last fault.
 _SECONDS = 500.0
@@ -101,15 +104,23 @@ async def _new_version(plant: Plant) -> None:
     ids=lambda one: one if isinstance(one, str) else "",
 )
 async def test_decisions_about_services_are_as_they_were(
-    golden: Golden, name: str, lives: Callable[[Plant], Any], settings: dict[str, Any]
+    golden: Golden,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    lives: Callable[[Plant], Any],
+    settings: dict[str, Any],
 ) -> None:
+    decisions = _recorded(monkeypatch)
     plant = Plant(**settings)
     await plant.begin()
     await plant.run(5.0)
     await lives(plant)
-    told = [_line(_plain(one), EPOCH_S) for one in await plant.decisions()]
+    stored = [_line(_plain(one), EPOCH_S) for one in await plant.decisions()]
 
-    golden(f"decisions/services/{name}.txt", told)
+    golden(
+        f"decisions/services/{name}.txt",
+        ["== decided", *_told(decisions), "", "== stored", *stored],
+    )
 
 
 @pytest.mark.parametrize("kind", [one.value for one in ControllerKind])
@@ -143,7 +154,7 @@ async def _steered(goal: PrefetchGoal) -> Any:
 
 
 def _recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Everything that loops of queues and machines decide from now on."""
+    """Everything that loops of queues, machines and services decide from now on."""
     decisions: list[Any] = []
 
     def recording(decide: Callable[..., Any]) -> Callable[..., Any]:
@@ -154,7 +165,7 @@ def _recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
         return decided
 
-    for kind in (Autoscaler, Provisioner):
+    for kind in (Autoscaler, Provisioner, Configuration):
         monkeypatch.setattr(kind, "decide", recording(kind.decide))
     return decisions
 
@@ -182,7 +193,7 @@ def _told(decisions: Sequence[Any]) -> Iterator[str]:
             yield from _together(until, rules, quiet)
             until += _STRETCH_S
         line = _line(plain)
-        if any(action["type"] != "SetShares" for action in plain["actions"]):
+        if any(action["type"] not in _USUAL for action in plain["actions"]):
             yield line
         else:
             rules[f"{plain['loop']} {plain['rule']}"] += 1
