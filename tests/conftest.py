@@ -79,6 +79,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="every store and the long kills, too: what `make test-all` adds",
     )
+    parser.addoption(
+        "--rewrite-golden",
+        action="store_true",
+        help="write the golden files of tests/unit/golden instead of comparing with them",
+    )
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

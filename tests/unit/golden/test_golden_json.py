@@ -1,0 +1,232 @@
+"""JSON that commands print for programs, and documents that the store keeps.
+
+Commands run in this process, against a node with a store in memory. What takes Spark, RabbitMQ or
+minutes is read off the types that are printed.
+"""
+
+from __future__ import annotations
+
+import json
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from command_line import CommandLine
+from golden_files import Golden
+from golden_shapes import document_shape, example, printed_shapes, shape
+
+import tidegate
+from tidegate.agreement.document import parse_agreement
+from tidegate.agreement.kept_standing import KeptStanding
+from tidegate.agreement.ledger import Ledger
+from tidegate.agreement.windows import Sample
+from tidegate.cli import store_wiring, users
+from tidegate.cli.demo.lessons import Learned
+from tidegate.cli.demo.summary import Summary
+from tidegate.client.blocking import LoopThread
+from tidegate.client.client import Client
+from tidegate.core.by_hand import ByHand
+from tidegate.core.hosting import DoorSample, ServiceSpec, decided_about
+from tidegate.core.ports import Clock
+from tidegate.core.scaling import Scaling
+from tidegate.core.steering import FLEET, AnyAction, Decision
+from tidegate.node.server import Node
+from tidegate.simulation.outcome import Outcome
+from tidegate.storage.memory import MemoryStore
+from tidegate.telemetry.knowledge import Model, Run
+from tidegate.tuning.record import OpenLoopPoint
+
+AGREEMENT = """
+name = "shop"
+http = "shop"
+window = "5s"
+replicas = { min = 1, max = 3 }
+[metrics.throughput]
+breach = 1
+[metrics.response_p95]
+breach = "1s"
+"""
+_PASSWORD = b"correct horse battery\n"
+# In this order: each finds what those before it have left.
+_RUNS = (
+    "config",
+    "agreement check shop.toml",
+    "agreement check wrong.toml",
+    "agreement plan shop.toml --load 10/s --capacity 5/s --boot 90s",
+    "simulate",
+    "simulate load.csv --policy agreement",
+    "create jobs",
+    "put jobs x",
+    "put jobs y --priority 7",
+    "get jobs",
+    "peek jobs",
+    "policy jobs",
+    "policy jobs --set lease=5s",
+    "pause jobs",
+    "resume jobs",
+    "dead orders",
+    "redrive orders",
+    "prefetch orders 5",
+    "queue set jobs lease=6s",
+    "queues",
+    "status",
+    "ping",
+    "members",
+    "fleet",
+    "explain orders",
+    "explain shop",
+    "explain",
+    "topic create news",
+    "subscribe news jobs",
+    "topics",
+    "publish news x",
+    "unsubscribe news jobs",
+    "topic delete news",
+    "purge jobs",
+    "scale jobs --min 1 --max 4",
+    "scale jobs",
+    "delete jobs",
+    "services",
+    "sla",
+    "hold shop --instances 2",
+    "hold shop",
+    "top --once",
+    "user add ann --read *",
+    "user list",
+    "user grant ann --write *",
+    "user passwd ann",
+    "user remove ann",
+)
+
+
+class _NodeInThread:
+    """A node with everything that commands ask for, on an event loop beside the test."""
+
+    def __init__(self) -> None:
+        # Its time stands still, so that nothing in it gets old on a slow machine.
+        self.store = MemoryStore(Clock(lambda: 1e9, lambda: 0.0))
+        self._thread = LoopThread()
+        self._node = Node(self.store, name="node-1")
+        self._thread.wait(self._begin())
+
+    @property
+    def url(self) -> str:
+        return self._node.address
+
+    async def _begin(self) -> None:
+        # Before the node joins: who is first leads, and only a leader may write these.
+        await self._host()
+        await self._node.start()
+        self._client = await Client(self.url, name="worker", mode="admin").open()
+        await self._client.create_queue("orders")
+        await self._client.put("orders", b"refused", headers={"kind": "order"})
+        self._subscription = self._client.subscribe("orders", prefetch=10)
+        await self._subscription.__aenter__()
+        async for message in self._subscription:
+            await message.reject(error="no such customer")
+            break
+
+    async def _host(self) -> None:
+        """A service with an instance and a door, an agreement, and decisions about all."""
+        store = self.store
+        epoch = await store.lead(await store.join("leader", "tidegate://here:1", 1e9))
+        assert epoch is not None
+        await store.deploy(ServiceSpec(name="shop", target="shop:app", agreement=AGREEMENT))
+        machine = await store.add_machine("here", 2, None, epoch)
+        instance = await store.add_instance("shop", 1.0, epoch)
+        await store.assign_instance(instance.instance_id, machine.machine_id, epoch)
+        await store.report_door(msgspec.structs.replace(example(DoorSample), service="shop"))
+        await store.keep_standing("shop", _standing().to_json(), epoch)
+        actions = [example(one) for one in typing.get_args(AnyAction)]
+        for about in ("orders", decided_about("shop"), FLEET):
+            decision = msgspec.structs.replace(example(Decision), service=about, actions=actions)
+            await store.note_decision(about, msgspec.json.encode(decision), epoch)
+
+    def end(self) -> None:
+        async def end() -> None:
+            await self._subscription.__aexit__(None, None, None)
+            await self._client.close()
+            await self._node.stop()
+
+        self._thread.wait(end())
+        self._thread.stop()
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[_NodeInThread]:
+    running = _NodeInThread()
+    for module in (store_wiring, users):
+        monkeypatch.setattr(module, "store_of", lambda *_, **__: running.store)
+    yield running
+    running.end()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "shop.toml").write_text(AGREEMENT)
+    (tmp_path / "wrong.toml").write_text('name = "shop"\n')
+    (tmp_path / "load.csv").write_text("t_s,rate\n0,50\n60,400\n120,50\n")
+    return tmp_path
+
+
+def test_what_commands_print_for_programs_is_as_it_was(
+    golden: Golden, node: _NodeInThread, folder: Path
+) -> None:
+    command_line = CommandLine(folder)
+    variables = {"TIDEGATE_URL": node.url, "TIDEGATE_STORE__URL": "postgresql://memory/store"}
+    lines = []
+    for run in _RUNS:
+        finished = command_line(*run.split(), "--json", stdin=_PASSWORD, environment=variables)
+        lines += ["", f"tidegate {run} --json", f"    code {finished.returncode}"]
+        lines += [f"    {line}" for line in _shape_of(finished.stdout, finished.stderr)]
+
+    golden("json/commands.txt", lines[1:])
+
+
+def test_documents_that_are_kept_are_as_they_were(golden: Golden) -> None:
+    kinds = {
+        "a decision": Decision,
+        "a service": ServiceSpec,
+        "what a person holds of a service": ByHand,
+        "the scaling of a queue": Scaling,
+        "the policy of a queue": tidegate.QueuePolicy,
+        "the standing of an agreement": KeptStanding,
+        "a sample of a door": DoorSample,
+        "a run of the pipeline": Run,
+        "a learned model": Model,
+        "a model of a consumer": tidegate.PrefetchModel,
+        "a simulation": Outcome,
+    }
+    lines = []
+    for name, kind in kinds.items():
+        lines += [f"== {name}", *shape(kind), ""]
+
+    golden("json/documents.txt", lines)
+
+
+def test_json_of_the_demo_and_of_tuning_is_as_it_was(golden: Golden) -> None:
+    kinds = {"demo": Summary, "demo: learned": Learned, "tune: open_loop": OpenLoopPoint}
+
+    golden("json/demo_and_tune.txt", printed_shapes(kinds))
+
+
+def _standing() -> KeptStanding:
+    agreement = parse_agreement(AGREEMENT, "shop.toml")
+    ledger = Ledger(agreement)
+    ledger.take(Sample(1.0, accepted=10, served=10, times={"response": [(2.0, 10)]}))
+    (entry,) = ledger.advance(5.0)
+    return KeptStanding.of(agreement, entry, ledger.history, "1 instance more")
+
+
+def _shape_of(said: bytes, complaint: bytes) -> list[str]:
+    """The shape of one document, or of all that stand in lines of their own."""
+    if not said:
+        return ["nothing", complaint.decode()]
+    try:
+        shapes = document_shape(json.loads(said))
+    except ValueError:
+        shapes = document_shape([json.loads(line) for line in said.splitlines()])
+    # Which of the histograms of a running node are empty, chance decides.
+    return [line for line in shapes if ".buckets[]" not in line]
