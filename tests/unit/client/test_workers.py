@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import msgspec
 import pydantic
 import pytest
+from backing import Connect, StartNode
 from waiting import LIMIT_S, eventually_async
 
 import tidegate
@@ -68,17 +69,13 @@ class Invoice(pydantic.BaseModel):
 
 
 @pytest.fixture
-async def node() -> AsyncIterator[Node]:
-    node = Node(MemoryStore(), limits=Limits(settle_linger_s=0.001))
-    await node.start()
-    yield node
-    await node.stop()
+async def node(start_node: StartNode) -> Node:
+    return await start_node(limits=Limits(settle_linger_s=0.001))
 
 
 @pytest.fixture
-async def mq(node: Node) -> AsyncIterator[Client]:
-    async with tidegate.connect(node.address, mode="admin") as mq:
-        yield mq
+async def mq(node: Node, connect: Connect) -> Client:
+    return await connect(node, mode="admin")
 
 
 @pytest.fixture
