@@ -282,8 +282,8 @@ async def test_after_an_order_whose_answer_was_lost_nothing_is_believed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with (
-        opened(session_secret=SECRET) as door,
         stalls(3) as (one, two, three),
+        opened(session_secret=SECRET) as door,
     ):
         await door.set_backends([one.backend()])
         # A spare comes, and is promoted before anybody knows that it is there; it has moved.
