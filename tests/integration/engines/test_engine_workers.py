@@ -150,27 +150,24 @@ async def test_retry_says_when(app: tidegate.App, mq: Any) -> None:
     assert await taken_until_last(mq, "orders") == []
 
 
-@pytest.mark.parametrize("kind", ["async", "sync"])
-async def test_reject_sends_to_the_dead_letters_with_the_reason(
-    kind: str, app: tidegate.App, mq: Any
-) -> None:
+async def test_reject_sends_to_the_dead_letters_with_the_reason(app: tidegate.App, mq: Any) -> None:
+    @app.worker("orders")
     async def refuse(payload: bytes) -> None:
         raise tidegate.Reject("no such customer")
 
+    @app.worker("mails")
     def refuse_blocking(payload: bytes) -> None:
         raise tidegate.Reject("no such customer")
 
-    app.worker("orders")(refuse if kind == "async" else refuse_blocking)
-
     async with app.running():
-        await mq.put("orders", b"x")
-        letter = await dead_letter(mq, "orders")
-
-    (death,) = letter.deaths
-    assert (letter.payload, death.reason, death.error, death.deliveries) == (
-        *(b"x", "rejected"),
-        *("no such customer", 1),
-    )
+        for queue in ("orders", "mails"):
+            await mq.put(queue, b"x")
+            letter = await dead_letter(mq, queue)
+            (death,) = letter.deaths
+            assert (letter.payload, death.reason, death.error, death.deliveries) == (
+                *(b"x", "rejected"),
+                *("no such customer", 1),
+            )
 
 
 async def test_what_fails_as_often_as_the_queue_allows_is_a_dead_letter_that_tells_why(
