@@ -22,6 +22,7 @@ from backing import (
     SeveralBacking,
     StartNode,
 )
+from made_database import UNSYNCED, copy_of_database, quick_folder
 from rabbitmq import VirtualHost, broker_or_skip
 
 from tidegate.client.client import Client
@@ -76,6 +77,19 @@ def external_url() -> Iterator[str]:
         yield server.url
     finally:
         server.stop()
+
+
+@pytest.fixture
+def other_server() -> Iterator[EmbeddedPostgres]:
+    """A PostgreSQL of the test's own, which may be stopped and started."""
+    folder = quick_folder("other")
+    server = EmbeddedPostgres(copy_of_database(folder / "data"), settings=UNSYNCED)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,7 @@
-"""A unit test starts no process and opens no database: this folder's fixtures see to it."""
+"""A unit test starts no process and opens no database: this folder's fixtures see to it.
+
+Its nodes are on a store in memory.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,9 @@ import subprocess
 from typing import Any
 
 import pytest
+from memory_fixtures import backing
+
+__all__ = ["backing"]
 
 
 def _refuse(*_: Any, **__: Any) -> Any:

@@ -214,7 +214,6 @@ def test_what_cannot_be_meant_is_one_sentence_too(
         ["put", "q", "x", "--priority", "11"],
         ["put", "q", "x", "--header", "nothing"],
         ["put", "q", "x", "--whole"],
-        ["bench", "run", "--size", "big"],
         ["bench", "compare", "--only", "no-such-system"],
     ],
 )

@@ -62,14 +62,6 @@ def test_an_agreement_of_a_queue_is_told_so(refused: Refused, folder: Path) -> N
     assert said.endswith('write http = "orders"')
 
 
-def test_an_application_that_does_not_import_shows_the_last_line_of_its_traceback(
-    refused: Refused,
-) -> None:
-    assert refused(code="1 / 0").endswith(
-        "'shop' fails when imported: ZeroDivisionError: division by zero"
-    )
-
-
 def test_a_port_that_is_taken_is_one_sentence(refused: Refused) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

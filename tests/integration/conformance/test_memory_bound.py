@@ -209,23 +209,27 @@ async def test_a_waiting_read_gets_its_message_though_memory_is_full(
     assert (await asyncio.wait_for(waiting, LIMIT_S)).payload == b"it"
 
 
+@pytest.mark.parametrize("what", ["anything", "sender"])
 async def test_who_waited_before_memory_was_full_is_served_after(
-    node: Node, connect: Connect
+    what: str, node: Node, connect: Connect
 ) -> None:
-    reader, other = await connect(node), await connect(node)
-    absent = await reader.client_id_of("absent")
+    reader, other, filler = await connect(node), await connect(node), await connect(node)
     queue = await reader.create_queue("orders")
-    waiting = reader.spawn(reader.get("orders", wait=LIMIT_S))
+    # What fills the memory is not for the reader: somebody else's, or of another sender.
+    selection: dict[str, Any] = {"sender": other.client_id} if what == "sender" else {}
+    absent = None if what == "sender" else await reader.client_id_of("absent")
+    waiting = reader.spawn(reader.get("orders", wait=LIMIT_S, **selection))
     await eventually_async(lambda: node.replicas[queue.queue_id].dispatch.readers.count == 1)
     for n in range(300):
-        other.put_soon("orders", payload(n), receiver=absent)
+        filler.put_soon("orders", payload(n), receiver=absent)
         if n % 20 == 0:
-            await other.flush()
-    await other.flush()
+            await filler.flush()
+    await filler.flush()
+    assert not node.budget.has_room_for(20 * len(PADDING))
 
-    await other.put("orders", b"for anyone")
+    await other.put("orders", b"it")
 
-    assert (await asyncio.wait_for(waiting, LIMIT_S)).payload == b"for anyone"
+    assert (await asyncio.wait_for(waiting, LIMIT_S)).payload == b"it"
 
 
 @pytest.mark.parametrize(("order", "expected"), [("oldest", [0, 1, 2]), ("priority", [1, 2, 0])])

@@ -40,6 +40,7 @@ def test_doors_hear_of_who_answers_and_of_nobody_else() -> None:
             state=state,
             address=address,
             concurrency=9 if number == 2 else None,
+            sessions_until=600.0 if number == 2 else None,
         )
 
     found = backends_of(
@@ -53,9 +54,11 @@ def test_doors_hear_of_who_answers_and_of_nobody_else() -> None:
         ],
         concurrency=3,
     )
-    assert [(b.name, b.host, b.port, b.concurrency, b.draining) for b in found] == [
-        ("i1", "::1", 8001, 3, False),
-        ("i2", "127.0.0.1", 8002, 9, True),
+    assert [
+        (b.name, b.host, b.port, b.concurrency, b.draining, b.sessions_until) for b in found
+    ] == [
+        ("i1", "::1", 8001, 3, False, None),
+        ("i2", "127.0.0.1", 8002, 9, True, 600.0),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The embedded door with its store: memory that is told, sessions while a server drains."""
+"""The embedded door: memory that is told, its connections, and who talks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tidegate.adapters.door_settings import DoorSettings
 from tidegate.adapters.gateway.door import GatewayDoor
 from tidegate.cli.door import door_of
 from tidegate.control.door_loop import DoorLoop
-from tidegate.core.hosting import Backend, InstanceState, Service, ServiceSpec, instance_of
+from tidegate.core.hosting import Backend, InstanceState, Service, ServiceSpec
 from tidegate.storage.memory import MemoryStore
 
 SECRET = "a secret of the tests"
@@ -126,12 +126,6 @@ async def test_a_policy_of_the_users_own_is_what_a_door_of_the_service_balances_
         await door.stop(timeout_s=0.0)
 
 
-async def in_session(door: GatewayDoor, cookie: str) -> tuple[bytes, str]:
-    async with await Connection.to(port_of(door)) as client:
-        answer = await client.ask(headers={"Cookie": cookie} if cookie else {})
-    return answer.body, answer.headers.get("set-cookie", cookie).partition(";")[0]
-
-
 async def test_who_talks_has_a_place_and_is_no_request_in_hand(door: GatewayDoor) -> None:
     async with bookshops("a") as (shop,):
         await door.set_backends([Backend(instance_id=1, host="127.0.0.1", port=shop.port)])
@@ -145,37 +139,3 @@ async def test_who_talks_has_a_place_and_is_no_request_in_hand(door: GatewayDoor
             # Nobody is refused for it, though one request is all that is let in.
             async with await Connection.to(port_of(door)) as client:
                 assert (await client.ask()).status == 200
-
-
-async def test_sessions_stay_with_a_server_that_drains_until_their_grace_is_over(
-    door: GatewayDoor,
-) -> None:
-    hosted = Hosted()
-    await hosted.deploy()
-    loop = DoorLoop(door, hosted.store, "shop")
-    async with stalls(2) as (one, two):
-        for stall in (one, two):
-            await hosted.report(await hosted.order(), stall.port, 1e9)
-        await loop.run_once()
-        home, cookie = await in_session(door, "")
-        draining, store = instance_of(home.decode()), hosted.store
-        assert draining is not None
-
-        # The leader lets it go: it keeps the session, and who is new goes elsewhere.
-        until = time.time() + 600.0
-        await store.set_instance(
-            draining, hosted.epoch, state=InstanceState.DRAINING, sessions_until=until
-        )
-        await loop.run_once()
-        for _ in range(5):
-            assert await in_session(door, cookie) == (home, cookie)
-            assert (await in_session(door, ""))[0] != home
-
-        # The grace is over: the session is elected anew.
-        await store.set_instance(
-            draining, hosted.epoch, state=InstanceState.DRAINING, sessions_until=time.time()
-        )
-        await loop.run_once()
-        moved, other = await in_session(door, cookie)
-        assert moved != home
-        assert other != cookie

@@ -11,8 +11,10 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from corpus import BAD_BODIES, BAD_HEADS, GOOD
@@ -65,6 +67,19 @@ MENDED = {
 STATUSES = {"two codings": (422,), **dict.fromkeys(BAD_BODIES, (400, 502))}
 
 
+SECRET = b"a secret of the tests"
+
+
+@asynccontextmanager
+async def opened(**settings: Any) -> AsyncIterator[HaproxyDoor]:
+    door = HaproxyDoor(DoorSettings("shop", **settings))
+    await door.start()
+    try:
+        yield door
+    finally:
+        await door.stop(timeout_s=0.0)
+
+
 def port_of(door: HaproxyDoor) -> int:
     return int(door.address.rpartition(":")[2])
 
@@ -75,35 +90,30 @@ def _statuses(answer: bytes) -> list[int]:
 
 async def test_malformed_requests_are_refused_or_mended_and_hide_nothing() -> None:
     limits = GatewayLimits(idle_timeout_s=0.1, waiting_max=100)
-    door = HaproxyDoor(DoorSettings("shop", limits=limits))
-    await door.start()
-    async with stalls(1) as (stall,):
+    async with stalls(1) as (stall,), opened(limits=limits) as door:
         await door.set_backends([stall.backend()])
         expected = 0
-        try:
-            for name, request in (BAD_HEADS | BAD_BODIES).items():
-                answer = await raw(port_of(door), request)
-                if name in MENDED:
-                    # As many answers as servers saw requests, and all to whoever sent them.
-                    expected += MENDED[name][0]
-                    assert _statuses(answer) == [200] * MENDED[name][0], (name, answer)
-                else:
-                    (status,) = _statuses(answer)
-                    assert status in STATUSES.get(name, (400,)), (name, answer)
-                # A client beside it gets its own answer.
-                assert (await ask(port_of(door), f"/honest/{len(stall.requests)}")).status == 200
-                expected += 1
-                assert len(stall.requests) == expected, (name, stall.requests[-3:])
-            for name, (request, count) in GOOD.items():
-                answer = await raw(port_of(door), request)
-                assert _statuses(answer) == [200] * count, (name, answer)
-                expected += count
-            assert len(stall.requests) == expected
-            for header in stall.headers:
-                names = [field for field, _ in header]
-                assert names.count("content-length") + names.count("transfer-encoding") <= 1
-        finally:
-            await door.stop(timeout_s=0.0)
+        for name, request in (BAD_HEADS | BAD_BODIES).items():
+            answer = await raw(port_of(door), request)
+            if name in MENDED:
+                # As many answers as servers saw requests, and all to whoever sent them.
+                expected += MENDED[name][0]
+                assert _statuses(answer) == [200] * MENDED[name][0], (name, answer)
+            else:
+                (status,) = _statuses(answer)
+                assert status in STATUSES.get(name, (400,)), (name, answer)
+            # A client beside it gets its own answer.
+            assert (await ask(port_of(door), f"/honest/{len(stall.requests)}")).status == 200
+            expected += 1
+            assert len(stall.requests) == expected, (name, stall.requests[-3:])
+        for name, (request, count) in GOOD.items():
+            answer = await raw(port_of(door), request)
+            assert _statuses(answer) == [200] * count, (name, answer)
+            expected += count
+        assert len(stall.requests) == expected
+        for header in stall.headers:
+            names = [field for field, _ in header]
+            assert names.count("content-length") + names.count("transfer-encoding") <= 1
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -121,89 +131,70 @@ HTTP_2 = (
 
 
 async def test_whoever_begins_with_http_2_is_refused_and_no_server_hears_of_it() -> None:
-    door = HaproxyDoor(DoorSettings("shop"))
-    await door.start()
-    async with stalls(1) as (stall,):
-        try:
-            await door.set_backends([stall.backend()])
-            assert (await ask(port_of(door))).status == 200
-            heard = len(stall.requests)
-            reader, writer = await asyncio.open_connection("127.0.0.1", port_of(door))
-            writer.write(HTTP_2)
-            answer = b""
-            while b"\x8c" not in answer:
-                more = await asyncio.wait_for(reader.read(4096), 60)
-                assert more, answer
-                answer += more
-            writer.close()
-            assert len(stall.requests) == heard
-        finally:
-            await door.stop(timeout_s=0.0)
+    async with stalls(1) as (stall,), opened() as door:
+        await door.set_backends([stall.backend()])
+        assert (await ask(port_of(door))).status == 200
+        heard = len(stall.requests)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(door))
+        writer.write(HTTP_2)
+        answer = b""
+        while b"\x8c" not in answer:
+            more = await asyncio.wait_for(reader.read(4096), 60)
+            assert more, answer
+            answer += more
+        writer.close()
+        assert len(stall.requests) == heard
 
 
 async def test_a_killed_haproxy_comes_back_where_it_was_with_its_servers() -> None:
-    door = HaproxyDoor(DoorSettings("shop", session_secret=b"a secret of the tests"))
-    await door.start()
-    async with stalls(2) as (one, two):
-        try:
-            await door.set_backends([one.backend(concurrency=1), two.backend(draining=True)])
-            await door.set_admission(2)
-            port, first = port_of(door), door.pid
-            for _ in range(20):
-                assert (await ask(port)).body == b"i1"
-            before = await door.sample()
-            os.kill(first, signal.SIGKILL)
-            # The socket is ours: who comes meanwhile waits for an answer, and gets it.
+    async with stalls(2) as (one, two), opened(session_secret=SECRET) as door:
+        await door.set_backends([one.backend(concurrency=1), two.backend(draining=True)])
+        await door.set_admission(2)
+        port, first = port_of(door), door.pid
+        for _ in range(20):
             assert (await ask(port)).body == b"i1"
-            assert door.pid != first
-            assert not two.requests
-            stopped = asyncio.create_task(ask(port, "/held"))
-            one.gate.clear()
+        before = await door.sample()
+        os.kill(first, signal.SIGKILL)
+        # The socket is ours: who comes meanwhile waits for an answer, and gets it.
+        assert (await ask(port)).body == b"i1"
+        assert door.pid != first
+        assert not two.requests
+        stopped = asyncio.create_task(ask(port, "/held"))
+        one.gate.clear()
 
-            async def again() -> bool:
-                sample = await door.sample()
-                return not sample.trouble and sample.accepted >= before.accepted + 1
+        async def again() -> bool:
+            sample = await door.sample()
+            return not sample.trouble and sample.accepted >= before.accepted + 1
 
-            await eventually_async(again, "it counts on")
-            one.gate.set()
-            await stopped
-            after = await door.sample()
-            assert after.door == before.door
-            assert (after.accepted, after.answered) == (22, 22)
-            assert {i.instance_id: i.answered for i in after.instances} == {1: 22, 2: 0}
-            # It follows orders as the one before did.
-            await door.set_backends([two.backend()])
-            assert (await ask(port)).body == b"i2"
-        finally:
-            await door.stop(timeout_s=0.0)
+        await eventually_async(again, "it counts on")
+        one.gate.set()
+        await stopped
+        after = await door.sample()
+        assert after.door == before.door
+        assert (after.accepted, after.answered) == (22, 22)
+        assert {i.instance_id: i.answered for i in after.instances} == {1: 22, 2: 0}
+        # It follows orders as the one before did.
+        await door.set_backends([two.backend()])
+        assert (await ask(port)).body == b"i2"
 
 
 async def test_a_killed_haproxy_comes_back_with_the_sessions_of_who_drains() -> None:
-    door = HaproxyDoor(DoorSettings("shop", session_secret=b"a secret of the tests"))
-    await door.start()
-    async with stalls(2) as (one, two):
-        try:
-            await door.set_backends([one.backend()])
+    async with stalls(2) as (one, two), opened(session_secret=SECRET) as door:
+        await door.set_backends([one.backend()])
+        async with await Connection.to(port_of(door)) as client:
+            cookie = (await client.ask()).headers["set-cookie"].partition(";")[0]
+        until = time.time() + 600.0
+        await door.set_backends([one.backend(draining=True, sessions_until=until), two.backend()])
+        os.kill(door.pid, signal.SIGKILL)
+        for _ in range(5):
             async with await Connection.to(port_of(door)) as client:
-                cookie = (await client.ask()).headers["set-cookie"].partition(";")[0]
-            until = time.time() + 600.0
-            await door.set_backends(
-                [one.backend(draining=True, sessions_until=until), two.backend()]
-            )
-            os.kill(door.pid, signal.SIGKILL)
-            for _ in range(5):
-                async with await Connection.to(port_of(door)) as client:
-                    assert (await client.ask(headers={"Cookie": cookie})).body == b"i1"
-                assert (await ask(port_of(door))).body == b"i2"
-        finally:
-            await door.stop(timeout_s=0.0)
+                assert (await client.ask(headers={"Cookie": cookie})).body == b"i1"
+            assert (await ask(port_of(door))).body == b"i2"
 
 
 async def test_what_is_wanted_while_haproxy_comes_back_is_what_it_has_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    door = HaproxyDoor(DoorSettings("shop"))
-    await door.start()
     begun, may_go_on = asyncio.Event(), asyncio.Event()
     start = HaproxyProcess.start
 
@@ -212,64 +203,51 @@ async def test_what_is_wanted_while_haproxy_comes_back_is_what_it_has_then(
         await may_go_on.wait()
         await start(process, inherited_fds)
 
-    async with stalls(2) as (one, two):
-        try:
-            await door.set_backends([one.backend()])
-            monkeypatch.setattr(HaproxyProcess, "start", slow_start)
-            os.kill(door.pid, signal.SIGKILL)
-            await begun.wait()
-            # Its configuration is written already, with the server of before.
-            changing = asyncio.create_task(door.set_backends([two.backend()]))
-            await asyncio.sleep(0)
-            assert [b.instance_id for b in door._wanted] == [2]
-            may_go_on.set()
-            await changing
-            assert (await ask(port_of(door))).body == b"i2"
-        finally:
-            await door.stop(timeout_s=0.0)
+    async with stalls(2) as (one, two), opened() as door:
+        await door.set_backends([one.backend()])
+        monkeypatch.setattr(HaproxyProcess, "start", slow_start)
+        os.kill(door.pid, signal.SIGKILL)
+        await begun.wait()
+        # Its configuration is written already, with the server of before.
+        changing = asyncio.create_task(door.set_backends([two.backend()]))
+        await asyncio.sleep(0)
+        assert [b.instance_id for b in door._wanted] == [2]
+        may_go_on.set()
+        await changing
+        assert (await ask(port_of(door))).body == b"i2"
 
 
 async def test_a_haproxy_whose_folder_was_tidied_away_comes_back_all_the_same() -> None:
-    door = HaproxyDoor(DoorSettings("shop"))
-    await door.start()
-    async with stalls(1) as (stall,):
-        try:
-            await door.set_backends([stall.backend()])
-            assert door._folder is not None
-            shutil.rmtree(door._folder)
-            os.kill(door.pid, signal.SIGKILL)
-            assert (await ask(port_of(door))).body == b"i1"
-            assert stat.S_IMODE(door._folder.stat().st_mode) == 0o700
-        finally:
-            await door.stop(timeout_s=0.0)
+    async with stalls(1) as (stall,), opened() as door:
+        await door.set_backends([stall.backend()])
+        assert door._folder is not None
+        shutil.rmtree(door._folder)
+        os.kill(door.pid, signal.SIGKILL)
+        assert (await ask(port_of(door))).body == b"i1"
+        assert stat.S_IMODE(door._folder.stat().st_mode) == 0o700
 
 
 async def test_a_haproxy_that_hangs_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door_module, "_TIDY_S", 0.06)
-    door = HaproxyDoor(DoorSettings("shop"))
-    await door.start()
-    async with stalls(1) as (stall,):
-        try:
-            await door.set_backends([stall.backend()])
-            first = door.pid
-            os.kill(first, signal.SIGSTOP)
-            # An answer is waited for much longer than the door is tidied, as it is in earnest.
-            with monkeypatch.context() as hurried:
-                hurried.setattr(runtime_socket, "_ANSWER_S", 0.3)
+    async with stalls(1) as (stall,), opened() as door:
+        await door.set_backends([stall.backend()])
+        first = door.pid
+        os.kill(first, signal.SIGSTOP)
+        # An answer is waited for much longer than the door is tidied, as it is in earnest.
+        with monkeypatch.context() as hurried:
+            hurried.setattr(runtime_socket, "_ANSWER_S", 0.3)
 
-                async def replaced() -> bool:
-                    await door.sample()
-                    return door.pid != first
+            async def replaced() -> bool:
+                await door.sample()
+                return door.pid != first
 
-                await eventually_async(replaced, "another one is there")
+            await eventually_async(replaced, "another one is there")
 
-            async def well() -> bool:
-                return not (await door.sample()).trouble
+        async def well() -> bool:
+            return not (await door.sample()).trouble
 
-            await eventually_async(well, "it answers")
-            assert (await ask(port_of(door))).body == b"i1"
-        finally:
-            await door.stop(timeout_s=0.0)
+        await eventually_async(well, "it answers")
+        assert (await ask(port_of(door))).body == b"i1"
 
 
 def lose_answer(door: HaproxyDoor, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
@@ -303,83 +281,71 @@ async def seen_in(door: HaproxyDoor) -> dict[str, tuple[int, bool]]:
 async def test_after_an_order_whose_answer_was_lost_nothing_is_believed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    door = HaproxyDoor(DoorSettings("shop", session_secret=b"a secret of the tests"))
-    await door.start()
-    async with stalls(3) as (one, two, three):
-        try:
-            await door.set_backends([one.backend()])
-            # A spare comes, and is promoted before anybody knows that it is there; it has moved.
-            spare = Backend(instance_id=2, host="127.0.0.1", port=three.port, weight=0.0)
-            lose_answer(door, monkeypatch)
-            with pytest.raises(Unavailable, match="did not answer"):
-                await door.set_backends([one.backend(), spare])
-            assert (await seen_in(door))["i2"] == (0, True)
-            await door.set_backends([one.backend(weight=0.0), two.backend()])
-            assert await seen_in(door) == {"i1": (0, True), "i2": (100, True)}
-            assert {(await ask(port_of(door))).body for _ in range(4)} == {b"i2"}
+    async with (
+        stalls(3) as (one, two, three),
+        opened(session_secret=SECRET) as door,
+    ):
+        await door.set_backends([one.backend()])
+        # A spare comes, and is promoted before anybody knows that it is there; it has moved.
+        spare = Backend(instance_id=2, host="127.0.0.1", port=three.port, weight=0.0)
+        lose_answer(door, monkeypatch)
+        with pytest.raises(Unavailable, match="did not answer"):
+            await door.set_backends([one.backend(), spare])
+        assert (await seen_in(door))["i2"] == (0, True)
+        await door.set_backends([one.backend(weight=0.0), two.backend()])
+        assert await seen_in(door) == {"i1": (0, True), "i2": (100, True)}
+        assert {(await ask(port_of(door))).body for _ in range(4)} == {b"i2"}
 
-            # One comes and is gone before anybody knows that it came.
-            lose_answer(door, monkeypatch)
-            with pytest.raises(Unavailable, match="did not answer"):
-                await door.set_backends([two.backend(), three.backend()])
-            await door.set_backends([two.backend()])
-            assert not (await seen_in(door)).get("i3", (0, False))[1]
-            assert {(await ask(port_of(door))).body for _ in range(4)} == {b"i2"}
+        # One comes and is gone before anybody knows that it came.
+        lose_answer(door, monkeypatch)
+        with pytest.raises(Unavailable, match="did not answer"):
+            await door.set_backends([two.backend(), three.backend()])
+        await door.set_backends([two.backend()])
+        assert not (await seen_in(door)).get("i3", (0, False))[1]
+        assert {(await ask(port_of(door))).body for _ in range(4)} == {b"i2"}
 
-            async def forgotten() -> bool:
-                return await seen_in(door) == {"i2": (100, True)}
+        async def forgotten() -> bool:
+            return await seen_in(door) == {"i2": (100, True)}
 
-            await eventually_async(forgotten, "the others are deleted")
-        finally:
-            await door.stop(timeout_s=0.0)
+        await eventually_async(forgotten, "the others are deleted")
 
 
 async def test_after_an_order_that_was_given_up_nothing_is_believed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    door = HaproxyDoor(DoorSettings("shop"))
-    await door.start()
-    async with stalls(2) as (one, two):
-        try:
-            await door.set_backends([one.backend(), two.backend()])
-            order, carried_out = door._runtime.order_and_look, asyncio.Event()
+    async with stalls(2) as (one, two), opened() as door:
+        await door.set_backends([one.backend(), two.backend()])
+        order, carried_out = door._runtime.order_and_look, asyncio.Event()
 
-            async def slow(commands: Sequence[str], proxies: Sequence[str]) -> tuple[str, Rows]:
-                await order(commands, proxies)
-                carried_out.set()
-                await asyncio.Event().wait()
-                raise AssertionError("nobody waits for so long")
+        async def slow(commands: Sequence[str], proxies: Sequence[str]) -> tuple[str, Rows]:
+            await order(commands, proxies)
+            carried_out.set()
+            await asyncio.Event().wait()
+            raise AssertionError("nobody waits for so long")
 
-            monkeypatch.setattr(door._runtime, "order_and_look", slow)
-            ordering = asyncio.create_task(door.set_backends([one.backend(), two.backend(0.5)]))
-            await asyncio.wait_for(carried_out.wait(), 60)
-            ordering.cancel()
-            await asyncio.gather(ordering, return_exceptions=True)
-            monkeypatch.setattr(door._runtime, "order_and_look", order)
-            assert await seen_in(door) == {"i1": (100, True), "i2": (50, True)}
-            # As it was before, which is what it was known to be.
-            await door.set_backends([one.backend(), two.backend()])
-            assert await seen_in(door) == {"i1": (100, True), "i2": (100, True)}
-        finally:
-            await door.stop(timeout_s=0.0)
+        monkeypatch.setattr(door._runtime, "order_and_look", slow)
+        ordering = asyncio.create_task(door.set_backends([one.backend(), two.backend(0.5)]))
+        await asyncio.wait_for(carried_out.wait(), 60)
+        ordering.cancel()
+        await asyncio.gather(ordering, return_exceptions=True)
+        monkeypatch.setattr(door._runtime, "order_and_look", order)
+        assert await seen_in(door) == {"i1": (100, True), "i2": (50, True)}
+        # As it was before, which is what it was known to be.
+        await door.set_backends([one.backend(), two.backend()])
+        assert await seen_in(door) == {"i1": (100, True), "i2": (100, True)}
 
 
 async def test_a_server_that_was_deleted_unheard_may_come_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    door = HaproxyDoor(DoorSettings("shop"))
-    await door.start()
-    async with stalls(2) as (one, two):
-        try:
-            await door.set_backends([one.backend(), two.backend()])
-            await door.set_backends([one.backend()])
-            deleted = lose_answer(door, monkeypatch)
-            await asyncio.wait_for(deleted.wait(), 60)
-            assert set(await seen_in(door)) == {"i1"}
-            await door.set_backends([one.backend(weight=0.0), two.backend()])
-            assert (await ask(port_of(door))).body == b"i2"
-        finally:
-            await door.stop(timeout_s=0.0)
+    async with stalls(2) as (one, two), opened() as door:
+        await door.set_backends([one.backend(), two.backend()])
+        await door.set_backends([one.backend()])
+        deleted = lose_answer(door, monkeypatch)
+        await asyncio.wait_for(deleted.wait(), 60)
+        assert set(await seen_in(door)) == {"i1"}
+        await door.set_backends([one.backend(weight=0.0), two.backend()])
+        assert (await ask(port_of(door))).body == b"i2"
 
 
 async def test_a_haproxy_ends_with_whoever_has_started_it(short_folder: Path) -> None:
@@ -459,38 +425,33 @@ def _modes(folder: Path) -> dict[Path, int]:
 async def test_a_variable_that_cannot_be_read_is_trouble_and_no_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with stalls(1) as (stall,):
-        door = HaproxyDoor(DoorSettings("shop"))
-        await door.start()
-        try:
-            await door.set_backends([stall.backend()])
-            port = int(door.address.rpartition(":")[2])
+    async with stalls(1) as (stall,), opened() as door:
+        await door.set_backends([stall.backend()])
+        port = port_of(door)
+        assert (await ask(port)).status == 200
+
+        async def one_is_counted() -> bool:
+            return (await door.sample()).answered == 1
+
+        await eventually_async(one_is_counted, "the first is counted")
+        asked = runtime_socket.RuntimeSocket._asked
+
+        async def in_other_words(self: runtime_socket.RuntimeSocket, command: str) -> bytes:
+            return (await asked(self, command)).replace(b"type=sint value=", b"integer ")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(runtime_socket.RuntimeSocket, "_asked", in_other_words)
             assert (await ask(port)).status == 200
+            sample = await door.sample()
+        assert "what HAProxy says of proc.probes cannot be read" in sample.trouble
+        assert "integer <0>" in sample.trouble
+        assert (sample.accepted, sample.answered) == (1, 1)
 
-            async def one_is_counted() -> bool:
-                return (await door.sample()).answered == 1
+        async def both_are_counted() -> bool:
+            sample = await door.sample()
+            return (sample.accepted, sample.answered, sample.trouble) == (2, 2, "")
 
-            await eventually_async(one_is_counted, "the first is counted")
-            asked = runtime_socket.RuntimeSocket._asked
-
-            async def in_other_words(self: runtime_socket.RuntimeSocket, command: str) -> bytes:
-                return (await asked(self, command)).replace(b"type=sint value=", b"integer ")
-
-            with monkeypatch.context() as patched:
-                patched.setattr(runtime_socket.RuntimeSocket, "_asked", in_other_words)
-                assert (await ask(port)).status == 200
-                sample = await door.sample()
-            assert "what HAProxy says of proc.probes cannot be read" in sample.trouble
-            assert "integer <0>" in sample.trouble
-            assert (sample.accepted, sample.answered) == (1, 1)
-
-            async def both_are_counted() -> bool:
-                sample = await door.sample()
-                return (sample.accepted, sample.answered, sample.trouble) == (2, 2, "")
-
-            await eventually_async(both_are_counted, "it is understood again")
-        finally:
-            await door.stop(timeout_s=0.0)
+        await eventually_async(both_are_counted, "it is understood again")
 
 
 async def test_what_is_missing_or_impossible_is_said_with_what_to_do(
@@ -531,9 +492,7 @@ async def test_what_is_missing_or_impossible_is_said_with_what_to_do(
 
 async def test_of_many_servers_that_are_down_every_figure_is_read() -> None:
     """As JSON, HAProxy 2.6 loses fields where its buffers end: 43 KB for two servers."""
-    door = HaproxyDoor(DoorSettings("shop", health_path="/well"))
-    await door.start()
-    try:
+    async with opened(health_path="/well") as door:
         # Nobody listens there.
         nobody = [Backend(instance_id=n, host="127.0.0.1", port=1) for n in range(1, 41)]
         await door.set_backends(nobody)
@@ -545,35 +504,28 @@ async def test_of_many_servers_that_are_down_every_figure_is_read() -> None:
             return all(one.ejected for one in sample.instances)
 
         await eventually_async(all_out, "all are out")
-    finally:
-        await door.stop(timeout_s=0.0)
 
 
 async def test_servers_that_have_gone_are_forgotten_and_their_counts_are_not() -> None:
-    door = HaproxyDoor(DoorSettings("shop", limits=DOOR_LIMITS))
-    await door.start()
-    async with stalls(2) as (one, two):
-        try:
-            await door.set_backends([one.backend()])
-            async with await Connection.to(port_of(door)) as client:
-                for _ in range(5):
-                    await client.ask()
-                await door.set_backends([two.backend()])
+    async with stalls(2) as (one, two), opened(limits=DOOR_LIMITS) as door:
+        await door.set_backends([one.backend()])
+        async with await Connection.to(port_of(door)) as client:
+            for _ in range(5):
                 await client.ask()
+            await door.set_backends([two.backend()])
+            await client.ask()
 
-            async def forgotten() -> bool:
-                sample = await door.sample()
-                return [i.instance_id for i in sample.instances] == [2]
-
-            await eventually_async(forgotten, "it is deleted")
+        async def forgotten() -> bool:
             sample = await door.sample()
-            assert (sample.answered, sample.accepted) == (6, 6)
-            assert [i.answered for i in sample.instances] == [1]
-            # It may come back.
-            await door.set_backends([one.backend()])
-            assert (await ask(port_of(door))).body == b"i1"
-        finally:
-            await door.stop(timeout_s=0.0)
+            return [i.instance_id for i in sample.instances] == [2]
+
+        await eventually_async(forgotten, "it is deleted")
+        sample = await door.sample()
+        assert (sample.answered, sample.accepted) == (6, 6)
+        assert [i.answered for i in sample.instances] == [1]
+        # It may come back.
+        await door.set_backends([one.backend()])
+        assert (await ask(port_of(door))).body == b"i1"
 
 
 def test_a_few_requests_between_two_quick_looks_are_no_high_rate(

@@ -106,10 +106,12 @@ async def test_a_payload_that_does_not_decode_is_a_dead_letter_and_not_retried(
 
     async with app.running():
         await mq.put("orders", b'{"number": "x"}')
-        (death,) = (await dead_letter(mq, "orders")).deaths
+        letter = await dead_letter(mq, "orders")
 
-    assert (death.reason, calls) == ("rejected", 0)
-    assert "the payload is no Order" in death.error
+    (death,) = letter.deaths
+    assert (letter.payload, death.reason, death.deliveries) == (b'{"number": "x"}', "rejected", 1)
+    assert "the payload is no Order: Expected `int`, got `str`" in death.error
+    assert calls == 0
 
 
 async def test_what_raises_comes_again_flagged_and_counted_and_what_returns_is_done(
@@ -148,27 +150,24 @@ async def test_retry_says_when(app: tidegate.App, mq: Any) -> None:
     assert await taken_until_last(mq, "orders") == []
 
 
-@pytest.mark.parametrize("kind", ["async", "sync"])
-async def test_reject_sends_to_the_dead_letters_with_the_reason(
-    kind: str, app: tidegate.App, mq: Any
-) -> None:
+async def test_reject_sends_to_the_dead_letters_with_the_reason(app: tidegate.App, mq: Any) -> None:
+    @app.worker("orders")
     async def refuse(payload: bytes) -> None:
         raise tidegate.Reject("no such customer")
 
+    @app.worker("mails")
     def refuse_blocking(payload: bytes) -> None:
         raise tidegate.Reject("no such customer")
 
-    app.worker("orders")(refuse if kind == "async" else refuse_blocking)
-
     async with app.running():
-        await mq.put("orders", b"x")
-        letter = await dead_letter(mq, "orders")
-
-    (death,) = letter.deaths
-    assert (letter.payload, death.reason, death.error, death.deliveries) == (
-        *(b"x", "rejected"),
-        *("no such customer", 1),
-    )
+        for queue in ("orders", "mails"):
+            await mq.put(queue, b"x")
+            letter = await dead_letter(mq, queue)
+            (death,) = letter.deaths
+            assert (letter.payload, death.reason, death.error, death.deliveries) == (
+                *(b"x", "rejected"),
+                *("no such customer", 1),
+            )
 
 
 async def test_what_fails_as_often_as_the_queue_allows_is_a_dead_letter_that_tells_why(
@@ -283,7 +282,7 @@ async def test_two_apps_share_the_work(engine: Engine, mq: Any) -> None:
     assert await taken_until_last(mq, "orders") == []
 
 
-async def test_middleware_stands_around_the_call_and_may_change_the_reply(
+async def test_middleware_stands_around_the_call_the_first_outermost_and_may_change_the_reply(
     app: tidegate.App, mq: Any
 ) -> None:
     told: list[str] = []
@@ -291,17 +290,20 @@ async def test_middleware_stands_around_the_call_and_may_change_the_reply(
 
     @app.middleware
     async def outer(message: tidegate.Message, call_next: tidegate.CallNext) -> object:
-        told.append("before")
+        told.append("outer before")
         try:
             return await call_next()
         except ValueError as error:
-            told.append(f"saw {error}")
+            told.append(f"outer saw {error}")
             raise
+        finally:
+            told.append("outer after")
 
     @app.middleware
     async def inner(message: tidegate.Message, call_next: tidegate.CallNext) -> object:
         session.set(f"session of {message.payload.decode()}")
-        told.append(f"got {await call_next()}")
+        told.append("inner before")
+        told.append(f"inner got {await call_next()}")
         return "another result"
 
     @app.worker("orders", policy=AT_ONCE)
@@ -315,36 +317,50 @@ async def test_middleware_stands_around_the_call_and_may_change_the_reply(
         reply = await mq.request("orders", b"7", timeout=PATIENCE_S)
 
     assert reply.payload == b"another result"
-    assert told == ["before", "session of 7", "saw it", "before", "session of 7", "got result"]
+    before = ["outer before", "inner before", "session of 7"]
+    assert told == [
+        *(*before, "outer saw it", "outer after"),
+        *(*before, "inner got result", "outer after"),
+    ]
 
 
 async def test_hooks_run_before_the_first_message_and_after_the_last(
     app: tidegate.App, mq: Any
 ) -> None:
     told: list[str] = []
-    handled = asyncio.Event()
+    begun = asyncio.Event()
 
     @app.on_start
     def open_database() -> None:
         told.append("opened")
+
+    @app.on_start
+    async def greet() -> None:
+        told.append("greeted")
 
     @app.on_stop
     async def close_database() -> None:
         told.append("closed")
         await app.put("farewells", "we are closed")
 
+    @app.on_stop
+    def say_goodbye() -> None:
+        told.append("goodbye")
+
     @app.worker("orders")
     async def handle(payload: bytes) -> None:
+        begun.set()
+        await asyncio.sleep(0)
         told.append("handled")
-        handled.set()
 
     await mq.create_queue("orders")
     await mq.create_queue("farewells")
     await mq.put("orders", b"x")
     async with app.running():
-        await soon(handled)
+        await soon(begun)
 
-    assert told == ["opened", "handled", "closed"]
+    # The last to come is the first to go.
+    assert told == ["opened", "greeted", "handled", "goodbye", "closed"]
     assert payloads_of(await taken_until_last(mq, "farewells")) == [b"we are closed"]
 
 
@@ -451,22 +467,35 @@ async def test_what_does_not_end_in_time_goes_back_flagged(app: tidegate.App, mq
         assert (message.payload, message.redelivered) == (b"x", True)
 
 
-async def test_a_worker_ends_when_its_queue_is_gone(app: tidegate.App, mq: Any) -> None:
+async def test_a_queue_that_is_deleted_ends_the_app_in_good_order(
+    app: tidegate.App, mq: Any
+) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
     handled = asyncio.Event()
 
     @app.worker("orders")
     async def handle(payload: bytes) -> None:
         handled.set()
 
+    @app.worker("mails")
+    async def finish(payload: bytes) -> None:
+        begun.set()
+        await go_on.wait()
+
     await mq.create_queue("orders")
+    await mq.create_queue("mails")
     serving = asyncio.create_task(app.serve())
     await mq.put("orders", b"x")
+    await mq.put("mails", b"x")
     await soon(handled)
+    await soon(begun)
     await mq.delete_queue("orders")
+    go_on.set()
 
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(tidegate.QueueNotExisting):
             await serving
+    assert await taken_until_last(mq, "mails") == []
 
 
 async def test_an_app_whose_engine_is_not_there_says_so(engine: Engine) -> None:
@@ -478,8 +507,3 @@ async def test_an_app_whose_engine_is_not_there_says_so(engine: Engine) -> None:
 
     with pytest.raises(tidegate.Unavailable):
         await app.serve()
-
-
-def test_a_scheme_that_no_engine_has_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(tidegate.InvalidValue, match=r"tidegate://.*amqp://|amqp.*tidegate"):
-        tidegate.App("kafka://127.0.0.1")

@@ -101,18 +101,6 @@ class Shift:
 PATIENT = Limits(lease_s=1e6, heartbeat_s=1e6, delivery_lease_s=1e6)
 
 
-async def test_low_priority_is_not_starved(start_node: StartNode, connect: Connect) -> None:
-    clock = TurnedClock()
-    shift = Shift(await connect(await start_node(clock=clock, limits=PATIENT)), clock)
-    await shift.mq.create_queue("orders", policy=QueuePolicy(ageing_s=10.0))
-    await shift.put(b"low", 1, then_s=15.0)
-    await shift.put(b"higher by two", 3, then_s=15.0)
-    await shift.put(b"later", 3)
-
-    # Two steps are worth twenty seconds: more than the second came later, less than the third.
-    assert await shift.received(3) == [b"higher by two", b"low", b"later"]
-
-
 async def test_without_ageing_subscribers_get_the_highest_priority(
     start_node: StartNode, connect: Connect
 ) -> None:

@@ -35,7 +35,7 @@ from tidegate.wire.packets.queues import (
     PurgeQueueResponse,
     SetPolicy,
 )
-from tidegate.wire.packets.reads import ReadMessage, ReadMessageResponse
+from tidegate.wire.packets.reads import ReadMessage
 from tidegate.wire.packets.steering import SetScaling
 from tidegate.wire.packets.subscriptions import ConsumerEnded, Deliver, Subscribe
 from tidegate.wire.packets.topologies import TopologyChanged
@@ -248,19 +248,6 @@ async def test_a_plain_queue_with_a_backlog_and_consumers_becomes_a_logical_one(
     # A batch that is put to the alias itself goes on at once.
     await talker.ask(PutMessages(queue.queue_id, 9, 1, [1, 1], [5]), b"xy")
     await eventually_async(lambda: sum(map(len, lengths)) == 302)
-
-
-async def test_without_replicas_a_logical_queue_becomes_plain_again(
-    mq: Client, node: Node, talk: Talk
-) -> None:
-    queue = await mq.create_queue("orders")
-    talker = await talk(node)
-    await talker.ask(SetScaling(queue.queue_id, Scaling()))
-    await talker.ask(PutMessages(queue.queue_id, 9, 1, [1], [5]), b"x")
-    await talker.ask(SetScaling(queue.queue_id, None))
-    assert isinstance(await talker.ask(ReadMessage(queue.queue_id)), ReadMessageResponse)
-    with pytest.raises(NotOwner):
-        await talker.join(queue.queue_id, Role.CONSUMER)
 
 
 async def test_scaling_that_somebody_has_changed_meanwhile_is_left_alone(

@@ -73,15 +73,11 @@ async def depart(scene: Scene, source: ReplicaPlace, target: ReplicaPlace, paylo
     )
 
 
-async def next_of(scene: Scene, place: ReplicaPlace) -> tuple[bytes, bool]:
-    message = await eventually_async(lambda: scene.read(place))
-    assert message is not None
-    return message
-
-
-async def test_what_comes_back_is_served_while_another_store_stays_away(
-    start_node: StartNode, servers: list[EmbeddedPostgres], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+async def two_on_their_way(
+    start_node: StartNode, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Scene, ReplicaPlace]:
+    """A replica, and messages of it on their way to others in two more stores."""
     monkeypatch.setattr(ownership, "_FINISH_MOVES_S", 0.02)
     scene = await Scene.of(start_node, stores=(0, 1))
     first, second = scene.places
@@ -89,6 +85,19 @@ async def test_what_comes_back_is_served_while_another_store_stays_away(
     for payload, place in ((b"for one", second), (b"for two", third)):
         await scene.put(first.queue_id, payload)
         await depart(scene, first, place, payload)
+    return scene, first
+
+
+async def next_of(scene: Scene, place: ReplicaPlace) -> tuple[bytes, bool]:
+    message = await eventually_async(lambda: scene.read(place))
+    assert message is not None
+    return message
+
+
+async def test_what_comes_back_is_served_while_another_store_stays_away(
+    servers: list[EmbeddedPostgres], two_on_their_way: tuple[Scene, ReplicaPlace]
+) -> None:
+    scene, first = two_on_their_way
     for server in servers:
         server.stop()
 
@@ -112,15 +121,9 @@ async def test_what_comes_back_is_served_while_another_store_stays_away(
 
 
 async def test_who_claims_a_queue_serves_what_is_back_and_waits_for_the_rest(
-    start_node: StartNode, servers: list[EmbeddedPostgres], monkeypatch: pytest.MonkeyPatch
+    servers: list[EmbeddedPostgres], two_on_their_way: tuple[Scene, ReplicaPlace]
 ) -> None:
-    monkeypatch.setattr(ownership, "_FINISH_MOVES_S", 0.02)
-    scene = await Scene.of(start_node, stores=(0, 1))
-    first, second = scene.places
-    third = await scene.leader.add(scene.there, store_number=2)
-    for payload, place in ((b"for one", second), (b"for two", third)):
-        await scene.put(first.queue_id, payload)
-        await depart(scene, first, place, payload)
+    scene, first = two_on_their_way
     servers[1].stop()
 
     scene.here.replicas[first.queue_id].fence(StaleEpoch("its owner died"))

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-from collections.abc import Iterator
 
-import pytest
 from backing import PostgresBacking
 from logical_queue import LogicalQueue
-from made_database import UNSYNCED, copy_of_database, quick_folder
 from waiting import eventually_async
 
 from tidegate.client.client import Client
@@ -17,18 +13,6 @@ from tidegate.node.limits import Limits
 from tidegate.node.server import Node
 from tidegate.storage.embedded import EmbeddedPostgres
 from tidegate.storage.several import SeveralStores
-
-
-@pytest.fixture
-def other_server() -> Iterator[EmbeddedPostgres]:
-    folder = quick_folder("other")
-    server = EmbeddedPostgres(copy_of_database(folder / "data"), settings=UNSYNCED)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 async def test_puts_go_on_while_a_store_is_away_and_nothing_of_it_is_lost(

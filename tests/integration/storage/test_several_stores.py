@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +16,6 @@ import psycopg
 import pytest
 from backing import PostgresBacking, SeveralBacking, TurnedClock
 from full_disk import without_room
-from made_database import UNSYNCED, copy_of_database, quick_folder
 from places import SUPPORT
 from test_replicas import SCALING, Fleet
 from waiting import eventually_async
@@ -520,18 +518,6 @@ async def test_of_two_who_think_they_lead_one_is_obeyed(
 
 
 # A store that is away
-
-
-@pytest.fixture
-def other_server() -> Iterator[EmbeddedPostgres]:
-    folder = quick_folder("other")
-    server = EmbeddedPostgres(copy_of_database(folder / "data"), settings=UNSYNCED)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 async def test_a_store_that_is_away_takes_only_its_replicas_with_it(

@@ -18,10 +18,7 @@ GOOD = "async def app(scope, receive, send): ...\n"
     ("code", "target", "says"),
     [
         ("raise RuntimeError('no database')", "shop:app", "RuntimeError: no database"),
-        ("import nowhere_to_be_found", "shop:app", "imports 'nowhere_to_be_found', which is not"),
-        ("import sys; sys.exit(3)", "shop:app", "SystemExit: 3"),
         ("import os; os._exit(7)", "shop:app", "ended the process (exit code 7)"),
-        (GOOD, "shops:app", "no module 'shops': looked in"),
         (GOOD, "shop:application", "has no 'application'; there is shop:app"),
         (GOOD, "shop:app-1", "is no MODULE:APP"),
         ("app = 5", "shop:app", "it is of type int, which cannot be called"),

@@ -181,24 +181,6 @@ def left_in(up: Up, queue: str) -> int:
         return mq.purge(queue)
 
 
-def test_a_worker_killed_in_mid_job_leaves_it_to_another_flagged(
-    up: Up, queue: str, shop: Path, running: list[Working]
-) -> None:
-    victim = start(running, shop, up)
-    put(up, queue, UNTIL_GO)
-    _, message_id, which = victim.until("begun")[-1]
-    assert which == "first"
-
-    victim.end(signal.SIGKILL)
-    go(shop)
-    heir = start(running, shop, up)
-
-    assert heir.until("done", message_id)[0] == ["begun", message_id, "again"]
-    code, rest = heir.end()
-    assert (code, rest) == (0, [["stopped"]])
-    assert left_in(up, queue) == 0
-
-
 def test_a_worker_that_stands_still_loses_its_job_and_its_late_ack_counts_for_nothing(
     up: Up, queue: str, shop: Path, running: list[Working]
 ) -> None:

@@ -147,6 +147,13 @@ async def nodes(start_node: StartNode) -> list[Node]:
     return [await start_node(), await start_node()]
 
 
+@pytest.fixture
+async def admin(nodes: list[Node], connect: Connect) -> Client:
+    """Who may do everything; the first node knows of it at once."""
+    await add_user(nodes[0], "root", admin="*")
+    return await connect(nodes[0], credentials=login("root"), mode="admin")
+
+
 async def queues_of(admin: Client, role: str) -> dict[str, tuple[int, str]]:
     """A queue of the role's own, one of somebody else, and the dead letters of its own."""
     found = {}
@@ -160,13 +167,11 @@ async def queues_of(admin: Client, role: str) -> dict[str, tuple[int, str]]:
 @pytest.mark.parametrize("through", THROUGH)
 @pytest.mark.parametrize("kind", NEEDS, ids=lambda kind: kind.__name__)
 async def test_a_verb_is_served_where_its_role_was_granted_and_nowhere_else(
-    kind: type[Request], through: str, nodes: list[Node], connect: Connect
+    kind: type[Request], through: str, nodes: list[Node], admin: Client, connect: Connect
 ) -> None:
     need, make = NEEDS[kind]
     owner, other_node = nodes
-    await add_user(owner, "root", admin="*")
     await other_node.accounts.refresh()
-    admin = await connect(owner, credentials=login("root"), mode="admin")
     for role in ROLES:
         queues = await queues_of(admin, role)
         await add_user(owner, role, **({} if role == "nothing" else {role: role}))
@@ -208,11 +213,9 @@ async def test_a_verb_is_served_where_its_role_was_granted_and_nowhere_else(
 @pytest.mark.parametrize("through", THROUGH)
 @pytest.mark.parametrize("role", ROLES)
 async def test_lists_and_numbers_show_what_one_may_see(
-    role: str, through: str, nodes: list[Node], connect: Connect
+    role: str, through: str, nodes: list[Node], admin: Client, connect: Connect
 ) -> None:
     owner, other_node = nodes
-    await add_user(owner, "root", admin="*")
-    admin = await connect(owner, credentials=login("root"), mode="admin")
     await queues_of(admin, role)
     await add_user(owner, role, **({} if role == "nothing" else {role: role}))
     await other_node.accounts.refresh()
@@ -235,10 +238,8 @@ async def test_lists_and_numbers_show_what_one_may_see(
 
 
 async def test_a_put_to_several_queues_needs_the_right_on_each(
-    nodes: list[Node], connect: Connect
+    nodes: list[Node], admin: Client, connect: Connect
 ) -> None:
-    await add_user(nodes[0], "root", admin="*")
-    admin = await connect(nodes[0], credentials=login("root"), mode="admin")
     await queues_of(admin, "mine")
     await add_user(nodes[0], "ann", write="mine")
     for node in nodes:
@@ -253,10 +254,8 @@ async def test_a_put_to_several_queues_needs_the_right_on_each(
 
 
 async def test_a_transaction_needs_the_right_on_each_of_its_queues(
-    nodes: list[Node], connect: Connect
+    nodes: list[Node], admin: Client, connect: Connect
 ) -> None:
-    await add_user(nodes[0], "root", admin="*")
-    admin = await connect(nodes[0], credentials=login("root"), mode="admin")
     await queues_of(admin, "mine")
     await admin.create_queue("out")
     await add_user(nodes[0], "ann", read="mine", write="out")
@@ -278,10 +277,8 @@ async def test_a_transaction_needs_the_right_on_each_of_its_queues(
 
 
 async def test_a_policy_cannot_send_dead_letters_where_one_may_not_write(
-    nodes: list[Node], connect: Connect
+    nodes: list[Node], admin: Client, connect: Connect
 ) -> None:
-    await add_user(nodes[0], "root", admin="*")
-    admin = await connect(nodes[0], credentials=login("root"), mode="admin")
     await queues_of(admin, "mine")
     await add_user(nodes[0], "ann", configure="mine*")
     ann = await connect(nodes[0], credentials=login("ann"))
@@ -294,10 +291,8 @@ async def test_a_policy_cannot_send_dead_letters_where_one_may_not_write(
 
 
 async def test_who_configures_a_queue_cannot_have_it_expire_to_where_they_read(
-    nodes: list[Node], connect: Connect
+    nodes: list[Node], admin: Client, connect: Connect
 ) -> None:
-    await add_user(nodes[0], "root", admin="*")
-    admin = await connect(nodes[0], credentials=login("root"), mode="admin")
     await queues_of(admin, "mine")
     await add_user(nodes[0], "ann", configure="billing-*", read="mine", write="mine")
     for node in nodes:
@@ -311,10 +306,8 @@ async def test_who_configures_a_queue_cannot_have_it_expire_to_where_they_read(
 
 
 async def test_a_topic_of_ones_own_is_no_way_into_a_queue_that_one_may_not_write(
-    nodes: list[Node], connect: Connect
+    nodes: list[Node], admin: Client, connect: Connect
 ) -> None:
-    await add_user(nodes[0], "root", admin="*")
-    admin = await connect(nodes[0], credentials=login("root"), mode="admin")
     await queues_of(admin, "mine")
     await admin.create_topic("news")
     await add_user(nodes[0], "ann", configure="billing-mine", read="news", write="news")
@@ -326,10 +319,8 @@ async def test_a_topic_of_ones_own_is_no_way_into_a_queue_that_one_may_not_write
 
 
 async def test_dead_letters_go_back_only_where_one_may_write(
-    nodes: list[Node], connect: Connect
+    nodes: list[Node], admin: Client, connect: Connect
 ) -> None:
-    await add_user(nodes[0], "root", admin="*")
-    admin = await connect(nodes[0], credentials=login("root"), mode="admin")
     await queues_of(admin, "mine")
     died = await admin.get("mine", lease=60)
     await died.reject(error="hopeless")

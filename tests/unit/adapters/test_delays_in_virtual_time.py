@@ -53,25 +53,6 @@ def test_a_failed_message_comes_again_after_the_delay_and_holds_up_nobody() -> N
     in_virtual_time(test)
 
 
-def test_the_queues_policy_backs_off() -> None:
-    async def test(broker: Broker, mq: Client) -> None:
-        policy = QueuePolicy(retry_first_s=0.1, retry_factor=3.0, retry_jitter=0.0)
-        await mq.create_queue("orders", policy=policy)
-        await mq.put("orders", b"x")
-        waits = []
-        async with mq.subscribe("orders") as subscription:
-            messages = aiter(subscription)
-            message = await anext(messages)
-            for _ in range(3):
-                began_at = now()
-                await message.nack()
-                message = await anext(messages)
-                waits.append(now() - began_at)
-        assert waits == pytest.approx([0.1, 0.3, 0.9], abs=NEAR_S)
-
-    in_virtual_time(test)
-
-
 def test_a_delayed_put_comes_when_it_is_due() -> None:
     async def test(broker: Broker, mq: Client) -> None:
         await mq.create_queue("orders")

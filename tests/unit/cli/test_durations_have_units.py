@@ -86,13 +86,6 @@ def test_settings_want_units_of_queues_as_of_nodes(tmp_path: Path) -> None:
         assert load_settings(file, {}).queues["orders"].max_wait_s == 2.0
 
 
-def test_a_delay_is_refused_before_anybody_is_asked(command_line: CommandLine) -> None:
-    refused = command_line("put", "q", "x", "--delay", "5", "--create", "--url", NOBODY)
-
-    assert refused.returncode == 2
-    assert b"such as 250ms or 30s" in refused.stderr
-
-
 def test_options_that_take_a_duration_say_so() -> None:
     # Not those whose name says what they count.
     for command, option in _duration_options():

@@ -71,7 +71,6 @@ def test_an_option_that_there_is_not_was_asked_wrongly(
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["put", "q", "x", "--delay", "5"],
         ["create", "q", "--set", "lease=5"],
         ["create", "q", "--set", "overflow=explode"],
         ["create", "q", "--prefetch-rate", "fast"],
@@ -92,7 +91,6 @@ def test_an_option_that_there_is_not_was_asked_wrongly(
         ["queues", "--url", "tidegate://me:password@127.0.0.1:1"],
         ["services", "--store", "postgresql://x/y", "--data", "folder"],
         ["simulate", "/no/such/trace.csv"],
-        ["config", "--config", "/no/such.toml"],
         ["agreement", "plan", "/no/such.toml"],
         ["agreement", "plan", "/no/such.toml", "--load", "many"],
         ["host", "shop:app", "--agreement", "/no/such.toml"],

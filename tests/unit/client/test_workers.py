@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import msgspec
 import pydantic
 import pytest
-from backing import StoppedClock
+from backing import Connect, StartNode
 from waiting import LIMIT_S, eventually_async
 
 import tidegate
 from tidegate.client.client import Client
-from tidegate.client.payloads import encoded
+from tidegate.client.payloads import Undecodable, decoder_of, encoded
 from tidegate.client.shift import CUT_OFF
 from tidegate.core import errors as e
 from tidegate.core.model import QueuePolicy
@@ -71,17 +69,13 @@ class Invoice(pydantic.BaseModel):
 
 
 @pytest.fixture
-async def node() -> AsyncIterator[Node]:
-    node = Node(MemoryStore(), limits=Limits(settle_linger_s=0.001))
-    await node.start()
-    yield node
-    await node.stop()
+async def node(start_node: StartNode) -> Node:
+    return await start_node(limits=Limits(settle_linger_s=0.001))
 
 
 @pytest.fixture
-async def mq(node: Node) -> AsyncIterator[Client]:
-    async with tidegate.connect(node.address, mode="admin") as mq:
-        yield mq
+async def mq(node: Node, connect: Connect) -> Client:
+    return await connect(node, mode="admin")
 
 
 @pytest.fixture
@@ -274,37 +268,6 @@ async def test_whatever_a_function_raises_fails_its_message_and_not_the_worker(
         await until_empty(node, "orders")
 
 
-@pytest.mark.parametrize(
-    ("result", "payload", "content_type"),
-    [
-        (b"\xff", b"\xff", None),
-        ("grüezi", "grüezi".encode(), "text/plain; charset=utf-8"),
-        ({"number": 1}, b'{"number":1}', "application/json"),
-        (Order(1), b'{"number":1,"customer":"nobody"}', "application/json"),
-        (Invoice(number=1), b'{"number":1,"total":1.0}', "application/json"),
-        ([Invoice(number=1)], b'[{"number":1,"total":1.0}]', "application/json"),
-        (False, b"false", "application/json"),
-    ],
-)
-async def test_what_a_function_returns_is_the_reply_to_a_request(
-    result: object,
-    payload: bytes,
-    content_type: str | None,
-    app: tidegate.App,
-    node: Node,
-    mq: Client,
-) -> None:
-    @app.worker("questions")
-    async def answer(payload: bytes) -> object:
-        return result
-
-    async with app.running():
-        reply = await mq.request("questions", b"?", timeout=LIMIT_S)
-        assert (reply.payload, reply.content_type) == (payload, content_type)
-        await mq.put("questions", b"nobody asks")
-        await until_empty(node, "questions")
-
-
 async def test_no_value_is_no_reply(app: tidegate.App, node: Node, mq: Client) -> None:
     @app.worker("questions")
     async def leave_it_to_somebody_else(message: tidegate.Message) -> None:
@@ -335,88 +298,6 @@ async def test_a_reply_that_cannot_be_written_fails_the_message(
 
 
 # Around the call
-
-
-async def test_middleware_stands_around_the_call_the_first_outermost(
-    app: tidegate.App, node: Node, mq: Client
-) -> None:
-    told: list[str] = []
-    session: ContextVar[str] = ContextVar("session")
-
-    @app.middleware
-    async def outer(message: tidegate.Message, call_next: tidegate.CallNext) -> object:
-        told.append("outer before")
-        try:
-            return await call_next()
-        except ValueError as error:
-            told.append(f"outer saw {error}")
-            raise
-        finally:
-            told.append("outer after")
-
-    @app.middleware
-    async def inner(message: tidegate.Message, call_next: tidegate.CallNext) -> object:
-        session.set(f"session of {message.payload.decode()}")
-        told.append("inner before")
-        result = await call_next()
-        told.append(f"inner got {result}")
-        return "another result"
-
-    @app.worker("orders", policy=AT_ONCE)
-    def handle(message: tidegate.Message) -> str:
-        told.append(session.get())
-        if not message.redelivered:
-            raise ValueError("it")
-        return "result"
-
-    async with app.running():
-        assert (await mq.request("orders", b"7", timeout=LIMIT_S)).payload == b"another result"
-
-    before = ["outer before", "inner before", "session of 7"]
-    assert told == [
-        *(*before, "outer saw it", "outer after"),
-        *(*before, "inner got result", "outer after"),
-    ]
-
-
-async def test_hooks_run_before_the_first_message_and_after_the_last(
-    app: tidegate.App, node: Node, mq: Client
-) -> None:
-    told: list[str] = []
-    begun = asyncio.Event()
-
-    @app.on_start
-    def open_database() -> None:
-        told.append("opened")
-
-    @app.on_start
-    async def greet() -> None:
-        told.append("greeted")
-
-    @app.on_stop
-    async def close_database() -> None:
-        told.append("closed")
-        await app.put("farewells", "we are closed")
-
-    @app.on_stop
-    def say_goodbye() -> None:
-        told.append("goodbye")
-
-    @app.worker("orders")
-    async def handle(payload: bytes) -> None:
-        begun.set()
-        await asyncio.sleep(0)
-        told.append("handled")
-
-    await mq.create_queue("orders")
-    await mq.create_queue("farewells")
-    await mq.put("orders", b"x")
-    async with app.running():
-        await soon(begun)
-
-    # The last to come is the first to go.
-    assert told == ["opened", "greeted", "handled", "goodbye", "closed"]
-    assert (await mq.get("farewells")).payload == b"we are closed"
 
 
 async def test_workers_put_with_async_and_without(
@@ -587,41 +468,6 @@ async def test_stopping_under_load_repeats_nothing(
 # Holding on
 
 
-async def test_a_job_longer_than_its_lease_is_held_while_its_worker_lives() -> None:
-    # The node's clock is the test's: no lease ends while this machine does something else.
-    clock, lease_s = StoppedClock(), 0.3
-    node = Node(MemoryStore(), clock=clock, limits=Limits(delivery_lease_s=lease_s))
-    await node.start()
-    app = tidegate.App(node.address)
-    begun, go_on = asyncio.Event(), asyncio.Event()
-    calls = 0
-
-    @app.worker("orders")
-    async def work_long(payload: bytes) -> None:
-        nonlocal calls
-        calls += 1
-        begun.set()
-        await go_on.wait()
-
-    try:
-        async with app.running():
-            await app.put("orders", b"x")
-            await soon(begun)
-            (replica,) = node.replicas.values()
-            (consumer,) = replica.dispatch.holders.consumers
-            (lease,) = consumer.book
-            for _ in range(4):
-                clock.turn(0.9 * lease_s)
-                await eventually_async(lambda: lease.deadline == clock.now + lease_s)
-                replica.tick()
-            assert [one.tag for one in consumer.book] == [lease.tag], "it was never taken away"
-            go_on.set()
-            await until_empty(node, "orders")
-    finally:
-        await node.stop()
-    assert calls == 1
-
-
 async def test_a_lease_that_is_shortened_meanwhile_takes_nothing_from_who_works(
     app: tidegate.App, node: Node, mq: Client
 ) -> None:
@@ -675,31 +521,6 @@ async def test_a_worker_outlives_an_outage_longer_than_its_patience() -> None:
     await node.stop()
 
 
-async def test_a_queue_that_is_deleted_ends_the_app_in_good_order(
-    app: tidegate.App, node: Node, mq: Client
-) -> None:
-    begun, go_on = asyncio.Event(), asyncio.Event()
-
-    @app.worker("orders")
-    async def handle(payload: bytes) -> None: ...
-
-    @app.worker("mails")
-    async def finish(payload: bytes) -> None:
-        begun.set()
-        await go_on.wait()
-
-    serving = asyncio.create_task(app.serve())
-    await mq.create_queue("mails", exist_ok=True)
-    await mq.put("mails", b"x")
-    await soon(begun)
-    await mq.delete_queue("orders")
-    go_on.set()
-
-    with pytest.raises(e.QueueNotExisting):
-        await serving
-    await until_empty(node, "mails")
-
-
 # Wrong use is said where it happens
 
 
@@ -739,7 +560,6 @@ def test_wrong_declarations_are_refused() -> None:
         (lambda: app.worker("a")(undecodable), "cannot take its payload: JSON does not become"),
         (lambda: app.worker("a")(undecodable_within), "nobody knows how Event is written"),
         (lambda: app.middleware(not_async), "is async, and .*not_async is not"),  # type: ignore[arg-type]
-        (lambda: tidegate.App("kafka://x"), "nothing here speaks kafka://.*tidegate://"),
         (lambda: tidegate.Retry(after=-1), "after is in seconds"),
     ]:
         with pytest.raises(e.InvalidValue, match=said):
@@ -784,36 +604,6 @@ async def dead_letter(mq: Client, queue: str) -> tidegate.Message:
 
     await eventually_async(is_there)
     return await mq.get(f"{queue}.dead", wait=LIMIT_S)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "payload", "said"),
-    [
-        (Order, b"{", "the payload is no Order: Input data was truncated"),
-        (Order, b'{"number": "x"}', "the payload is no Order: Expected `int`, got `str`"),
-        (str, b"\xff", "the payload is no text"),
-        (Invoice, b'{"number": 1, "total": -5}', "the payload is no Invoice: .* at total"),
-    ],
-)
-async def test_a_payload_that_does_not_decode_is_a_dead_letter_and_not_retried(
-    wanted: Any, payload: bytes, said: str, app: tidegate.App, node: Node, mq: Client
-) -> None:
-    calls = 0
-
-    def handle(value: Any) -> None:
-        nonlocal calls
-        calls += 1
-
-    handle.__annotations__["value"] = wanted
-    app.worker("orders")(handle)
-    async with app.running():
-        await mq.put("orders", payload)
-        letter = await dead_letter(mq, "orders")
-
-    (death,) = letter.deaths
-    assert (letter.payload, death.reason, death.deliveries, calls) == (payload, "rejected", 1, 0)
-    assert death.error is not None
-    assert re.search(said, death.error), death.error
 
 
 async def test_failures_are_told_in_the_dead_letter(
@@ -874,6 +664,43 @@ async def test_what_was_cut_off_says_so(app: tidegate.App, node: Node, mq: Clien
 
     (death,) = (await dead_letter(mq, "orders")).deaths
     assert death.error == CUT_OFF
+
+
+# Payloads as values
+
+
+@pytest.mark.parametrize(
+    ("wanted", "payload", "said"),
+    [
+        (Order, b"{", "the payload is no Order: Input data was truncated"),
+        (Order, b'{"number": "x"}', "the payload is no Order: Expected `int`, got `str`"),
+        (str, b"\xff", "the payload is no text"),
+        (Invoice, b'{"number": 1, "total": -5}', "the payload is no Invoice: .* at total"),
+    ],
+)
+def test_a_payload_that_does_not_decode_says_what_is_wrong(
+    wanted: Any, payload: bytes, said: str
+) -> None:
+    with pytest.raises(Undecodable, match=said):
+        decoder_of(wanted)(payload)
+
+
+@pytest.mark.parametrize(
+    ("result", "payload", "content_type"),
+    [
+        (b"\xff", b"\xff", None),
+        ("grüezi", "grüezi".encode(), "text/plain; charset=utf-8"),
+        ({"number": 1}, b'{"number":1}', "application/json"),
+        (Order(1), b'{"number":1,"customer":"nobody"}', "application/json"),
+        (Invoice(number=1), b'{"number":1,"total":1.0}', "application/json"),
+        ([Invoice(number=1)], b'[{"number":1,"total":1.0}]', "application/json"),
+        (False, b"false", "application/json"),
+    ],
+)
+def test_what_a_function_returns_is_written_by_its_type(
+    result: object, payload: bytes, content_type: str | None
+) -> None:
+    assert encoded(result) == (payload, content_type)
 
 
 @pytest.mark.parametrize("value", [object(), [object()]])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
+from backing import Connect
 from logical_queue import LogicalQueue
 from waiting import eventually_async
 
@@ -13,21 +13,11 @@ import tidegate
 from tidegate.client.client import Client
 from tidegate.core import errors as e
 from tidegate.node.server import Node
-from tidegate.storage.memory import MemoryStore
 
 
 @pytest.fixture
-async def node() -> AsyncIterator[Node]:
-    node = Node(MemoryStore())
-    await node.start()
-    yield node
-    await node.stop()
-
-
-@pytest.fixture
-async def mq(node: Node) -> AsyncIterator[Client]:
-    async with tidegate.connect(node.address, mode="admin") as mq:
-        yield mq
+async def mq(node: Node, connect: Connect) -> Client:
+    return await connect(node, mode="admin")
 
 
 async def test_told_to_stop_a_worker_finishes_what_runs_and_returns_the_rest(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 from console_fixtures import console
-from memory_fixtures import backing
 
 from tidegate.console import sessions, watch
 
-__all__ = ["backing", "console"]
+__all__ = ["console"]
 
 
 @pytest.fixture(autouse=True)

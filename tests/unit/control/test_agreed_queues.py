@@ -6,17 +6,14 @@ A real node runs in virtual time: windows of a second take none.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from node_that_steers import steered
 from virtual_nodes import in_virtual_time, virtual_node
 from waiting import eventually_async
 
-from tidegate.adapters.native.actuator import NativeActuator
-from tidegate.adapters.native.sensor import NativeSensor
 from tidegate.agreement.document import Agreement, parse_agreement
 from tidegate.agreement.evaluation import Verdict
 from tidegate.agreement.kept_standing import KeptStanding
@@ -24,7 +21,6 @@ from tidegate.agreement.windows import Sample
 from tidegate.client.client import Client
 from tidegate.control.learned import Learned
 from tidegate.control.queue_responses import QueueResponses, added
-from tidegate.control.steering import Steering
 from tidegate.core.ending import ended
 from tidegate.core.scaling import DEFAULT_SCALING
 from tidegate.core.scaling_words import changed
@@ -42,26 +38,6 @@ breach = "{breach}"
 
 def promise(breach: str, name: str = "orders") -> Agreement:
     return parse_agreement(PROMISED.format(breach=breach, name=name), f"{name}.toml")
-
-
-@contextlib.asynccontextmanager
-async def steered(
-    node: Node, *agreements: Agreement, learned: Learned | None = None
-) -> AsyncIterator[None]:
-    steering = Steering(
-        node.store,
-        lambda: node.member_id,
-        NativeSensor(node.store.members, node.neighbours.asked),
-        NativeActuator(node.store, node.neighbours.ask),
-        clock=node.clock,
-        agreements=agreements,
-        learned=learned,
-    )
-    running = asyncio.create_task(steering.run())
-    try:
-        yield
-    finally:
-        await ended([running])
 
 
 async def standing(node: Node, key: str, *verdicts: Verdict) -> KeptStanding:
@@ -95,7 +71,7 @@ async def test_a_plain_queue_is_judged_by_its_responses_and_breaches_are_told() 
         node, mq = house.node, await house.connect()
         for queue in ("orders.eu", "orders.us", "bills"):
             await mq.create_queue(queue)
-        async with steered(node, promise("300ms")):
+        async with steered(node, agreements=[promise("300ms")]):
             running = [
                 asyncio.create_task(one)
                 for one in (work(mq, "orders.eu"), work(mq, "orders.us"), put(mq))
@@ -126,7 +102,7 @@ async def test_one_that_scales_is_judged_once_by_each_agreement() -> None:
         node, mq = house.node, await house.connect()
         await mq.create_queue("orders")
         await mq.set_scaling("orders", changed(DEFAULT_SCALING, {"agreement": text}))
-        async with steered(node, promise("1s"), promise("10s", "lenient")):
+        async with steered(node, agreements=[promise("1s"), promise("10s", "lenient")]):
             async with mq.subscribe("orders") as messages:
                 await mq.put("orders", b"one")
                 (await anext(aiter(messages))).ack()
@@ -158,7 +134,8 @@ async def test_a_warning_that_is_to_be_learned_moves_for_a_queue_that_does_not_s
     async with virtual_node() as house:
         node, mq = house.node, await house.connect()
         await mq.create_queue("orders")
-        async with steered(node, parse_agreement(text, "orders.toml"), learned=Learned(knowledge)):
+        agreement = parse_agreement(text, "orders.toml")
+        async with steered(node, agreements=[agreement], learned=Learned(knowledge)):
             running = asyncio.create_task(work(mq))
             try:
                 kept = await standing(node, "orders/orders", Verdict.MET)

@@ -5,23 +5,18 @@ The node runs in virtual time: windows of a second take none.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from elastic import Consumer, Load, Watched, running
+from node_that_steers import steered
 from virtual_nodes import in_virtual_time, virtual_node
 from waiting import eventually_async
 
-from tidegate.adapters.native.actuator import NativeActuator
-from tidegate.adapters.native.sensor import NativeSensor
 from tidegate.agreement.evaluation import Counts
 from tidegate.agreement.kept_standing import KeptStanding
 from tidegate.control.alerts import Alert, Alerts
-from tidegate.control.steering import Steering
 from tidegate.core.errors import InvalidValue
 from tidegate.core.scaling import DEFAULT_SCALING, Scaling
 from tidegate.core.scaling_words import changed
@@ -44,24 +39,6 @@ def promised(breach: str, most: int, **changes: Any) -> Scaling:
     text = PROMISE.format(breach=breach, most=most)
     said = {"policy": "agreement", "agreement": text, "rate_max_per_s": 40, **quick, **changes}
     return changed(DEFAULT_SCALING, said)
-
-
-@contextlib.asynccontextmanager
-async def steered(node: Node, alerts: Alerts | None = None) -> AsyncIterator[Steering]:
-    steering = Steering(
-        node.store,
-        lambda: node.member_id,
-        NativeSensor(node.store.members, node.neighbours.asked),
-        NativeActuator(node.store, node.neighbours.ask),
-        clock=node.clock,
-        alerts=alerts,
-    )
-    task = asyncio.create_task(steering.run())
-    try:
-        yield steering
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def kept(node: Node) -> KeptStanding | None:
@@ -137,7 +114,7 @@ async def test_a_breach_is_told_charged_and_alerted_and_the_next_leader_goes_on(
         queue = Watched(mq, "orders")
         alerts = HeardAlerts()
         seen: Counter[int] = Counter()
-        async with steered(node, alerts):
+        async with steered(node, alerts=alerts):
             await queue.has_replicas(1)
             for number in range(400):
                 await mq.put("orders", str(number).encode())

@@ -188,20 +188,6 @@ async def test_who_is_told_to_continue_has_the_whole_time_of_a_body_from_then_on
         writer.close()
 
 
-async def test_a_body_is_streamed_both_ways_at_once() -> None:
-    """What is echoed comes back before the request has ended."""
-    async with bookshops("a") as (shop,), Gateway([shop.address]) as gateway:
-        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-        writer.write(b"POST /echo HTTP/1.1\r\nHost: shop\r\nTransfer-Encoding: chunked\r\n\r\n")
-        async with asyncio.timeout(60):
-            for word in (b"one", b"two"):
-                writer.write(b"%x\r\n%b\r\n" % (len(word), word))
-                await reader.readuntil(word)
-            writer.write(b"0\r\n\r\n")
-            assert (await reader.read()).endswith(b"0\r\n\r\n")
-        writer.close()
-
-
 async def test_large_bodies_pass_within_bounded_memory_while_the_reader_dawdles() -> None:
     """256 MiB each way; whoever is slow is waited for, and nothing piles up here."""
     size_bytes = 256 * 1024 * 1024
@@ -487,14 +473,6 @@ async def test_a_long_upload_that_its_server_holds_for_a_moment_goes_on(
             assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
         assert gateway.servers[0].meters.failed.total == 0
         writer.close()
-
-
-async def test_a_request_has_a_deadline() -> None:
-    async with (
-        bookshops("a") as (shop,),
-        Gateway([shop.address], limits=GatewayLimits(deadline_s=0.3)) as gateway,
-    ):
-        assert (await ask(gateway.port, "/hang")).status == 504
 
 
 async def test_without_a_server_there_is_a_clear_answer() -> None:

@@ -6,17 +6,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from backing import Backing, MemoryBacking, StartNode, StoppedClock
+from backing import StartNode, StoppedClock
 from logical import Scene
 from waiting import eventually_async
 
 from tidegate.core.errors import Unavailable
 from tidegate.node import hand_over
-
-
-@pytest.fixture
-def backing() -> Backing:
-    return MemoryBacking()
 
 
 @pytest.fixture

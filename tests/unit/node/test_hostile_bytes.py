@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import random
 import struct
-from collections.abc import AsyncIterator
 
 import pytest
+from backing import StartNode
 from waiting import LIMIT_S
 
 from tidegate.client.address import parse_url
@@ -16,7 +16,6 @@ from tidegate.client.client import Client
 from tidegate.core.model import Mode
 from tidegate.node.limits import Limits
 from tidegate.node.server import Node
-from tidegate.storage.memory import MemoryStore
 from tidegate.wire.connection import Connection, Received
 from tidegate.wire.frames import HEADER, HEADER_BYTES, frame_pieces
 from tidegate.wire.packet import Error, Ping
@@ -24,11 +23,8 @@ from tidegate.wire.packets.clients import RegisterClient, RegisterClientResponse
 
 
 @pytest.fixture
-async def node() -> AsyncIterator[Node]:
-    node = Node(MemoryStore(), limits=Limits(handshake_s=LIMIT_S))
-    await node.start()
-    yield node
-    await node.stop()
+async def node(start_node: StartNode) -> Node:
+    return await start_node(limits=Limits(handshake_s=LIMIT_S))
 
 
 async def hang_up_after(node: Node, stream: bytes, *, identified: bool = False) -> bytes:
@@ -117,15 +113,10 @@ async def test_a_healthy_client_is_served_while_hundreds_send_garbage(node: Node
     assert lost == []
 
 
-async def test_whoever_does_not_introduce_itself_is_hung_up_on() -> None:
-    node = Node(MemoryStore(), limits=Limits(handshake_s=0.1))
-    await node.start()
-    try:
-        ping = b"".join(map(bytes, frame_pieces(Ping.method, 1, b"\x90")))
-        answer = await hang_up_after(node, ping[:5])
-        assert answer == b""
-    finally:
-        await node.stop()
+async def test_whoever_does_not_introduce_itself_is_hung_up_on(start_node: StartNode) -> None:
+    node = await start_node(limits=Limits(handshake_s=0.1))
+    ping = b"".join(map(bytes, frame_pieces(Ping.method, 1, b"\x90")))
+    assert await hang_up_after(node, ping[:5]) == b""
 
 
 async def test_a_byte_at_a_time_is_served(node: Node) -> None:
@@ -143,14 +134,10 @@ async def test_a_byte_at_a_time_is_served(node: Node) -> None:
     writer.close()
 
 
-async def test_connections_beyond_the_limit_are_turned_away() -> None:
-    node = Node(MemoryStore(), limits=Limits(connections_max=3))
-    await node.start()
-    try:
-        async with Client(node.address) as mq:
-            await asyncio.gather(
-                *(hang_up_after(node, b"\x00" * 20) for _ in range(20)), return_exceptions=True
-            )
-            await mq.ping()
-    finally:
-        await node.stop()
+async def test_connections_beyond_the_limit_are_turned_away(start_node: StartNode) -> None:
+    node = await start_node(limits=Limits(connections_max=3))
+    async with Client(node.address) as mq:
+        await asyncio.gather(
+            *(hang_up_after(node, b"\x00" * 20) for _ in range(20)), return_exceptions=True
+        )
+        await mq.ping()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from backing import Backing, Connect, MemoryBacking, StartNode
+from backing import Connect, StartNode
 from waiting import LIMIT_S
 
 from tidegate.core.errors import InvalidValue, TooLarge
@@ -20,11 +20,6 @@ from tidegate.wire.packets.topics import CreateTopic
 from tidegate.wire.packets.transactions import Acknowledged, Transact
 
 EVERY_TAG = (-(2**63), 2**63 - 1)
-
-
-@pytest.fixture
-def backing() -> Backing:
-    return MemoryBacking()
 
 
 @pytest.mark.parametrize("kind", [Settle, Return, Extend])

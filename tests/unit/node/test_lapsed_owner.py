@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from backing import Backing, Connect, MemoryBacking, StartNode, TurnedClock
+from backing import Connect, StartNode, TurnedClock
 
 from tidegate.core.errors import StaleEpoch
 from tidegate.wire.packets.browsing import GetWaitingIds, GetWaitingIdsResponse
-
-
-@pytest.fixture
-def backing() -> Backing:
-    return MemoryBacking()
 
 
 async def test_an_owner_whose_lease_has_gone_names_no_messages(

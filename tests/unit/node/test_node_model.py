@@ -7,11 +7,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from node_model import NodeMachine
 from thoroughness import examples
 
-TestNodeModel = NodeMachine.TestCase
-TestNodeModel.settings = settings(max_examples=examples(25), stateful_step_count=40, deadline=None)
 
-
-def test_a_node_on_memory_behaves_as_the_model_for_longer() -> None:
+def test_a_node_on_memory_behaves_as_the_model() -> None:
     run_state_machine_as_test(
         NodeMachine,
         settings=settings(max_examples=examples(60), stateful_step_count=60, deadline=None),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from backing import Backing, Connect, MemoryBacking, StartNode
+from backing import Connect, StartNode
 from waiting import eventually_async
 
 from tidegate.client.client import Client
@@ -11,11 +11,6 @@ from tidegate.core.errors import InvalidValue
 from tidegate.node.server import Node
 
 QUEUE = "orders"
-
-
-@pytest.fixture
-def backing() -> Backing:
-    return MemoryBacking()
 
 
 async def prefetches(mq: Client) -> list[int]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
-import pytest
 from waiting import LIMIT_S
 
 from tidegate.client.address import parse_url
@@ -13,17 +11,8 @@ from tidegate.core.errors import NotAuthenticated
 from tidegate.node.peer import PACKETS_PER_TURN
 from tidegate.node.server import Node
 from tidegate.node.session import Session
-from tidegate.storage.memory import MemoryStore
 from tidegate.wire.connection import Connection, Received
 from tidegate.wire.packet import Ping
-
-
-@pytest.fixture
-async def node() -> AsyncIterator[Node]:
-    node = Node(MemoryStore())
-    await node.start()
-    yield node
-    await node.stop()
 
 
 async def met(node: Node) -> tuple[Session, asyncio.StreamReader, asyncio.StreamWriter]:

@@ -36,20 +36,6 @@ async def test_a_lease_that_lapses_returns_the_message_flagged(tidegate_broker: 
     assert (again.payload, again.redelivered, again.delivery_count) == (b"one", True, 2)
 
 
-async def test_a_consumer_that_lives_keeps_its_message_for_an_hour(tidegate_broker: Broker) -> None:
-    mq = await tidegate_broker.connect()
-    await mq.create_queue("orders")
-    await mq.put("orders", b"one")
-    async with mq.subscribe("orders") as subscription:
-        message = await anext(aiter(subscription))
-
-        await tidegate_broker.advance(3600)
-
-        await message.ack_confirmed()
-    assert [delivery.delivery_count for delivery in tidegate_broker.deliveries] == [1]
-    assert (await tidegate_broker.queue("orders")).waiting == 0
-
-
 async def test_a_lease_of_a_consumer_that_is_gone_returns_at_once(tidegate_broker: Broker) -> None:
     mq = await tidegate_broker.connect()
     await mq.create_queue("orders")

@@ -24,8 +24,6 @@ class Warehouse:
         self.tries_at: list[float] = []
 
     def ship(self, order: str) -> None:
-        if order == "":
-            raise tidegate.Reject("an order names a customer")
         if not self.is_open:
             raise ConnectionError("the warehouse is closed")
         self.shipped.append(order)
@@ -102,23 +100,6 @@ async def test_after_ten_tries_it_is_a_dead_letter_with_its_history(
         assert await mq.redrive("orders.dead") == 1
         await tidegate_broker.settle()
         assert warehouse.shipped == ["ann"]
-
-
-async def test_a_rejected_message_is_not_tried_again(tidegate_broker: Broker) -> None:
-    app, warehouse = tidegate.App(ELSEWHERE), Warehouse()
-
-    @app.worker("orders")
-    async def ship(order: str) -> None:
-        warehouse.ship(order)
-
-    mq = await tidegate_broker.connect()
-    async with tidegate_broker.running(app):
-        await mq.put("orders", b"")
-        await tidegate_broker.settle()
-
-        [letter] = await tidegate_broker.dead("orders")
-        assert letter.deaths[-1].reason.value == "rejected"
-        assert len(tidegate_broker.deliveries) == 1
 
 
 async def test_a_worker_that_takes_an_hour_keeps_its_message(tidegate_broker: Broker) -> None:

@@ -201,10 +201,10 @@ async def test_a_message_that_failed_keeps_its_id_and_is_copied_to_nobody_again(
         assert copies.messages == 1
 
 
-@pytest.mark.parametrize("name", ["", "\ud800", "new\nline", "nul\0", "n" * 201, "amq.mine", "ü"])
-async def test_a_name_that_no_queue_can_have_is_refused(rabbitmq: VirtualHost, name: str) -> None:
+async def test_a_name_that_no_queue_can_have_is_refused(rabbitmq: VirtualHost) -> None:
     async with tidegate.connect(rabbitmq.url) as mq:
-        with pytest.raises(tidegate.InvalidValue):
-            await mq.create_queue(name)
-        with pytest.raises(tidegate.InvalidValue):
-            await mq.put(name, b"x")
+        for name in ("", "\ud800", "new\nline", "nul\0", "n" * 201, "amq.mine", "ü"):
+            with pytest.raises(tidegate.InvalidValue):
+                await mq.create_queue(name)
+            with pytest.raises(tidegate.InvalidValue):
+                await mq.put(name, b"x")
