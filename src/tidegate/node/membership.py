@@ -32,17 +32,26 @@ class Membership:
         # Of queues in stores beside the catalogue: how often we had joined when they became ours.
         self._standings: dict[int, int | None] = {}
         self._adopting: asyncio.Task[None] | None = None
+        # Whether the machine that we are on is still known to have the member that we were.
+        self._machine_is_behind = False
 
     async def join(self) -> None:
         node = self._node
         asked_at = node.clock.monotonic()
         self.member_id = await node.store.join(node.name, node.address, node.limits.lease_s)
         self._alive_until = asked_at + node.limits.lease_s
-        if node.machine_id is not None and not await node.store.machine_joined(
-            node.machine_id, self.member_id
-        ):
+        self._machine_is_behind = node.machine_id is not None
+        await self._tell_machine()
+
+    async def _tell_machine(self) -> None:
+        """Say which member its node is now: a machine without a living one is soon given up."""
+        node = self._node
+        if not self._machine_is_behind or node.machine_id is None:
+            return
+        if not await node.store.machine_joined(node.machine_id, self.member_id):
             # Whoever has started us asks too, and ends us.
             log.warning("nobody wants machine %d any more", node.machine_id)
+        self._machine_is_behind = False
 
     async def leave(self) -> None:
         try:
@@ -105,6 +114,8 @@ class Membership:
         self._store_answers = True
         if renewed:
             self._alive_until = asked_at + node.limits.lease_s
+            # The store may have gone away between our coming back and this.
+            await self._tell_machine()
         else:
             await self._start_over()
         if node.machine_id is None and (self._adopting is None or self._adopting.done()):
