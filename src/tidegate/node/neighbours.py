@@ -1,4 +1,9 @@
-"""The other nodes, as their client."""
+"""The other nodes, as their client.
+
+A connection is opened once, however many ask for it, and whoever asks may have no more time for
+it: the next one finds it open. Begun from nothing each time, it would never be there on a computer
+that takes longer for a login than anybody waits for an answer.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ from typing import TYPE_CHECKING
 from tidegate.client.client import Client
 from tidegate.client.credentials import Credentials
 from tidegate.client.link import Answered
+from tidegate.core.ending import ended
 from tidegate.core.errors import TidegateError, Unavailable
 from tidegate.node.accounts import NODE_USER
 from tidegate.telemetry.numbers import NodeNumbers
@@ -28,20 +34,34 @@ class Neighbours:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._clients: dict[str, Client] = {}
+        self._opening: dict[str, asyncio.Task[Client]] = {}
 
     async def _client(self, address: str) -> Client:
         client = self._clients.get(address)
-        if client is None or client.link is None or not client.link.alive:
-            if client is not None:
-                await client.close()
-            tls = self._node.tls_to(address)
-            login = Credentials(NODE_USER, self._node.accounts.node_password)
-            client = Client(
-                address, mode="admin", reconnect_s=_PATIENCE_S, credentials=login, tls=tls
-            )
-            await client.open()
-            self._clients[address] = client
+        if client is not None and client.link is not None and client.link.alive:
+            return client
+        opening = self._opening.get(address)
+        if opening is None:
+            opening = self._opening[address] = asyncio.create_task(self._open(address))
+            opening.add_done_callback(lambda done: self._opened(address, done))
+        return await asyncio.shield(opening)
+
+    async def _open(self, address: str) -> Client:
+        before = self._clients.pop(address, None)
+        if before is not None:
+            await before.close()
+        tls = self._node.tls_to(address)
+        login = Credentials(NODE_USER, self._node.accounts.node_password)
+        client = Client(address, mode="admin", reconnect_s=_PATIENCE_S, credentials=login, tls=tls)
+        await client.open()
+        self._clients[address] = client
         return client
+
+    def _opened(self, address: str, opening: asyncio.Task[Client]) -> None:
+        del self._opening[address]
+        if not opening.cancelled():
+            # Whoever has asked may be gone.
+            opening.exception()
 
     async def ask_for(self, address: str, queue_id: int, member_id: int) -> None:
         """Ask the owner of a queue to hand it to a member."""
@@ -98,6 +118,7 @@ class Neighbours:
         return [node for nodes in answers for node in nodes]
 
     async def close(self) -> None:
+        await ended(self._opening.values())
         for client in self._clients.values():
             with contextlib.suppress(TidegateError):
                 await client.close()
