@@ -19,6 +19,8 @@ START_S = 5.0
 ARRIVAL_S = 10.0
 # Of the configured polling interval; a loop that was held up did not measure over hours.
 PERIOD_MAX = 10.0
+# More of them than this are as good as for ever.
+PERIODS_MAX = 1000.0
 
 
 class History:
@@ -34,6 +36,8 @@ class History:
         self._ordered_at: float | None = None
         # How long the last ordered replica took to serve.
         self.lead_s: float | None = None
+        # How many periods went by between the last two samples: a late one stands for several.
+        self.periods = 1
         # When replicas that are to stay became more or fewer.
         self.changed_at = -math.inf
         # When there was last anything to do.
@@ -51,6 +55,8 @@ class History:
             passed_s = usual_s
         else:
             passed_s = sample.at - self._at
+            if usual_s > 0.0:
+                self.periods = round(min(max(passed_s / usual_s, 1.0), PERIODS_MAX))
             if not 0.0 < passed_s <= PERIOD_MAX * usual_s:
                 passed_s = usual_s
             new = 1.0 - math.exp(-passed_s / ARRIVAL_S)

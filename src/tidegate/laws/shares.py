@@ -15,9 +15,10 @@ Left open by the paper and settled here:
 - Everybody idle, or everybody clipped: equal shares. A new replica starts at the average share.
 - A replica that nobody consumes from has no share while others are attended: no flow out of it
   would ever tell.
-- A draining replica's share goes down a step each period, whatever the formula says; one that
-  starts or cannot be reached has none. If nobody is left, or all are to go, all are 0 and the
-  alias keeps messages.
+- A draining replica's share goes down a step each period, whatever the formula says, and as many
+  as have passed when a sample is late: producers had all that time, and who drains would stay the
+  longer the busier the computer is. One that starts or cannot be reached has none. If nobody is
+  left, or all are to go, all are 0 and the alias keeps messages.
 - In a period in which waiting messages are exchanged g is 0: shares follow rates alone, and lengths
   are corrected by one hand only (laws/exchange.py).
 """
@@ -60,8 +61,12 @@ def flow_shares(
     *,
     correct_lengths: bool = True,
     flow: Flow = DEFAULT_FLOW,
+    periods: int = 1,
 ) -> dict[int, float]:
-    """Shares of all replicas for the next period: none below 0, adding up to 1 or all 0."""
+    """Shares of all replicas for the next period: none below 0, adding up to 1 or all 0.
+
+    `periods`: how many have passed since shares were decided last.
+    """
     known = capacity_per_s or {}
     shares = {one.number: 0.0 for one in replicas}
     open_ = [one for one in replicas if one.reachable and one.state is ReplicaState.SERVING]
@@ -74,7 +79,7 @@ def flow_shares(
     if open_:
         wanted = _wanted(open_, period_s, known, flow.gain if correct_lengths else 0.0, flow)
         # A draining replica keeps less each period; the others share what is left by the formula.
-        step = 1.0 / (len(open_) + len(going)) / flow.drain_periods
+        step = periods / (len(open_) + len(going)) / flow.drain_periods
         for one in going:
             less = one.share - step
             shares[one.number] = less if less > step * 1e-6 else 0.0
