@@ -51,7 +51,7 @@ async def test_the_machine_of_a_node_that_came_back_is_known_to_live(
     monkeypatch.setattr(store, "machine_joined", refuses_once)
     before = node.member_id
     await store.leave(before)
-    await asyncio.sleep(LEASE_S)
+    await asyncio.sleep(LEASE_S)  # in virtual time: nothing waits
 
     # Then the machine is a living one, and nobody gives it up
     assert node.member_id != before
