@@ -188,6 +188,7 @@ class Autoscaler:
             self._known_capacities(reading),
             correct_lengths=not moves,
             flow=self._flow,
+            periods=self._history.periods,
         )
         said = None if scaling.shares is None else shares_by_hand(sample.replicas, scaling.shares)
         before = {one.number: one.share for one in sample.replicas}

@@ -64,7 +64,7 @@ def migrations(scaling: Scaling, reading: Reading) -> list[Migrate]:
     moves: list[election.Transfer] = []
     if scaling.policy is ScalingPolicy.CLIENTS:
         moves += election.transfers(Role.PRODUCER, standings)
-    own = _own_workers(scaling)
+    own = own_workers(scaling)
     if own:
         standings = [one._replace(consumers=max(one.consumers - own, 0)) for one in standings]
     moves += election.transfers(Role.CONSUMER, standings)
@@ -77,7 +77,7 @@ def retirements(scaling: Scaling, reading: Reading) -> list[Retire]:
     A replica can end if it is reachable, has no share, no messages and no producers, and no
     consumers except its own workers.
     """
-    own = _own_workers(scaling)
+    own = own_workers(scaling)
     return [
         Retire(one.number)
         for one in reading.draining
@@ -110,5 +110,6 @@ def _capacity_clients(scaling: Scaling) -> float:
     return scaling.capacity_clients or election.CAPACITY_CLIENTS
 
 
-def _own_workers(scaling: Scaling) -> int:
+def own_workers(scaling: Scaling) -> int:
+    """Workers that come with each replica and end with it."""
     return scaling.workers_per_replica if scaling.worker is not None else 0

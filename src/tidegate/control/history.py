@@ -20,6 +20,8 @@ ARRIVAL_S = 10.0
 # In polling intervals. After a longer gap the loop was delayed, and the gap is not used as the
 # length of a period.
 PERIOD_MAX = 10.0
+# More of them than this are as good as for ever.
+PERIODS_MAX = 1000.0
 
 
 class History:
@@ -35,6 +37,8 @@ class History:
         self._ordered_at: float | None = None
         # Seconds from the last order of a replica until it served; None until one was seen.
         self.lead_s: float | None = None
+        # The number of periods since the last sample. It is above 1 when a sample was late.
+        self.periods = 1
         # When the number of replicas that are to stay last changed.
         self.changed_at = -math.inf
         # When the queue last had anything to do.
@@ -56,6 +60,8 @@ class History:
             passed_s = usual_s
         else:
             passed_s = sample.at - self._at
+            if usual_s > 0.0:
+                self.periods = round(min(max(passed_s / usual_s, 1.0), PERIODS_MAX))
             if not 0.0 < passed_s <= PERIOD_MAX * usual_s:
                 passed_s = usual_s
             new = 1.0 - math.exp(-passed_s / ARRIVAL_S)

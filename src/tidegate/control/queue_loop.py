@@ -48,6 +48,7 @@ from tidegate.control.agreement_keeping import AgreementKeeping
 from tidegate.control.autoscaler import Autoscaler
 from tidegate.control.journal import Journal
 from tidegate.control.learned import Learned
+from tidegate.control.lingering import Lingering
 from tidegate.control.upkeep import SeenHomes, Upkeep, homecoming, missing_workers, out_of_reach
 from tidegate.control.worker_words import WorkerWords
 from tidegate.core.crash import crash_point
@@ -95,6 +96,7 @@ class QueueLoop:
         self._fleet_loop = fleet_loop
         self._upkeep = Upkeep()
         self._worker_words = WorkerWords()
+        self._lingering = Lingering()
         # Replicas that began to serve in this period.
         self._came: list[int] = []
         self._autoscaler: Autoscaler | None = None
@@ -270,6 +272,7 @@ class QueueLoop:
             outcome.append(unplaced)
         if away := out_of_reach(topology, sample):
             outcome.append(f"{', '.join(away)} cannot be reached: the others have its share")
+        outcome += self._lingering.words(topology, sample)
         return msgspec.structs.replace(
             decision, carried_out=not left and not failures, outcome="; ".join(outcome)
         )

@@ -24,16 +24,19 @@ import logging
 import os
 import select
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from typing import IO
 
 from tidegate.core.errors import Unavailable
 from tidegate.fleet.parent import for_child
 from tidegate.fleet.ready_pipe import READY_VARIABLE
+from tidegate.fleet.start_patience import StartPatience, processor_s
 
 log = logging.getLogger(__name__)
 
-_START_S = 20.0
+# Seconds between two checks whether the child works.
+_LOOK_S = 1.0
 # Seconds in which a child that reported an error must end.
 _END_S = 5.0
 # Exit code of our commands for unusable arguments or settings (cli/exit_codes.py).
@@ -112,24 +115,37 @@ class AnnouncedProcess:
     def line(self) -> str:
         """Return the announced line; call it once after each start.
 
-        Raises `Unavailable` with the child's error, and `StartRefused` if its arguments or settings
-        are unusable.
+        Wait for it as long as the child works. Raises `Unavailable` with the child's error, and
+        `StartRefused` if its arguments or settings are unusable.
         """
         assert self._process is not None
         assert self._ready_fd is not None
         ready_fd, self._ready_fd = self._ready_fd, None
         with os.fdopen(ready_fd, "rb") as ready:
-            readable, _, _ = select.select([ready], [], [], _START_S)
-            line = ready.readline().decode().strip() if readable else ""
+            has_spoken = self._speaks(ready)
+            line = ready.readline().decode().strip() if has_spoken else ""
         if not line.startswith(self._schemes):
-            code = self._code_at_end(_END_S if line else 0.0)
+            code = self._code_at_end(_END_S if has_spoken else 0.0)
             if line and code == _WRONGLY_ASKED:
                 raise StartRefused(line)
+            if not has_spoken:
+                raise Unavailable(f"{self._what} did not get anywhere as it started, and was ended")
             where = "what it printed" if self._log_file is None else self._log_file.name
             raise Unavailable(
                 line or f"{self._what} did not start (exit code {code}): {where} says why"
             )
         return line
+
+    def _speaks(self, ready: IO[bytes]) -> bool:
+        """Whether there is a word, or the end of the pipe; False: it does not get that far."""
+        assert self._process is not None
+        patience = StartPatience(time.monotonic())
+        while True:
+            readable, _, _ = select.select([ready], [], [], _LOOK_S)
+            if readable:
+                return True
+            if patience.is_over(time.monotonic(), processor_s(self._process.pid)):
+                return False
 
     def _code_at_end(self, within_s: float) -> int:
         assert self._process is not None

@@ -16,9 +16,11 @@ The paper leaves these points open; the law settles them as follows:
 - If all replicas are idle or clipped, shares are equal. A new replica starts at the average share.
 - A replica without consumers has no share while other replicas have consumers: no flow out of it
   would ever show that it is stuck.
-- A draining replica's share goes down by a step each period, regardless of the formula. A starting
-  or unreachable replica has none. If no replica serves, draining replicas keep equal shares as long
-  as any replica is to stay. Otherwise all shares are 0 and the alias keeps the messages.
+- A draining replica's share goes down by a step each period, regardless of the formula. When a
+  sample is late it goes down by as many steps as periods have passed, since producers had all that
+  time. Otherwise a replica would drain more slowly the busier the machine is. A starting or
+  unreachable replica has no share. If no replica serves, draining replicas keep equal shares as
+  long as any replica is to stay. Otherwise all shares are 0 and the alias keeps the messages.
 - In a period in which waiting messages are transferred g is 0: shares follow rates alone, so that
   only the transfer corrects lengths.
 """
@@ -61,11 +63,13 @@ def flow_shares(
     *,
     correct_lengths: bool = True,
     flow: Flow = DEFAULT_FLOW,
+    periods: int = 1,
 ) -> dict[int, float]:
     """Return the shares of all replicas for the next period.
 
     No share is below 0, and they add up to 1 or are all 0. `capacity_per_s` has the estimated
-    capacities by replica number. Set `correct_lengths=False` in a period with transfers.
+    capacities by replica number. Set `correct_lengths=False` in a period with transfers. `periods`
+    is the number of periods since the last decision about shares.
     """
     known = capacity_per_s or {}
     shares = {one.number: 0.0 for one in replicas}
@@ -80,7 +84,7 @@ def flow_shares(
         wanted = _wanted(open_, period_s, known, flow.gain if correct_lengths else 0.0, flow)
         # A draining replica keeps less each period. The serving replicas divide the rest by the
         # formula.
-        step = 1.0 / (len(open_) + len(going)) / flow.drain_periods
+        step = periods / (len(open_) + len(going)) / flow.drain_periods
         for one in going:
             less = one.share - step
             shares[one.number] = less if less > step * 1e-6 else 0.0

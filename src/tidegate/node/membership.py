@@ -33,17 +33,29 @@ class Membership:
         # Of queues in stores beside the first: the membership epoch there at the time of the claim.
         self._standings: dict[int, int | None] = {}
         self._adopting: asyncio.Task[None] | None = None
+        # Whether the machine that we are on is still known to have the member that we were.
+        self._machine_is_behind = False
 
     async def join(self) -> None:
         node = self._node
         asked_at = node.clock.monotonic()
         self.member_id = await node.store.join(node.name, node.address, node.limits.lease_s)
         self._alive_until = asked_at + node.limits.lease_s
-        if node.machine_id is not None and not await node.store.machine_joined(
-            node.machine_id, self.member_id
-        ):
+        self._machine_is_behind = node.machine_id is not None
+        await self._tell_machine()
+
+    async def _tell_machine(self) -> None:
+        """Store this node's new member id with its machine.
+
+        The leader soon gives up a machine whose node is not a living member.
+        """
+        node = self._node
+        if not self._machine_is_behind or node.machine_id is None:
+            return
+        if not await node.store.machine_joined(node.machine_id, self.member_id):
             # The process that started this node asks for the machine too, and ends the node.
             log.warning("nobody wants machine %d any more", node.machine_id)
+        self._machine_is_behind = False
 
     async def leave(self) -> None:
         try:
@@ -112,6 +124,8 @@ class Membership:
         self._store_answers = True
         if renewed:
             self._alive_until = asked_at + node.limits.lease_s
+            # The store may have gone away between our coming back and this.
+            await self._tell_machine()
         else:
             await self._start_over()
         if node.machine_id is None and (self._adopting is None or self._adopting.done()):

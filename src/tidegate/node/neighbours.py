@@ -1,4 +1,9 @@
-"""Client connections from this node to the other nodes."""
+"""Client connections from this node to the other nodes.
+
+A connection is opened once, however many callers ask for it. It goes on opening when a caller times
+out, so that the next caller finds it open. On a slow machine a login may take longer than any
+caller waits for an answer.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ from typing import TYPE_CHECKING
 from tidegate.client.client import Client
 from tidegate.client.credentials import Credentials
 from tidegate.client.link import Answered
+from tidegate.core.ending import ended
 from tidegate.core.errors import TidegateError, Unavailable
 from tidegate.node.accounts import NODE_USER
 from tidegate.telemetry.numbers import NodeNumbers
@@ -32,20 +38,34 @@ class Neighbours:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._clients: dict[str, Client] = {}
+        self._opening: dict[str, asyncio.Task[Client]] = {}
 
     async def _client(self, address: str) -> Client:
         client = self._clients.get(address)
-        if client is None or client.link is None or not client.link.alive:
-            if client is not None:
-                await client.close()
-            tls = self._node.tls_to(address)
-            login = Credentials(NODE_USER, self._node.accounts.node_password)
-            client = Client(
-                address, mode="admin", reconnect_s=_PATIENCE_S, credentials=login, tls=tls
-            )
-            await client.open()
-            self._clients[address] = client
+        if client is not None and client.link is not None and client.link.alive:
+            return client
+        opening = self._opening.get(address)
+        if opening is None:
+            opening = self._opening[address] = asyncio.create_task(self._open(address))
+            opening.add_done_callback(lambda done: self._opened(address, done))
+        return await asyncio.shield(opening)
+
+    async def _open(self, address: str) -> Client:
+        before = self._clients.pop(address, None)
+        if before is not None:
+            await before.close()
+        tls = self._node.tls_to(address)
+        login = Credentials(NODE_USER, self._node.accounts.node_password)
+        client = Client(address, mode="admin", reconnect_s=_PATIENCE_S, credentials=login, tls=tls)
+        await client.open()
+        self._clients[address] = client
         return client
+
+    def _opened(self, address: str, opening: asyncio.Task[Client]) -> None:
+        del self._opening[address]
+        if not opening.cancelled():
+            # Whoever has asked may be gone.
+            opening.exception()
 
     async def ask_for(self, address: str, queue_id: int, member_id: int) -> None:
         """Ask the queue's owner to transfer the queue to node `member_id`."""
@@ -106,6 +126,7 @@ class Neighbours:
         return [node for nodes in answers for node in nodes]
 
     async def close(self) -> None:
+        await ended(self._opening.values())
         for client in self._clients.values():
             with contextlib.suppress(TidegateError):
                 await client.close()

@@ -58,7 +58,9 @@ def scaled(deployment: Deployment, mq: tidegate.BlockingClient, count: int) -> l
     try:
         eventually(is_so, f"{count} replicas serve", 2 * LIMIT_S)
     except AssertionError:
-        print(command(deployment, "explain", QUEUE), deployment.log_text[-10_000:])
+        print(*mq.topology(QUEUE).replicas, sep="\n")
+        print(command(deployment, "fleet"), command(deployment, "explain", QUEUE, "-n", "100"))
+        print(deployment.log_text[-20_000:])
         raise
     return sorted(one.store_number for one in mq.topology(QUEUE).replicas)
 

@@ -16,10 +16,12 @@ from waiting import eventually
 from tidegate.cli.house import House
 from tidegate.cli.settings.settings import Settings
 from tidegate.core.errors import Unavailable
+from tidegate.fleet import announced_process
 from tidegate.fleet.announced_process import AnnouncedProcess
 from tidegate.fleet.console_process import ConsoleProcess
 from tidegate.fleet.door_process import DoorProcess
 from tidegate.fleet.node_process import NodeProcess
+from tidegate.fleet.start_patience import StartPatience
 
 WORD = "import os; os.write(int(os.environ['TIDEGATE_READY_FD']), b'{} \\n')"
 STORE = "postgresql:///nobody"
@@ -68,6 +70,38 @@ def test_a_start_that_fails_is_told_in_words_and_leaves_nothing_open(
 
     assert sorted(Path("/proc/self/fd").iterdir()) == before
     assert not child.is_unheard
+
+
+def test_a_node_is_waited_for_while_it_works_and_ended_when_it_does_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On a busy computer a start takes twenty times as long: ended, it would begin from nothing."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    waits = f"import os; open({str(gate)!r}).read(); "
+    word = WORD.format("tidegate://127.0.0.1:1")
+    monkeypatch.setattr(StartPatience, "IDLE_S", 0.05)
+    monkeypatch.setattr(announced_process, "_LOOK_S", 0.02)
+    looks = 0
+
+    def works(pid: int) -> float:
+        nonlocal looks
+        looks += 1
+        if looks == 10:
+            gate.write_text("speak")
+        return float(looks)
+
+    child = AnnouncedProcess("a node", ("tidegate://",), None)
+    monkeypatch.setattr(announced_process, "processor_s", works)
+    child.start([sys.executable, "-S", "-c", waits + word], dict(os.environ))
+    assert child.line() == "tidegate://127.0.0.1:1"
+    child.wait(60.0)
+
+    monkeypatch.setattr(announced_process, "processor_s", lambda pid: 1.0)
+    child.start([sys.executable, "-S", "-c", waits + word], dict(os.environ))
+    with pytest.raises(Unavailable, match="a node did not get anywhere as it started"):
+        child.line()
+    assert child.has_died
 
 
 def test_a_node_that_cannot_be_started_is_started_later_and_the_others_run_on(

@@ -143,6 +143,21 @@ def test_the_last_added_goes_step_by_step_and_is_retired_when_empty() -> None:
     assert orders(autoscaler.decide(queue(replica(1), gone, at=at + 1.0))) == [Retire(2)]
 
 
+def test_a_drain_takes_no_longer_because_decisions_come_late() -> None:
+    """On a computer so busy that a period takes ten seconds, and some are held as stale."""
+    autoscaler = Autoscaler(
+        scaling(steering=Steering.MANUAL, replicas_wanted=1, polling_interval_s=0.2)
+    )
+    autoscaler.decide(queue(replica(1), replica(2)))
+    going = replica(2, state=DRAINING)
+    held = autoscaler.decide(queue(replica(1), going, at=1005.0, age_s=7.0))
+    assert held.rule == "held: stale"
+
+    # Its share would have been 0 after a second.
+    late = autoscaler.decide(queue(replica(1), going, at=1010.0))
+    assert _shares(late) == [SetShares({1: 1.0, 2: 0.0})]
+
+
 def test_a_draining_replica_gives_everything_away_once_it_gets_nothing() -> None:
     decision = Autoscaler(scaling()).decide(
         queue(

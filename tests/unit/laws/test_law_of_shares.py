@@ -102,6 +102,13 @@ def test_a_draining_replicas_share_goes_down_step_by_step_to_nothing() -> None:
     assert seen == pytest.approx([0.4, 0.3, 0.2, 0.1, 0.0])
 
 
+def test_a_late_sample_takes_as_many_steps_as_periods_have_passed() -> None:
+    going = replica(2, 100, 10, state=DRAINING, share=0.5)
+    others = replica(1, 100, 10)
+    assert flow_shares([others, going], 1.0, periods=3) == pytest.approx({1: 0.8, 2: 0.2})
+    assert flow_shares([others, going], 1.0, periods=50) == {1: 1.0, 2: 0.0}
+
+
 def test_who_is_to_go_holds_the_fort_until_another_can_take_it() -> None:
     going = replica(1, 100, 10, state=DRAINING, share=0.4)
     away = replica(2, 100, 0, reachable=False)
