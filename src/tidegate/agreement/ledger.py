@@ -24,7 +24,7 @@ Invariants and failures:
   clock reached that time again.
 - The ledger is not persistent. After each window the owner stores the history and the verdicts of
   the promises (`StoredAgreementStatus`). The next leader passes the history to the constructor and
-  the verdicts to `go_on`. A change of leader therefore neither restores budget nor repeats an alert.
+  the verdicts to `go_on`. A change of leader thus neither restores budget nor repeats an alert.
 """
 
 from __future__ import annotations
