@@ -1,6 +1,7 @@
 """Formulas of an agreement: verdicts, error budget and burn rate.
 
-Theory of operation -------------------
+Theory of operation
+-------------------
 
 An `Agreement` promises one or more metrics. Each `Metric` has a breaching point and a warning point
 before it. Time is divided into windows of equal length, aligned to multiples of the length. Each
@@ -30,8 +31,8 @@ Invariants:
   point) < p · count. Counts of several nodes can be added; percentiles cannot.
 - A low throughput is a breach only if the load was there. If clients offered less than the promised
   rate, serving all of it is enough. Throughput is measured over the time with work to do.
-- If there was work for less than half a window, throughput is not judged as a breach or a warning,
-  because work that arrives at the end of a window is served after it.
+- If there was work for less than half a window, a low throughput is neither a breach nor a warning.
+  Work that arrives at the end of a window is served after it.
 - Above `load_max`, a breach that more load explains becomes a warning. The agreement did not
   promise anything for that load.
 - A request without an answer counts as longer than any promise, so a service that hangs breaches

@@ -1,6 +1,7 @@
 """The incremental evaluation of one agreement: windows are closed and judged as samples arrive.
 
-Theory of operation -------------------
+Theory of operation
+-------------------
 
     sample → open window → (window ends) → WindowVerdict → transitions, status
 

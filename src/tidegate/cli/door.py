@@ -1,6 +1,7 @@
 """The command `tidegate door SERVICE`: a front door before the instances of an HTTP service.
 
-Theory of operation -------------------
+Theory of operation
+-------------------
 
 A door is a separate process. Any number of doors may serve the same instances. Each follows the
 store by itself and no door knows another, so a failure of one affects only its own connections.

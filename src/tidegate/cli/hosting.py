@@ -1,6 +1,7 @@
 """The command `tidegate host module:app --agreement shop.toml`: an application behind one address.
 
-Theory of operation -------------------
+Theory of operation
+-------------------
 
     checks → store and node, if none run → deploy → doors → watch until Ctrl-C
 
@@ -25,9 +26,8 @@ run until `tidegate undeploy`.
 
 Failures:
 
-- The store does not answer: the service continues, and the command reports the outage once.
-- The new version does not serve: in the second case the command ends with an error. Instances of
-  the previous version continue to run.
+- The new version does not start, or in the second case does not serve in time: the command ends
+  with an error. On a running store the instances of the previous version continue to run.
 - The service is undeployed meanwhile: the command ends.
 """
 
@@ -123,9 +123,9 @@ def host(
 ) -> None:
     """Host an ASGI application so that its agreement is kept, until SIGTERM or Ctrl-C.
 
-    If no store runs, the command starts one, with a node that listens on port 7411 as that of
-    `tidegate up` does (--node-port chooses another), and metrics 1000 above it. Run the command
-    again with new code or another agreement to roll over to it without failing a request.
+    If no store runs, the command starts one, and a node that listens on port 7411 as that of
+    `tidegate up` does. --node-port chooses another port; the metrics are 1000 above it. Run the
+    command again with new code or another agreement to roll over to it without failing a request.
 
     Example: `tidegate host shop:app --agreement shop.toml --port 8080`
     """

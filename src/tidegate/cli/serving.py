@@ -1,6 +1,7 @@
 """The commands `tidegate up` and `tidegate node`, which serve until SIGTERM or Ctrl-C.
 
-Theory of operation -------------------
+Theory of operation
+-------------------
 
 `up` is a supervisor. Its child processes are the embedded PostgreSQL (unless the settings name a
 store), the nodes, and the console. It prints the nodes' addresses on stdout and everything else on
@@ -22,7 +23,7 @@ Failures:
 - A node process dies: `up` restarts it on the same port. The other nodes take over its queues
   meanwhile.
 - PostgreSQL dies: `up` restarts it, and the nodes reconnect.
-- `up` is killed: the kernel sends SIGTERM to each child (`end_with_parent`).
+- `up` is killed: the kernel sends a signal to each child, which then shuts down.
 - A port is in use: a port chosen by the user is an error. A derived port falls back to a free one.
 """
 

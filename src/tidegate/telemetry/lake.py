@@ -1,6 +1,7 @@
 """The lake: Parquet files in `<lake>/<kind>/date=YYYY-MM-DD/hour=HH/`, in UTC.
 
-Theory of operation -------------------
+Theory of operation
+-------------------
 
 A lake is a folder, or a location that Arrow's file systems support, such as `s3://bucket/lake`. It
 has no index and no locks. A file name and the metadata inside the file say everything:
@@ -15,8 +16,9 @@ hour, and delete old hours (retention.py). Readers, such as the pipeline, list f
 Invariants:
 
 - A file is written under a hidden name and then renamed. Readers see all of it or nothing.
-- Each row counts once. A reader ignores a file whose id a compacted file replaces, a second file
-  with the same id, and a compacted file whose ids are a subset of another one's (`file_states`).
+- Each row counts once (`file_states`). A reader ignores a file whose id a compacted file replaces,
+  and a second file with the same id. It also ignores a compacted file that replaces a subset of the
+  files that another one replaces.
 - A file never changes after the rename.
 
 Failures:

@@ -1,6 +1,7 @@
 """The recorder: it accepts rows cheaply, and its own thread writes them to the lake.
 
-Theory of operation -------------------
+Theory of operation
+-------------------
 
     caller → add(kind, rows) → buffer per kind and hour → recorder thread → one Parquet file each
 

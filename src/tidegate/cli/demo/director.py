@@ -1,12 +1,13 @@
 """Runs the demo's scenario: sets the load, injects faults, and waits for the effects.
 
-Theory of operation -------------------
+Theory of operation
+-------------------
 
 The scenario has six steps, each with its own load: calm, ramp, burst, a killed machine, a slow
 worker, and calm again. Two queues take part. `orders` scales under an agreement. `archive` has an
 automatic prefetch whose target rate changes with each step.
 
-The `DemoMonitor` polls a snapshot about once per second and prints the changes. A step waits for a
+The `DemoMonitor` polls snapshots and prints the changes. A step waits for a
 condition on a snapshot, such as a replica at work. It lasts at least `seconds` and waits at most
 `seconds_max`. A condition that does not occur in time is printed, and the scenario continues,
 because a slow computer is no reason to stop. The summary counts it.
