@@ -27,8 +27,8 @@ Invariants:
 
 - Missing data is neither good nor bad. A window without data has the verdict "no data", counts
   separately, and costs no budget.
-- Percentiles are compared by counts, never by averaging. A percentile reaches a point if count(<
-  point) < p · count. Counts of several nodes can be added; percentiles cannot.
+- Percentiles are compared by counts, never by averaging. A percentile p reaches a point if fewer
+  than p · count durations lie below it. Counts of several nodes can be added; percentiles cannot.
 - A low throughput is a breach only if the load was there. If clients offered less than the promised
   rate, serving all of it is enough. Throughput is measured over the time with work to do.
 - If there was work for less than half a window, a low throughput is neither a breach nor a warning.

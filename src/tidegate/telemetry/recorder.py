@@ -14,8 +14,8 @@ Invariants:
 
 - Rows are tuples in the order of the columns in `schemas`. The first column is the time in
   microseconds since 1970.
-- The buffer never exceeds `rows_max` rows. A row that does not fit is dropped and counted.
-- A row is in exactly one file, or is counted in `rows_dropped`, or was lost with the process.
+- The buffer never exceeds `rows_max` rows. Rows that do not fit are dropped and counted.
+- A row is written to one file, or counted in `rows_dropped`, or lost with the process.
 - Recording never delays a message.
 
 Failures:
