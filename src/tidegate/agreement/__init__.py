@@ -1,11 +1,13 @@
-"""Agreements: what a service promises, and whether it is kept. Pure.
+"""Agreements: what a service promises, and whether it keeps the promises.
 
-    document     what people write            contradictions   what they cannot mean
-    windows      samples, judged              violations       what begins and ends
-    history      burn rates and the budget    learned_warnings where a warning belongs
-    ledger       all of these, as samples come in
-    openslo_*    OpenSLO there and back       tapas            XML, in
+The package is pure: it does no I/O except reading agreement files, and it uses no clock.
 
-`evaluation` has the formulas. The plan of what an agreement takes is in `control`, since it needs
-laws; the services that act on agreements live elsewhere.
+    document     the TOML document            contradictions    promises that exclude each other
+    windows      samples to verdicts          violations        begin and end of violations
+    history      burn rates, error budget     learned_warnings  warning points from measurements
+    ledger       all of these, incrementally
+    openslo_*    OpenSLO import and export    tapas             TAPAS XML import
+
+`evaluation` has the formulas. Capacity planning for an agreement is in `control`, because it needs
+control laws. The control loops and doors that act on agreements are in `control` and `cli`.
 """

@@ -1,9 +1,9 @@
-"""What is wrong with a document: each complaint with file, line, key, value, reason and remedy.
+"""The problems of a document: each with file, line, key, value, reason and remedy.
 
     orders.toml:12: metrics.throughput.warning = 90: must lie above the breaching point …; write …
 
-A document that was imported is read by the same checks, with the lines of what it was imported
-from: whoever wrote XML hears of a line of XML.
+An imported document goes through the same checks, with the lines of the original document. The
+author of an XML file therefore sees lines of the XML file.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _UNIT_IS = {
 
 @dataclass(frozen=True)
 class Complaint:
-    """One thing that is wrong, or that another format cannot say."""
+    """One problem in a document, or one value that another format cannot express."""
 
     file: str
     line: int | None
     key: str
     reason: str
-    # As it was written; None when nothing was.
+    # The value as written; None if there was none.
     value: str | None = None
-    # What to write; empty where the reason says it already.
+    # The replacement to suggest; empty if the reason already contains it.
     instead: str = ""
 
     def __str__(self) -> str:
@@ -46,12 +46,12 @@ class Complaint:
         what = self.key if self.value is None else f"{self.key} = {self.value}"
         remedy = f"; write {self.instead}" if self.instead else ""
         told = ": ".join(part for part in (where, what, f"{self.reason}{remedy}") if part)
-        # Keys are others' words, and must not steer the terminal that shows them.
+        # The text comes from the document. Escape it, so that it cannot control the terminal.
         return harmless(told)
 
 
 class Complaints:
-    """The complaints about one document, and the checks that every key needs."""
+    """The problems of one document, and the checks that all keys share."""
 
     def __init__(self, lines: Mapping[Key, int], source: str) -> None:
         self._source = source
@@ -77,11 +77,14 @@ class Complaints:
                 self.add((*key, word), f"there is no such key{meant(word, names)}")
 
     def measure(self, key: Key, unit: Unit, value: Any, otherwise: str = "") -> float | None:
-        """A value in its unit, above zero; None, and a complaint, if it is none."""
+        """Return a positive value in its unit; report a problem and return None otherwise.
+
+        `otherwise` is appended to the reason.
+        """
         try:
             number = _in_unit(unit, value)
         except (InvalidValue, OverflowError, ValueError):
-            # Also a whole number of more digits than Python writes out.
+            # ValueError includes an integer with more digits than Python converts.
             number = None
         if number is not None and 0.0 < number < (1.0 if unit is Unit.FRACTION else math.inf):
             return number
@@ -89,25 +92,25 @@ class Complaints:
         return None
 
     def number(self, key: Key, value: Any, what: str, *, least: float = 0.0) -> float | None:
-        """A finite number from `least` on; None, and a complaint, if it is none."""
+        """Return a finite number >= `least`; report a problem and return None otherwise."""
         try:
             if is_number(value) and least <= float(value) < math.inf:
                 return float(value)
         except OverflowError:
-            # A whole number beyond all that are measured.
+            # The integer is too large for a float.
             pass
         self.add(key, f"must be {what}", value)
         return None
 
     def count(self, key: Key, value: Any, *, least: int, most: int) -> int | None:
-        """A whole number within bounds; None, and a complaint, if it is none."""
+        """Return a whole number within bounds; report a problem and return None otherwise."""
         if isinstance(value, int) and is_number(value) and least <= value <= most:
             return value
         self.add(key, f"must be a whole number from {least} to {most}", value)
         return None
 
     def text(self, key: Key, value: Any) -> str | None:
-        """A text that says something; None, and a complaint, if it is none."""
+        """Return a text that is not blank; report a problem and return None otherwise."""
         if isinstance(value, str) and value.strip():
             return value
         self.add(key, "must be a text that is not empty", value)
@@ -115,7 +118,7 @@ class Complaints:
 
 
 def is_number(value: Any) -> bool:
-    """TOML's true is a Python number, and no number to people."""
+    """Return whether a value is an int or float; a bool is not a number here."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

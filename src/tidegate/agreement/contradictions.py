@@ -1,10 +1,12 @@
-"""Promises that cannot all be meant, or that leave no time to keep them.
+"""Promises that contradict each other, or leave no time to keep them.
 
-    margin > slope · time to reconfigure        else the breach comes before what a warning sets off
+    margin > slope · reconfiguration time
 
-TAPAS: a response time of 6 s, warned of at 4.8 s, and 1 s to reconfigure. What is given 1 s can
-get worse by 1 s, since nothing waits longer than time passes: a time's slope is 1 unless a smaller
-one is said. Of other metrics the slope has to be said before it can be checked.
+Otherwise the breach comes before the reconfiguration that the warning starts has any effect.
+Example from TAPAS: a response time of 6 s, a warning at 4.8 s, and 1 s to reconfigure. In that
+second the response time can grow by 1 s, because a wait grows no faster than time passes. A
+duration therefore has a slope of 1 unless the document gives a smaller one. For other metrics the
+check needs a slope in the document.
 """
 
 from __future__ import annotations
@@ -16,16 +18,16 @@ from tidegate.agreement.metrics import Metric, Unit
 from tidegate.agreement.quantity_words import worded
 from tidegate.agreement.resources import Resources
 
-# Seconds by which a waiting or response time can grow in a second.
+# Seconds by which a waiting or response time can grow in one second.
 TIME_SLOPE = 1.0
-# What a whole is made of: it is never shorter than its part.
+# A response contains wait and service, so it is never shorter than either.
 _PARTS = {"response": ("wait", "service")}
 
 
 def refuse_contradictions(
     metrics: Sequence[Metric], resources: Resources, complaints: Complaints
 ) -> None:
-    """Complain of all that contradicts itself."""
+    """Report every contradiction between the promises and the resources of a document."""
     for metric in metrics:
         for other in metrics:
             _refuse_crossing(metric, other, complaints)
@@ -33,20 +35,23 @@ def refuse_contradictions(
 
 
 def slope_per_s(metric: Metric) -> float | None:
-    """How fast a metric gets worse at most; None if nobody knows."""
+    """Return the fastest worsening of a metric per second; None if it is unknown."""
     if metric.slope_per_s is not None:
         return metric.slope_per_s
     return TIME_SLOPE if metric.unit is Unit.SECONDS else None
 
 
 def margin_needed(metric: Metric, reconfiguration_s: float | None) -> float | None:
-    """What the margin must exceed, so that a warning is in time; None if nobody knows."""
+    """Return the margin that a timely warning must exceed; None if it is unknown."""
     slope = slope_per_s(metric)
     return None if slope is None or reconfiguration_s is None else slope * reconfiguration_s
 
 
 def _refuse_crossing(metric: Metric, other: Metric, complaints: Complaints) -> None:
-    """A lower percentile is never longer than a higher one, nor a part than its whole."""
+    """Report a breaching point above that of a percentile which is never smaller.
+
+    A lower percentile is never longer than a higher one. A part is never longer than its whole.
+    """
     lower, higher = metric.percentile, other.percentile
     if lower is None or higher is None or metric.breach <= other.breach:
         return
@@ -63,7 +68,7 @@ def _refuse_haste(metric: Metric, reconfiguration_s: float | None, complaints: C
     needed = margin_needed(metric, reconfiguration_s)
     if needed is None or reconfiguration_s is None:
         return
-    # A margin that is to be learned may become as wide as there is room for it.
+    # A learned margin may grow up to `room`.
     room = metric.room if metric.learned else metric.margin
     if room > needed:
         return

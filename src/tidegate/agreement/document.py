@@ -1,23 +1,24 @@
-"""An agreement as people write it: one TOML document per service.
+"""An agreement as a TOML document: one document per service.
 
     name = "orders"
-    queue = "orders.*"              # which it governs; or: http = "shop"
-    window = "10s"                  # what is judged at a time
-    objective = 0.99                # so many of the windows must be met, over
-    period = "28d"                  # which is the period of the error budget
+    queue = "orders.*"              # the queues it governs; or http = "shop"
+    window = "10s"                  # length of one evaluation window
+    objective = 0.99                # fraction of the windows that must be met
+    period = "28d"                  # period of the error budget
 
     [metrics.wait_p99]
     breach = "6s"
-    warning = "20%"                 # so long before it: 4.8s. Or a point, or "learned"
-    slope = "500ms"                 # by so much it gets worse in a second, at most
+    warning = "20%"                 # margin before the breach: 4.8s. Or a value, or "learned"
+    slope = "500ms"                 # fastest worsening of the metric per second
 
     [metrics.throughput]
     breach = 100                    # messages per second
 
-What it may use (replicas and so on) is in resources.py.
+`resources` reads the keys that limit what the service may use, such as `replicas`.
 
-All complaints come at once, each with file, line, key and reason. What contradicts itself is
-refused here, so that nobody finds out at the first warning.
+The reader reports all problems of a document at once. Each problem has a file, a line, a key and a
+reason. It also refuses promises that contradict each other, because such an agreement would
+otherwise fail only when the first warning comes.
 """
 
 from __future__ import annotations
@@ -57,40 +58,40 @@ WINDOW_S = 10.0
 WINDOW_S_MIN = 1.0  # nodes record one sample a second
 OBJECTIVE = 0.99
 PERIOD_S = 28 * 86400.0
-# More than anybody writes by hand, and little enough to hold.
+# Far larger than any agreement written by hand, and small enough to read into memory.
 FILE_BYTES_MAX = 1_000_000
 
 _KEYS = (
     *("name", "queue", "http", "window", "objective", "period", "warning", "metrics"),
     *RESOURCE_KEYS,
 )
-# Of names, the end of a line is a letter as any other.
+# A line feed in a queue name matches like any other character.
 _WILD = {"*": "(?s:.*)", "?": "(?s:.)"}
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What one service promises."""
+    """The promises of one service."""
 
     name: str
-    # Which of the two it governs; a queue by its name, or several by a pattern with * and ?.
+    # Exactly one of the two is set. A queue name may be a pattern with * and ?.
     queue: str | None
     http: str | None
     metrics: tuple[Metric, ...]
     window_s: float
     objective: float
     period_s: float
-    # Where it was read, for people.
+    # The file or other origin, for messages.
     source: str = ""
     resources: Resources = field(default=Resources())
 
     @property
     def windows_in_period(self) -> float:
-        """How many windows share the error budget."""
+        """The number of windows that share the error budget; may be fractional."""
         return self.period_s / self.window_s
 
     def governs_queue(self, queue: str) -> bool:
-        """Whether it is about the queue of that name."""
+        """Return whether the agreement applies to the queue of that name."""
         if self.queue is None:
             return False
         pattern = "".join(_WILD.get(letter, re.escape(letter)) for letter in self.queue)
@@ -98,13 +99,13 @@ class Agreement:
 
 
 class AgreementInvalid(TidegateError):
-    """An agreement that cannot be used; each line says where, which key, and why."""
+    """An agreement cannot be used; each line of the text gives a place, a key and a reason."""
 
     name: ClassVar[str] = "AGREEMENT_INVALID"
 
     def __init__(self, complaints: Sequence[Complaint | str]) -> None:
         self.complaints = [str(one) for one in complaints]
-        # For programs; a file that cannot be read at all is a complaint without a key.
+        # For programs. A problem that is not about a document has neither file nor key.
         self.found = [
             one if isinstance(one, Complaint) else Complaint("", None, "", one)
             for one in complaints
@@ -113,13 +114,16 @@ class AgreementInvalid(TidegateError):
 
 
 def parse_agreement(text: str, source: str) -> Agreement:
-    """The agreement that a text writes down; `source` names it in complaints."""
+    """Return the agreement in a TOML text, or raise `AgreementInvalid`.
+
+    `source` names the text in the problems.
+    """
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise AgreementInvalid([_no_toml(source, text, error)]) from error
     except ValueError as error:
-        # Such as a number of more digits than Python reads.
+        # For example, an integer has more digits than Python converts.
         raise AgreementInvalid([Complaint(source, None, "", f"is not TOML: {error}")]) from error
     except RecursionError:
         deep = Complaint(source, None, "", "is nested too deeply to be an agreement")
@@ -128,7 +132,11 @@ def parse_agreement(text: str, source: str) -> Agreement:
 
 
 def agreement_of(document: dict[str, Any], lines: Mapping[Key, int], source: str) -> Agreement:
-    """The agreement that the keys of a document say; `lines` are where each of them stands."""
+    """Return the agreement in the keys of a parsed document, or raise `AgreementInvalid`.
+
+    `lines` maps each key to its line, for the problems. Importers of other formats use this
+    function.
+    """
     complaints = Complaints(lines, source)
     agreement = _read(document, source, complaints)
     if complaints.all:
@@ -137,14 +145,14 @@ def agreement_of(document: dict[str, Any], lines: Mapping[Key, int], source: str
 
 
 def read_agreement(file: Path) -> Agreement:
-    """The agreement of one file."""
+    """Return the agreement in one TOML file, or raise `AgreementInvalid`."""
     return parse_agreement(text_of(file, "TOML"), str(file))
 
 
 def text_of(file: Path, format_name: str) -> str:
-    """What a file says; AgreementInvalid if it cannot be read, or is no text."""
+    """Return the text of a file; raise `AgreementInvalid` if it is unreadable or not UTF-8."""
     try:
-        # Editors of Windows begin a file with a mark that says nothing.
+        # Accept the byte order mark that some Windows editors write.
         return bytes_of(file).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         wrong = f"is not {format_name}: {error}"
@@ -152,7 +160,10 @@ def text_of(file: Path, format_name: str) -> str:
 
 
 def bytes_of(file: Path) -> bytes:
-    """What is in a file; AgreementInvalid if it cannot be read, or is no end of it in sight."""
+    """Return the content of a file; raise `AgreementInvalid` if it is unreadable or too large.
+
+    The limit also stops the read of an endless file, such as a device.
+    """
     try:
         with file.open("rb") as source:
             content = source.read(FILE_BYTES_MAX + 1)
@@ -172,7 +183,11 @@ def _no_toml(source: str, text: str, error: tomllib.TOMLDecodeError) -> Complain
 
 
 def read_agreements(places: Sequence[Path]) -> list[Agreement]:
-    """The agreements of files, and of every *.toml in folders, sorted by name."""
+    """Return the agreements in files, and in every *.toml of folders, sorted by name.
+
+    Raise `AgreementInvalid` with the problems of all files. Two agreements of one name are a
+    problem.
+    """
     complaints: list[Complaint] = []
     found: dict[str, Agreement] = {}
     for file in _files(places, complaints):
@@ -204,7 +219,7 @@ def _files(places: Sequence[Path], complaints: list[Complaint]) -> list[Path]:
         else:
             gone = "there is no such file or folder"
             complaints.append(Complaint(str(place), None, "", gone))
-    # A file that is named beside its folder is one agreement, not two.
+    # A file that is given together with its folder is read only once.
     return list(dict.fromkeys(files))
 
 
@@ -227,7 +242,7 @@ def _read(document: dict[str, Any], source: str, complaints: Complaints) -> Agre
         resources=resources(document, complaints),
     )
     refuse_contradictions(agreement.metrics, agreement.resources, complaints)
-    # Less than one window, but for rounding: the first breach would overdraw it.
+    # Below one window, the first breach would overdraw the budget. The tolerance is for rounding.
     if (1.0 - agreement.objective) * agreement.windows_in_period < 1.0 - 1e-9:
         complaints.add(
             ("period",),

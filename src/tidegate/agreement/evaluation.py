@@ -1,23 +1,45 @@
-"""Whether an agreement is kept: met, warned or breached, and what is left of the error budget.
+"""Formulas of an agreement: verdicts, error budget and burn rate.
 
-                 worse when larger     worse when smaller
-    breached     value ≥ breach        value < breach
-    warned       value ≥ warning       value < warning        and not breached
-    met          otherwise
+Theory of operation
+-------------------
+
+An `Agreement` promises one or more metrics. Each `Metric` has a breaching point and a warning point
+before it. Time is divided into windows of equal length, aligned to multiples of the length. Each
+window gets one verdict: no data, met, warned or breached.
+
+    samples → windows_of → judge_window → WindowVerdict → AgreementLedger → burn rate, budget
+
+1. A node or a door produces samples: counters, durations and levels of one interval.
+2. `windows_of` groups samples by the window in which their interval ends.
+3. `judge_window` gives a finding for each metric. The worst finding is the verdict of the window.
+4. The ledger counts the verdicts, and raises an alarm when breaches use up the error budget too
+   fast.
+
+                  worse when larger     worse when smaller
+    breached      value ≥ breach        value < breach
+    warned        value ≥ warning       value < warning        and not breached
+    met           otherwise
 
     budget left  = 1 − breached / ((1 − objective) · windows)    1 untouched, below 0 overdrawn
-    burn rate    = (breached / judged) / (1 − objective)         1 uses it up just in its period
+    burn rate    = (breached / judged) / (1 − objective)         1 uses it up exactly in its period
 
-A percentile is at or beyond a point when too few were shorter: count(< point) < p · count. So
-counts are all that is needed, and counts add up where percentiles do not.
+Invariants:
 
-A window without data is neither met nor breached: it is counted apart and costs no budget. Low
-throughput breaches only if the load was there: when less was offered than is promised, serving all
-of it is all that can be done. It is the throughput of the time in which there was something to do;
-of less than half a window of it nothing can be told, for what comes now is served a while later.
-Beyond the load up to which an agreement is kept (`load_max`), what more load makes worse is warned
-of and breaches nothing: it was not offered. All of it is plain arithmetic and comparison, so that
-the same functions take numbers, arrays and Spark Columns (where null, too, is neither).
+- Missing data is neither good nor bad. A window without data has the verdict "no data", counts
+  separately, and costs no budget.
+- Percentiles are compared by counts, never by averaging. A percentile p reaches a point if fewer
+  than p · count durations lie below it. Counts of several nodes can be added; percentiles cannot.
+- A low throughput is a breach only if the load was there. If clients offered less than the promised
+  rate, serving all of it is enough. Throughput is measured over the time with work to do.
+- If there was work for less than half a window, a low throughput is neither a breach nor a warning.
+  Work that arrives at the end of a window is served after it.
+- Above `load_max`, a breach that more load explains becomes a warning. The agreement did not
+  promise anything for that load.
+- A request without an answer counts as longer than any promise, so a service that hangs breaches
+  its response time.
+
+The formulas use only arithmetic and comparison. The same functions therefore accept numbers, arrays
+and Spark Columns. A null in a Column gives neither a breach nor a warning.
 """
 
 from __future__ import annotations
@@ -32,7 +54,7 @@ from tidegate.core.term import Term
 
 
 class Verdict(StrEnum):
-    """What one window says about one promise."""
+    """The verdict of one window on one promise."""
 
     MET = "met"
     WARNED = "warned"
@@ -41,16 +63,19 @@ class Verdict(StrEnum):
 
 
 ROUNDING = 1e-12
-# Of a window: how long there must have been something to do for its throughput to be judged.
+# Fraction of a window that must have had work for its throughput to be judged.
 LOADED_MIN = 0.5
-# What more load makes worse; a throughput is kept all the more.
+# Metrics that more load makes worse. A throughput gets better with more load.
 _WORSE_BY_LOAD = ("wait", "response", "oldest_age", "availability")
-# From what decides least to what decides most.
+# From the weakest verdict to the strongest.
 SEVERITY = (Verdict.NO_DATA, Verdict.MET, Verdict.WARNED, Verdict.BREACHED)
 
 
 def is_breached(metric: Metric, value: Term, offered_per_s: Term | None = None) -> Term:
-    """Whether a value is a breach; `offered_per_s` is the load that was there, for throughput."""
+    """Return whether a value is a breach.
+
+    `offered_per_s` is the offered load, for throughput only. None disables the check of the load.
+    """
     if metric.worse is Worse.LARGER:
         return value >= metric.breach
     below = value < metric.breach
@@ -58,7 +83,7 @@ def is_breached(metric: Metric, value: Term, offered_per_s: Term | None = None) 
 
 
 def is_warned(metric: Metric, value: Term, offered_per_s: Term | None = None) -> Term:
-    """Whether a value is a warning, and not yet a breach."""
+    """Return whether a value is a warning, and not a breach."""
     if metric.worse is Worse.LARGER:
         return (value >= metric.warning) & (value < metric.breach)
     below = (value < metric.warning) & (value >= metric.breach)
@@ -66,20 +91,23 @@ def is_warned(metric: Metric, value: Term, offered_per_s: Term | None = None) ->
 
 
 def is_late(before: Term, total: Term, percentile: float) -> Term:
-    """Whether too few of all lie before a point for the percentile to do so."""
-    # Just enough is enough: 55 % of 100 are 55, and 55.00000000000001 to a computer.
+    """Return whether a percentile reaches a point.
+
+    That is the case if fewer than `percentile` of `total` lie before the point.
+    """
+    # The tolerance absorbs rounding: 55 % of 100 is 55.00000000000001 in floating point.
     return before < total * (percentile - ROUNDING)
 
 
 def is_excused(metric: Metric, load_max_per_s: float | None, offered_per_s: Term) -> Term:
-    """Whether so much was there that a breach is none: more than the promise was made for."""
+    """Return whether a breach does not count, because the load exceeds the agreed maximum."""
     if load_max_per_s is None or metric.stem not in _WORSE_BY_LOAD:
         return False
     return offered_per_s > load_max_per_s * (1.0 + ROUNDING)
 
 
 def verdict(metric: Metric, value: float | None, offered_per_s: float | None = None) -> Verdict:
-    """The verdict on one measurement; NaN and None are no data."""
+    """Return the verdict on one measurement; None and NaN are no data."""
     if value is None or math.isnan(value):
         return Verdict.NO_DATA
     if is_breached(metric, value, offered_per_s):
@@ -88,13 +116,13 @@ def verdict(metric: Metric, value: float | None, offered_per_s: float | None = N
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The verdict on a window by those on each of its metrics."""
+    """Return the most severe verdict; no data if there are none."""
     return max(verdicts, key=SEVERITY.index, default=Verdict.NO_DATA)
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How many windows had which verdict."""
+    """The number of windows per verdict."""
 
     met: int = 0
     warned: int = 0
@@ -120,26 +148,34 @@ class Counts:
 
 
 def budget_left(breached: Term, windows: Term, objective: Term) -> Term:
-    """The fraction of the error budget that is left; `windows` are those of the whole period."""
+    """Return the fraction of the error budget that is left.
+
+    `windows` is the number of windows in the whole period.
+    """
     return 1.0 - breached / ((1.0 - objective) * windows)
 
 
 def burn_rate(breached: Term, judged: Term, objective: Term) -> Term:
-    """How many times faster than allowed the budget is used, by one judged window or more."""
+    """Return how many times faster than allowed the budget is used; `judged` is at least 1."""
     return breached / judged / (1.0 - objective)
 
 
 def burn_rate_over(
     span_s: float, breached: int, judged: int, window_s: float, objective: float
 ) -> float:
-    """The burn rate of a span in which windows may be missing: those count as met."""
-    # Shortly after the start, or after a silence, one breach is all there is: it would always ring.
+    """Return the burn rate of a time span; missing windows count as met."""
+    # After a start or a gap, one breached window may be the only window. Without this divisor it
+    # would always raise an alarm.
     return float(burn_rate(breached, max(span_s / window_s, judged, 1.0), objective))
 
 
 @dataclass(frozen=True)
 class BurnAlarm:
-    """Burning this fast over a long and over a short window: still going on, and no mere blip."""
+    """A burn rate that raises an alarm if a long and a short time span both exceed it.
+
+    The long span ignores a short disturbance. The short span ends the alarm soon after the cause
+    ends.
+    """
 
     long_s: float
     short_s: float
@@ -149,6 +185,6 @@ class BurnAlarm:
         return (burn_long >= self.rate) & (burn_short >= self.rate)
 
 
-# 2 % of a budget of 28 days within an hour, and 5 % within six.
+# 2 % of a budget of 28 days within one hour, and 5 % within six hours.
 FAST_BURN = BurnAlarm(long_s=3600.0, short_s=300.0, rate=13.44)
 SLOW_BURN = BurnAlarm(long_s=21600.0, short_s=1800.0, rate=5.6)

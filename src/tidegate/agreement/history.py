@@ -1,10 +1,10 @@
-"""How well one agreement is kept over time: the last hour, burn rates, what the budget has left.
+"""The history of one agreement: verdict counts, burn rates and the error budget.
 
-    alarm     burning fast over a long and over a short span at once     evaluation.BurnAlarm
-    budget    of the whole period
+    alarm     the burn rates over a long and a short span are both high     evaluation.BurnAlarm
+    budget    over the whole period
 
-Windows come in the order of time. Counts are kept by the minute, and by the hour once they are only
-needed for the budget, so that what is remembered stays small whatever the period.
+Windows arrive in time order. Counts are kept per minute for the spans of the alarms, and per hour
+for the budget. The history therefore stays small for any period.
 """
 
 from __future__ import annotations
@@ -35,37 +35,37 @@ ALARMS = {"fast": FAST_BURN, "slow": SLOW_BURN}
 
 @dataclass(frozen=True)
 class Standing:
-    """Where an agreement stands after a window."""
+    """The status of an agreement after a window."""
 
     # The hour that ends with the window.
     last_hour: Counts
-    # How many times faster than allowed; None when nothing was judged.
+    # How many times faster than allowed the budget is used; None if no window was judged.
     burn_hour: float | None
-    # Of each alarm the burn rates of its long and its short span.
+    # For each alarm, the burn rates of its long and its short span.
     burn_rates: dict[str, tuple[float, float]]
-    # fast, slow, or None when neither rings.
+    # "fast" or "slow"; None without an alarm.
     alarm: str | None
-    # Of the agreement's whole period: 1 untouched, below 0 overdrawn.
+    # The fraction left of the whole period's budget: 1 is untouched, below 0 is overdrawn.
     budget_left: float
 
 
 class History(msgspec.Struct):
-    """What is remembered of one agreement."""
+    """The verdict counts of one agreement."""
 
-    # What it said: counts made under another document are not mixed with those of this one.
+    # The terms of the agreement that was judged. Counts under different terms are not mixed.
     terms: str
-    # By the number of the minute, and of the hour, since 1970.
+    # Keys are the number of the minute, or hour, since 1970 in which a window ends.
     minutes: dict[int, Counts] = {}
     hours: dict[int, Counts] = {}
 
     @staticmethod
     def of(agreement: Agreement) -> History:
-        """An empty one."""
+        """Return an empty history."""
         return History(terms_of(agreement), {}, {})
 
     def take(self, agreement: Agreement, end_s: float, verdict: Verdict) -> Standing:
-        """The window that ends then had this verdict."""
-        # The window counts where it ends.
+        """Count the verdict of the window that ends at `end_s`, and return the status after it."""
+        # A window belongs to the minute and hour in which it ends.
         minute, hour = int(-(-end_s // _MINUTE_S)), int(-(-end_s // _HOUR_S))
         one = Counts.of([verdict])
         self.minutes[minute] = self.minutes.get(minute, Counts()) + one
@@ -77,7 +77,7 @@ class History(msgspec.Struct):
 
         burns = {name: _burns(agreement, alarm, lately) for name, alarm in ALARMS.items()}
         last_hour = lately(SLIDING_S)
-        # By the minute as long as those are remembered: hours are too coarse for a short period.
+        # A short period is summed by minutes, because hours are too coarse for it.
         period = (
             lately(agreement.period_s)
             if agreement.period_s <= _FINE_S
@@ -94,7 +94,7 @@ class History(msgspec.Struct):
         )
 
     def forget_after(self, end_s: float) -> None:
-        """What lies there has not been yet: a clock was ahead."""
+        """Remove the counts after a time that a clock, later set back, had reached by mistake."""
         for counts, width_s in ((self.minutes, _MINUTE_S), (self.hours, _HOUR_S)):
             for number in [one for one in counts if one > -(-end_s // width_s)]:
                 del counts[number]
@@ -109,10 +109,10 @@ class History(msgspec.Struct):
 
 
 def terms_of(agreement: Agreement) -> str:
-    """What its budget is charged by: breaching points, and how windows are judged and counted.
+    """Return the terms that charge the budget: breaching points, and how windows are counted.
 
-    Where it warns, what it may use and where it was read are not promised to anybody: to change
-    them gives no budget back.
+    Warning points, resources and the source of the document are not part of them. A change of those
+    must not restore used budget.
     """
     breaches = sorted((metric.name, metric.breach) for metric in agreement.metrics)
     governs = (agreement.name, agreement.queue, agreement.http)
@@ -138,7 +138,7 @@ def _burns(
 
 
 def _sum(by_number: Mapping[int, Counts], after: float) -> Counts:
-    # Plain sums: this is done for every window, some hundreds at a time.
+    # Plain sums, for speed: this runs for every window and sums some hundreds of entries.
     met = warned = breached = no_data = 0
     for number, one in by_number.items():
         if number > after:

@@ -1,19 +1,18 @@
-"""What doors saw of an HTTP service, as its agreement counts it.
+"""The measurements of doors as samples of an HTTP service's agreement.
 
-    kept     = answered − server errors        answers of 500 and above keep nobody's promise, and
-                                               are no throughput
-    missed   = refused + server errors         turned away by the door, or answered so
-    availability = kept / (kept + missed)
-    came                                       load is what clients ask for, and not what is
-                                               answered: an instance that hangs answers nobody
-    unanswered = refused                       their clients wait for ever: no percentile of
-                                               responses is shorter
-    in hand                                    who waits still, by how long already: at the end of
-                                               a window those beyond the breach are unanswered, too
+    good       = answered − server errors      an answer of 500 or above is not a good answer
+    bad        = refused + server errors       refused by the door, or a server error
+    availability = good / (good + bad)
 
-Response times are those of clients, waiting in the door included; service times begin when a
-request is sent to an instance. Plain arithmetic, so that the same functions take numbers and Spark
-Columns: live loops make samples of it, the pipeline reads what was recorded.
+- `came` counts all requests that arrived. Load must not depend on answers: an instance that hangs
+  answers no request.
+- `unanswered` are the refused requests. They count as longer than any response time.
+- `in_hand` are the requests that still wait, with their waiting time so far. At the end of a window
+  those that have waited beyond the breaching point count as unanswered, too.
+
+Response times are those of clients, with the wait in the door. Service times begin when the door
+sends the request to an instance. The formulas use plain arithmetic and accept numbers and Spark
+Columns. The control loops make samples with them; the pipeline applies them to recorded rows.
 """
 
 from __future__ import annotations
@@ -26,19 +25,23 @@ from tidegate.core.term import Term
 
 
 def kept(answered: Term, server_errors: Term) -> Term:
-    """Requests that were answered as they should be."""
+    """Return the number of requests with a good answer."""
     return answered - server_errors
 
 
 def missed(refused: Term, server_errors: Term) -> Term:
-    """Requests that were not."""
+    """Return the number of requests with a server error or without an answer."""
     return refused + server_errors
 
 
 def sample_of(
     between: DoorSample, interval_s: float, free_memory_bytes: Iterable[float | None] = ()
 ) -> Sample:
-    """What one door saw in one interval (core.door_interval), and what instances have left."""
+    """Return one door's measurements of one interval as a sample.
+
+    `between` is a difference of counters (core.door_interval). The free memory of the sample is the
+    smallest of all instances; None entries are not measured.
+    """
     server_errors = sum(one.server_errors for one in between.instances)
     known = [one for one in free_memory_bytes if one is not None]
     return Sample(

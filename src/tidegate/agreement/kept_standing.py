@@ -1,7 +1,7 @@
-"""Where an agreement stands, as it is kept in a store: for the next leader, and for `tidegate sla`.
+"""The status of an agreement as the store keeps it, for the next leader and for `tidegate sla`.
 
-Written after each window by whoever judges it. The next leader goes on with the history, so that
-no budget is given back by a change of leaders; people read the rest. All of it is JSON.
+The leader writes it after each window. The next leader resumes with the stored history, so that a
+change of leader does not restore used budget. The other fields are for people. The format is JSON.
 """
 
 from __future__ import annotations
@@ -13,50 +13,50 @@ from tidegate.agreement.evaluation import Verdict
 from tidegate.agreement.history import History, Standing, terms_of
 from tidegate.agreement.ledger import Entry
 
-# Windows without a word: whoever judged is gone, or nothing is measured.
+# After this many windows without an update, the evaluation counts as stopped.
 SILENT_WINDOWS = 3.0
 
 
 class PromiseStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """One promise in the last window."""
+    """The result of one promise in the last window."""
 
     metric: str
     verdict: Verdict
-    # In the metric's unit; None: nothing was measured.
+    # In the metric's unit; None if nothing was measured.
     value: float | None
     evidence: str
 
 
 class KeptStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """One agreement after a window."""
+    """The stored status of one agreement after a window."""
 
     agreement: str
-    # Which of the two it governs.
+    # Exactly one of the two is set.
     http: str | None = None
     queue: str | None = None
-    # The end of the window, in seconds since 1970, and how long it was.
+    # The end of the window, in seconds since 1970, and its length.
     at: float
     window_s: float
     verdict: Verdict
     promises: list[PromiseStanding] = []
-    # What each promise goes on from: a window without data, such as the last, has ended nothing.
+    # The verdict each promise resumes with. A last window without data ends no violation.
     stands: dict[str, Verdict] = {}
     standing: Standing
     history: History
-    # What is being done about it, in words; "": nothing needs to be.
+    # The current reaction, as text; empty if none is needed.
     doing: str = ""
-    # What people were told is needed and cannot be had; "": nothing.
+    # The missing resource that was reported, as text; empty if nothing is missing.
     lacks: str = ""
-    # What learned warnings rest on: how fast each promise was seen to get worse, per second.
+    # The basis of learned warning points: the fastest worsening of each promise, per second.
     slopes_per_s: dict[str, float] = {}
-    # What is offered less than was asked for, and why; "": all of it is.
+    # What the offer reduces and why; empty if it reduces nothing.
     reduced: str = ""
 
     @staticmethod
     def of(
         agreement: Agreement, entry: Entry, history: History, doing: str = "", lacks: str = ""
     ) -> KeptStanding:
-        """What is to be kept after the window of an entry."""
+        """Return the status to store after the window of an entry."""
         window = entry.window
         return KeptStanding(
             agreement=agreement.name,
@@ -87,16 +87,16 @@ class KeptStanding(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def from_json(document: bytes) -> KeptStanding | None:
-        """None: it was written by another version, and is not ours to guess."""
+        """Return the status in a JSON document; None if its format is unknown."""
         try:
             return msgspec.json.decode(document, type=KeptStanding)
         except msgspec.DecodeError:
             return None
 
     def is_of(self, agreement: Agreement) -> bool:
-        """Whether it was promised the same: then it is one history."""
+        """Return whether the agreement has the same terms, so that the history continues."""
         return self.history.terms == terms_of(agreement)
 
     def is_silent(self, now: float) -> bool:
-        """Whether nobody has judged it for some windows."""
+        """Return whether no leader has judged the agreement for several windows."""
         return now - self.at > SILENT_WINDOWS * self.window_s + 2.0

@@ -1,12 +1,13 @@
-"""Where a warning that is to be learned lies: as far before the breach as reconfiguring takes.
+"""Learned warning points: the margin is the worsening during one reconfiguration.
 
-    margin = 1.25 · slope · time to reconfigure        at least 5 % of the breaching point
+    margin = 1.25 · slope · reconfiguration time        at least 5 % of the breaching point
 
-The slope is the fastest that the metric was seen to get worse, and the time what reconfigurations
-took. A quarter more than needed, since what was seen once may come a little worse. Where the margin
-would be as wide as the breach itself (of a fraction: as what may be missing), no warning is in
-time: the default stays, and it is said. A warning far above a breach, of what is worse when
-smaller, would never end.
+The slope is the fastest worsening that was measured. The reconfiguration time comes from recorded
+reconfigurations. The factor of 1.25 leaves room for a faster worsening than was measured.
+
+If the margin would reach the breaching point (for a fraction: 1 − breach), no warning can be in
+time. The default warning point then stays, and the lesson says so. Otherwise the warning of a
+metric that is worse when smaller would lie far above the breach and would never end.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MARGIN_MIN = 0.05
 
 @dataclass(frozen=True)
 class Lesson:
-    """What became of one warning that is to be learned."""
+    """The learned warning point of one metric, with the reason."""
 
     metric: str
     warning: float
@@ -35,13 +36,13 @@ class Lesson:
 
 
 def worsening_per_s(worse: Worse, before: Term, value: Term, seconds: Term) -> Term:
-    """How fast something got worse from one reading to the next; below 0: it got better."""
+    """Return how fast a metric got worse between two values; negative if it got better."""
     grown = value - before if worse is Worse.LARGER else before - value
     return grown / seconds
 
 
 def slope_seen(metric: Metric, readings: Iterable[tuple[float, float]]) -> float | None:
-    """How fast a metric was seen to get worse at most, by (at, value) in the order of time."""
+    """Return the fastest worsening in (at, value) readings in time order; None without pairs."""
     slopes = [
         worsening_per_s(metric.worse, before, value, at_s - before_s)
         for (before_s, before), (at_s, value) in pairwise(readings)
@@ -53,7 +54,7 @@ def slope_seen(metric: Metric, readings: Iterable[tuple[float, float]]) -> float
 def with_learned_warnings(
     agreement: Agreement, slopes_per_s: Mapping[str, float], reconfiguration_s: float
 ) -> tuple[Agreement, list[Lesson]]:
-    """The same agreement, its learned warnings where they belong; and why they are there."""
+    """Return the agreement with its learned warning points, and a lesson for each of them."""
     lessons = [
         _lesson(metric, slopes_per_s[metric.name], reconfiguration_s)
         for metric in agreement.metrics

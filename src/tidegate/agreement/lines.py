@@ -1,8 +1,8 @@
-"""In which line of a TOML text each key stands.
+"""The line number of each key in a TOML text.
 
-The standard library's parser does not tell, and people look for a line. The text is known to be
-TOML when it comes here, so headers and the keys at the start of lines are enough; what stands
-inside an inline table is found at the line of its key.
+`tomllib` does not report lines, and problems need them. The text is already known to be valid TOML.
+Therefore it suffices to find headers and keys at the start of a line. A key inside an inline table
+has the line of the key that holds the table.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _QUOTES = ('"""', "'''")
 
 
 def lines_of_keys(text: str) -> dict[Key, int]:
-    """The line, from 1, of every table and key; that of the first one if a key comes twice."""
+    """Return the line, from 1, of every table and key; the first one if a key occurs twice."""
     lines: dict[Key, int] = {}
     table: Key = ()
     quote: str | None = None
-    # Lines as TOML and editors count them; Python would also end one at a form feed.
+    # TOML and editors end a line only at a line feed; str.splitlines() also splits at a form feed.
     for number, line in enumerate(text.split("\n"), start=1):
         if quote is not None:
             quote = None if quote in line else quote
@@ -36,20 +36,20 @@ def lines_of_keys(text: str) -> dict[Key, int]:
         elif key := _ENTRY.match(line):
             _note(lines, table + _parts(key["path"]), number)
             value = key["value"].lstrip()
-            # Three quotes inside a string of the other kind open nothing.
+            # Three quotes inside a string of the other quote type do not open a multi-line string.
             quote = next((q for q in _QUOTES if value.startswith(q) and value.count(q) % 2), None)
     return lines
 
 
 def line_of(lines: Mapping[Key, int], path: Key) -> int | None:
-    """Where a key stands, or else the table that it is in."""
+    """Return the line of a key, or else of the nearest table around it; None if there is none."""
     while path and path not in lines:
         path = path[:-1]
     return lines.get(path)
 
 
 def _note(lines: dict[Key, int], path: Key, number: int) -> None:
-    # `metrics.wait_p99.breach = …` mentions the tables above it as well.
+    # `metrics.wait_p99.breach = …` also defines the tables above it.
     for depth in range(1, len(path) + 1):
         lines.setdefault(path[:depth], number)
 

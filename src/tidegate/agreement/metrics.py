@@ -1,11 +1,12 @@
-"""What can be promised: the metrics, their units, and in which direction they get worse.
+"""The metrics an agreement can promise: their units, and in which direction they get worse.
 
     warning point = breach · (1 − margin)            worse when larger: 6 s and 20 % give 4.8 s
     warning point = breach · (1 + margin)            worse when smaller: 100 msg/s give 120
-    warning point = 1 − (1 − breach)·(1 − margin)    a fraction: 0.99 gives 0.992, since what
-                                                     is promised is how much may be missing
+    warning point = 1 − (1 − breach)·(1 − margin)    a fraction: 0.99 gives 0.992
 
-A time by percentile is written `wait_p99`, `response_p50`, `service_p999` (99.9 %).
+The margin of a fraction applies to the part that may be missing, 1 − breach.
+
+A duration percentile is written `wait_p99`, `response_p50`, `service_p999` (99.9 %).
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ _PERCENTILE = re.compile(r"(?P<stem>[a-z]+)_p(?P<digits>\d{2,5})")
 
 
 class Worse(StrEnum):
-    """In which direction a metric gets worse."""
+    """The direction in which a metric gets worse."""
 
     LARGER = "larger"
     SMALLER = "smaller"
 
 
 class Unit(StrEnum):
-    """What a metric is measured in."""
+    """The unit of a metric."""
 
     SECONDS = "s"
     PER_SECOND = "per_s"
@@ -37,7 +38,7 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True)
 class MetricKind:
-    """What is known of a metric before anything is promised of it."""
+    """The unit and direction of a metric, and the kinds of service that have it."""
 
     unit: Unit
     worse: Worse
@@ -66,37 +67,37 @@ class Metric:
     worse: Worse
     unit: Unit
     breach: float
-    # Follows from the default margin until one is learned, when `learned`.
+    # If `learned` is set, this is the default warning point until a measured one replaces it.
     warning: float
     learned: bool = False
-    # How fast it gets worse at most, in its unit per second; None: nobody knows.
+    # The fastest worsening, in the metric's unit per second; None means unknown.
     slope_per_s: float | None = None
 
     @property
     def margin(self) -> float:
-        """How far the warning lies before the breach, in the metric's unit."""
+        """The distance from the warning point to the breaching point, in the metric's unit."""
         return abs(self.breach - self.warning)
 
     @property
     def room(self) -> float:
-        """No margin is as wide: the breach, or of a fraction what is missing from it to 1."""
+        """The limit that every margin stays below: the breach, or 1 − breach for a fraction."""
         return 1.0 - self.breach if self.unit is Unit.FRACTION else self.breach
 
     @property
     def stem(self) -> str:
-        """The name without its percentile: `wait` of wait_p99."""
+        """The name without its percentile: `wait` for `wait_p99`."""
         match = _PERCENTILE.fullmatch(self.name)
         return match["stem"] if match else self.name
 
     @property
     def percentile(self) -> float | None:
-        """0.99 of wait_p99; None if it is no percentile."""
+        """The percentile as a fraction: 0.99 for `wait_p99`; None if the metric has none."""
         match = _PERCENTILE.fullmatch(self.name)
         return int(match["digits"]) / 10 ** len(match["digits"]) if match else None
 
 
 def kind_of(name: str) -> MetricKind | None:
-    """What is known of a metric by its name; None if there is no such."""
+    """Return the kind of a metric by its name; None if the metric does not exist."""
     match = _PERCENTILE.fullmatch(name)
     if match is None:
         return PLAIN.get(name)
@@ -104,20 +105,20 @@ def kind_of(name: str) -> MetricKind | None:
 
 
 def is_percentile(digits: str) -> bool:
-    """Whether digits are a percentile: 50, 99, 999 (99.9 %); not 0, and not 100 or 150."""
-    # Three digits that do not begin with a 9 would be 15.0 % of what somebody took for 150 %, and
-    # with a 0 at the end a percentile would have two names.
+    """Return whether digits denote a percentile: 50, 99, 999 (99.9 %); not 0, 100 or 150."""
+    # Three digits must start with 9: 150 would mean 15.0 %, but a user may mean 150 %. They must
+    # not end with 0, so that each percentile has exactly one name.
     is_fine = digits.startswith("9") and not digits.endswith("0")
     return int(digits) > 0 and (len(digits) == 2 or is_fine)
 
 
 def percentile_name(stem: str, percentile: float) -> str:
-    """The name of a metric by percentile: `wait_p999` of wait and 0.999."""
+    """Return the name of a percentile metric: `wait_p999` for `wait` and 0.999."""
     return f"{stem}_p{format(Decimal(repr(percentile)), 'f').removeprefix('0.').ljust(2, '0')}"
 
 
 def refused_percentile(name: str) -> str | None:
-    """Why a name that looks like a percentile is none; None if it does not look like one."""
+    """Return why a percentile name is invalid; None if the name does not look like one."""
     match = re.fullmatch(r"(?P<stem>[a-z]+)_p(?P<digits>\d+)(?P<rest>[._]\d*)?", name)
     if match is None or match["stem"] not in BY_PERCENTILE:
         return None
@@ -139,17 +140,17 @@ def refused_percentile(name: str) -> str | None:
 
 
 def metric_names(*, on_http: bool) -> list[str]:
-    """Names to suggest, with the usual percentiles."""
+    """Return the metric names to suggest, with the usual percentiles."""
     stems = [s for s, kind in BY_PERCENTILE.items() if kind.of_http or not on_http]
     plain = [name for name, kind in PLAIN.items() if kind.of_http or not on_http]
     return [f"{stem}_p{digits}" for stem in stems for digits in ("50", "95", "99")] + plain
 
 
 def warning_point(kind: MetricKind, breach: float, margin: float) -> float:
-    """The point that lies a margin, from 0 to 1, before the breaching point."""
+    """Return the point that lies a margin, from 0 to 1, before the breaching point."""
     if kind.unit is Unit.FRACTION:
         return 1.0 - (1.0 - breach) * (1.0 - margin)
     if kind.unit is Unit.BYTES:
-        # There are no parts of a byte.
+        # Bytes are whole numbers.
         return float(math.ceil(breach * (1.0 + margin)))
     return breach * (1.0 - margin if kind.worse is Worse.LARGER else 1.0 + margin)

@@ -1,13 +1,15 @@
-"""An agreement as OpenSLO v1: one SLO for each promise, and what OpenSLO has no words for.
+"""Export of an agreement to OpenSLO v1: one SLO for each promise.
 
-    breach of a percentile     thresholdMetric, op lt, value; timeSliceTarget is the percentile:
-                               a slice is good when so many of its durations were shorter
+    breach of a percentile     thresholdMetric, op lt, value; timeSliceTarget is the percentile
     breach of availability     ratioMetric; timeSliceTarget is the breach
     breach of others           thresholdMetric, op lt or gte, value, timeSliceTarget 1
     window, objective, period  timeSliceWindow, target, timeWindow
 
-`metricSource.spec` is free for every source to use. Ours (type Tidegate) says there what is
-measured, and warnings: so what comes back from OpenSLO is what went there.
+A slice of a percentile is good when that fraction of its durations was shorter than the value.
+
+`metricSource.spec` is free for each source type. The type Tidegate stores the metric and the
+warning there, so that an import of the exported text returns the same agreement. Some parts of an
+agreement have no counterpart in OpenSLO; the export returns a note for each of them.
 """
 
 from __future__ import annotations
@@ -30,17 +32,20 @@ from tidegate.agreement.writing import margin_word
 
 API_VERSION = "openslo/v1"
 SOURCE_TYPE = "Tidegate"
-# Of a name, which is a DNS label.
+# A name is a DNS label.
 _NAME_LETTERS_MAX = 63
 
 
 def openslo(agreement: Agreement, lines: Mapping[Key, int]) -> tuple[str, list[Complaint]]:
-    """The YAML of an agreement, and what of it OpenSLO cannot say; `lines` are the document's."""
+    """Return the YAML of an agreement, and notes on the parts that OpenSLO cannot express.
+
+    `lines` are the lines of the agreement's own document, for the notes.
+    """
     text = yaml.safe_dump_all(
         [_slo(agreement, metric) for metric in agreement.metrics],
         sort_keys=False,
         explicit_start=True,
-        # Some ends of lines that are letters to us are ends of lines to YAML, unless escaped.
+        # Some characters are line breaks in YAML and not in TOML. Escape them.
         allow_unicode=f"{agreement.name}{agreement.queue}{agreement.http}".isprintable(),
     )
     notes = [
@@ -95,7 +100,7 @@ def _objective(agreement: Agreement, metric: Metric) -> dict[str, Any]:
 
 
 def _scalar(unit: Unit, value: float) -> str | float:
-    """A quantity as the document of an agreement would say it."""
+    """Return a quantity as an agreement document writes it."""
     match unit:
         case Unit.SECONDS:
             return duration_word(value)
@@ -144,6 +149,6 @@ def _unsaid(agreement: Agreement) -> Iterator[tuple[Key, str]]:
 
 
 def _label(text: str) -> str:
-    """A DNS label that resembles a text."""
+    """Return a DNS label that resembles a text."""
     label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:_NAME_LETTERS_MAX].strip("-")
     return label or "agreement"

@@ -1,11 +1,11 @@
-"""Agreements from OpenSLO v1: the SLOs of one service are the promises of one agreement.
+"""Import of agreements from OpenSLO v1: the SLOs of one service are the promises of one agreement.
 
-Read is what counts windows (budgetingMethod Timeslices) over a rolling time. A source of type
-Tidegate says what is measured. Of another one, such as a query of Prometheus, nobody can tell what
-of ours it measures: so whoever imports it says so (`Assumption`), in the source's own unit.
+The import reads SLOs that count windows (budgetingMethod Timeslices) over a rolling period. A
+metric source of type Tidegate names the metric. Another source, such as a Prometheus query, does
+not. The caller must then name the metric and its unit (`Assumption`).
 
-What would mean something else here is refused. What is merely more (alert policies, labels) is left
-out, and said. Either names line, key and reason.
+The import refuses parts that would mean something else in an agreement. It leaves out parts without
+a counterpart (alert policies, labels), with a note. Problems and notes have line, key and reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidegate.agreement.yaml_documents import YamlDocument, YamlRefused, yaml_do
 __all__ = ["Assumption", "parse_openslo"]
 
 _SOURCE = "metricSource.spec"
-# What all promises of an agreement share, and what OpenSLO calls it.
+# Keys that all promises of an agreement share, with their OpenSLO names.
 _SHARED = {
     "queue": f"{_SOURCE}.queue",
     "http": f"{_SOURCE}.http",
@@ -39,10 +39,10 @@ def parse_openslo(
     assumptions: Mapping[str, Assumption] | None = None,
     governs: tuple[str, str] | None = None,
 ) -> tuple[list[Agreement], list[Complaint]]:
-    """The agreements that a text says, and what was left out.
+    """Return the agreements in a text, and notes on the parts that were left out.
 
-    `assumptions` are by the name of an SLO, and `governs` is ("queue" or "http", its name) of SLOs
-    that do not say it.
+    Raise `AgreementInvalid` if a part cannot be imported. `assumptions` are keyed by the name of an
+    SLO. `governs` is ("queue" or "http", its name), and applies to SLOs that name neither.
     """
     try:
         documents = yaml_documents(text)
@@ -68,7 +68,7 @@ def parse_openslo(
 
 
 def _indicators(documents: Sequence[YamlDocument]) -> dict[str, YamlDocument]:
-    """SLIs that stand by themselves, by name."""
+    """Return the SLI documents by name; SLOs may refer to them."""
     found = {}
     for document in documents:
         value = document.value
@@ -124,7 +124,7 @@ def _agreement(group: Sequence[Slo], source: str) -> Agreement:
 
 
 def _renamed(complaint: Complaint, group: Sequence[Slo]) -> Complaint:
-    """The same in OpenSLO's words; what to write instead is said of TOML."""
+    """Return the problem with OpenSLO's key, and without the remedy, which is written for TOML."""
     names = dict(_SHARED)
     for slo in group:
         at = f"metrics.{slo.metric}"

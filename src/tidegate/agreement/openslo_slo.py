@@ -1,4 +1,4 @@
-"""One SLO of OpenSLO as one promise: see openslo_export.py for what stands for what."""
+"""The conversion of one OpenSLO SLO to one promise; openslo_export.py has the mapping."""
 
 from __future__ import annotations
 
@@ -32,43 +32,43 @@ _OBJECTIVE = (
     *("displayName", "op", "value", "target", "targetPercent"),
     *("timeSliceTarget", "timeSliceWindow"),
 )
-# The operator that means the same as ours, and the one that differs at the very point.
+# First the operator with our meaning, then the one that differs only at the breaching point itself.
 _OPERATORS = {Worse.LARGER: ("lt", "lte"), Worse.SMALLER: ("gte", "gt")}
-# Beyond are whole numbers of hundreds of digits, which nothing measures.
+# Larger values are integers of hundreds of digits, which are no measurements.
 _NUMBER_MAX = 1e300
 _UNITS = {Unit.SECONDS: "s", Unit.BYTES: "B"}
 
 
 @dataclass(frozen=True)
 class Assumption:
-    """What an SLO measures, as whoever imports it says."""
+    """The metric that an SLO measures, as given by the caller of the import."""
 
     metric: str
-    # Of its value, such as ms or MiB; empty: seconds, bytes.
+    # The unit of its value, such as ms or MiB; empty means seconds or bytes.
     unit: str = ""
 
 
 @dataclass
 class Slo:
-    """One promise, in the keys of an agreement."""
+    """One promise, with the keys of an agreement document."""
 
     name: str
     agreement: str
     metric: str
-    # Of the metric, and what all promises of the agreement share.
+    # The keys of the metric, and the keys that all promises of the agreement share.
     table: dict[str, Any]
     shared: dict[str, Any]
-    # Which key of OpenSLO says the breaching point.
+    # The OpenSLO key that holds the breaching point.
     breach_called: str
     lines: dict[Key, int] = field(default_factory=dict)
 
 
 class _Wrong(Exception):
-    """The SLO cannot be read any further; the complaint is made."""
+    """The SLO cannot be read further; the problem is already recorded."""
 
 
 class SloReading:
-    """Reads the documents of one text; complaints and notes gather."""
+    """Reads the SLO documents of one text, and collects problems and notes."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class SloReading:
         self.notes: list[Complaint] = []
 
     def read(self, document: YamlDocument) -> Slo | None:
-        """The promise of an SLO; None of another kind, and of one that cannot be read."""
+        """Return the promise of an SLO; None for another kind, and after a recorded problem."""
         try:
             return _OneSlo(self, document).read()
         except _Wrong:
@@ -135,10 +135,10 @@ class _OneSlo:
         says, kind_of_metric = self._measured(name, home, way)
         return self._slo(name, says, *kind_of_metric)
 
-    # ---- what is measured
+    # ---- the metric
 
     def _indicator(self, name: str) -> tuple[YamlDocument, Key]:
-        """The document that says what is measured, and the way to it."""
+        """Return the document that defines the metric, and the path of the definition in it."""
         reference = self._get(("spec", "indicatorRef"))
         if reference is None:
             return self._document, ("spec", "indicator", "spec")
@@ -152,7 +152,7 @@ class _OneSlo:
     def _measured(
         self, name: str, home: YamlDocument, way: Key
     ) -> tuple[dict[str, Any], tuple[str, str, bool]]:
-        """What the source says of ours; the metric, its unit, and whether it is a ratio."""
+        """Return the keys of a Tidegate source, and metric, unit, and whether it is a ratio."""
         spec = _at(home.value, way)
         table = spec if isinstance(spec, dict) else {}
         is_ratio = "ratioMetric" in table
@@ -268,7 +268,7 @@ class _OneSlo:
         self._lines[("objective",)] = self._line(key)
         if self._get(key) is not None:
             return self._number(key)
-        # As it is written: 99.9 / 100 is 0.9990000000000001 to a computer.
+        # Decimal keeps the written digits: 99.9 / 100 is 0.9990000000000001 in floating point.
         return float(Decimal(repr(self._number((*at, "targetPercent")))) / 100)
 
     def _governed(self, says: dict[str, Any]) -> dict[str, Any]:
@@ -304,7 +304,7 @@ class _OneSlo:
             self._refuse(key, f"must be {SHORTHAND_IS}; months have no one length", said)
         if exact is None:
             return duration_word(found_s)
-        # Ours says it to the second, where OpenSLO counts minutes.
+        # The Tidegate source has the exact duration, while OpenSLO counts whole minutes.
         try:
             exact_s = parse_duration_s(str(exact))
         except InvalidValue as error:
@@ -314,7 +314,7 @@ class _OneSlo:
             self._refuse(key, what, said)
         return str(exact)
 
-    # ---- reading
+    # ---- access to the document
 
     def _notice(self, value: dict[str, Any]) -> None:
         for key in (
@@ -364,7 +364,7 @@ class _OneSlo:
 
 
 def _at(value: Any, key: Iterable[str]) -> Any:
-    """What stands at the end of a way; None where there is none."""
+    """Return the value at a path; None if the path does not exist."""
     for step in key:
         if isinstance(value, dict):
             value = value.get(step)

@@ -1,4 +1,4 @@
-"""The [metrics.…] tables of an agreement: each a promise with its breaching and warning point."""
+"""The [metrics.*] tables of an agreement: promises with breaching and warning points."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WARNING_IS = 'a margin such as "20%", or "learned"'
 
 
 def promises(document: dict[str, Any], complaints: Complaints) -> tuple[Metric, ...]:
-    """Every metric that a document promises."""
+    """Return every promised metric of a document; report the problems of the others."""
     tables = document.get("metrics")
     if not isinstance(tables, dict) or not tables:
         what = "must promise at least one metric, such as [metrics.wait_p99] with a breach"
@@ -80,7 +80,7 @@ def _promise(
 def _warning(
     key: Key, kind: MetricKind, breach: float, said: Any, complaints: Complaints
 ) -> float | None:
-    """The warning point: a margin before the breaching point, or a point of its own."""
+    """Return the warning point, from a margin or given directly; None after a reported problem."""
     point: float | None
     if said == LEARNED:
         point = warning_point(kind, breach, MARGIN)
@@ -89,7 +89,7 @@ def _warning(
         point = None if margin is None else warning_point(kind, breach, margin)
     else:
         point = complaints.measure(key, kind.unit, said, f"; or {_WARNING_IS}")
-    # A margin, too: of 0.9999999999999999 no number is left above it.
+    # A margin can fail this check, too: a tiny margin can vanish in floating-point rounding.
     if point is None:
         return None
     if (point >= breach) if kind.worse is Worse.LARGER else (point <= breach):

@@ -1,4 +1,4 @@
-"""Quantities in sentences, rounded; and in documents, so that reading them gives the same again.
+"""Quantities as text: rounded for sentences, and exact for documents.
 
 4.8 s → "4.8s"      600 s → "10m"      536870912 bytes → "512MiB"      0.999 → 0.999
 """
@@ -16,7 +16,7 @@ from tidegate.core.quantities import (
     parse_size_bytes,
 )
 
-# From what reads best; the last one fits always.
+# In order of preference. Seconds are the fallback, in `format_exact_duration`.
 _DURATIONS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 _SIZES = {
     "GiB": 2**30,
@@ -27,12 +27,12 @@ _SIZES = {
     "kB": 10**3,
     "B": 1,
 }
-# A number with more letters than these is easier to read in a smaller unit.
+# A longer number is easier to read in a smaller unit.
 _LETTERS_MAX = 6
 
 
 def worded(unit: Unit, value: float) -> str:
-    """A quantity for a sentence."""
+    """Return a quantity, rounded, for a sentence."""
     if math.isinf(value):
         return "without an end"
     match unit:
@@ -47,7 +47,7 @@ def worded(unit: Unit, value: float) -> str:
 
 
 def duration_word(duration_s: float) -> str:
-    """A duration whose parsing gives exactly this again."""
+    """Return a duration as text that parses to exactly the same number of seconds."""
     for unit, scale in _DURATIONS.items():
         number = plain(duration_s / scale)
         if duration_s >= scale and len(number) <= _LETTERS_MAX:
@@ -58,13 +58,13 @@ def duration_word(duration_s: float) -> str:
 
 
 def size_word(size_bytes: float) -> str:
-    """A size whose parsing gives exactly this again."""
+    """Return a size as text that parses to exactly the same number of bytes."""
     whole = int(size_bytes)
     words = [f"{whole // scale}{unit}" for unit, scale in _SIZES.items() if whole % scale == 0]
     return min([word for word in words if parse_size_bytes(word) == whole], key=len)
 
 
 def plain(value: float) -> str:
-    """A number without an exponent, and without a point that says nothing."""
+    """Return a number without an exponent and without trailing zeros."""
     text = format(Decimal(repr(value)), "f")
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,14 +1,14 @@
-"""What an agreement may use, and what is to happen when that does not suffice.
+"""The resources a service may use, and what to do when they do not suffice.
 
     replicas = { min = 1, max = 4 }
-    sla_delta = 4                   # growth of the load that is kept up with, a second per second
-    capacity = 120                  # of one replica, a second: until it is learned
-    reconfiguration = "30s"         # from a warning to where it helps
-    insufficient = "reduce"         # or "refuse", which is what happens unless said
-    load_max = 60                   # up to which it is kept: what more than that breaches is not
-    reduced = "…"                   # why less is offered than was asked for: written by the offer
+    sla_delta = 4                   # growth of the load to keep up with, per second per second
+    capacity = 120                  # of one replica, per second; used until one is measured
+    reconfiguration = "30s"         # time from a warning until added capacity helps
+    insufficient = "reduce"         # or "refuse", the default
+    load_max = 60                   # load per second above which a breach does not count
+    reduced = "…"                   # why an offer promises less than was asked for
 
-Bounds are those of the loops that scale (core/scaling_words.py).
+The bounds are those of the scaling settings (core/scaling_words.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEYS = (
 
 
 class Insufficient(StrEnum):
-    """What to do with an agreement that resources do not suffice for."""
+    """The response to an agreement for which the resources do not suffice."""
 
     REFUSE = "refuse"
     REDUCE = "reduce"
@@ -37,7 +37,7 @@ class Insufficient(StrEnum):
 
 @dataclass(frozen=True)
 class Resources:
-    """What a service may use; None is what nobody has said."""
+    """The resources a service may use. None means not specified."""
 
     replicas_min: int = 1
     replicas_max: int | None = None
@@ -45,14 +45,14 @@ class Resources:
     capacity_per_s: float | None = None
     reconfiguration_s: float | None = None
     insufficient: Insufficient = Insufficient.REFUSE
-    # Up to which all of it is kept; None: whatever comes.
+    # All promises hold up to this load; None means for any load.
     load_max_per_s: float | None = None
-    # What is offered less than was asked for, and why; "": all of it is.
+    # What the offer reduces and why; empty if it reduces nothing.
     reduced: str = ""
 
 
 def resources(document: dict[str, Any], complaints: Complaints) -> Resources:
-    """What a document says of resources."""
+    """Return the resources in a document; report the problems of the keys."""
     least, most = _replicas(document, complaints)
     said = document.get
     return Resources(
@@ -104,7 +104,7 @@ def _replicas(document: dict[str, Any], complaints: Complaints) -> tuple[int, in
             least,
             instead=f"replicas = {{ min = {most}, max = {least} }}",
         )
-    # One that is only bounded above may begin with one, as it would without bounds.
+    # Without `min` the lower bound is 1, as it is without any bounds.
     return (1 if least is None else least), most
 
 

@@ -1,11 +1,11 @@
-"""What an agreement says about how its queue scales, where nobody has said otherwise.
+"""The scaling settings that a queue takes from its agreement.
 
-    replicas       its bounds, unless a person has said others than 1 to 1
-    sla_delta      the growth that is kept up with
+    replicas       the agreement's bounds, if the queue's own bounds are the default, 1 to 1
+    sla_delta      the agreement's growth of load, if the queue has none
 
-A person's word about the queue itself counts more: it is about this queue, and was said later. The
-document's `capacity` is no promise but a guess until somebody has measured it, and is not among
-these (docs/decisions/0008-whose-word-counts.md).
+A setting of the queue itself takes precedence: it is more specific and newer. The document's
+`capacity` is not among these settings, because it is an estimate and not a promise
+(docs/decisions/0008-whose-word-counts.md).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tidegate.agreement.document import Agreement, AgreementInvalid, parse_agree
 from tidegate.core.errors import InvalidValue
 from tidegate.core.scaling import Range, Scaling
 
-# What complaints call the text that is kept with a queue.
+# The source that problems name for the text stored with a queue.
 STORED = "agreement of queue {queue}"
 
 
 @lru_cache(maxsize=1024)
 def agreement_for(text: str, queue: str, source: str | None = None) -> Agreement:
-    """The agreement of a queue by its text; AgreementInvalid if it is none, or not about it."""
+    """Return the agreement in a text; raise `AgreementInvalid` if it does not govern the queue."""
     source = source or STORED.format(queue=queue)
     agreement = parse_agreement(text, source)
     if not agreement.governs_queue(queue):
@@ -37,13 +37,13 @@ def agreement_for(text: str, queue: str, source: str | None = None) -> Agreement
 
 
 def agreement_of_file(file: Path, queue: str) -> tuple[Agreement, str]:
-    """The agreement of a queue in a file, and its text as it is kept with the queue."""
+    """Return the agreement of a queue in a file, and the text to store with the queue."""
     text = text_of(file, "TOML")
     return agreement_for(text, queue, str(file)), text
 
 
 def obeying(scaling: Scaling, agreement: Agreement) -> Scaling:
-    """The same scaling with what the agreement says in place of what nobody has said."""
+    """Return the scaling settings, completed by the agreement where the queue uses defaults."""
     says = agreement.resources
     changes: dict[str, object] = {}
     if scaling.replicas == Range():
@@ -56,7 +56,10 @@ def obeying(scaling: Scaling, agreement: Agreement) -> Scaling:
 
 
 def with_agreement(scaling: Scaling, agreement: Agreement, text: str) -> Scaling:
-    """The same scaling from now on with this agreement; bounds that it says are the newest word."""
+    """Return the scaling settings with this agreement and its text stored in them.
+
+    Bounds of replicas that the agreement gives replace the present ones, because they are newer.
+    """
     says = agreement.resources
     least, most = scaling.replicas.min, scaling.replicas.max
     if says.replicas_max is not None:
@@ -67,7 +70,7 @@ def with_agreement(scaling: Scaling, agreement: Agreement, text: str) -> Scaling
 
 
 def check_agreement(scaling: Scaling, queue: str) -> None:
-    """Raises InvalidValue unless the agreement of a queue, if it has one, can be obeyed."""
+    """Raise `InvalidValue` if the queue's stored agreement is invalid or governs another queue."""
     if scaling.agreement is None:
         return
     try:

@@ -1,19 +1,19 @@
-"""An agreement as TAPAS would have it: XML, with the report's three parameters and their points.
+"""Import of an agreement from TAPAS XML: the parameters of the report with their points.
 
     <HostingSLA application="shop">
-      <Cluster minMembers="1" maxMembers="4" reconfigurationTime="1s"/>
-      <ResponseTime percentile="99" breachingPoint="6s" warningPoint="4.8s"/>
-      <Throughput breachingPoint="100"/>
-      <FreeMemory breachingPoint="64MB" warningMargin="25%"/>
+        <Cluster minMembers="1" maxMembers="4" reconfigurationTime="1s"/>
+        <ResponseTime percentile="99" breachingPoint="6s" warningPoint="4.8s"/>
+        <Throughput breachingPoint="100"/>
+        <FreeMemory breachingPoint="64MB" warningMargin="25%"/>
     </HostingSLA>
 
-The report (§2.1, §2.2.1) names parameters and points but prints no schema, so the spelling is ours.
-Whatever has no place in an agreement is complained about, with its line. Everything else is
-checked as in TOML, by the same code.
+The TAPAS report (§2.1, §2.2.1) names parameters and points but prints no schema, so the element
+names are ours. The import reports each part that has no place in an agreement, with its line. The
+code for TOML checks everything else.
 
-A warning point is in the metric's unit, a margin a part of the breaching point. TOML tells them
-apart by the percent sign, so here each must have the form of its name: `warningMargin="1s"` would
-warn at 1 s, and not 1 s before the breach.
+A warning point is in the metric's unit, and a margin is a percentage of the breaching point. TOML
+distinguishes them by the percent sign. In XML each value must match the name of its attribute.
+Otherwise `warningMargin="1s"` would warn at 1 s, and not 1 s before the breach.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from tidegate.agreement.promises import LEARNED
 from tidegate.agreement.xml_elements import Element, XmlRefused, element_tree
 from tidegate.core.complaint import meant
 
-# TAPAS speaks of each request; a worst case can be measured and not promised.
+# TAPAS promises every request. A worst case can be measured but not promised, so the default is
+# p99.
 _PERCENTILE = "99"
 _PERCENT = re.compile(r"[0-9]{1,2}(?:\.[0-9]{0,5})?")
 
@@ -72,7 +73,10 @@ _NUMERIC_METRICS = {"throughput", "availability"}
 
 
 def parse_tapas(content: bytes, source: str) -> tuple[Agreement, list[Complaint]]:
-    """The agreement that an XML document says, and what had to be understood otherwise."""
+    """Return the agreement in an XML document, and notes on parts that were interpreted.
+
+    Raise `AgreementInvalid` if the document cannot be imported.
+    """
     try:
         root = element_tree(content)
     except XmlRefused as refused:
@@ -85,7 +89,7 @@ def parse_tapas(content: bytes, source: str) -> tuple[Agreement, list[Complaint]
     try:
         return agreement_of(reading.document, reading.lines, source), reading.notes
     except AgreementInvalid as invalid:
-        # In the words of whoever wrote it: what to write instead is said of TOML.
+        # Name the XML attribute. Drop the remedy, which is written for TOML.
         raise AgreementInvalid(
             [
                 replace(one, key=reading.names.get(one.key, one.key), instead="")
@@ -95,13 +99,13 @@ def parse_tapas(content: bytes, source: str) -> tuple[Agreement, list[Complaint]
 
 
 class _Reading:
-    """The keys of an agreement that elements stand for, and the lines of each."""
+    """Collects the keys of an agreement from XML elements, with the line of each key."""
 
     def __init__(self, source: str) -> None:
         self._source = source
         self.document: dict[str, Any] = {}
         self.lines: dict[Key, int] = {}
-        # Of a key, as the agreement calls it, what it is called in XML.
+        # Maps a key of the agreement document to its name in XML.
         self.names: dict[str, str] = {}
         self.wrong: list[Complaint] = []
         self.notes: list[Complaint] = []
@@ -182,7 +186,7 @@ class _Reading:
         metrics[name] = table
 
     def _refuse_crossed(self, element: Element, attributes: dict[str, str]) -> None:
-        """A margin that looks like a point, and a point that looks like a margin."""
+        """Report a margin without a percent sign, and a point with one."""
         margin, point = (
             attributes.get(one, "").strip() for one in ("warningMargin", "warningPoint")
         )
@@ -201,8 +205,9 @@ class _Reading:
             )
 
     def _digits(self, element: Element, said: str) -> str:
-        """99.9 → 999; what is no percentile stays what it is, for the metric's own complaint."""
-        # Digits and a point only: 9e1 is a number to Python, and what was meant to nobody.
+        """Return the digits of a percentile (99.9 gives 999); 99 after a reported problem."""
+        # Allow digits and a point only. Python also reads 9e1 as a number, which is hardly
+        # intended.
         if _PERCENT.fullmatch(said) is None or not 0.0 < float(said) < 100.0:
             self._refuse(
                 element,
@@ -261,7 +266,7 @@ class _Reading:
 
 
 def _number(said: str) -> float | int | str:
-    """What looks like a number is one; the agreement's own check says what else is wrong."""
+    """Return a text as a number if it looks like one; the agreement's checks handle other texts."""
     text = said.strip()
     try:
         return int(text)

@@ -1,7 +1,7 @@
-"""What begins and ends: a warning, a breach, and that a promise is kept again.
+"""Transitions of promises: when a warning or a breach begins and ends.
 
-Each promise walks its own way through this table, window by window. A window without data changes
-nothing: what nobody saw has neither begun nor ended.
+Each promise follows this table, window by window. A window without data changes nothing: it neither
+begins nor ends a violation.
 
     before      now met     now warned   now breached
     met         –           warned       breached
@@ -22,11 +22,11 @@ from tidegate.agreement.windows import Finding, WindowVerdict
 
 
 class Turn(StrEnum):
-    """What became of a promise."""
+    """The transition of a promise between two windows."""
 
-    WARNED = "warned"  # adapt now
-    BREACHED = "breached"  # a violation
-    EASED = "eased"  # no longer breached, and not yet out of danger
+    WARNED = "warned"  # the promise is at risk: the control loops adapt
+    BREACHED = "breached"  # a violation begins
+    EASED = "eased"  # the violation ends, but the value still warns
     KEPT = "kept"
 
 
@@ -42,19 +42,19 @@ TURNS: dict[tuple[Verdict, Verdict], Turn] = {
 
 @dataclass(frozen=True)
 class Event:
-    """A turn of one promise, with what shows it."""
+    """One transition of one promise, with its evidence."""
 
     agreement: str
     metric: str
     turn: Turn
-    # The verdict that ends here.
+    # The verdict before the transition.
     before: Verdict
-    # The window that showed it.
+    # The window that caused the transition.
     begins_s: float
     ends_s: float
-    # The worst that was measured since the promise was last met.
+    # The worst measured value since the promise was last met.
     worst: float | None
-    # How many windows had been in that verdict.
+    # The number of consecutive windows with that verdict.
     windows_before: int
     evidence: str
 
@@ -67,14 +67,14 @@ class _Way:
 
 
 class Violations:
-    """The turns of every promise of one agreement."""
+    """The transitions of all promises of one agreement."""
 
     def __init__(self, agreement: Agreement) -> None:
         self._agreement = agreement
         self._ways = {metric.name: _Way() for metric in agreement.metrics}
 
     def take(self, window: WindowVerdict) -> list[Event]:
-        """What the next window begins or ends."""
+        """Return the transitions that the next window causes."""
         events = []
         for finding in window.findings:
             event = self._walk(self._ways[finding.metric.name], finding, window)
@@ -83,20 +83,20 @@ class Violations:
         return events
 
     def go_on(self, verdicts: Mapping[str, Verdict]) -> None:
-        """Promises stood so before the first window that comes here."""
+        """Set the verdicts of promises before the first window."""
         for metric, verdict in verdicts.items():
             if metric in self._ways:
                 self._ways[metric].verdict = verdict
 
     @property
     def stands(self) -> dict[str, Verdict]:
-        """Of each promise the last verdict that there was data for; met before the first."""
+        """The verdict of each promise in its last window with data; met before the first."""
         return {metric: way.verdict for metric, way in self._ways.items()}
 
     def _walk(self, way: _Way, finding: Finding, window: WindowVerdict) -> Event | None:
         if finding.verdict is Verdict.NO_DATA:
             return None
-        # The window in which it is met again tells of the worst before it.
+        # A window that meets the promise again reports the worst value before it.
         if finding.verdict is not Verdict.MET:
             way.worst = _worse(finding, way.worst)
         turn = TURNS.get((way.verdict, finding.verdict))

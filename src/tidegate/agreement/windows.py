@@ -1,17 +1,18 @@
-"""From samples to verdicts: what a service did in each window, judged, with the evidence.
+"""From samples to verdicts: the evaluation of each window, with its evidence.
 
-    samples → windows_of → judged → WindowVerdict(verdict, findings)
+    samples → windows_of → judge_window → WindowVerdict(verdict, findings)
 
-    wait, service, response by percentile    counts of durations, added up     evaluation.is_late
-                    a request that got no answer has taken longer than any promise, and so has one
-                    that waits at the end of the window for longer than was promised
-    throughput      served / seconds with something to do, if the load was there: what came, whether
-                    or not it was let in or answered, or was served and waited
-    availability    accepted / (accepted + refused)
-    oldest_age      the largest                free_memory    the smallest
+- wait, service, response: percentiles from added counts of durations (`evaluation.is_late`). A
+  request without an answer took longer than any promise. So did a request that still waits at the
+  end of the window and has waited for longer than the breaching point.
+- throughput: served / seconds with work, if the load was there. The load is all requests that
+  arrived, or what was served plus what still waits, whichever is larger.
+- availability: accepted / (accepted + refused).
+- oldest_age: the largest of the window. free_memory: the smallest.
 
-What a sample does not say is not measured, and no data is neither met nor breached. The pipeline
-says the same of Spark's columns (pipeline/promises.py); live loops and the simulation use this.
+A value that no sample contains is not measured, and the finding is "no data". The pipeline applies
+the same rules to Spark Columns (pipeline/promises.py). The control loops and the simulation use
+this module.
 """
 
 from __future__ import annotations
@@ -25,58 +26,61 @@ from tidegate.agreement.evaluation import LOADED_MIN, Verdict, is_excused, is_la
 from tidegate.agreement.metrics import Metric
 from tidegate.agreement.quantity_words import worded
 
-# How long something took, in seconds, and of how many.
+# Pairs of a duration in seconds and the number of messages or requests that took it.
 Durations = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What was measured in one interval, which ends at `at_s`; None is what was not measured."""
+    """Measurements of one interval that ends at `at_s`. None means not measured."""
 
     at_s: float
     interval_s: float = 1.0
-    # Messages or requests in the interval: taken in, done, turned away or failed.
+    # Messages or requests in the interval: accepted, served, and refused or failed.
     accepted: float | None = None
     served: float | None = None
     refused: float | None = None
-    # Requests that came in it, whatever became of them; None: those taken in and turned away.
+    # Requests that arrived, with any result. None means accepted plus refused.
     came: float | None = None
-    # At its end.
+    # At the end of the interval.
     waiting: float | None = None
     oldest_age_s: float | None = None
     free_memory_bytes: float | None = None
-    # Requests whose client was left without a whole answer; part of those refused.
+    # Requests whose client got no complete answer; they are part of `refused`.
     unanswered: float | None = None
-    # At its end: requests that wait for an answer, by how long they have done so at least. Of each
-    # source (a door) the last word counts: who waits for long is in many samples.
+    # At the end of the interval: requests that wait for an answer, as pairs of minimum waiting time
+    # and count. Only the last sample of each source (door) counts, because a long wait is in many
+    # samples.
     in_hand: Durations = ()
     source: str = ""
-    # By `wait`, `service` and `response`.
+    # Keys are `wait`, `service` and `response`.
     times: Mapping[str, Durations] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a window says about one promise, and by what evidence."""
+    """The verdict of one window on one promise, with the evidence."""
 
     metric: Metric
     verdict: Verdict
-    # In the metric's unit; None without data, and of a percentile that got no answer.
+    # In the metric's unit. None without data, and for a percentile that is a request without an
+    # answer.
     value: float | None = None
-    # Of a percentile: of how many, and the fraction of them that kept the breaching point.
+    # For a percentile: the number of durations, and the fraction below the breaching point.
     count: float | None = None
     within: float | None = None
-    # Of a response: how many of them got no answer, and what the others say by themselves.
+    # For a response: the number of requests without an answer, and the finding without them.
     unanswered: float = 0.0
     answered: Finding | None = None
-    # Of throughput, and where more came than was agreed: what could have been served.
+    # For throughput, and for an excused breach: the offered load.
     offered_per_s: float | None = None
-    # No breach: more came than this; None: what came is no excuse.
+    # The agreed maximum load that was exceeded, which excused a breach. None if nothing was
+    # excused.
     kept_up_to_per_s: float | None = None
 
     @property
     def of_answers(self) -> Finding:
-        """Of those alone that were answered: how quick the instances are."""
+        """The finding for answered requests only, which shows the speed of the instances."""
         return self if self.answered is None else self.answered
 
     def __str__(self) -> str:
@@ -101,7 +105,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class WindowVerdict:
-    """What one window says about an agreement; its worst promise decides."""
+    """The verdict of one window on an agreement; the worst finding decides."""
 
     begins_s: float
     ends_s: float
@@ -111,14 +115,17 @@ class WindowVerdict:
 
     @property
     def evidence(self) -> list[str]:
-        """Why it is what it is: the promises that decided."""
+        """The texts of the findings that decided the verdict."""
         return [str(one) for one in self.findings if one.verdict is self.verdict]
 
 
 def windows_of(
     agreement: Agreement, samples: Iterable[Sample]
 ) -> Iterator[tuple[float, list[Sample]]]:
-    """Each window that has samples, by where it begins, in the order of time."""
+    """Yield the start and the samples of each window that has samples, in time order.
+
+    A sample belongs to the window in which its interval ends.
+    """
     windows: dict[float, list[Sample]] = {}
     for sample in samples:
         if math.isfinite(sample.at_s):
@@ -128,7 +135,7 @@ def windows_of(
 
 
 def judged(agreement: Agreement, begins_s: float, samples: Sequence[Sample]) -> WindowVerdict:
-    """The verdict on one window by all samples that end in it."""
+    """Return the verdict of one window from all samples that end in it."""
     findings = tuple(finding(metric, samples) for metric in agreement.metrics)
     if (load_max := agreement.resources.load_max_per_s) is not None:
         findings = tuple(_excused(one, load_max, samples) for one in findings)
@@ -142,7 +149,7 @@ def judged(agreement: Agreement, begins_s: float, samples: Sequence[Sample]) -> 
 
 
 def _excused(found: Finding, load_max_per_s: float, samples: Sequence[Sample]) -> Finding:
-    """The same, and no breach where more came than it is kept up to."""
+    """Turn a breach into a warning if the offered load exceeded the agreed maximum."""
     flow = _flow(samples)
     if found.verdict is not Verdict.BREACHED or flow is None:
         return found
@@ -157,7 +164,7 @@ def _excused(found: Finding, load_max_per_s: float, samples: Sequence[Sample]) -
 
 
 def finding(metric: Metric, samples: Sequence[Sample]) -> Finding:
-    """What samples say about one promise."""
+    """Return the verdict of samples on one promise."""
     if metric.percentile is not None:
         return _of_percentile(metric, metric.percentile, samples)
     match metric.name:
@@ -180,7 +187,7 @@ def _of_percentile(metric: Metric, percentile: float, samples: Sequence[Sample])
         if 0.0 < count < math.inf and not math.isnan(duration_s)
     ]
     found = _of_durations(metric, percentile, durations)
-    # A service has not begun with what it did not answer: its time says nothing about it.
+    # Only a response includes unanswered requests: their service time and wait are unknown.
     if metric.stem != "response":
         return found
     unanswered = math.fsum(_known(one.unanswered for one in samples))
@@ -193,7 +200,7 @@ def _of_percentile(metric: Metric, percentile: float, samples: Sequence[Sample])
 
 
 def _overdue(point_s: float, samples: Sequence[Sample]) -> float:
-    """Requests that have waited for so long when the window ended, and wait still."""
+    """Return the number of requests that wait at the window's end for at least `point_s`."""
     last: dict[str, Sample] = {}
     for sample in samples:
         if sample.source not in last or sample.at_s >= last[sample.source].at_s:
@@ -227,7 +234,7 @@ def _of_durations(metric: Metric, percentile: float, durations: Durations) -> Fi
 
 
 def _percentile(durations: Durations, total: float, percentile: float) -> float:
-    """The shortest duration that so many of all do not exceed."""
+    """Return the shortest duration that the given fraction of all durations does not exceed."""
     so_far = 0.0
     for duration_s, count in durations:
         so_far += count
@@ -238,11 +245,11 @@ def _percentile(durations: Durations, total: float, percentile: float) -> float:
 
 @dataclass(frozen=True)
 class _Flow:
-    """What was served, and what could have been."""
+    """Served and offered load per second."""
 
     served_per_s: float
     offered_per_s: float
-    # Whether there was something to do for long enough.
+    # Whether there was work for long enough to judge the throughput.
     is_loaded: bool
 
 
@@ -255,9 +262,10 @@ def _of_throughput(metric: Metric, samples: Sequence[Sample]) -> Finding:
 
 
 def _flow(samples: Sequence[Sample]) -> _Flow | None:
-    """Of the time in which there was something to do; None: nothing was measured."""
+    """Return the load over the time with work to do; None if nothing was measured."""
     measured = [one for one in samples if one.served is not None and one.interval_s > 0.0]
-    # Several queues are sampled at a time: from where the first interval begins to the last end.
+    # Several queues may be sampled at the same time. Count the time from the first start to the
+    # last end.
     begins_s = min((one.at_s - one.interval_s for one in measured), default=0.0)
     whole_s = max((one.at_s for one in measured), default=0.0) - begins_s
     loaded_s = min(whole_s, sum(one.interval_s for one in measured if _has_work(one)))
@@ -267,17 +275,17 @@ def _flow(samples: Sequence[Sample]) -> _Flow | None:
     served_per_s = served / seconds if seconds > 0.0 else math.nan
     if not math.isfinite(served_per_s):
         return None
-    # Who was turned away would have been served, too; and so would who waits inside a server.
+    # Refused requests, and requests that still wait inside an instance, are part of the load.
     ended = math.fsum(_known(n for one in measured for n in (one.accepted, one.refused)))
     came = max(ended, math.fsum(_known(one.came for one in measured))) / seconds
     waited_s = math.fsum(_known((one.waiting or 0.0) * one.interval_s for one in measured))
-    # What could have been served: what came, or what was served and what still waited.
+    # The offered load is what arrived, or what was served plus what still waited.
     offered = max(came, served_per_s + waited_s / seconds / seconds)
     return _Flow(served_per_s, offered, is_loaded)
 
 
 def _has_work(sample: Sample) -> bool:
-    """Whether there was something to do in its interval."""
+    """Return whether there was anything to serve in the sample's interval."""
     counts = (sample.accepted, sample.served, sample.refused, sample.came, sample.waiting)
     return any(count > 0.0 for count in _known(counts))
 

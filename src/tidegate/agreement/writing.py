@@ -1,7 +1,7 @@
-"""An agreement as TOML, so that reading it gives the same again.
+"""An agreement as TOML, so that parsing the text returns an equal agreement.
 
-Only what differs from its default is written, and a warning as a margin where it is one. Comments
-and the order of keys of a document that was read are not kept.
+Only values that differ from their defaults are written. A warning is written as a margin if a whole
+percentage gives it exactly. Comments and the order of keys of an input document are not kept.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from tidegate.agreement.resources import Insufficient, Resources
 
 
 def written(agreement: Agreement) -> str:
-    """The TOML document of an agreement."""
+    """Return the TOML document of an agreement."""
     return "\n".join([*_head(agreement), *_resources(agreement.resources), *_metrics(agreement)])
 
 
 def quoted(text: str) -> str:
-    """A text as TOML writes it."""
-    # A JSON string is a basic string of TOML, but for DEL.
+    """Return a text as a quoted TOML string."""
+    # A JSON string is a valid basic string of TOML, except for the character DEL.
     return msgspec.json.encode(text).decode().replace("\x7f", "\\u007F")
 
 
 def word(unit: Unit, value: float) -> str:
-    """A quantity as a document writes it."""
+    """Return a quantity as a TOML value."""
     match unit:
         case Unit.SECONDS:
             return quoted(duration_word(value))
@@ -40,7 +40,7 @@ def word(unit: Unit, value: float) -> str:
 
 
 def margin_word(metric: Metric) -> str | None:
-    """The margin of a warning in whole percent; None if it is no such."""
+    """Return the margin of a warning in whole percent; None if no whole percentage gives it."""
     kind = kind_of(metric.name)
     assert kind is not None, "a metric has a kind"
     for percent in (round(100 * MARGIN), *range(1, 100)):

@@ -1,7 +1,7 @@
-"""XML as elements with their lines, read so that it cannot hurt.
+"""XML elements with their lines, read safely from untrusted input.
 
-The standard library's expat, and a DOCTYPE ends it: without one there are no entities to expand (a
-billion laughs) and nothing outside to fetch. Size and depth have bounds.
+The parser is expat of the standard library. A DOCTYPE is refused: without one there are no entities
+to expand ("billion laughs") and no external references to fetch. Size and depth are limited.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 from xml.parsers import expat
 
-# More than anybody writes by hand, and little enough to hold.
+# Far larger than any agreement written by hand, and small enough to hold in memory.
 TEXT_BYTES_MAX = 1_000_000
 _DEPTH_MAX = 16
 
 
 @dataclass
 class Element:
-    """One element, where it begins, and what is in it."""
+    """One element: its line, attributes, children and text."""
 
     name: str
     attributes: dict[str, str]
@@ -27,7 +27,7 @@ class Element:
 
 
 class XmlRefused(Exception):
-    """What is no XML, or XML that is never read, whatever follows."""
+    """The content is not XML, or contains XML that the reader refuses."""
 
     def __init__(self, reason: str, line: int | None) -> None:
         self.reason, self.line = reason, line
@@ -35,7 +35,7 @@ class XmlRefused(Exception):
 
 
 def element_tree(content: bytes) -> Element:
-    """The outermost element of a document; XmlRefused if it is none."""
+    """Return the root element of a document; raise `XmlRefused` if it is invalid or refused."""
     if len(content) > TEXT_BYTES_MAX:
         raise XmlRefused(f"is larger than {TEXT_BYTES_MAX} bytes, which no agreement is", 1)
     parser = expat.ParserCreate()

@@ -1,10 +1,11 @@
-"""YAML as plain values with the line of every key, read so that it cannot hurt.
+"""YAML documents as plain values with the line of every key, read safely from untrusted input.
 
-PyYAML's safe loader, and no aliases: what can repeat itself by a word can grow without end. Size
-and depth have bounds, and a key that comes twice is refused where YAML would forget the first.
+The reader uses PyYAML's safe loader and refuses aliases, because nested aliases can expand a small
+file to any size. It limits size and depth, and refuses a repeated key, which YAML would overwrite
+silently.
 
-PyYAML and not ruamel.yaml: both read safely and tell lines. What the latter has beyond it, keeping
-comments, is of no use to an import, and the former has types and many hands.
+PyYAML and ruamel.yaml both read safely and report lines. ruamel.yaml can also keep comments, which
+an import does not need. PyYAML has type stubs and more maintainers.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from tidegate.agreement.lines import Key
 
 TEXT_LETTERS_MAX = 1_000_000
 _DEPTH_MAX = 32
-# What the loader raises of its own, and what its constructors do by accident: `!!int ""` has no
-# first letter, `!!bool maybe` is in no table, `!!timestamp soon` does not match.
+# Besides its own errors, the loader leaks errors of its constructors. `!!int ""` raises IndexError,
+# `!!bool maybe` raises KeyError, and `!!timestamp soon` raises AttributeError.
 _NOT_YAML = (yaml.YAMLError, ValueError, OverflowError, LookupError, AttributeError, TypeError)
 
 
 class YamlRefused(Exception):
-    """What is no YAML, or YAML that is never read."""
+    """The text is not YAML, or contains YAML that the reader refuses."""
 
     def __init__(self, reason: str, line: int | None) -> None:
         self.reason, self.line = reason, line
@@ -34,15 +35,15 @@ class YamlRefused(Exception):
 
 @dataclass(frozen=True)
 class YamlDocument:
-    """One of the documents of a text."""
+    """One document of a YAML text."""
 
     value: Any
-    # By the way to a key; the index is a step of the way through a list.
+    # Keys are paths; the index of a list item is one step of a path.
     lines: dict[Key, int]
 
 
 def yaml_documents(text: str) -> list[YamlDocument]:
-    """All documents of a text; YamlRefused if it has none that may be read."""
+    """Return all documents of a text; raise `YamlRefused` if it is invalid or refused."""
     if len(text) > TEXT_LETTERS_MAX:
         raise YamlRefused(f"is longer than {TEXT_LETTERS_MAX} letters, which no agreement is", 1)
     try:
@@ -97,5 +98,5 @@ def _lines(node: yaml.Node, way: Key) -> Iterator[tuple[Key, int]]:
                 raise YamlRefused(f"has the key {name.value} twice: leave one out", line)
             seen.add(name.value)
             yield from ((key, where) for key, where in _lines(value, (*way, name.value)) if key)
-            # What is complained about is the key, also where its value begins on the next line.
+            # A problem refers to the line of the key, even if the value begins on the next line.
             yield (*way, name.value), line

@@ -1,4 +1,4 @@
-"""The `tidegate` command: settings and wiring, nothing else."""
+"""The `tidegate` command: argument parsing, settings and wiring."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Import the command, and run it."""
-    # While commands are imported there is nothing to clean up, and an exception from the middle of
-    # an import tells nobody anything: Ctrl-C just ends it.
+    """Import the requested command and run it."""
+    # An import needs no cleanup, and a traceback from the middle of an import helps no user. Until
+    # the imports are complete, Ctrl-C ends the process at once.
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def _imported() -> Callable[[], None]:
-    """What runs the command that was asked for."""
+    """Return a function that runs the requested command, or all commands if it is unknown."""
     from tidegate.cli.command_groups import module_of
 
     module = module_of(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""`tidegate agreement plan`: what an agreement would take, before anything starts."""
+"""The command `tidegate agreement plan`: the resources an agreement needs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,13 @@ def plan(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Machines, slots, replicas, warm pool and prefetch that it takes; refused, or reduced."""
+    """Compute the machines, slots, replicas, warm machines and prefetch that an agreement needs.
+
+    With --machines, report whether they suffice; the offer is then complete, reduced or refused.
+    The exit code is 1 if it is refused.
+
+    Example: `tidegate agreement plan orders.toml --machines 4 --slots 2`
+    """
     from tidegate.agreement.document import read_agreement
     from tidegate.control.agreement_figures import Asked, figures
     from tidegate.control.agreement_plan import plan as plan_of

@@ -1,4 +1,4 @@
-"""`tidegate agreement check|plan|import|export`: agreements before anything starts."""
+"""The commands `tidegate agreement check|plan|import|export`."""
 
 from __future__ import annotations
 
@@ -49,14 +49,21 @@ def register(app: typer.Typer) -> None:
 
 @agreement_app.command("check")
 def check(files: FilesArgument, json: JsonOption = False) -> None:
-    """Whether agreements can be kept as they are written; else file, line, key, reason, remedy."""
+    """Check that agreements are valid and free of contradictions.
+
+    Each problem is printed with file, line, key, reason and remedy. The exit code is 1 if there are
+    any.
+
+    Example: `tidegate agreement check agreements/`
+    """
     from tidegate.agreement.document import AgreementInvalid, read_agreements
 
     output = Output(json)
     try:
         agreements = read_agreements(files)
     except AgreementInvalid as invalid:
-        # Whether it can be kept was the question: no is an answer, and not a wrong question.
+        # The question was whether the file is valid. "No" is an answer with exit code 1, not a
+        # usage error.
         if json:
             output.json({"valid": False, "complaints": [as_json(one) for one in invalid.found]})
         else:
@@ -86,7 +93,10 @@ def import_agreements(
     http: Annotated[str | None, typer.Option(help="Which it governs, if it does not say.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Agreements from OpenSLO or TAPAS-style XML; what cannot be expressed is named."""
+    """Convert OpenSLO or TAPAS-style XML to TOML agreements; print a note for each part left out.
+
+    Example: `tidegate agreement import slo.yaml --metric checkout=response:ms --http shop`
+    """
     from tidegate.agreement.writing import written
 
     if queue is not None and http is not None:
@@ -115,7 +125,10 @@ def export_agreement(
     file: Annotated[Path, typer.Argument(help="A TOML document.")],
     out: Annotated[Path | None, typer.Option(help="A file. [default: to the screen]")] = None,
 ) -> None:
-    """An agreement as OpenSLO v1; what OpenSLO cannot say is named."""
+    """Convert an agreement to OpenSLO v1; print a note for each part that OpenSLO cannot express.
+
+    Example: `tidegate agreement export orders.toml --out orders.yaml`
+    """
     from tidegate.agreement.document import parse_agreement, text_of
     from tidegate.agreement.lines import lines_of_keys
     from tidegate.agreement.openslo_export import openslo
@@ -171,7 +184,7 @@ def _file_name(name: str) -> str:
 
 
 def _write_new(place: Path, text: str) -> None:
-    """Write a file that was not there: what people wrote by hand is not overwritten."""
+    """Write a new file; never overwrite an existing one."""
     try:
         with place.open("x", encoding="utf-8") as sink:
             sink.write(text)
@@ -182,7 +195,7 @@ def _write_new(place: Path, text: str) -> None:
 
 
 def as_json(complaint: Complaint) -> dict[str, Any]:
-    """A complaint for programs."""
+    """Return a problem as JSON values."""
     return {
         "file": complaint.file,
         "line": complaint.line,

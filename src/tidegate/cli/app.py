@@ -1,7 +1,7 @@
-"""All commands, one module each group. Heavy imports wait until a command needs them.
+"""The application with all command groups; each group is one module.
 
-Who runs one command imports that one alone (`command_groups`); all are for help and for what is
-misspelt.
+This module is imported for help and for unknown commands. A known command imports only its own
+module (`command_groups`). Command modules delay heavy imports until a command runs.
 """
 
 from __future__ import annotations
@@ -52,5 +52,5 @@ for group in (
 
 
 def main() -> None:
-    """Run whichever it is."""
+    """Run the command from the command line."""
     run(app)

@@ -1,4 +1,4 @@
-"""Whether an application can be hosted, found out before anything starts."""
+"""A check that an application can be hosted, before anything starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tidegate.core.errors import InvalidValue
 from tidegate.core.harmless import harmless
 from tidegate.fleet.store_environment import without_stores
 
-# Some applications load models.
+# Some applications load models at import.
 IMPORT_S_MAX = 60.0
 _ANSWER_BYTES_MAX = 1 << 16
 
@@ -26,13 +26,13 @@ _ANSWER_BYTES_MAX = 1 << 16
 def check_application(
     target: str, folder: Path, environment: Mapping[str, str], *, code: Path | None = None
 ) -> None:
-    """InvalidValue if it does not import there, or is no ASGI application.
+    """Raise `InvalidValue` if the target does not import, or is not an ASGI application.
 
-    `code` is a wheel, or a folder, that is looked into before the folder.
+    `code` is a wheel or a folder that comes before `folder` on the import path.
     """
     heard, told = os.pipe()
-    # As an instance is started: what lies in the folder comes after what we import ourselves, or a
-    # file that is called like a module of Python's would be that module, for us alone.
+    # As for an instance, the folder comes after the standard library on the import path (-P).
+    # Otherwise a file named like a standard module would replace that module in this check only.
     command = [sys.executable, "-P", "-m", "tidegate.cli.application_probe", target, str(told)]
     if code is not None:
         command.append(str(code))
@@ -43,7 +43,7 @@ def check_application(
             cwd=folder,
             pass_fds=(told,),
             stdin=subprocess.DEVNULL,
-            # It may print what it likes; only what goes wrong is of interest.
+            # Output of the application is not shown; its errors are.
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
@@ -56,7 +56,7 @@ def check_application(
         answer = _heard(heard)
     finally:
         os.close(heard)
-        # With all that it has started: importing is running somebody's code.
+        # Kill all processes of the probe's group, because an import may start processes.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(probe.pid, signal.SIGKILL)
         code_at_end = probe.wait()
@@ -71,7 +71,7 @@ def check_application(
 
 
 def _heard(descriptor: int) -> bytes | None:
-    """What the probe says; None: it takes too long."""
+    """Return the answer of the probe; None after IMPORT_S_MAX."""
     parts: list[bytes] = []
     deadline = time.monotonic() + IMPORT_S_MAX
     while True:
@@ -80,6 +80,6 @@ def _heard(descriptor: int) -> bytes | None:
             return None
         part = os.read(descriptor, _ANSWER_BYTES_MAX)
         parts.append(part)
-        # Whoever it has forked may hold the other end open: what it says ends with its line.
+        # A forked process may hold the pipe open, so the end of the line ends the answer.
         if not part or part.endswith(b"\n"):
             return b"".join(parts)

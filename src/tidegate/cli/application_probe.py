@@ -1,11 +1,10 @@
-"""Run as a program: does `module:app` here import, and is it an ASGI application?
+"""A program that checks whether `module:app` imports and is an ASGI application.
 
-    python -m tidegate.cli.application_probe shop:app 7      the answer goes to descriptor 7
-    python -m tidegate.cli.application_probe shop:app 7 shop.whl     it is looked for there first
+    python -m tidegate.cli.application_probe shop:app 7              answer to descriptor 7
+    python -m tidegate.cli.application_probe shop:app 7 shop.whl     with the wheel on the path
 
-In a process of its own, since importing is running somebody's code: it may print, hang, or end the
-process. What is wrong is told in a sentence as JSON, with the application's own traceback on
-stderr for who wants more.
+It is a separate process because an import runs user code, which may print, hang or exit. The answer
+is a JSON object with a sentence about the problem. The application's traceback goes to stderr.
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ DEFAULT_NAME = "app"
 
 def main() -> None:
     target, descriptor = sys.argv[1], int(sys.argv[2])
-    # Before the folder, which comes before all else.
+    # The wheel comes before the folder, and the folder before all other paths.
     sys.path[:0] = [*sys.argv[3:], str(Path.cwd())]
     try:
         wrong = fault_of(target)
     except BaseException as failure:
-        # Whatever it raises when it is looked at.
+        # An application may raise any error when its attributes are read.
         print_from_users_file(failure)
         wrong = f"{target!r} cannot be looked at: {failure!r}"
     os.write(descriptor, json.dumps({"wrong": wrong}).encode() + b"\n")
     os.close(descriptor)
-    # Whatever threads the module has started, the answer is given.
+    # Exit without waiting for threads that the module may have started.
     sys.stderr.flush()
     os._exit(0)
 
 
 def fault_of(target: str) -> str:
-    """Why it cannot be hosted; "": it can."""
+    """Return why the target cannot be hosted; empty if it can."""
     module_name, _, path = target.partition(":")
     path = path or DEFAULT_NAME
     if not module_name or not all(part.isidentifier() for part in path.split(".")):
@@ -67,7 +66,7 @@ def fault_of(target: str) -> str:
 
 
 def why_no_asgi(found: Any) -> str:
-    """Why something cannot be called as an ASGI application; "": it can."""
+    """Return why an object is not an ASGI application; empty if it may be one."""
     if not callable(found):
         return f"it is of type {type(found).__name__}, which cannot be called"
     if inspect.isclass(found) and not hasattr(found, "__await__"):
@@ -75,7 +74,7 @@ def why_no_asgi(found: Any) -> str:
     try:
         signature = inspect.signature(found)
     except (TypeError, ValueError):
-        # Written in C, or hiding what it takes: its server will find out.
+        # A callable written in C may hide its signature. The server will find out.
         return ""
     if _takes(signature, 3):
         return ""

@@ -1,4 +1,4 @@
-"""How a command talks to a node: one connection, one piece of work, then goodbye."""
+"""The connection of a command to a node: connect, do one task, disconnect."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-# A person waits: long enough for a queue that changes its owner, not for a node that is gone.
+# Long enough for a queue to change its owner, and short enough for a person to wait for a dead
+# node.
 _PATIENCE_S = 6.0
-# What ids are stored as.
+# Queue ids are stored as 64-bit signed integers.
 _QUEUE_ID_MAX = 2**63 - 1
 _DIGITS_MAX = 20
 
@@ -31,7 +32,7 @@ _DIGITS_MAX = 20
 def without_password(
     context: typer.Context, parameter: typer.CallbackParam, url: str | None
 ) -> str | None:
-    """A password on the command line is read by everybody on the machine."""
+    """Refuse a password on the command line, which other users of the machine can read."""
     assert parameter.name is not None
     source = context.get_parameter_source(parameter.name)
     given = source is not None and source.name == "COMMANDLINE"
@@ -47,7 +48,7 @@ def _password_in(url: str) -> str | None:
     if url.startswith((SCHEME, SCHEME_TLS)) or "://" not in url:
         return parse_address(url).password
     password = urlsplit(url).password
-    # RabbitMQ's own default, which it lets in from its own machine only, is no secret.
+    # RabbitMQ's default password is not a secret. RabbitMQ accepts it from its own machine only.
     return None if password == "guest" else password
 
 
@@ -68,7 +69,7 @@ def ask(
     work: Callable[[Client], Awaitable[Result]],
     mode: Literal["read-only", "read-write", "admin"] = "read-only",
 ) -> Result:
-    """Do the work with a connection of its own."""
+    """Connect to a node, run `work` with the client, and return its result."""
     check_is_node(url)
 
     async def connected() -> Result:
@@ -79,7 +80,7 @@ def ask(
 
 
 def check_is_node(url: str) -> None:
-    """Refuse an engine that has tools of its own for what the command does."""
+    """Raise `InvalidValue` for a RabbitMQ URL; the command supports Tidegate nodes only."""
     if url.startswith(("amqp://", "amqps://")):
         raise InvalidValue(
             "this command talks to Tidegate's own nodes, and the URL names a RabbitMQ. For "
@@ -89,11 +90,12 @@ def check_is_node(url: str) -> None:
 
 
 def queue_key(text: str) -> str | int:
-    """A queue as people name it: by its name, or `#7` by its id."""
+    """Return a queue's name, or its id if the text has the form `#7`."""
     digits = text[1:]
     if not text.startswith("#") or not digits.isdigit():
         return text
-    # Superscripts are digits too, and no number; numbers of any length take any time to read.
+    # Superscripts are digits for str.isdigit(), but not for int(). Very long numbers are slow to
+    # parse.
     is_number = digits.isascii() and len(digits) <= _DIGITS_MAX
     if not is_number or int(digits) > _QUEUE_ID_MAX:
         shown = harmless(text[:_DIGITS_MAX]) + ("…" if len(text) > _DIGITS_MAX else "")
@@ -102,8 +104,8 @@ def queue_key(text: str) -> str | int:
 
 
 def duration_s(text: str | float) -> float:
-    """Seconds of an option that takes a duration, always with its unit: `250ms`, `5s`."""
-    # Typer hands over what an option is by default, too: our own seconds.
+    """Return the seconds of a duration option; the text needs a unit: `250ms`, `5s`."""
+    # Typer also passes the default value, which already is in seconds.
     if not isinstance(text, str):
         return float(text)
     try:
@@ -113,14 +115,14 @@ def duration_s(text: str | float) -> float:
 
 
 def duration_text(text: str) -> str:
-    """The same as it was written, for who hands it on; `none` is theirs to take or to refuse."""
+    """Check a duration option and return its text; the server checks the value `none`."""
     if text.lower() != "none":
         duration_s(text)
     return text
 
 
 def some_duration_s(text: str | float) -> float:
-    """The same, of one that must take some time."""
+    """Return the seconds of a duration option that must be above 0."""
     duration = duration_s(text)
     if duration <= 0.0:
         raise typer.BadParameter(f"{str(text)!r} is no time at all: give one such as 5s")
@@ -128,7 +130,7 @@ def some_duration_s(text: str | float) -> float:
 
 
 def size_bytes(text: str | int) -> int:
-    """Bytes of an option that takes a size: `16MiB`, `500kB`."""
+    """Return the bytes of a size option: `16MiB`, `500kB`."""
     try:
         return parse_size_bytes(text)
     except InvalidValue as wrong:
@@ -136,10 +138,10 @@ def size_bytes(text: str | int) -> int:
 
 
 def size_option(says: str) -> Any:
-    """An option that takes a size; its help says the default as people write it."""
+    """Return an option for a size; its help text must name the default itself."""
     return typer.Option(parser=size_bytes, metavar="SIZE", show_default=False, help=says)
 
 
 def duration_option(says: str, parser: Callable[[str], float] = duration_s) -> Any:
-    """An option that takes a duration; its help says the default as people write it."""
+    """Return an option for a duration; its help text must name the default itself."""
     return typer.Option(parser=parser, metavar="DURATION", show_default=False, help=says)

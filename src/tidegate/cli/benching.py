@@ -1,4 +1,4 @@
-"""`tidegate bench …`: how fast it is here, alone and beside its peers."""
+"""The commands `tidegate bench …`: throughput and latency on this machine, and comparisons."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def run(
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
-    """Put load on a running node, in a queue of its own, and count what came of it."""
+    """Put load on a running node, in a temporary queue, and check that no message is lost.
+
+    Example: `tidegate bench run --rate 5000 --seconds 30`
+    """
     try:
         size_bytes = parse_size_bytes(size)
     except InvalidValue as wrong:
@@ -75,7 +78,10 @@ def compare(
     latency_seconds: Annotated[float, typer.Option(min=0.5, help="Length of that.")] = 10.0,
     json: JsonOption = False,
 ) -> None:
-    """Tidegate beside RabbitMQ, Redis and NATS, each started fresh on this machine."""
+    """Compare Tidegate with RabbitMQ, Redis and NATS, each started on this machine.
+
+    Example: `tidegate bench compare --only tidegate,rabbitmq`
+    """
     with with_the_lab():
         from tidegate.lab.bench import compare, compare_table
 
@@ -106,7 +112,7 @@ def backlog(
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Throughput and memory with a million messages waiting, beside an empty queue."""
+    """Measure throughput and memory with millions of waiting messages, and with an empty queue."""
     with with_the_lab():
         from tidegate.lab.bench import backlog
 
@@ -132,7 +138,7 @@ def clients(
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Throughput as clients of Telesto's mix come."""
+    """Measure throughput with a growing number of clients of Telesto's client mix."""
     with with_the_lab():
         from tidegate.lab.bench import clients
 
@@ -156,7 +162,7 @@ def recording(
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
-    """What recording telemetry costs: throughput with it and without, in interleaved pairs."""
+    """Measure the cost of recording telemetry, in alternating pairs of runs with and without it."""
     with with_the_lab():
         from tidegate.lab.bench import recording
 
@@ -180,7 +186,7 @@ def control(
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
-    """How long one step of control takes, and how that grows with the replicas."""
+    """Measure the time of one control step as the number of replicas grows."""
     with with_the_lab():
         from tidegate.lab.bench import control
 
@@ -203,7 +209,7 @@ def alias(
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Throughput through a logical queue beside that of a plain one, in interleaved pairs."""
+    """Measure throughput through a logical queue and a plain one, in alternating pairs of runs."""
     with with_the_lab():
         from tidegate.lab.bench import alias
 
@@ -229,7 +235,7 @@ def pipeline(
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Rows of telemetry that Spark turns into knowledge each second. Needs tidegate[spark]."""
+    """Measure how many rows of telemetry Spark processes per second. Needs tidegate[spark]."""
     with with_the_lab():
         from tidegate.lab.bench import processors  # noqa: F401  says what is missing of the lab
     with with_the_lab(), with_spark():

@@ -1,8 +1,8 @@
-"""Which module has which command.
+"""The module of each command.
 
-Whoever starts one command imports what that one needs: taking in all of them would take longer than
-most of them run, and machines start workers by the dozen. `app.py` has them all, and the tests
-compare.
+One command imports only its own module. Importing all modules would take longer than most commands
+run, and machines start many workers. `app.py` imports all groups, and a test compares the two
+lists.
 """
 
 from __future__ import annotations
@@ -45,5 +45,5 @@ _MODULES = {command: module for module, commands in COMMANDS.items() for command
 
 
 def module_of(words: Sequence[str]) -> str | None:
-    """The one that has the command; None where none is named, or one that there is not."""
+    """Return the module of the command in the arguments; None if there is no known command."""
     return _MODULES.get(words[0]) if words else None

@@ -1,4 +1,4 @@
-"""What the command is whichever part of it runs: its options, and how it says what went wrong."""
+"""The root of the command line: global options, and error messages with exit codes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _LINE_END = re.compile(r"\s*\n\s*")
 
 
 def new_app() -> typer.Typer:
-    """Without commands yet."""
+    """Return the application without commands."""
     app = typer.Typer(
         name="tidegate",
         help="A message queue and an HTTP front door that keep the service level you declare.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
-        # Boxes are for people. Not "rich", which takes [default: 5s] and tidegate[spark] for styles
-        # and leaves them out.
+        # Boxes are only for terminals. The mode "rich" would read [default: 5s] and tidegate[spark]
+        # as markup and drop them.
         rich_markup_mode="markdown" if sys.stdout.isatty() and sys.stderr.isatty() else None,
     )
     app.callback()(_options)
@@ -31,7 +31,7 @@ def new_app() -> typer.Typer:
 
 
 def run(app: typer.Typer) -> None:
-    """Run a command; an error of ours is one sentence and its exit code."""
+    """Run the application; report a `TidegateError` as one sentence with an exit code."""
     try:
         app()
     except TidegateError as error:
@@ -40,8 +40,8 @@ def run(app: typer.Typer) -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     finally:
-        # CPython remembers an interruption inside text that it runs as code (so dataclasses are
-        # made) and would end the process by a signal in the end; running other text clears that.
+        # If SIGINT arrives while CPython runs code from a string (as dataclasses do), it later ends
+        # the process by that signal. Running another string clears this state.
         eval("0")
 
 
@@ -65,8 +65,8 @@ def _told(error: TidegateError) -> str:
     from tidegate.cli.measuring import MeasurementFailed
     from tidegate.cli.settings.reader import SettingsInvalid
 
-    # Complaints about settings and agreements are one a line, and a measurement may tell a long
-    # story; anything else is one line, whoever worded it.
+    # Problems of settings and agreements are one per line, and a failed measurement has several
+    # lines. Any other error is printed on one line.
     if isinstance(error, SettingsInvalid | AgreementInvalid | MeasurementFailed):
         return str(error)
     return _LINE_END.sub(" ", str(error))

@@ -1,6 +1,6 @@
-"""Every command with its arguments and options; docs/reference/commands.md is made from here.
+"""The reference of all commands; docs/reference/commands.md is generated from here.
 
-It is what `--help` says, read off the same objects, so nothing has to be written twice.
+The texts are those of `--help`, read from the same objects.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tidegate.cli.app import app
 
 
 def commands() -> str:
-    """All of them, for the docs, in the order of `tidegate --help`."""
+    """Return the reference of all commands, in the order of `tidegate --help`."""
     root: Any = typer.main.get_command(app)
     return "\n".join(_pages(root, root.context_class(root, info_name="tidegate"))).rstrip()
 
 
 def names() -> list[str]:
-    """What can be written after `tidegate`, groups in full: `user add`."""
+    """Return all command names; those in groups in full, such as `user add`."""
     root: Any = typer.main.get_command(app)
     return [
         context.command_path.partition(" ")[2]
@@ -41,7 +41,7 @@ def _pages(root: Any, context: Any) -> Iterator[str]:
         records = [
             record
             for parameter in command.get_params(inner)
-            # --help says what is on this page.
+            # The page replaces --help.
             if (record := parameter.get_help_record(inner)) and "--help" not in parameter.opts
         ]
         if records:
@@ -51,7 +51,7 @@ def _pages(root: Any, context: Any) -> Iterator[str]:
 
 
 def _walked(group: Any, context: Any) -> Iterator[tuple[Any, Any]]:
-    """Every command below a group, groups before their own."""
+    """Yield every command below a group, each group before its commands."""
     for name, command in group.commands.items():
         if command.hidden:
             continue
@@ -62,13 +62,13 @@ def _walked(group: Any, context: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _said(text: str | None) -> str:
-    """A docstring with its paragraphs, each on a line."""
+    """Return a docstring with each paragraph on one line."""
     paragraphs = (text or "").split("\n\n")
     return _escaped("\n\n".join(_line(one) for one in paragraphs))
 
 
 def _name(text: str) -> str:
-    """In code nothing can be escaped, and a table ends a cell at a stroke."""
+    """Return an option's name for a table cell; code in a cell cannot contain an escaped `|`."""
     return _line(text).replace(" range>", ">").replace("|", " or ")
 
 

@@ -1,4 +1,4 @@
-"""`tidegate config`: the settings that hold, from defaults, file and environment together."""
+"""The command `tidegate config`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ def register(app: typer.Typer) -> None:
 
 
 def config(config: ConfigOption = None, json: JsonOption = False) -> None:
-    """Show the settings that hold, as TOML, without secrets."""
+    """Show the settings in effect as TOML, without secrets.
+
+    They come from the defaults, the settings file and the environment, in that order.
+
+    Example: `TIDEGATE_NODE__PORT=7500 tidegate config`
+    """
     output = Output(json)
     document = as_document(load_settings(config, os.environ))
     if json:
@@ -41,7 +46,7 @@ def config(config: ConfigOption = None, json: JsonOption = False) -> None:
 
 
 def _title(section: str) -> str:
-    """A section as TOML has it: a queue's name may hold anything."""
+    """Return the title of a section, with the queue name quoted where TOML needs it."""
     head, dot, name = section.partition(".")
     return f"{head}.{_toml(name)}" if dot and not _BARE.fullmatch(name) else section
 
@@ -49,5 +54,5 @@ def _title(section: str) -> str:
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {_toml(one)}" for key, one in value.items()) + " }"
-    # JSON's texts, numbers and lists of texts are TOML's as well.
+    # JSON texts, numbers and lists of texts are valid TOML, too.
     return standard_json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""`tidegate console`: the page and the API for people who watch, ask why, and take the wheel."""
+"""The command `tidegate console`: the web console and the management API."""
 
 from __future__ import annotations
 
@@ -68,7 +68,12 @@ def console(
     data: StoreDataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Serve the console of nodes that run, until SIGTERM or Ctrl-C. Needs tidegate[console]."""
+    """Serve the web console of running nodes until SIGTERM or Ctrl-C. Needs tidegate[console].
+
+    A console on 127.0.0.1 needs no login. On any other address it needs TLS and users.
+
+    Example: `tidegate console --port 9000`
+    """
     settings = load_settings(config, os.environ)
     set_up_logs(settings.log.level, settings.log.format)
     end_with_parent()
@@ -87,7 +92,7 @@ def console(
                 _stores(store, data, settings),
                 host=settings.console.host if host is None else host,
                 ports=_ports(port, or_free, settings, url),
-                # Not made where nobody keeps data.
+                # Do not create the data folder.
                 folder=folder / "console" if folder.is_dir() else None,
                 knowledge=settings.with_data(data).knowledge_folder,
                 results=tuple(results or [Path("results")]),
@@ -101,7 +106,7 @@ def console(
 
 
 def _stores(store: str | None, data: Path | None, settings: Settings) -> list[str]:
-    """Where services and standings are; none: what the nodes say must do."""
+    """Return the stores with services and agreement statuses; empty means only the nodes' data."""
     if store or data or settings.store.all_urls:
         return named_stores(store, data, settings) or running_stores(store, data, settings)
     try:
@@ -115,7 +120,7 @@ def _ports(port: int | None, or_free: bool, settings: Settings, url: str) -> lis
     if asked is not None:
         return [asked, 0] if or_free and asked else [asked]
     derived = parse_address(url).nodes[0][1] + CONSOLE_PORT_OFFSET
-    # Nobody asked for this one, so nobody is stopped by it.
+    # The user did not choose this port, so a free one serves as well.
     return [derived, 0] if derived < 2**16 else [0]
 
 
@@ -176,7 +181,10 @@ async def _serve(
 
 
 def _connector(url: str, settings: Settings) -> Callable[[Credentials | None], Client]:
-    """How people are connected: each under their own name, and nobody under that of the console."""
+    """Return a function that connects a user under their own name.
+
+    The console's own credentials are removed from the environment, so that no user gets them.
+    """
     from tidegate.client.client import Client
     from tidegate.client.tls import verifying_context
 
@@ -193,14 +201,14 @@ def _connector(url: str, settings: Settings) -> Callable[[Credentials | None], C
         context = verifying_context(None if authority is None else Path(authority).expanduser())
 
     def connect(credentials: Credentials | None) -> Client:
-        # A page asks again by itself, sooner than a call would give up.
+        # A page polls again by itself, sooner than the default timeout.
         return Client(url, mode="admin", reconnect_s=5.0, credentials=credentials, tls=context)
 
     return connect
 
 
 def _tls(settings: Settings) -> ServerTls | None:
-    """The files of the node's own certificate, if they are good."""
+    """Return the node's certificate files, or None if none are set; raise for unusable files."""
     from tidegate.cli.node_wiring import tls_of
     from tidegate.console.server import ServerTls
 
@@ -225,7 +233,7 @@ def _is_loopback(host: str) -> bool:
 async def _check_exposure(
     host: str, has_tls: bool, connect: Callable[[Credentials | None], Client]
 ) -> None:
-    """Whoever can be reached from other machines has TLS and users, as a node has."""
+    """Raise `InvalidValue` if the console listens on the network without TLS or without users."""
     missing = []
     if not has_tls:
         missing.append("TLS: set tls.certificate and tls.key to PEM files")

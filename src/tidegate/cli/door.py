@@ -1,6 +1,28 @@
-"""`tidegate door SERVICE`: a front door over the instances of a service, in a process of its own.
+"""The command `tidegate door SERVICE`: a front door before the instances of an HTTP service.
 
-Any number may stand before the same instances; each follows the store by itself, so any may die.
+Theory of operation
+-------------------
+
+A door is a separate process. Any number of doors may serve the same instances. Each follows the
+store by itself and no door knows another, so a failure of one affects only its own connections.
+
+Actors in the process:
+
+- The engine (`Door`) forwards requests: the built-in gateway, or an HAProxy process.
+- `DoorLoop` reads the service and its instances from the store, and passes them to the engine. Each
+  second it takes a sample of the engine's counters and reports it to the store.
+- `DoorTelemetry` gets the same sample. It serves /metrics on a second port and records to the lake.
+- A refresh task reads the status of the agreement every five seconds, for /metrics.
+
+The door reports its address only after the first pass of `DoorLoop`. The first request therefore
+finds instances.
+
+Failures:
+
+- The store does not answer: the door continues with the last known instances and limits. Counters
+  are totals, so no counts are lost when the store returns.
+- SIGTERM: the door accepts no new connections, and waits up to --drain for open requests.
+- The parent process dies: the door stops, too (`end_with_parent`).
 """
 
 from __future__ import annotations
@@ -43,7 +65,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Between two looks at where the agreement stands, for /metrics.
+# The time between two reads of the agreement's status, for /metrics.
 _STANDINGS_S = 5.0
 _ALL_ADDRESSES = ("0.0.0.0", "::")
 
@@ -86,7 +108,13 @@ def door(
     data: StoreDataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Run one more front door over the same instances, until SIGTERM or Ctrl-C."""
+    """Run a further front door for a service's instances, until SIGTERM or Ctrl-C.
+
+    SERVICE is a service of `tidegate host` or `tidegate deploy`. All doors share its agreement and
+    its limits.
+
+    Example: `tidegate door shop --port 8081`
+    """
     settings = load_settings(config, os.environ)
     set_up_logs(settings.log.level, settings.log.format)
     end_with_parent()
@@ -139,7 +167,7 @@ async def _serve(
             record_requests(front, telemetry.requests)
             reached = reached_at(front.address, advertise)
             loop = DoorLoop(front, store, name, told=telemetry.take, address=reached)
-            # Before anybody is told of it: whoever asks at once is to be answered.
+            # Before the address is known to clients, so that the first request finds instances.
             await loop.run_once()
             running = [
                 asyncio.create_task(loop.run()),
@@ -159,17 +187,17 @@ async def _serve(
 
 
 def reached_at(address: str, advertise: str | None = None) -> str:
-    """Where others reach a door that listens there."""
+    """Return the URL under which other machines reach a door that listens on `address`."""
     parts = urlsplit(address)
     host = advertise or parts.hostname or ""
     if host in _ALL_ADDRESSES:
-        # All addresses are none to be reached at: whoever asks there asks its own computer.
+        # A client that connected to 0.0.0.0 would reach its own computer.
         host = socket.gethostname()
     return f"http://[{host}]:{parts.port}" if ":" in host else f"http://{host}:{parts.port}"
 
 
 def record_requests(front: Door, samples: HttpRequestSamples | None) -> None:
-    """Single requests go to the lake where the door sees them; HAProxy keeps them to itself."""
+    """Let a gateway door record single requests; HAProxy does not report them."""
     if front.engine is Engine.GATEWAY:
         from tidegate.adapters.gateway.door import GatewayDoor
 
@@ -185,7 +213,7 @@ async def _refresh(telemetry: DoorTelemetry) -> None:
 
 
 async def found(store: HostingStore, name: str) -> Service:
-    """The service of that name; an error says which there are."""
+    """Return the service of that name; raise `NotFound` with the names that exist."""
     services = {one.spec.name: one for one in await store.services()}
     if name in services:
         return services[name]
@@ -194,7 +222,7 @@ async def found(store: HostingStore, name: str) -> Service:
 
 
 def check_engine(engine: Engine) -> None:
-    """Unavailable, with what to install, when a door of that kind could not be opened here."""
+    """Raise `Unavailable` if the engine's program or package is not installed."""
     if engine is Engine.HAPROXY:
         from tidegate.adapters.haproxy.program import haproxy_program
 
@@ -205,7 +233,7 @@ def check_engine(engine: Engine) -> None:
 
 
 def networks_of(said: Sequence[str]) -> tuple[str, ...]:
-    """What `--trust` says; InvalidValue for what is no network."""
+    """Return the networks of `--trust`; raise `InvalidValue` for an invalid one."""
     for one in said:
         try:
             ip_network(one)
@@ -221,7 +249,7 @@ def door_of(
     engine: Engine | None,
     trusted: tuple[str, ...] = (),
 ) -> Door:
-    """A door of the service, of the engine that was asked for or else of its own."""
+    """Return a door for the service, of the requested engine or else the service's own."""
     from tidegate.adapters.door_settings import DoorSettings, limits_of
 
     spec = service.spec

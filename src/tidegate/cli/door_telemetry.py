@@ -1,4 +1,4 @@
-"""What a door process shows and records of itself: /metrics beside it, rows in the lake."""
+"""The telemetry of a door process: /metrics on a second port, and rows in the lake."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class DoorTelemetry:
-    """Told each second what the door saw."""
+    """Receives the samples of one door, and serves and records them."""
 
     def __init__(
         self, settings: Settings, service: str, store: HostingStore, metrics_port: int | None
@@ -39,12 +39,12 @@ class DoorTelemetry:
 
     @property
     def address(self) -> str:
-        """Of /metrics; "": there is none."""
+        """The base URL of /metrics; empty if it is disabled."""
         return "" if self._pages is None else self._pages.address
 
     @property
     def requests(self) -> HttpRequestSamples | None:
-        """Where a door may leave single requests; None: nobody wants them."""
+        """Where the door adds single requests; None if they are not recorded."""
         return None if self._sampler is None else self._sampler.requests
 
     async def start(self, door_port: int) -> None:
@@ -59,7 +59,7 @@ class DoorTelemetry:
             self._sampler = HttpSampler(self._recorder)
 
     async def _opened_pages(self, door_port: int) -> DoorPages:
-        """On the port that was asked for, else beside the door's own, else on any."""
+        """Start the server of /metrics on the requested port, a derived port, or a free one."""
         from tidegate.cli.settings.metrics import METRICS_PORT_OFFSET
         from tidegate.telemetry.door_pages import DoorPages
 
@@ -71,7 +71,7 @@ class DoorTelemetry:
             try:
                 await pages.start()
             except Unavailable as failure:
-                # Nobody asked for this one, so nobody is stopped by it.
+                # The user did not choose this port, so a free one serves as well.
                 if not ports:
                     raise
                 log.info("%s; on a free port then", failure)
@@ -85,7 +85,7 @@ class DoorTelemetry:
             self._pages.take(sample, self._standings)
 
     async def refresh_standings(self) -> None:
-        """How the agreement stands, as the leader has judged it last."""
+        """Read the status of the service's agreements as last stored by the leader."""
         from tidegate.agreement.kept_standing import KeptStanding
         from tidegate.telemetry.door_exposition import StandingNumbers
 

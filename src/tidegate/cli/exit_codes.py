@@ -1,7 +1,7 @@
-"""How a command ends: one rule for all of them, which docs/reference/commands.md is made from.
+"""The exit codes of all commands; docs/reference/commands.md has a table generated from here.
 
-Whoever wrote something wrong has to write it otherwise (2); whoever wrote it well may have to wait,
-to start something, or to live with the answer (1).
+Exit code 2 means that the input is wrong, and the same command will fail again. Exit code 1 means
+that the input is valid but the command failed, or that the answer is negative.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from tidegate.core.errors import CallerError, InvalidValue, TidegateError
 
 FAILED = 1
-# What typer ends with, too, when it cannot read a command line.
+# Typer uses the same code for an invalid command line.
 WRONGLY_ASKED = 2
 NOTHING_THERE = 3
 INTERRUPTED = 130
@@ -27,32 +27,32 @@ _MEANINGS = {
 
 
 class NoSuch(CallerError):
-    """Nothing is called so, at the moment: as with queues, the words are right."""
+    """The named object does not exist at present; the name itself is valid."""
 
     name = "NO_SUCH"
 
 
 class NotWritten(TidegateError):
-    """What was to be kept in a file cannot be kept there."""
+    """A file could not be written."""
 
     name = "NOT_WRITTEN"
 
 
 def exit_code_of(error: TidegateError) -> int:
-    """What a command ends with that this error ends."""
+    """Return the exit code for an error."""
     from tidegate.agreement.document import AgreementInvalid
     from tidegate.cli.settings.reader import SettingsInvalid
     from tidegate.fleet.announced_process import StartRefused
 
     is_wrongly_asked = (
         isinstance(error, SettingsInvalid | AgreementInvalid | StartRefused)
-        # Its subclasses tell of what they found, and not of what was written.
+        # Subclasses of InvalidValue report conditions found at run time, and not invalid input.
         or type(error) is InvalidValue
     )
     return WRONGLY_ASKED if is_wrongly_asked else FAILED
 
 
 def table() -> str:
-    """All of them, for the docs."""
+    """Return a Markdown table of the exit codes, for the docs."""
     rows = [f"| {code} | {meaning} |" for code, meaning in _MEANINGS.items()]
     return "\n".join(["| exit code | |", "|---|---|", *rows])

@@ -1,4 +1,4 @@
-"""`tidegate lab …`: experiments of the papers; `faults` has those that break things on purpose."""
+"""The commands `tidegate lab …`: experiments of the papers; `faults` adds fault injection."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _EXPERIMENTS = {
 
 
 def register(app: typer.Typer) -> None:
-    # Behind those of the papers, in every list.
+    # After the experiments of the papers, in every list.
     faults.register(run)
     app.add_typer(lab, name="lab")
 
 
 def check_chosen(options: Any) -> None:
-    """Whether each part that was asked for is there."""
+    """Raise a usage error if a requested part does not exist."""
     try:
         options.experiments()
     except ValueError as wrong:
@@ -52,7 +52,7 @@ def check_chosen(options: Any) -> None:
 
 @lab.command("list")
 def list_experiments(json: JsonOption = False) -> None:
-    """List what there is to run."""
+    """List the experiments."""
     output = Output(json)
     if json:
         output.json(_EXPERIMENTS)

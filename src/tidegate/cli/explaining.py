@@ -1,4 +1,4 @@
-"""`explain`: what was measured, which rule spoke, what was done, what would have changed it."""
+"""The command `explain`: the measurements, rule, action and alternative of each decision."""
 
 from __future__ import annotations
 
@@ -53,17 +53,20 @@ def explain(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Say why a queue, or a service, has the replicas that it has: decisions, the newest last.
+    """Explain why a queue or an HTTP service has its replicas: list its decisions, newest last.
 
-    The node is asked (--url), about an HTTP service also the store (--store, --data). With
-    --prefetch, why the consumers of a queue have the prefetch that they have.
+    Without NAME, explain the number of machines. A node is asked (--url), and for an HTTP service
+    also the store (--store, --data). With --prefetch, show the control steps of the prefetch of the
+    queue's consumers.
+
+    Example: `tidegate explain orders -n 5`
     """
     output = Output(json)
     if prefetch:
         explain_prefetch(output, url, queue, number)
         return
 
-    # Where `tidegate host` runs its store is at hand; who names a node means what that one knows.
+    # Use the local store if it exists. A user who names a node wants that node's answer.
     found = None
     if queue is not None and (store or data or url == DEFAULT):
         hosted = about_service(queue, number, store, data, config)
@@ -80,7 +83,7 @@ def explain(
 
 
 async def asked_of_node(mq: Client, name: str | None, count: int) -> tuple[str, list[Decision]]:
-    """What a name means there, and what was decided about it; a queue goes before a service."""
+    """Return what a name means at the node, and its decisions; queues come before services."""
     if name is None:
         return "the machines", await mq.explain(None, count=count)
     try:
@@ -91,14 +94,14 @@ async def asked_of_node(mq: Client, name: str | None, count: int) -> tuple[str, 
         except InvalidValue:
             raise QueueNotExisting(f"{missing}; nor is a service called so") from None
         except TidegateError:
-            # Not for this user, or of a node that knows no such question.
+            # The user may not ask this, or the node does not support the question.
             raise missing from None
 
 
 def about_service(
     name: str, count: int, store: str | None, data: Path | None, config: Path | None
 ) -> list[Decision] | None:
-    """What was decided about a service; None: there is none, or it is a queue that is meant."""
+    """Return the decisions about a service; None if it does not exist or a queue is meant."""
 
     async def look(found: PostgresStore) -> list[Decision] | None:
         if name not in [one.spec.name for one in await found.services()]:
@@ -112,7 +115,7 @@ def about_service(
     try:
         return ask_store(running_stores(store, data, settings), look)
     except Unavailable:
-        # Who did not name a store need not have one to ask a node.
+        # Without a named store, the question goes to the node.
         if store or data:
             raise
         return None
@@ -136,7 +139,7 @@ def print_decision(output: Output, decision: Decision) -> None:
 
 
 def headline_of(decision: Decision) -> str:
-    """When, and which rule of which law spoke, in words."""
+    """Return the time, the subject, the rule and the law of a decision, as text."""
     at = datetime.fromtimestamp(decision.at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     headline = f"{at}  {decision.service.lstrip('#')}: {harmless(in_words(decision.rule))}"
     return headline if decision.law == PERSON else f"{headline} (law {decision.law})"

@@ -1,4 +1,4 @@
-"""`tidegate lab run kills` and `storm`: faults made on purpose, and the checker's verdict."""
+"""The commands `tidegate lab run kills` and `storm`: injected faults, and the checker's result."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def storm(
 
 
 class _Judged:
-    """A report with a verdict, as `show` takes reports."""
+    """Adapts a report with a check result to `print_report`."""
 
     def __init__(self, report: Any) -> None:
         self.report = report

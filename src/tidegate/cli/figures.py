@@ -1,4 +1,4 @@
-"""Figures as people read them: `12,345`, `1.2 ms`, `3.4 s`, `128 MiB`."""
+"""Numbers as text: `12,345`, `1.2 ms`, `3.4 s`, `128 MiB`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _SPARKS = "▁▂▃▄▅▆▇█"
 
 
 def count(number: float) -> str:
-    """A whole number with thousands set apart."""
+    """Return a whole number with thousands separators."""
     return f"{number:,.0f}"
 
 
 def milliseconds(duration_ms: float) -> str:
-    """A duration with three digits that count."""
+    """Return a duration with three significant digits."""
     if duration_ms >= 1000:
         return seconds(duration_ms / 1e3)
     if duration_ms >= 100:
@@ -22,7 +22,7 @@ def milliseconds(duration_ms: float) -> str:
 
 
 def seconds(duration_s: float) -> str:
-    """A duration from a tenth of a second up to days."""
+    """Return a duration as text in seconds, minutes, hours or days."""
     if duration_s < 100:
         return f"{duration_s:.1f} s"
     for unit, length_s in (("d", 86400), ("h", 3600), ("min", 60)):
@@ -32,17 +32,17 @@ def seconds(duration_s: float) -> str:
 
 
 def size(size_bytes: int) -> str:
-    """A size in units of 1024."""
+    """Return a size in units of 1024."""
     return format_size(size_bytes)
 
 
 def yes_no(value: bool) -> str:
-    """A truth."""
+    """Return "yes" or "no"."""
     return "yes" if value else "no"
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """The last values as bars one character wide; the tallest is the largest of them."""
+    """Return the last values as bars one character wide, scaled to the largest of them."""
     shown = values[-width:]
     highest = max(shown, default=0.0)
     if highest <= 0:

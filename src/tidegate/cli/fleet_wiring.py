@@ -1,4 +1,4 @@
-"""From settings to a fleet: which provider makes machines, and what they are told."""
+"""The fleet as the settings define it: the provider of machines, and its options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tidegate.fleet.providers.process import ProcessProvider
     from tidegate.telemetry.recorder import Recorder
 
-# What a machine may take to end beyond the drain of its workers: its node, and goodbye.
+# The time a machine needs to stop in addition to its workers' drain: its node and its last reports.
 _GOODBYE_S = 30.0
 
 
@@ -27,7 +27,7 @@ def fleet_of(
     recorder: Recorder | None = None,
     config: Path | None = None,
 ) -> Fleet | None:
-    """The fleet that the settings ask for; None: there are no machines to be had."""
+    """Return the fleet of the settings; None if there is no provider of machines."""
     from tidegate.fleet.fleet import Fleet
 
     provider = provider_of(settings, store_urls, config)
@@ -35,7 +35,7 @@ def fleet_of(
 
 
 def options_of(settings: Settings) -> FleetOptions:
-    """How many machines there may be, where, and how patient the fleet is with them."""
+    """Return the limits of the fleet: numbers of machines, hosts and timeouts."""
     from tidegate.fleet.fleet import FleetOptions
 
     chosen = settings.fleet
@@ -98,5 +98,5 @@ def process_provider(
 
 
 def fleet_folder(settings: Settings) -> Path:
-    """Where the machines of this computer are known."""
+    """Return the folder with the records of machines on this computer."""
     return settings.store.data_folder.resolve() / "fleet"

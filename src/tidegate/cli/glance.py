@@ -1,8 +1,7 @@
-"""What `tidegate top` shows: the console's overview of everything, those in need first.
+"""The data of `tidegate top`: the console's overview, sorted by urgency, with recent decisions.
 
-What a light is and what needs attention, the console says (tidegate.console); here it is put into
-an order for a terminal, with what was decided of late beside it. None of it needs what only the
-console's pages do.
+`tidegate.console` decides on the status lights and on what needs attention. This module needs only
+the parts of the console that work without its web packages.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
     from tidegate.client.client import Client
     from tidegate.storage.postgres import PostgresStore
 
-# A call waits so long for the connection to come back before it is called lost.
+# How long a call waits for a reconnect before the connection counts as lost.
 PATIENCE_S = 2.0
-# Services whose decisions are asked for, the neediest first, and of each how many.
+# The number of services whose decisions are read, the most urgent first, and of decisions for each.
 _EXPLAINED = 5
 _DECISIONS = 4
 _NEED = tuple(Light)
@@ -37,22 +36,22 @@ _NEED = tuple(Light)
 
 @dataclass(frozen=True)
 class Glance:
-    """Everything at a moment."""
+    """The overview of all services at one moment."""
 
     overview: Overview
-    # The neediest first.
+    # The most urgent first.
     rows: Sequence[ServiceRow]
-    # What the consumers of a queue may hold together, by its name.
+    # The sum of the prefetch of a queue's consumers, by queue.
     prefetch: dict[str, int]
     fleet: FleetInfo
     # The newest first.
     decisions: Sequence[Decision]
-    # Why this is not of now; "": it is.
+    # Why the data is out of date; empty if it is current.
     lost: str = ""
 
 
 def by_need(overview: Overview) -> list[ServiceRow]:
-    """What needs attention, then by the light, then by what waits."""
+    """Return the services by attention, then by status light, then by waiting messages."""
     first = None if overview.attention is None else overview.attention.service
     return sorted(
         overview.services,
@@ -61,7 +60,7 @@ def by_need(overview: Overview) -> list[ServiceRow]:
 
 
 class Lookout:
-    """Looks again and again, as the console does for one user."""
+    """Polls the overview repeatedly, as the console does for one user."""
 
     def __init__(self, client: Client, person: Person) -> None:
         self._client = client
@@ -72,7 +71,7 @@ class Lookout:
         return self._person
 
     async def look(self) -> Glance:
-        """How it all is at the next look, which the console's watch takes each second."""
+        """Wait for the next snapshot of the console's watch, taken each second, and return it."""
         watch = self._person.watch
         await watch.next_look()
         sight, overview = watch.sight, watch.overview
@@ -102,7 +101,7 @@ class Lookout:
             for row in steered[:_EXPLAINED]:
                 found += await self._about(row)
         except TidegateError:
-            # A queue that was deleted just now, or the connection: the next look says so.
+            # A queue was just deleted, or the connection failed. The next poll reports that.
             return found
         return sorted(found, key=lambda one: -one.at)
 
@@ -118,7 +117,7 @@ class Lookout:
 
 @asynccontextmanager
 async def lookout(url: str, stores: Sequence[str]) -> AsyncIterator[Lookout]:
-    """A connection, and a store if there is one, to look through."""
+    """Connect to a node, and to a store if there is one, and provide a poller."""
     async with AsyncExitStack() as open_:
         client = await open_.enter_async_context(
             connect(url, mode="read-only", reconnect_s=PATIENCE_S)
@@ -130,7 +129,7 @@ async def lookout(url: str, stores: Sequence[str]) -> AsyncIterator[Lookout]:
 
 @asynccontextmanager
 async def looking(client: Client, store: PostgresStore | None) -> AsyncIterator[Lookout]:
-    """The same through a connection that somebody has."""
+    """Provide a poller on an existing connection."""
     user, grants = await client.rights()
     person = Person(client, user, grants, store)
     try:

@@ -1,4 +1,4 @@
-"""A glance on a terminal: what needs attention, a light for each service, the last decisions."""
+"""The overview on a terminal: attention first, then a light for each service, then decisions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tidegate.core.steering_words import sentence
 
 COLOURS = {Light.MET: "green", Light.WARNED: "yellow", Light.BREACHED: "bold red"}
 DECISIONS_SHOWN = 5
-# Beside services: titles, how many more there are, and an empty line before and after.
+# Rows used besides the services: titles, the count of hidden services, and two empty lines.
 _ROWS_BESIDE = 4
 _SERVICES_MIN = 3
 _NAME_MIN = 12
@@ -33,7 +33,7 @@ _CELL_PADDING = 2
 
 @dataclass(frozen=True)
 class LightColumn(Column):
-    """A column of lights, each with its colour."""
+    """A column of status lights in colour."""
 
     def on_terminal(self, cell: Cell) -> Text:
         if cell is None:
@@ -62,12 +62,12 @@ COLUMNS = [
     Column("prefetch", shown=count, right=True, spare=True),
     Column("consumers", shown=count, right=True, spare=True),
 ]
-# Not worth cutting a name for.
+# These columns are dropped before a name is cut.
 _BEHIND_NAMES = ("prefetch", "consumers")
 
 
 def cells(row: ServiceRow, prefetch: int | None) -> list[Cell]:
-    """One service as a row."""
+    """Return the cells of one service."""
     return [
         row.name,
         None if row.light is Light.NONE else row.light.value,
@@ -83,13 +83,13 @@ def cells(row: ServiceRow, prefetch: int | None) -> list[Cell]:
 
 
 def replicas_told(row: ServiceRow) -> str:
-    """`3`, and `3→4` while one more is wanted."""
+    """Return the replicas as `3`, or as `3→4` while another number is wanted."""
     is_so = row.replicas == row.replicas_wanted
     return str(row.replicas) if is_so else f"{row.replicas}→{row.replicas_wanted}"
 
 
 def screen(glance: Glance, width: int, height: int, note: str = "") -> RenderableType:
-    """Everything; `note` is said below what needs attention."""
+    """Return the whole screen; `note` appears below the line of attention."""
     above = [head(glance), *attention_lines(glance)]
     complaints = [] if glance.lost else glance.overview.complaints
     above += [Text(harmless(one), style="dim") for one in (*complaints, note) if one]
@@ -100,7 +100,7 @@ def screen(glance: Glance, width: int, height: int, note: str = "") -> Renderabl
 
 
 def _rows_of(text: Text, width: int) -> int:
-    """How many rows of a terminal a text takes, wrapped between words."""
+    """Return the number of terminal rows that a wrapped text takes."""
     return max(len(textwrap.wrap(text.plain, width)), 1)
 
 
@@ -114,7 +114,7 @@ def head(glance: Glance) -> Text:
 
 
 def fleet_told(fleet: FleetInfo) -> str:
-    """Machines in a few words."""
+    """Return the numbers of machines by state, as text."""
     if not fleet.machines:
         return "no machines"
     states = [one.state.value for one in fleet.machines]
@@ -123,7 +123,7 @@ def fleet_told(fleet: FleetInfo) -> str:
 
 
 def attention_lines(glance: Glance) -> list[Text]:
-    """The one thing to look at first, and what may be done about it."""
+    """Return the most urgent problem and the advice for it."""
     if glance.lost:
         return [Text(f"connection lost: {harmless(glance.lost)}", style="bold red")]
     attention = glance.overview.attention
@@ -136,7 +136,7 @@ def attention_lines(glance: Glance) -> list[Text]:
 
 
 def service_table(glance: Glance, width: int, rows: int) -> RenderableType:
-    """As many as there is room for, the neediest first."""
+    """Return a table of as many services as fit, the most urgent first."""
     if not glance.rows:
         return Text("there are no queues and no services yet", style="dim")
     found = [cells(row, glance.prefetch.get(row.name)) for row in glance.rows[:rows]]
@@ -151,7 +151,7 @@ def service_table(glance: Glance, width: int, rows: int) -> RenderableType:
 
 
 def _name_room(rows: Sequence[Sequence[Cell]], width: int) -> int:
-    """What the other columns leave to names; longer ones are cut."""
+    """Return the width that the other columns leave for names."""
     others = sum(
         max(len(column.name), *(column.on_terminal(row[index]).cell_len for row in rows))
         + _CELL_PADDING
@@ -162,7 +162,7 @@ def _name_room(rows: Sequence[Sequence[Cell]], width: int) -> int:
 
 
 def decision_lines(decisions: Sequence[Decision], width: int) -> list[Text]:
-    """What was decided, one line each."""
+    """Return one line per decision."""
     lines = []
     for one in decisions:
         line = Text(harmless(decided(one)), style="dim" if one.carried_out else "yellow")
@@ -172,7 +172,7 @@ def decision_lines(decisions: Sequence[Decision], width: int) -> list[Text]:
 
 
 def decided(decision: Decision) -> str:
-    """When, about what, what was done, and by which rule."""
+    """Return a decision as text: time, subject, action and rule."""
     at = datetime.fromtimestamp(decision.at).astimezone().strftime("%H:%M:%S")
     about = decision.service.removeprefix("#http/").lstrip("#")
     done = ", ".join(map(sentence, decision.actions)) or decision.outcome or decision.reason
@@ -182,7 +182,7 @@ def decided(decision: Decision) -> str:
 
 
 def as_json(glance: Glance) -> dict[str, object]:
-    """The overview as the console's API tells it, the neediest first, and the rest beside it."""
+    """Return the overview in the format of the console's API, with decisions and prefetch."""
     plain: dict[str, object] = msgspec.to_builtins(glance.overview)
     return plain | {
         "services": [
@@ -195,6 +195,6 @@ def as_json(glance: Glance) -> dict[str, object]:
 
 
 def _cut(name: str, longest: int) -> str:
-    # Not before it is harmless: an escape cut in two is half a name.
+    # Escape before cutting, so that no escape sequence is cut in two.
     name = harmless(name)
     return name if len(name) <= longest else f"{name[: longest - 1]}…"

@@ -1,7 +1,7 @@
-"""`hold`: what goes before the law of an HTTP service, by hand, and back.
+"""The command `hold`: overrides of the control law of an HTTP service.
 
-Like `deploy` it is said to the store, and whoever reaches that may say it. Read, changed and
-written back on top of what somebody else has said meanwhile; noted among the decisions.
+Like `deploy` it writes to the store, and access to the store is the only permission it needs. A
+change is applied on top of concurrent changes, and recorded as a decision.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tidegate.core.ports import Store
 
 _COLUMNS = [Column("held", style="bold"), Column("value")]
-# Of changes, while others change the same service.
+# How often to try a change that collides with changes by other clients.
 _TRIES_MAX = 8
 
 
@@ -62,7 +62,12 @@ def hold(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what is held of an HTTP service by hand; with options, hold it or give it back."""
+    """Show the overrides of an HTTP service; with options, set or remove them.
+
+    An override takes precedence over the control law and the agreement until --auto removes it.
+
+    Example: `tidegate hold shop --min 3`
+    """
     urls = running_stores(store, data, load_settings(config, os.environ))
     named = {
         "instances": instances,
@@ -87,7 +92,10 @@ def hold(
 async def hold_service(
     store: Store, name: str, changes: dict[str, Any], *, auto: bool = False
 ) -> ByHand:
-    """What is held from now on; without changes, what is held."""
+    """Change the overrides and return them; without changes, return the present ones.
+
+    `auto` removes all overrides except the given ones.
+    """
     for left in reversed(range(_TRIES_MAX)):
         service = await _service(store, name)
         before = service.by_hand
@@ -121,14 +129,14 @@ def _check(service: Service, wanted: ByHand) -> None:
         agreed = parse_agreement(service.spec.agreement, service.spec.name).resources
         least, most = agreed.replicas_min, agreed.replicas_max
     except AgreementInvalid:
-        # What cannot be read bounds nothing; whoever leads says so.
+        # An invalid agreement sets no bounds; the leader reports it.
         pass
     if wrong := complaints(wanted, least, most):
         raise InvalidValue("; ".join(wrong))
 
 
 async def _note(store: Store, name: str, before: ByHand, after: ByHand) -> None:
-    """Who reads why it is as it is finds who has said so."""
+    """Record the change and its author as a decision, for `tidegate explain`."""
     if before == after:
         return
     who = _who()
@@ -151,5 +159,5 @@ def _who() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):
-        # A user without a name, as there are in containers.
+        # A user id without a name is common in containers.
         return f"user {os.getuid()}"

@@ -1,11 +1,34 @@
-"""`tidegate host module:app --agreement shop.toml`: an application behind one address.
+"""The command `tidegate host module:app --agreement shop.toml`: an application behind one address.
 
-    checks → store and node, if none run → deploy → doors → watch over all of it until Ctrl-C
+Theory of operation
+-------------------
 
-On a computer that has nothing of it yet everything is started, as `tidegate up` does it, with
-machines that are processes here. On a store that runs, this deploys and keeps doors only; where
-they stand already, deploying was all there was to do. Order of the end: doors first, which answer
-what they have, then the node that leads, then the machines with their instances, then the store.
+    checks → store and node, if none run → deploy → doors → watch until Ctrl-C
+
+The command first checks everything that can be checked without side effects: the agreement, the
+import of the application, the policy, and the ports. An error therefore starts no process.
+
+Then there are three cases:
+
+1. No store runs on this computer: the command starts a store and a node, as `tidegate up` does. The
+   machines are processes on this computer unless the settings name a provider.
+2. A store runs: the command deploys the service to it, and starts only doors.
+3. A store runs and a door already serves the service at the same address: the command deploys,
+   waits for the rollout, and ends.
+
+In the first two cases it then watches five times a second. It restarts doors (and the store and
+node, if they are its own) and prints each change of the rollout. It prints the address of a door
+when a request through that door gets an answer.
+
+At the end it stops its processes in this order: doors, which finish their requests; the node, which
+leads; the machines with their instances; the store. In the second case the instances continue to
+run until `tidegate undeploy`.
+
+Failures:
+
+- The new version does not start, or in the second case does not serve in time: the command ends
+  with an error. On a running store the instances of the previous version continue to run.
+- The service is undeployed meanwhile: the command ends.
 """
 
 from __future__ import annotations
@@ -54,7 +77,7 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.2
 _ANSWER_S = 2.0
-# On a store that runs: for what was deployed to serve.
+# On a store that already runs: how long the new version may take until it serves.
 _ROLLOUT_S = 120.0
 _PORT_MAX = 65535
 _PROVIDER_VARIABLE = "TIDEGATE_FLEET__PROVIDER"
@@ -100,10 +123,11 @@ def host(
 ) -> None:
     """Host an ASGI application so that its agreement is kept, until SIGTERM or Ctrl-C.
 
-    Where no store runs, one is started, with a node that listens on port 7411 as that of
-    `tidegate up` does (--node-port chooses another) and shows its metrics 1000 above it.
+    If no store runs, the command starts one, and a node that listens on port 7411 as that of
+    `tidegate up` does. --node-port chooses another port; the metrics are 1000 above it. Run the
+    command again with new code or another agreement to roll over to it without failing a request.
 
-    Run again with other code or another agreement it rolls over to them: no request fails.
+    Example: `tidegate host shop:app --agreement shop.toml --port 8080`
     """
     settings = load_settings(config, os.environ)
     level = settings.log.level
@@ -130,7 +154,7 @@ def host(
         _say("--node-port is for a node of its own, and one runs here already: it has no effect")
     asked = offer_of(asked, settings.with_data(data), running)
     if is_served:
-        # Its doors are somebody's already: what is left to do is to deploy.
+        # The doors of the service already exist, so only the deployment is left.
         asyncio.run(deploy_and_wait(running, asked, _ROLLOUT_S))
         return
     with _log_file(folder, verbose) as log_file, terminated_like_interrupted():
@@ -145,7 +169,7 @@ def host(
                     usual_port if node_port is None else node_port,
                     config,
                     settings.metrics.port,
-                    # Few ask for the node's address.
+                    # Few users need the node's address, so it may fall back to a free port.
                     is_derived=node_port is None,
                 )
                 urls = house.store_urls
@@ -163,7 +187,7 @@ def host(
                     config=config,
                     log_file=log_file,
                     drain_s=settings.fleet.drain_s,
-                    # It records where the nodes do.
+                    # The door records to the same lake as the nodes.
                     environment={
                         "TIDEGATE_STORE__DATA": str(folder.resolve()),
                         "TIDEGATE_TELEMETRY__LAKE": settings.with_data(folder.resolve()).lake,
@@ -189,7 +213,7 @@ def host(
 async def _host(
     urls: Sequence[str], asked: Asked, fronts: Sequence[DoorProcess], house: House | None
 ) -> None:
-    """Deploy, open the doors, watch; until told to stop."""
+    """Deploy the service, start the doors, and watch them until a signal comes."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -204,14 +228,14 @@ async def _host(
                 "(`tidegate deploy` opens none)"
             )
         for front in fronts:
-            # Not in a thread: the child is to end with the thread that starts it.
+            # Start in this thread: the kernel ends the child when the thread that started it ends.
             front.start()
         for front in fronts:
             await asyncio.to_thread(front.wait_until_ready)
         rollout = Rollout(service, least_of(service, asked.agreement))
         silent = list(fronts)
         away = ""
-        # Where others keep what runs, nobody may be there who does anything.
+        # On another process's store, no node may be running that acts on the deployment.
         deadline = None if house is not None else time.monotonic() + _ROLLOUT_S
         while not stop.is_set():
             if house is not None:
@@ -251,16 +275,16 @@ async def _host(
 
 
 def _with_provider(settings: Settings, config: Path | None) -> Settings:
-    """Somebody has to make the machines: processes here, unless the settings say who."""
+    """Return the settings; machines are local processes if the settings name no provider."""
     if settings.fleet.provider != "none":
         return settings
-    # By the environment, where the node and what it starts find it, too.
+    # Through the environment, so that the node and its child processes get the setting, too.
     os.environ[_PROVIDER_VARIABLE] = "process"
     return load_settings(config, os.environ)
 
 
 def _running(named: list[str], folder: Path) -> list[str]:
-    """The store that runs already; none: we are to start one."""
+    """Return the store that already runs; empty if this command must start one."""
     if named:
         return named
     from tidegate.storage.embedded import running_url
@@ -270,7 +294,7 @@ def _running(named: list[str], folder: Path) -> list[str]:
 
 
 def _is_served(urls: Sequence[str], service: str, host: str, port: int) -> bool:
-    """Whether a door of the service already stands where ours would."""
+    """Return whether a door of the service already serves at this address."""
     samples = ask_store(urls, lambda store: store.door_samples(service))
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     ours = urlsplit(reached_at(f"http://{where}"))
@@ -281,10 +305,10 @@ def _is_served(urls: Sequence[str], service: str, host: str, port: int) -> bool:
 
 
 def answers(address: str, path: str, mark: str = "") -> bool:
-    """Whether requests get through to an instance, whatever it thinks of them.
+    """Return whether a request through the door gets an answer below status 500.
 
-    With the service's mark it counts nowhere: who looks whether anything serves yet is no client,
-    and that nothing does is no breach.
+    With the service's mark the request does not count as a client's. A check before the first
+    instance serves must not breach the agreement.
     """
     parts = urlsplit(address)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_S)
@@ -299,7 +323,7 @@ def answers(address: str, path: str, mark: str = "") -> bool:
 
 @contextlib.contextmanager
 def _log_file(folder: Path, verbose: bool) -> Iterator[IO[bytes] | None]:
-    """Where all processes log; None: here."""
+    """Open the log file of all processes; yield None if they log to this terminal."""
     if verbose:
         yield None
         return

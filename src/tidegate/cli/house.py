@@ -1,6 +1,6 @@
-"""A store and the nodes on it: what `up` holds, and starts again when it dies.
+"""The store and nodes of one computer, which `up` starts, watches and restarts.
 
-Each node is a process of its own (`tidegate node`); so is the console.
+Each node is a separate process (`tidegate node`), and so is the console.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Another machine may have led meanwhile, and have booted yet another.
+# A machine that led meanwhile may have booted another one, so stopping is repeated.
 _ROUNDS = 3
 
 
 class House:
-    """A store and the nodes on it."""
+    """A store, the nodes on it, and the console, as child processes of this one."""
 
     def __init__(
         self,
@@ -46,17 +46,17 @@ class House:
         self._nodes: list[NodeProcess] = []
         self._machines: ProcessProvider | None = None
         self._console: ConsoleProcess | None = None
-        # Of the store, while it runs.
+        # Set while the store runs.
         self.store_urls: list[str] = []
 
     @property
     def _lake(self) -> str:
-        """Where the nodes record: with the data that they are told of, and not in their folder."""
+        """The location for recording, in the data folder rather than the nodes' working folder."""
         return self._settings.telemetry.lake or str(self._data.expanduser().resolve() / "lake")
 
     @property
     def _knowledge(self) -> str:
-        """Where the nodes read what was learned; there, too."""
+        """The folder of learned models, in the data folder for the same reason."""
         chosen = self._settings.pipeline.knowledge
         return chosen or str(self._data.expanduser().resolve() / "knowledge")
 
@@ -74,12 +74,15 @@ class House:
 
     @property
     def how_to_join(self) -> str | None:
-        """A command for other nodes of this machine; the password is read, never shown."""
+        """A shell command that starts a further node on this machine; None without a store port.
+
+        The command reads the password from a file and does not contain it.
+        """
         if self._embedded is None or self._store_port is None:
             return None
         password = self._data.expanduser().resolve() / "password"
         url = f"postgresql://tidegate:$(cat {password})@127.0.0.1:{self._store_port}/tidegate"
-        # By the environment: a command line is read by everybody on the machine.
+        # Use the environment, because other users of the machine can read command lines.
         return f'TIDEGATE_STORE__URL="{url}" tidegate node --port 0'
 
     def start(
@@ -89,12 +92,12 @@ class House:
         config: Path | None,
         first_metrics_port: int | None = None,
         *,
-        # Nobody asked for these ports: nodes that do not get theirs take free ones.
+        # Set if the user did not choose the ports: a node then falls back to a free port.
         is_derived: bool = False,
     ) -> None:
-        """Start everything; everything serves when this returns."""
+        """Start the store and the nodes, and return when all nodes serve."""
         urls = self._settings.store.all_urls
-        # Machines that a node of ours boots are ours too.
+        # Machines that these nodes boot as processes end with this process.
         become_keeper()
         if not urls:
             from tidegate.storage.embedded import EmbeddedPostgres
@@ -125,9 +128,9 @@ class House:
             node.wait_until_ready()
 
     def start_console(self, first_port: int, config: Path | None) -> None:
-        """Begin with the console of these nodes; `watch` says when it is there.
+        """Start the console of these nodes; `watch` returns its address when it serves.
 
-        One that cannot be is no reason not to serve.
+        A console that cannot start does not stop the nodes.
         """
         if not is_installed():
             print(f"no console: {HOW_TO_GET_IT}", file=sys.stderr)
@@ -152,12 +155,12 @@ class House:
         self._console = process
 
     def watch(self) -> str | None:
-        """Start again what has died; the console's address when it has just come to serve."""
+        """Restart processes that died; return the console's address when it starts to serve."""
         try:
             if self._embedded is not None and self._embedded.ensure_running():
                 log.error("PostgreSQL had died and was started again")
         except TidegateError as failure:
-            # It died again while it recovered. We are here to try again, not to give up.
+            # PostgreSQL died again while it recovered. The next call tries again.
             log.error("PostgreSQL did not come back yet: %s", failure)
             return None
         for node in self._nodes:
@@ -165,7 +168,7 @@ class House:
         return None if self._console is None else self._console.watch()
 
     def _machines_here(self, urls: list[str], config: Path | None) -> ProcessProvider | None:
-        """Machines that are processes of this computer; others live on without us."""
+        """Return the provider of machines on this computer; None if the machines run elsewhere."""
         if self._settings.fleet.provider != "process":
             return None
         from tidegate.cli.fleet_wiring import process_provider
@@ -175,7 +178,8 @@ class House:
     def stop(self) -> None:
         if self._console is not None:
             self._console.terminate()
-        # Ours first: one of them leads as a rule, and would have new machines for those that go.
+        # Stop the nodes before the machines: the leader is usually one of these nodes, and it would
+        # boot new machines for those that stop.
         for node in self._nodes:
             node.terminate()
         for node in self._nodes:

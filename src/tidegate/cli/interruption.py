@@ -1,4 +1,4 @@
-"""Being told to stop: Ctrl-C and SIGTERM mean the same, and cleaning up is not interrupted."""
+"""Handling of SIGINT and SIGTERM: both have the same effect, and do not interrupt cleanup."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM ends what runs here as Ctrl-C does: everything is cleaned up."""
+    """Treat SIGTERM like Ctrl-C in this context, so that cleanup runs."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
@@ -18,7 +18,7 @@ def terminated_like_interrupted() -> Iterator[None]:
 
 
 def _interrupt(*_: object) -> None:
-    # Shells start what runs in the background with SIGINT ignored.
+    # A shell starts background processes with SIGINT ignored, so raise the exception directly.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)
@@ -26,7 +26,7 @@ def _interrupt(*_: object) -> None:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """A second signal does not stop the cleaning up, which is bounded anyway."""
+    """Ignore SIGINT and SIGTERM in this context, for cleanup that has its own time limit."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
     try:

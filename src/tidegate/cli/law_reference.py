@@ -1,7 +1,7 @@
-"""The laws with their formulas, as their modules open with them; for docs/explanation.
+"""The laws with their formulas, for docs/explanation, read from the docstrings of their modules.
 
-A law's module says in its first line what it answers, and shows its formula below, indented. Here
-both are read from the source, so that the page and the code cannot differ.
+A law's module begins with a sentence that says what the law answers, followed by its formula in an
+indented block. Reading both from the source keeps the page and the code equal.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 import textwrap
 from importlib import resources
 
-# In the order in which they are told.
+# In the order of the pages.
 SCALING = (
     *("stability", "shares", "exchange", "elasticity", "election", "feed_forward"),
     *("wait_sizing", "length_target", "reversal", "warm_pool"),

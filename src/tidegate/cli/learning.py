@@ -1,4 +1,4 @@
-"""`tidegate learn`: what the lake knows, as tables and models. The pipeline does the work."""
+"""The command `tidegate learn`: the pipeline turns recorded rows into tables and models."""
 
 from __future__ import annotations
 
@@ -70,7 +70,12 @@ def learn(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Learn from what nodes recorded: service levels, stability, models. Needs tidegate[spark]."""
+    """Learn service levels, stability and models from recorded telemetry. Needs tidegate[spark].
+
+    The exit code is 3 if there is nothing to learn from.
+
+    Example: `tidegate learn --since 12h --agreement agreements/`
+    """
     now = datetime.now(UTC)
     try:
         begin = now - timedelta(seconds=parse_duration_s(since))
@@ -121,7 +126,7 @@ def learn(
 
 @contextlib.contextmanager
 def with_spark() -> Iterator[None]:
-    """Where the pipeline is imported and used."""
+    """Report a missing Spark package in this context as `SparkMissing`."""
     try:
         with terminated_like_interrupted():
             yield
@@ -142,7 +147,7 @@ def spark_options(settings: Settings) -> SparkOptions:
 
 @contextlib.contextmanager
 def progress(output: Output) -> Iterator[Steps]:
-    """Bars where people look, silence elsewhere."""
+    """Provide progress bars on a terminal, and no output elsewhere."""
     from tidegate.pipeline.progress import SilentSteps, TerminalSteps
 
     console = Console(stderr=True)
@@ -160,7 +165,7 @@ def warn(sentence: str) -> None:
 
 
 def without_data(run_folder: Path, agreements: Sequence[Agreement]) -> Iterator[str]:
-    """A sentence for each agreement that nothing was recorded for, if that was looked at."""
+    """Yield a sentence for each agreement without recorded data, if that was computed."""
     import pyarrow.parquet as pq
 
     levels = run_folder / "service_levels"
@@ -182,7 +187,7 @@ def without_data(run_folder: Path, agreements: Sequence[Agreement]) -> Iterator[
 
 
 def show_run(run: Run, output: Output) -> None:
-    """What was read, and what became of it."""
+    """Print what a run read, and its results."""
     output.table(
         [
             Column("kind"),
@@ -221,7 +226,7 @@ def show_run(run: Run, output: Output) -> None:
 
 
 def left_out(reading: Reading) -> str:
-    """How many files and rows were not used, and why, in words."""
+    """Return the numbers of files and rows that were not used, with the reasons."""
     files = [
         f"{count:,} {'file' if count == 1 else 'files'} {why}"
         for why, count in reading.files_left_out.items()

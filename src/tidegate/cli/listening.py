@@ -1,4 +1,4 @@
-"""Whether somebody could listen where somebody is to listen, before anything is started."""
+"""A check that an address is free, before a command starts any process."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tidegate.core.errors import InvalidValue, Unavailable
 
 
 def check_free(host: str, port: int, option: str = "--port") -> None:
-    """Unavailable if nobody could listen there."""
+    """Raise `Unavailable` if a server cannot listen on the address."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind, protocol) as probe:
-            # As servers do it: connections of the last one that still linger are no hindrance.
+            # Servers set this option, too: connections in TIME_WAIT do not block the address.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except UnicodeError:

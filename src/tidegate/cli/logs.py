@@ -1,11 +1,11 @@
-"""Log lines that a machine can read too: logfmt or JSON, one line per event.
+"""Log output that programs can parse: logfmt or JSON, one line per event.
 
-Code logs an event and its fields with the standard library:
+Code logs an event with its fields through the standard library:
 
     log.info("replica claimed", extra={"queue": "orders", "epoch": 7})
 
-Passwords are taken out of every text, fields named like a secret are blanked, and bytes are shown
-as their length only, so a payload can reach the log by no accident.
+Passwords are removed from every text. Fields with secret-like names are replaced by `***`. Bytes
+are shown as their length only, so that no payload reaches the log by accident.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ _FIELD_CHARACTERS_MAX = 8192
 def set_up_logs(
     level: str, log_format: Literal["text", "json"], stream: TextIO | None = None
 ) -> None:
-    """Send every log line of this process to a stream (stderr) in the given format."""
+    """Send all log records of this process to a stream, by default stderr, in the given format."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # asyncio's own debug lines show what is in its buffers.
+    # Debug records of asyncio contain buffer contents.
     logging.getLogger("asyncio").setLevel(max(logging.INFO, root.level))
     if root.level > logging.DEBUG:
-        # What goes wrong with a broker is said once, by us.
+        # Tidegate reports broker errors itself. These libraries would report them a second time.
         for library in ("aio_pika", "aiormq"):
             logging.getLogger(library).setLevel(logging.CRITICAL)
 
 
 class TextLines(logging.Formatter):
-    """`time=… level=info logger=tidegate.node event="replica claimed" queue=orders`."""
+    """The format `time=… level=info logger=tidegate.node event="replica claimed" queue=orders`."""
 
     def format(self, record: logging.LogRecord) -> str:
         return " ".join(f"{key}={_quoted(value)}" for key, value in _fields(record).items())
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per line, with the same fields."""
+    """One JSON object per line, with the same fields as the text format."""
 
     def format(self, record: logging.LogRecord) -> str:
         return msgspec.json.encode(_fields(record)).decode()
@@ -76,7 +76,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _where() -> dict[str, str]:
-    """On which machine of a fleet, and for which replica: whoever started us said so."""
+    """Return the fields `machine` and `replica`, which the environment may contain."""
     found = {name: os.environ.get(f"TIDEGATE_{name.upper()}") for name in ("machine", "replica")}
     return {name: text for name, text in found.items() if text}
 
@@ -100,5 +100,5 @@ def _quoted(value: str | int | float | bool | None) -> str:
     text = str(value)
     if _BARE_WORD.fullmatch(text) and text.isprintable():
         return text
-    # JSON's quoting keeps every event on one line, whatever a name or an error holds.
+    # JSON quoting keeps each event on one line, with any text.
     return msgspec.json.encode(text).decode()

@@ -1,4 +1,4 @@
-"""`status`, `ping`, `members`: how everything is."""
+"""The commands `status`, `ping` and `members`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def show_status(
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
-    """Nodes, queues and consumers with their rates, as the nodes measure them."""
+    """Show nodes, queues and consumers with their live rates.
+
+    Example: `tidegate status --queue orders --watch`
+    """
     output = Output(json)
     chosen = None if queue is None else queue_key(queue)
 
@@ -93,7 +96,10 @@ def ping(
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
-    """Ask a node for a sign of life, and how long that takes."""
+    """Measure the round trip to a node.
+
+    Example: `tidegate ping --wait 30s` waits for a node to start.
+    """
     output = Output(json)
 
     async def measure(mq: Client) -> list[float]:

@@ -1,4 +1,4 @@
-"""`tidegate machine`, a machine of the fleet as a process tree; `tidegate fleet`, all of them."""
+"""The commands `tidegate machine` (one machine as a process tree) and `tidegate fleet`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _COLUMNS = [
     Column("provider", spare=True),
     Column("detail"),
 ]
-# Of what is said about a machine, on a terminal.
+# The limit for a machine's detail on a terminal.
 _DETAIL_SHOWN = 160
 _BOOT_S_MAX = 86_400.0
 
@@ -63,9 +63,13 @@ def machine(
     ] = 0.0,
     config: ConfigOption = None,
 ) -> None:
-    """Run one machine of a fleet: a node, and workers for the replicas that come to it."""
+    """Run one machine of a fleet: a node, and workers for the replicas assigned to it.
+
+    The provider of the fleet runs this command on a machine that it boots. Use --join-file for a
+    store URL with a password.
+    """
     settings = load_settings(config, os.environ)
-    # Whatever this machine logs, in any of its processes, says which it is.
+    # The logs of all processes of this machine contain its id.
     os.environ["TIDEGATE_MACHINE"] = str(machine_id)
     set_up_logs(settings.log.level, settings.log.format)
     try:
@@ -128,17 +132,17 @@ async def _run_machine(
 
 
 def _say_last(words: str) -> None:
-    """Leave word of why it ended to whoever booted it."""
+    """Write the reason of the exit to the file that the provider reads."""
     from tidegate.fleet.providers.process import LAST_WORDS_VARIABLE
 
     if (path := os.environ.get(LAST_WORDS_VARIABLE)) is not None:
-        # On a full disk there is no last word.
+        # A full disk must not change how the machine ends.
         with contextlib.suppress(OSError):
             Path(path).write_text(words)
 
 
 def fleet(url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
-    """Machines, what is in which slot, the warm pool, who leads, what failed."""
+    """Show the machines of the fleet: states, slots, warm machines, the leader and failures."""
     output = Output(json)
     found: FleetInfo = ask(url, lambda mq: mq.fleet())
     if json:

@@ -1,7 +1,7 @@
-"""What commands that measure have in common.
+"""Helpers for commands that measure.
 
-Progress goes to stderr, the report to stdout. What only measurements need is imported when a
-command needs it; a part of the `lab` extra that is missing is said in a sentence.
+Progress goes to stderr and the report to stdout. Packages that only measurements need are imported
+when a command needs them. If a package of the `lab` extra is missing, the command names it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ QuickOption = Annotated[
 
 
 class Report(Protocol):
-    """What every measurement returns."""
+    """The result of a measurement."""
 
     def as_json(self) -> Any: ...
 
 
 class QuickOptions(Protocol):
-    """Options of a measurement that can be made quickly too."""
+    """Options of a measurement that also has a quick variant."""
 
     def __init__(self) -> None: ...
 
@@ -50,14 +50,14 @@ class LabMissing(TidegateError):
 
 
 class MeasurementFailed(TidegateError):
-    """A measurement did not come to its end; its own words, in as many lines as it took."""
+    """A measurement failed; the text may have several lines."""
 
     name = "MEASUREMENT_FAILED"
 
 
 @contextlib.contextmanager
 def with_the_lab() -> Iterator[None]:
-    """Where the lab is imported and used."""
+    """Report missing packages and failed measurements in this context as Tidegate errors."""
     try:
         with terminated_like_interrupted():
             yield
@@ -68,24 +68,25 @@ def with_the_lab() -> Iterator[None]:
             f"this needs the package {missing.name}: pip install 'tidegate[lab]'"
         ) from None
     except (RuntimeError, AssertionError) as failure:
-        # Servers and children that fail are the lab's own errors; any other is a bug to see.
+        # Errors of the lab's own servers and child processes are expected failures. Any other error
+        # is a bug, and needs its traceback.
         if not type(failure).__module__.startswith("tidegate.lab"):
             raise
         raise MeasurementFailed(str(failure)) from None
 
 
 def say(line: str) -> None:
-    """Progress."""
+    """Print a line of progress to stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
 def names_in(text: str) -> list[str]:
-    """Names that were given in one option, separated by commas."""
+    """Return the names in a comma-separated option."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def changed(options: Any, **given: Any) -> Any:
-    """The options with what was given on the command line."""
+    """Return the options, with the values from the command line that are not None."""
     import msgspec
 
     return msgspec.structs.replace(
@@ -100,7 +101,7 @@ def measured(
     quick: bool,
     **given: Any,
 ) -> Measurement:
-    """Run it with its usual options or its quick ones, and with what was given on top."""
+    """Run a measurement with its default or quick options, changed by the given values."""
     options = kind.quick() if quick else kind()
     return run(changed(options, **given), say)
 
@@ -108,7 +109,7 @@ def measured(
 def show(
     report: Report, render: Callable[[Any, Console], None], *, as_json: bool, good: bool
 ) -> None:
-    """Print the report; exit code FAILED when it is not good."""
+    """Print the report; exit with FAILED if the result is not `good`."""
     output = Output(as_json)
     if as_json:
         output.json(report.as_json())

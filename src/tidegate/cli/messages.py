@@ -1,7 +1,7 @@
-"""`put`, `get`, `peek`: messages in, messages out, messages looked at.
+"""The commands `put`, `get` and `peek`.
 
-`get` takes a message under a lease, prints it, and only then acknowledges it: when the reader of
-a pipe has gone away, what it did not read goes back to the queue.
+`get` takes a message under a lease, prints it, and acknowledges it only after that. If the reader
+of a pipe has ended, unread messages return to the queue.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tidegate.client.client import Client
     from tidegate.client.message import Message
 
-# `get` prints at once; a lease this long only outlasts a reader that is slow to take it.
+# `get` prints at once, so the lease only has to outlast a slow reader of the output.
 _LEASE_S = 60.0
 
 _PEEK_COLUMNS = [
@@ -60,7 +60,7 @@ HeaderOption = Annotated[
 
 
 class ReadOrder(StrEnum):
-    """Which message comes first."""
+    """Which message `get` takes first."""
 
     OLDEST = "oldest"
     PRIORITY = "priority"
@@ -98,7 +98,10 @@ def put(
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
-    """Put a message, or each line of stdin as one; returns once they are on disk."""
+    """Put a message, or each line of stdin, in a queue; return when the messages are on disk.
+
+    Example: `tidegate put orders '{"item": 7}' --content-type application/json`
+    """
     output = Output(json)
     headers = headers_of(header or [])
     lone = lone_payload(payload, whole)
@@ -128,7 +131,7 @@ def put(
 
         if lone is not None:
             return 1, await put_one(lone)
-        # An unknown queue is said before the first line is read.
+        # Report an unknown queue before the first line is read.
         await mq.queue(queue)
         confirmed = 0
         try:
@@ -150,11 +153,11 @@ def put(
 
 
 def lone_payload(payload: str | None, whole: bool) -> bytes | None:
-    """The one message, unless each line of stdin is one."""
+    """Return the single message to put, or None if each line of stdin is a message."""
     if payload is not None and payload != "-":
         if whole:
             raise typer.BadParameter("--whole reads stdin: leave the payload out, or give -")
-        # What came as bytes that are no UTF-8 goes on as those bytes.
+        # Keep argument bytes that are not valid UTF-8.
         return payload.encode(errors="surrogateescape")
     return sys.stdin.buffer.read() if whole else None
 
@@ -175,7 +178,7 @@ async def _client_id(mq: Client, text: str) -> int:
 
 
 async def _put_all(puts: list[asyncio.Future[int]]) -> int:
-    """How many were confirmed: all of them, or the first failure is raised."""
+    """Return the number of confirmed puts; raise the first failure if there is one."""
     outcomes = await asyncio.gather(*puts, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
@@ -210,7 +213,12 @@ def get(
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
-    """Take messages and print them; with --json one object a line. Exit code 3: none there."""
+    """Take messages and print them; with --json one object per line.
+
+    A message is acknowledged after it is printed. The exit code is 3 if there was no message.
+
+    Example: `tidegate get orders --count 0 --raw`
+    """
     output = Output(json)
 
     async def take(mq: Client) -> int:
@@ -273,7 +281,10 @@ def peek(
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
-    """Look at waiting messages without taking them. Exit code 3: there are none."""
+    """Show waiting messages without taking them.
+
+    The exit code is 3 if the queue is empty.
+    """
     output = Output(json)
     messages = ask(url, lambda mq: mq.browse(queue_key(queue), limit=limit))
     now = time.time()

@@ -1,4 +1,4 @@
-"""What a node is made with, as the settings say."""
+"""The parts of a node that the settings determine: TLS, recorder and limits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def recorder_of(settings: Settings) -> Recorder | None:
         return None
     data = settings.store.data_folder
     if settings.lake == str(data / "lake"):
-        # One that cannot be written yet is the recorder's to complain about.
+        # If the folder cannot be written yet, the recorder reports that.
         with contextlib.suppress(OSError):
             mark_as_data(data)
     return Recorder(

@@ -1,13 +1,14 @@
-"""Options that several commands have together, said once.
+"""Groups of options that several commands share.
 
     @dataclass(frozen=True)
     class GoalOptions:
-        settle: SettleOption = None             each field an option, with its default
+        settle: SettleOption = None             each field is an option with its default
 
-    @spread()
+    @flatten_options()
     def policy(queue: QueueArgument, goal: GoalOptions = NO_GOAL) -> None: ...
 
-Typer reads what a command takes off its signature: there the fields stand in place of the group.
+Typer reads the options from the signature of the command. The decorator replaces each group in the
+signature by the fields of the group.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ Command = Callable[..., None]
 
 
 def spread(*left_out: str) -> Callable[[Command], Command]:
-    """A command whose groups are options of its own; those left out are as by default."""
+    """Return a decorator that replaces option groups in a command's signature by their fields.
+
+    Fields in `left_out` are no options, and keep their defaults.
+    """
 
     def spread_out(command: Command) -> Command:
         hints = get_type_hints(command, include_extras=True)

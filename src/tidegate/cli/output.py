@@ -1,8 +1,8 @@
-"""How commands print: rich tables for people, plain lines for pipes, JSON for programs.
+"""Output of commands: rich tables for terminals, plain lines for pipes, JSON for programs.
 
-A command hands over columns and typed cells. On a terminal each column says how its cells are
-shown; in a pipe a table is lines of cells separated by tabs under one line of column names, with
-numbers as they are. JSON is never made from what people see, but from the numbers themselves.
+A command passes columns and typed cells. On a terminal each column formats its own cells. In a pipe
+a table is one line per row with cells separated by tabs, below a line of column names; numbers are
+not formatted. JSON is made from the values and never from formatted text.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class Column:
     shown: Callable[[Any], str] = str
     right: bool = False
     style: str = ""
-    # Left out where there is no room for it.
+    # The column may be dropped if the terminal is too narrow.
     spare: bool = False
 
     def on_terminal(self, cell: Cell) -> Text:
-        # Text, not markup: a queue may be called [red].
+        # Use Text instead of markup, because a queue may be called [red].
         return Text("–" if cell is None else harmless(self.shown(cell)), style=self.style)
 
 
 class Output:
-    """Where one command prints to."""
+    """The output of one command."""
 
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
@@ -50,25 +50,29 @@ class Output:
         self.on_terminal = self.console.is_terminal and not as_json
 
     def json(self, value: Any, *, one_line: bool = False) -> None:
-        """One JSON document."""
+        """Print one JSON document."""
         encoded = msgspec.json.encode(value)
         self.line((encoded if one_line else msgspec.json.format(encoded, indent=2)).decode())
 
     def line(self, text: str, style: str = "", *, wrap: bool = False) -> None:
-        """One line of text; long ones of ours may be wrapped between words, others' never."""
+        """Print one line of text.
+
+        Set `wrap` for text of our own, which may be wrapped between words on a terminal. Text from
+        users is never wrapped.
+        """
         if self.on_terminal:
             self.console.print(Text(text, style=style), soft_wrap=not wrap)
         else:
             print(text, flush=True)
 
     def report_console(self) -> Console:
-        """Where reports draw their tables: without boxes when nobody looks."""
+        """Return a console for reports; outside a terminal it prints tables without boxes."""
         return self.console if self.on_terminal else _PlainConsole()
 
     def table(
         self, columns: Sequence[Column], rows: Iterable[Sequence[Cell]], title: str = ""
     ) -> None:
-        """A table, or lines with tabs."""
+        """Print a table; outside a terminal as lines with tabs."""
         if self.on_terminal:
             self.console.print(terminal_table(columns, rows, title, width=self.console.width))
             return
@@ -79,7 +83,7 @@ class Output:
 
 
 class _PlainConsole(Console):
-    """Prints rich tables as lines with tabs."""
+    """A console that prints rich tables as lines with tabs."""
 
     def __init__(self) -> None:
         super().__init__(no_color=True, highlight=False, width=10_000)
@@ -95,7 +99,7 @@ class _PlainConsole(Console):
             names = [column.header for column in one.columns]
             for row in [names, *zip(*columns, strict=True)]:
                 cells = (self.render_str(c).plain if isinstance(c, str) else str(c) for c in row)
-                # Not through the console, which would turn tabs into spaces.
+                # Rich consoles convert tabs to spaces, so print directly.
                 print("\t".join(cells), file=self.file)
 
 
@@ -106,7 +110,7 @@ def terminal_table(
     *,
     width: int,
 ) -> Table:
-    """The same table for places that draw by themselves, such as a live view."""
+    """Return a rich table, for callers that draw it themselves, such as a live view."""
     texts = [
         [column.on_terminal(cell) for column, cell in zip(columns, row, strict=True)]
         for row in rows
@@ -126,7 +130,7 @@ def terminal_table(
 
 
 def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int) -> list[int]:
-    """Which columns there is room for: of the spare ones the last go first."""
+    """Return the indices of the columns that fit; drop spare columns from the right."""
     widths = [
         max(len(column.name), 3, *(row[index].cell_len for row in rows)) + _CELL_PADDING
         for index, column in enumerate(columns)
@@ -147,5 +151,5 @@ def _plain(cell: Cell) -> str:
         return "yes" if cell else "no"
     if isinstance(cell, float):
         return f"{cell:.3f}"
-    # A cell stays a cell, whatever it holds.
+    # Escape tabs and newlines, so that a cell cannot break the table.
     return harmless(str(cell))

@@ -1,7 +1,7 @@
-"""A balancing policy of the user's own, by `module:Class`, in the process of a door.
+"""A balancing policy written by the user, named by `module:Class`, in the process of a door.
 
-It is asked for every request, so what is wrong with it must not take the door down: where it fails,
-or names somebody who was no candidate, the default policy chooses, and the log says why.
+The policy runs for every request, so an error in it must not stop the door. If it raises, or
+returns something that is not a candidate, the default policy chooses and the log gives the reason.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from tidegate.laws.balancing import BetterOfTwo, Chosen, Policy, policy_of
 
 log = logging.getLogger(__name__)
 
-# Between two complaints about the same policy, which may fail for each of thousands of requests.
+# The time between two log records about one policy, which may fail for thousands of requests a
+# second.
 _COMPLAINT_S = 60.0
 
 
 class OwnPolicy:
-    """The user's, with another beside it for when it fails."""
+    """The user's policy, with a default policy for its failures."""
 
     def __init__(self, name: str, own: Policy, random: Random) -> None:
         self._name = name
@@ -52,7 +53,10 @@ class OwnPolicy:
 
 
 def policy_said(name: str, random: Random) -> Policy:
-    """One of ours by its name, or the user's by `module:Class`; InvalidValue if there is none."""
+    """Return a built-in policy by its name, or the user's by `module:Class`.
+
+    Raise `InvalidValue` if it does not exist or cannot be created.
+    """
     module_name, colon, class_name = name.partition(":")
     if not colon:
         return policy_of(name, random)

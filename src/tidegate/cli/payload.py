@@ -1,4 +1,4 @@
-"""Payloads for people and programs: text when it is UTF-8, base64 in JSON when it is not."""
+"""Message payloads in output: UTF-8 text as text, other bytes as hex or base64."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _PREVIEW_CHARACTERS = 60
 
 
 def as_json(message: Message) -> dict[str, Any]:
-    """Everything about a message; `payload_base64` instead of `payload` when it is no text."""
+    """Return all fields of a message as JSON values.
+
+    A payload that is not UTF-8 is in `payload_base64` instead of `payload`.
+    """
     arrived_at = datetime.fromtimestamp(message.arrived_at, UTC)
     known: dict[str, Any] = {
         "message_id": message.message_id,
@@ -37,7 +40,10 @@ def as_json(message: Message) -> dict[str, Any]:
 
 
 def preview(payload: bytes, characters_max: int | None = _PREVIEW_CHARACTERS) -> str:
-    """A payload that can do a terminal no harm: control characters escaped, bytes as hex."""
+    """Return a payload as safe text for a terminal: control characters escaped, bytes as hex.
+
+    None for `characters_max` returns the whole payload and keeps newlines and tabs.
+    """
     try:
         text = payload.decode()
     except UnicodeDecodeError:
@@ -56,10 +62,10 @@ def _escaped(character: str) -> str:
 
 
 def write(payload: bytes, *, newline: bool) -> None:
-    """The bytes themselves to stdout, before anything is acknowledged."""
+    """Write the payload itself to stdout and flush, so that it may then be acknowledged."""
     left = memoryview(payload + b"\n" if newline else payload)
-    # With PYTHONUNBUFFERED a write of more than a pipe holds may end early; what is acknowledged
-    # must have been written whole.
+    # With PYTHONUNBUFFERED a write larger than the pipe's capacity may be partial. A message must
+    # be written completely before it is acknowledged.
     while left:
         left = left[sys.stdout.buffer.write(left) :]
     sys.stdout.buffer.flush()

@@ -1,4 +1,4 @@
-"""`policy`, `pause`, `resume`, `dead`, `redrive`: what a queue promises, and what it gave up."""
+"""The commands `policy`, `pause`, `resume`, `dead` and `redrive`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DEAD_COLUMNS = [
     Column("error"),
     Column("payload", spare=True),
 ]
-# Somebody else may change a policy at the same time, but not so often.
+# Another client may change the policy concurrently, so the change is tried again this many times.
 _TRIES_MAX = 8
 
 
@@ -55,7 +55,10 @@ def policy(
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
-    """Show what a queue promises; with --set or a goal for its prefetch, change it."""
+    """Show the policy of a queue; with --set or a prefetch goal, change it first.
+
+    Example: `tidegate policy orders --set ttl=1h`
+    """
     output = Output(json)
     changes = parse_policy(settings or [])
 
@@ -82,7 +85,7 @@ def policy(
 async def change_policy(
     mq: Client, queue: str, changes: Mapping[str, Any], goal: GoalOptions
 ) -> QueuePolicy:
-    """Change some fields; a goal on top of what there is, also if somebody else has just set it."""
+    """Change fields of a queue's policy, and try again if another client changes it meanwhile."""
     for left in reversed(range(_TRIES_MAX)):
         info = await mq.queue(queue_key(queue))
         wanted = dict(changes)
@@ -110,12 +113,12 @@ def _text(info: QueueInfo, field: str, source: QueuePolicy) -> str:
 
 
 def pause(queue: QueueArgument, url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
-    """Deliver nothing from a queue until it is resumed; puts go on."""
+    """Stop deliveries from a queue until `resume`; puts still succeed."""
     _set_paused(queue, True, url, json)
 
 
 def resume(queue: QueueArgument, url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
-    """Deliver again."""
+    """Resume deliveries from a paused queue."""
     _set_paused(queue, False, url, json)
 
 
@@ -129,7 +132,7 @@ def _set_paused(queue: str, paused: bool, url: str, json: bool) -> None:
 
 
 def _dead_queue(queue: str) -> str | int:
-    """The dead letters of a queue, by its name or by theirs."""
+    """Return the dead-letter queue of a queue; `queue` may also name that queue itself."""
     key = queue_key(queue)
     return key if isinstance(key, int) or key.endswith(DEAD_SUFFIX) else key + DEAD_SUFFIX
 
@@ -140,14 +143,15 @@ def dead(
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
-    """Look at the dead letters of a queue: why each was given up."""
+    """Show the dead letters of a queue, with the reason for each."""
     output = Output(json)
 
     async def look(mq: Client) -> list[Message]:
         try:
             return await mq.browse(_dead_queue(queue), limit=limit)
         except QueueNotExisting:
-            # Made when first needed: the queue itself must be there.
+            # The dead-letter queue is created when first needed. Raise an error only if the queue
+            # itself is missing.
             await mq.queue(queue_key(queue))
             return []
 
@@ -203,7 +207,13 @@ def redrive(
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
-    """Send dead letters back, all or a selection; QUEUE is theirs, or the one they died in."""
+    """Return dead letters to the queue they died in, or to another one with --to.
+
+    QUEUE is the queue or its dead-letter queue. The options select messages; without them all
+    return.
+
+    Example: `tidegate redrive orders --limit 100`
+    """
     output = Output(json)
 
     async def send_back(mq: Client) -> int:
@@ -211,7 +221,8 @@ def redrive(
         try:
             await mq.queue(dead_queue)
         except QueueNotExisting:
-            # Made when first needed: the queue itself must be there.
+            # The dead-letter queue is created when first needed. Raise an error only if the queue
+            # itself is missing.
             await mq.queue(queue_key(queue))
             return 0
         return await mq.redrive(

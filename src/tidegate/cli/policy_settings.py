@@ -1,4 +1,4 @@
-"""Policies as people write them: `lease=30s`, `bytes_max=64MiB`, `ttl=none`."""
+"""Policies as text: `lease=30s`, `bytes_max=64MiB`, `ttl=none`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SetOption = Annotated[
 
 
 def parse_policy(settings: list[str]) -> dict[str, Any]:
-    """Fields of a policy as people write them: durations, sizes, words, none."""
+    """Return the policy fields in `NAME=VALUE` texts, converted to their types."""
     changes: dict[str, Any] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
@@ -37,7 +37,7 @@ def parse_policy(settings: list[str]) -> dict[str, Any]:
 
 
 def policy_keys() -> set[str]:
-    """Every way to write a key of a policy."""
+    """Return all names of policy keys, with and without the suffix `_s`."""
     fields = QueuePolicy.__struct_fields__
     return {*fields, *(field.removesuffix("_s") for field in fields)}
 
@@ -56,7 +56,7 @@ def _value(field: str, text: str) -> Any:
     if field == "prefetch":
         return goal_of(text)
     if field == "dead_letter":
-        # Nothing means: keep none; `default` the queue's own name with a suffix.
+        # An empty text disables dead letters; `default` means the queue's name with a suffix.
         return None if text.lower() == "default" else text
     if field == "bytes_max":
         return parse_size_bytes(text)

@@ -1,4 +1,4 @@
-"""Options that say what the prefetch of a queue's consumers is steered to."""
+"""Options that set the prefetch goal of a queue's consumers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ PrefetchModelOption = Annotated[
 
 
 def _base(before: PrefetchGoal | None, manual: int | None) -> PrefetchGoal:
-    """What changes are made to: by hand where nothing was steered, and so it can be given back."""
+    """Return the goal to change; without one, a manual goal that --prefetch-auto removes."""
     if before is not None:
         return before
     return PrefetchGoal() if manual is None else by_hand(None, manual)
@@ -90,7 +90,7 @@ def _base(before: PrefetchGoal | None, manual: int | None) -> PrefetchGoal:
 
 @dataclass(frozen=True)
 class GoalOptions:
-    """What was said of prefetch."""
+    """The prefetch options of one command line."""
 
     rate: PrefetchRateOption = None
     keep_up: PrefetchKeepUpOption = False
@@ -120,7 +120,7 @@ class GoalOptions:
         return self != GoalOptions()
 
     def changed(self, before: PrefetchGoal | None, queue: str) -> PrefetchGoal | None:
-        """The goal that the queue has from now on; None: none."""
+        """Return the new prefetch goal of the queue; None removes the goal."""
         if self.off:
             return None
         changes: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""`explain QUEUE --prefetch`: the last control steps of each consumer, live from its node."""
+"""The command `explain QUEUE --prefetch`: the last control steps of each consumer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tidegate.client.client import Client
     from tidegate.telemetry.numbers import ConsumerNumbers, ControlNumbers, QueueNumbers
 
-# As many as a node remembers.
+# A node keeps this many steps.
 _STEPS_MAX = 60
 
 
@@ -40,7 +40,7 @@ _COLUMNS = [
 
 
 def explain_prefetch(output: Output, url: str, queue: str | None, number: int) -> None:
-    """Print them, the newest last."""
+    """Print the control steps of each consumer, newest last."""
     if queue is None:
         raise InvalidValue("of which queue? `tidegate explain QUEUE --prefetch`")
 

@@ -1,4 +1,4 @@
-"""`queue set`: what a queue promises and how it scales, changed while everything runs."""
+"""The command `queue set`: change the policy and the scaling of a queue while the cluster runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def set_queue(
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
-    """Change what a queue promises, and how it scales: `queue set orders lease=30s max=8`."""
+    """Change the policy, the scaling or the prefetch goal of a queue while the cluster runs.
+
+    Example: `tidegate queue set orders lease=30s max=8`
+    """
     output = Output(json)
     found = assignments(settings or [])
     if policy is not None:
@@ -59,7 +62,7 @@ def set_queue(
     promises = parse_policy([f"{key}={found[key]}" for key in for_policy])
 
     async def work(mq: Client) -> None:
-        # First what may be refused: all or nothing, as far as two requests can be.
+        # Check the goal first, because two requests cannot be one transaction.
         if goal.are_given:
             info = await mq.queue(queue_key(queue))
             goal.changed(info.policy.prefetch, info.name)

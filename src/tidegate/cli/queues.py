@@ -1,4 +1,4 @@
-"""`queues`, `create`, `delete`, `purge`: what queues there are."""
+"""The commands `queues`, `create`, `delete` and `purge`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COLUMNS = [
     Column("prefetch goal", spare=True),
 ]
 
-# The node that serves a queue or a replica, and its numbers.
+# The name of the node that serves a queue or a replica, and the stats of it.
 Served: TypeAlias = "tuple[str, QueueNumbers]"
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Name, or #id.")]
 
@@ -48,7 +48,7 @@ def register(app: typer.Typer) -> None:
 
 
 def queues(url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
-    """List the queues."""
+    """List the queues, with their messages, consumers and prefetch goals."""
     output = Output(json)
 
     async def look(mq: Client) -> tuple[list[QueueInfo], dict[str, list[Served]]]:
@@ -72,11 +72,11 @@ def queues(url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
 
 
 def _row(queue: QueueInfo, served: list[Served]) -> list[Cell]:
-    """A logical queue is one queue to its users: what its replicas hold adds up."""
+    """Return the row of a queue; the numbers of a logical queue are sums over its replicas."""
     known: list[Cell] = [queue.queue_id, queue.name, queue.durable]
     goal = None if queue.policy.prefetch is None else told(queue.policy.prefetch)
     if not served:
-        # Nobody owns it at the moment: nobody knows its numbers either.
+        # No node owns the queue at the moment, so its stats are unknown.
         return [*known, None, None, None, None, None, None, goal]
     parts = [numbers for _, numbers in served]
     replicas = sum(1 for numbers in parts if numbers.name != queue.name)
@@ -106,7 +106,10 @@ def create(
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
-    """Create a queue."""
+    """Create a queue.
+
+    Example: `tidegate create orders --set lease=30s --set deliveries_max=5`
+    """
     output = Output(json)
     policy = QueuePolicy(**parse_policy(settings or []))
     if goal.are_given:
@@ -124,7 +127,7 @@ def create(
 
 
 def delete(queue: QueueArgument, url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
-    """Delete a queue and every message in it."""
+    """Delete a queue and all its messages."""
     output = Output(json)
     ask(url, lambda mq: mq.delete_queue(queue_key(queue)), "read-write")
     if json:
@@ -134,7 +137,10 @@ def delete(queue: QueueArgument, url: UrlOption = DEFAULT, json: JsonOption = Fa
 
 
 def purge(queue: QueueArgument, url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
-    """Drop every waiting message of a queue."""
+    """Drop all waiting messages of a queue.
+
+    Messages that consumers hold are not affected.
+    """
     output = Output(json)
     dropped = ask(url, lambda mq: mq.purge(queue_key(queue)), "read-write")
     if json:

@@ -1,9 +1,9 @@
-"""Running a command again whenever a source file changes, for development.
+"""The restart of a command whenever a source file changes, for development.
 
-Strategy: we watch, a child works, and a changed file is a SIGTERM to the child, so that what it
-runs is finished by the old code. A child that ended by itself is started again by the next
-change: most likely somebody is mending it. Watching is looking at times of change twice a second,
-which takes a millisecond for a thousand files and needs no library.
+This process watches the files, and a child process runs the command. A change sends SIGTERM to the
+child, which finishes its work with the old code; then a new child starts. A child that ends by
+itself is restarted at the next change, which probably mends it. The watch compares modification
+times twice a second, which takes a millisecond for a thousand files.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from tidegate.fleet.parent import for_child
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
-# What a child may take beyond its drain: hooks, and goodbye.
+# The time a child needs to stop in addition to its drain, for hooks and disconnecting.
 _GOODBYE_S = 10.0
 
 
 class Sources:
-    """The Python files below a folder, and when they were changed."""
+    """The Python files below a folder, with their modification times."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen = self._look()
 
     def changed(self) -> list[str]:
-        """Which ones came, went or changed since the last look."""
+        """Return the files that were added, removed or changed since the previous call."""
         before, self._seen = self._seen, self._look()
         return sorted({path for path, _ in before.items() ^ self._seen.items()})
 
@@ -44,12 +44,12 @@ class Sources:
             try:
                 seen[str(path)] = path.stat().st_mtime_ns
             except FileNotFoundError:
-                continue  # it went while we looked
+                continue  # deleted meanwhile
         return seen
 
 
 def run_again_on_change(folder: Path, drain_s: float) -> int:
-    """Run this command without `--reload`, again after each change; its last exit code."""
+    """Run this command without `--reload`, again after each change; return the last exit code."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--reload"]
     child = _Child(arguments, drain_s)
     sources = Sources(folder)
@@ -78,7 +78,7 @@ def run_again_on_change(folder: Path, drain_s: float) -> int:
 
 
 class _Child:
-    """The command in a process of its own."""
+    """The command as a child process."""
 
     def __init__(self, arguments: list[str], drain_s: float) -> None:
         self._command = [sys.executable, "-m", "tidegate", *arguments]
@@ -89,7 +89,8 @@ class _Child:
         self._process = subprocess.Popen(
             self._command,
             env={**os.environ, **for_child()},
-            # Ctrl-C is for us to hear: a second signal would hurry it.
+            # Only the parent receives Ctrl-C. A second signal would make the child cut its work
+            # short.
             process_group=0,
         )
 
@@ -98,7 +99,7 @@ class _Child:
             self._process.terminate()
 
     def stop(self) -> int:
-        """Ask it to end, and wait; its exit code."""
+        """Stop the child, kill it after its drain, and return its exit code."""
         if self._process is None:
             return 0
         self._process.terminate()

@@ -1,4 +1,4 @@
-"""`tidegate report`: what was learned, as one HTML page and a PDF."""
+"""The command `tidegate report`: learned results as one HTML page and a PDF."""
 
 from __future__ import annotations
 
@@ -35,7 +35,12 @@ def report(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a page of what was learned: service levels, waits, stability, models, forecast."""
+    """Write a page of learned results: service levels, waits, stability, models and a forecast.
+
+    The exit code is 3 if nothing was learned yet.
+
+    Example: `tidegate report --out report.html --pdf`
+    """
     output = Output(json)
     settings = load_settings(config, os.environ).with_data(data)
     folder = knowledge or settings.knowledge_folder
@@ -73,7 +78,7 @@ def report(
 
 
 def _beside(page: Path) -> Path:
-    """Where the PDF of a page goes."""
+    """Return the path of the PDF for a page."""
     if page.is_dir():
         return page
     if page.suffix.lower() == ".pdf":
@@ -86,7 +91,7 @@ def _beside(page: Path) -> Path:
 
 
 def _asked_for(error: OSError, out: Path) -> str:
-    """The path that failed; of a file that is still being written, the one it is to become."""
+    """Return the path that could not be written; for a partial file, the path it would get."""
     if error.filename is None:
         return str(out)
     failed = Path(error.filename)

@@ -1,4 +1,4 @@
-"""Changes how a queue scales, whoever else changes it at the same time."""
+"""Concurrent-safe changes of how a queue scales."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ if TYPE_CHECKING:
     from tidegate.client.client import Client
     from tidegate.core.replication import Topology
 
-# Of changes, while others change the same queue.
+# How often to try a change that collides with changes by other clients.
 _TRIES_MAX = 8
 
 
 async def topology_of(mq: Client, queue: str) -> Topology | None:
-    """How a queue is spread; None: it is a plain one."""
+    """Return the topology of a logical queue; None for a plain queue.
+
+    Raise `InvalidValue` for a replica, because only the logical queue scales.
+    """
     info = await mq.queue(queue_key(queue))
     if info.alias_id:
         whole = logical_name(info.name)
@@ -48,14 +51,18 @@ async def topology_of(mq: Client, queue: str) -> Topology | None:
 async def change_scaling(
     mq: Client, queue: str, changes: dict[str, Any], declared: Scaling | None = None
 ) -> None:
-    """Change some keys of how a queue scales, whoever else changes others at the same time."""
+    """Change some scaling keys of a queue, and keep concurrent changes of others.
+
+    `declared` replaces the present settings before the changes apply. Print a warning if the
+    worker's module cannot be found here.
+    """
 
     def wanted(topology: Topology | None) -> Scaling:
         before = declared or (DEFAULT_SCALING if topology is None else topology.scaling)
         said = changes
         if topology is None and declared is None and "min" in changes and "max" not in changes:
-            # Nobody has said how many at most: as many as at least. What was said stays, or is
-            # refused.
+            # Without an upper bound for a new logical queue, use the lower bound. An existing upper
+            # bound stays, or the server refuses the change.
             said = {"max": changes["min"], **changes}
         name = queue if topology is None else topology.queue
         obeyed, rest = _obeying(before, said, name)
@@ -69,7 +76,7 @@ async def change_scaling(
 
 
 def _check_wanted(before: Scaling, changes: dict[str, Any], queue: str) -> None:
-    """Who wants more replicas than there may be hears what bounds them, and how to move that."""
+    """Raise `InvalidValue` with the bounds and a remedy if --to is outside of them."""
     wanted = changes.get("replicas_wanted")
     if not isinstance(wanted, int):
         return
@@ -86,7 +93,7 @@ def _check_wanted(before: Scaling, changes: dict[str, Any], queue: str) -> None:
 
 
 async def _rescale(mq: Client, queue: str, wanted: Callable[[Topology | None], Scaling]) -> None:
-    """Read, change and write back; on top of what somebody else has written meanwhile."""
+    """Read, change and write the scaling; try again if another client changed it meanwhile."""
     for left in reversed(range(_TRIES_MAX)):
         topology = await topology_of(mq, queue)
         before = None if topology is None else topology.scaling
@@ -101,7 +108,10 @@ async def _rescale(mq: Client, queue: str, wanted: Callable[[Topology | None], S
 def _obeying(
     before: Scaling, changes: dict[str, Any], queue: str
 ) -> tuple[Scaling, dict[str, Any]]:
-    """An agreement is named by its file: what it says, and on top what else was said."""
+    """Replace `agreement`, a file name, by the scaling that the agreement gives.
+
+    Return the changed scaling, and the remaining changes.
+    """
     file = changes.get("agreement")
     if file is None or file == "none":
         return before, changes
@@ -127,7 +137,10 @@ def _obeying(
 
 
 def _offered(agreement: Agreement, text: str, scaling: Scaling) -> tuple[Agreement, str]:
-    """What so many replicas can keep, by what the document itself says: all of it, or less."""
+    """Return the agreement that this many replicas can keep, or a reduced one, with its text.
+
+    Raise `InvalidValue` if the replicas do not suffice and the agreement must not be reduced.
+    """
     from tidegate.control.agreement_figures import Asked, figures
     from tidegate.control.agreement_plan import plan
     from tidegate.control.reduced_agreement import reduced_agreement

@@ -1,7 +1,7 @@
-"""Watching a service come about: which instance starts, which serves, what goes wrong.
+"""The progress of a deployment: which instances start, serve or fail.
 
-The store is looked at a few times a second and each change is told once, so that whoever typed the
-command sees what happens, whoever does it.
+The command polls the store a few times a second and prints each change once, regardless of which
+process causes it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from tidegate.core.harmless import harmless
 from tidegate.core.hosting import DoorSample, Instance, InstanceState, Service
 
-# New instances that fail one after the other before a deploy is called failed.
+# A deployment fails after this many failed instances of the new version.
 FAILURES_MAX = 2
 
 
 class Progress(enum.Enum):
-    """How far a deploy has come."""
+    """The state of a deployment."""
 
     UNDER_WAY = "under way"
     DONE = "done"
@@ -25,7 +25,7 @@ class Progress(enum.Enum):
 
 
 class Rollout:
-    """One version of one service on its way."""
+    """The deployment of one version of one service."""
 
     def __init__(self, service: Service, replicas_min: int = 1) -> None:
         self._name = service.spec.name
@@ -36,7 +36,7 @@ class Rollout:
         self._failed: dict[int, str] = {}
 
     def look(self, service: Service | None, instances: Sequence[Instance]) -> list[str]:
-        """What has changed since the last look, a sentence each."""
+        """Return a sentence for each change since the previous call."""
         news = []
         seen = set()
         for one in instances:
@@ -63,17 +63,18 @@ class Rollout:
         instances: Sequence[Instance],
         doors: Sequence[DoorSample] = (),
     ) -> Progress:
-        """Done when only the new version serves; failed when it does not come up at all.
+        """Return DONE when only the new version serves, and FAILED when it does not start.
 
-        Doors hear of an old instance that drains some time after the store has. Until each door
-        has said that it has heard, clients without a session may still come to the old instance.
+        A door learns of a draining instance some time after the store does. Until every door has
+        reported that, clients without a session may still reach an old instance.
         """
         if service is None:
             return Progress.FAILED
         ours = [one for one in instances if one.version >= self._version]
         ready = [one for one in ours if one.state is InstanceState.READY]
         serving = [one for one in ready if not one.is_spare]
-        # One that only has sessions still serves nobody new, and need not be waited for.
+        # An instance that only serves existing sessions gets no new clients, so the wait ignores
+        # it.
         older = [
             one for one in instances if one.version < self._version and one.sessions_until is None
         ]
@@ -88,7 +89,7 @@ class Rollout:
 
     @property
     def trouble(self) -> str:
-        """Why it has not come about, as far as anybody said so."""
+        """The reason why the new version does not serve, as far as it is known."""
         if self._failed:
             newest = max(self._failed)
             return f"instance {newest} of version {self._version} {_why(self._failed[newest])}"

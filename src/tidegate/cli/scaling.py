@@ -1,4 +1,4 @@
-"""`scale` and `queue set`: how a queue spreads over replicas, changed while everything runs."""
+"""The commands `scale` and `queue set`: change how a queue is spread over replicas at run time."""
 
 from __future__ import annotations
 
@@ -75,7 +75,14 @@ def scale(
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
-    """Show how a queue scales; with options, change it while everything runs."""
+    """Show how a queue scales; with options, change that while the cluster runs.
+
+    The first change makes a plain queue a logical queue with replicas. --to sets a number of
+    replicas by hand until --auto. --off drains all replicas and waits until the queue is a plain
+    one again.
+
+    Example: `tidegate scale orders --min 1 --max 8 --max-wait 5s`
+    """
     output = Output(json)
     named = {
         "min": least,

@@ -1,4 +1,4 @@
-"""`scale --off`: a queue that scales becomes a plain one, once its replicas are empty."""
+"""The command `scale --off`: a logical queue becomes a plain one when its replicas are empty."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ if TYPE_CHECKING:
     from tidegate.client.client import Client
 
 _LOOK_S = 0.2
-# Of a person who has pressed Ctrl-C.
+# How long the rollback after Ctrl-C may take.
 _TAKE_BACK_S = 3.0
 
 
 async def end_scaling(mq: Client, queue: str) -> None:
-    """Drain every replica, and wait for the last to go."""
+    """Drain all replicas of a queue, wait until they are gone, and end its scaling.
+
+    Ctrl-C during the wait restores the previous scaling.
+    """
     topology = await topology_of(mq, queue)
     if topology is None:
         return
@@ -42,15 +45,15 @@ async def end_scaling(mq: Client, queue: str) -> None:
         except asyncio.CancelledError:
             await _take_back(mq, queue, before, going)
             raise
-    # Whoever has said otherwise while it drained is not overruled, but told.
+    # Raise `ChangedMeanwhile` if another client changed the scaling while the replicas drained.
     await mq.set_scaling(key, None, before=None if topology is None else topology.scaling)
 
 
 async def _take_back(mq: Client, queue: str, before: Scaling, going: Scaling) -> None:
-    """Whoever interrupts `--off` has the queue as it was, or hears how to get there."""
+    """Restore the scaling after Ctrl-C; if that fails, print how to continue."""
     try:
         async with asyncio.timeout(_TAKE_BACK_S):
-            # What somebody else has said meanwhile stays.
+            # Keep a change that another client made meanwhile.
             with contextlib.suppress(ChangedMeanwhile):
                 await mq.set_scaling(queue_key(queue), before, before=going)
         print(f"queue {queue} goes on scaling as it did", file=sys.stderr)

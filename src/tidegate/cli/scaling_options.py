@@ -1,4 +1,4 @@
-"""Options about how a queue scales, for every command that has them."""
+"""Options that set how a queue scales, shared by several commands."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ AgreementOption = Annotated[
 
 
 def assignments(settings: list[str]) -> dict[str, str]:
-    """What `NAME=VALUE`s say, by their names."""
+    """Return the values of `NAME=VALUE` options by name; raise `InvalidValue` without an `=`."""
     found = {}
     for setting in settings:
         name, equals, text = setting.partition("=")

@@ -1,4 +1,4 @@
-"""How a queue scales, and its replicas, as tables or JSON."""
+"""The scaling and the replicas of a queue as tables or JSON."""
 
 from __future__ import annotations
 

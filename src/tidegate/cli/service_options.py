@@ -1,6 +1,6 @@
-"""What `host` and `deploy` are told of a service, checked as a whole before anything starts.
+"""The options of a service for `host` and `deploy`, checked completely before anything starts.
 
-agreement → application → policy → code        the first that is wrong is told, and nothing ran
+agreement → application → policy → code        the first problem is reported
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from tidegate.storage.postgres import PostgresStore
     from tidegate.telemetry.knowledge import Knowledge
 
-# It is part of command lines, cookies and HAProxy's configuration.
+# The name is part of command lines, cookies and HAProxy's configuration.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-# Asked over HTTP, and written into HAProxy's configuration: no quotes, nothing that ends a word.
+# The path is requested over HTTP and written to HAProxy's configuration: no quotes and no
+# separators.
 _PATH = re.compile(r"/[!$&(-;=?-Z_a-z~%]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -109,7 +110,7 @@ EnvironmentOption = Annotated[
 
 @dataclass(frozen=True)
 class ServiceOptions:
-    """How a service is run, as both commands say it."""
+    """The options that both commands share."""
 
     engine: EngineOption = Engine.GATEWAY
     concurrency: ConcurrencyOption = 100
@@ -130,16 +131,16 @@ AS_USUAL = ServiceOptions()
 
 @dataclass(frozen=True)
 class Asked:
-    """What somebody has asked for; `spec` has no package yet, which is in `code`."""
+    """A checked request to deploy; `code` is not yet part of `spec`."""
 
     spec: ServiceSpec
     agreement: Agreement
-    # What machines are to be sent.
+    # The archive to send to the machines; None if they run the code in the present folder.
     code: bytes | None
 
 
 def asked_for(target: str, agreement_file: Path, options: ServiceOptions) -> Asked:
-    """All of it, or an error that says what to change."""
+    """Check all options, and return the request to deploy; raise an error with a remedy."""
     text, agreement = _http_agreement(agreement_file)
     _check_balancing(options.engine, options.balancing)
     _check_deadline(options.engine, options.deadline)
@@ -192,9 +193,10 @@ def asked_for(target: str, agreement_file: Path, options: ServiceOptions) -> Ask
 
 
 def offer_of(asked: Asked, settings: Settings, running: Sequence[str] = ()) -> Asked:
-    """What is offered: all that was asked for, or less and that is said; LimitReached if refused.
+    """Return the request with what the resources allow: unchanged, or reduced with a warning.
 
-    Of a store that runs (`running`) the machines and who is in them count, else the settings.
+    Raise `LimitReached` if the agreement must not be reduced. If a store runs (`running`), its
+    machines and services determine the resources, else the settings do.
     """
     from tidegate.control.hosting_offer import offered
     from tidegate.telemetry.knowledge import Knowledge
@@ -210,7 +212,7 @@ def offer_of(asked: Asked, settings: Settings, running: Sequence[str] = ()) -> A
 def _room(
     spec: ServiceSpec, settings: Settings, running: Sequence[str], knowledge: Knowledge
 ) -> Room | None:
-    """What there is for a service; None: nobody knows."""
+    """Return the slots available to a service; None if they are unknown."""
     from tidegate.cli.fleet_wiring import options_of
     from tidegate.control.slot_claims import claims, room_for
 
@@ -219,7 +221,8 @@ def _room(
         return None if here is None else room_for(spec, (), here)
 
     async def look(store: PostgresStore) -> Room | None:
-        # Whoever leads knows best: who deploys may have other settings.
+        # The limit stored by the leader takes precedence, because the settings here may differ from
+        # its own.
         most = await store.machines_bound()
         if most is None and here is None:
             return None
@@ -237,7 +240,7 @@ def _warn(text: str) -> None:
 
 
 def _http_agreement(file: Path) -> tuple[str, Agreement]:
-    """An agreement of an HTTP service, as it was written and as it was read."""
+    """Return the text and the parsed agreement of an HTTP service."""
     from tidegate.agreement.complaints import Complaint
     from tidegate.agreement.document import AgreementInvalid, parse_agreement, text_of
     from tidegate.agreement.lines import lines_of_keys
@@ -269,7 +272,8 @@ def _check_balancing(engine: Engine, balancing: str) -> None:
         return
     from tidegate.cli.own_policy import policy_said
 
-    # Made here once, as every door will: what is wrong with it is said before anything starts.
+    # Create the policy once as each door does, so that its errors are reported before anything
+    # starts.
     policy_said(balancing, Random(0))
 
 
@@ -281,7 +285,7 @@ def _check_deadline(engine: Engine, deadline_s: float | None) -> None:
 
 
 def environment_of(said: Sequence[str], here: os._Environ[str] | dict[str, str]) -> dict[str, str]:
-    """What `--env NAME=VALUE` and `--env NAME` say."""
+    """Return the variables in `--env NAME=VALUE` and `--env NAME`."""
     found = {}
     for one in said:
         name, equals, value = one.partition("=")

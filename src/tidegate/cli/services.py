@@ -1,4 +1,4 @@
-"""`tidegate services`, `deploy` and `undeploy`: what is hosted on a store that runs."""
+"""The commands `tidegate services`, `deploy` and `undeploy`, for a store that already runs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,10 @@ def deploy(
     data: StoreDataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Deploy an application, or a new version of it, on a store that runs: no request fails."""
+    """Deploy an application, or a new version of it, to a running store without failing a request.
+
+    Example: `tidegate deploy shop:app --agreement shop.toml --wait 60s`
+    """
     settings = load_settings(config, os.environ)
     asked = asked_for(target, agreement, options)
     urls = running_stores(store, data, settings)
@@ -83,7 +86,7 @@ def deploy(
 
 
 async def deployed(store: HostingStore, asked: Asked) -> Service:
-    """Ordered: its code first, then itself."""
+    """Store the code, then the service, and return the service."""
     spec = asked.spec
     if asked.code is not None:
         spec = msgspec.structs.replace(spec, package=await store.put_package(asked.code))
@@ -91,7 +94,11 @@ async def deployed(store: HostingStore, asked: Asked) -> Service:
 
 
 async def deploy_and_wait(urls: Sequence[str], asked: Asked, patience_s: float) -> None:
-    """Until nothing but the new version serves; else why not, and what ran runs on."""
+    """Deploy, and wait until only the new version serves.
+
+    Raise `Unavailable` with the reason if it does not; the previous version then continues to run.
+    A `patience_s` of 0 does not wait.
+    """
     async with opened(urls) as store:
         name = asked.spec.name
         before, _ = await seen(store, name)
@@ -124,13 +131,13 @@ async def deploy_and_wait(urls: Sequence[str], asked: Asked, patience_s: float) 
 
 
 def least_of(service: Service, agreement: Agreement) -> int:
-    """How many instances there are at least: as a person has said, else as is agreed."""
+    """Return the minimum number of instances, from the override or else the agreement."""
     agreed = agreement.resources
     return service.by_hand.bounds(agreed.replicas_min, agreed.replicas_max)[0]
 
 
 def kept_by_doors(before: ServiceSpec, now: ServiceSpec) -> str:
-    """What has changed that a door reads when it begins, and not again."""
+    """Return the changed options that a door reads only at its start."""
     changed = (
         ("engine", before.engine != now.engine),
         ("balancing", before.balancing != now.balancing),
@@ -144,7 +151,7 @@ def kept_by_doors(before: ServiceSpec, now: ServiceSpec) -> str:
 
 
 async def seen(store: HostingStore, name: str) -> tuple[Service | None, list[Instance]]:
-    """A service and its instances now."""
+    """Return a service, None if it does not exist, and its instances."""
     services = {one.spec.name: one for one in await store.services()}
     return services.get(name), await store.instances(name)
 
@@ -155,7 +162,7 @@ def undeploy(
     data: StoreDataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Host it no longer: its instances answer what they have, and end."""
+    """Stop hosting a service; its instances finish their requests and end."""
     urls = running_stores(store, data, load_settings(config, os.environ))
     if not ask_store(urls, lambda found: found.undeploy(service)):
         raise NoSuch(f"no service is called {service!r}: see `tidegate services`")
@@ -168,7 +175,7 @@ def services(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """What is hosted: versions, instances, their states and machines, the doors before them."""
+    """Show the hosted services: versions, instances with states and machines, and doors."""
     urls = running_stores(store, data, load_settings(config, os.environ))
     output = Output(json)
     found = ask_store(urls, _all)
@@ -224,7 +231,7 @@ def _as_json(
         "deadline_s": spec.deadline_s,
         "answer_timeout_s": spec.answer_timeout_s,
         "body_bytes_max": spec.body_bytes_max,
-        # Names only: values may be secrets.
+        # Names only, because values may be secrets.
         "environment": sorted(spec.environment),
         "detail": service.detail or None,
         "by_hand": service.by_hand,

@@ -1,7 +1,30 @@
-"""`tidegate up` and `tidegate node`: processes that serve until they are told to stop.
+"""The commands `tidegate up` and `tidegate node`, which serve until SIGTERM or Ctrl-C.
 
-`up` holds the store and watches over its nodes, each a process of its own (`tidegate node`):
-a store or a node that dies is started again. A node knows its parent and ends with it.
+Theory of operation
+-------------------
+
+`up` is a supervisor. Its child processes are the embedded PostgreSQL (unless the settings name a
+store), the nodes, and the console. It prints the nodes' addresses on stdout and everything else on
+stderr. Then it checks its children five times a second, and restarts each one that died.
+
+`node` is one broker process. It starts in this order, and prints its address last:
+
+1. It opens the store and joins the cluster.
+2. It creates the queues that the settings declare, so that clients find them from the beginning.
+3. It serves /metrics, /healthz and /readyz.
+4. It reports its address to its parent through a pipe, or prints it.
+5. It runs the control loops until a signal comes.
+
+It stops in the reverse order: the control loops end, the node drains and leaves, and the metrics
+server ends last, so that /readyz reports the drain.
+
+Failures:
+
+- A node process dies: `up` restarts it on the same port. The other nodes take over its queues
+  meanwhile.
+- PostgreSQL dies: `up` restarts it, and the nodes reconnect.
+- `up` is killed: the kernel sends a signal to each child, which then shuts down.
+- A port is in use: a port chosen by the user is an error. A derived port falls back to a free one.
 """
 
 from __future__ import annotations
@@ -72,7 +95,13 @@ def up(
     ] = None,
     config: ConfigOption = None,
 ) -> None:
-    """Start a store and nodes, print their addresses, serve until SIGTERM or Ctrl-C."""
+    """Start a store and nodes, print their addresses, and serve until SIGTERM or Ctrl-C.
+
+    Without a store in the settings, an embedded PostgreSQL keeps its data in --data. Nodes use
+    consecutive ports. A node or store that dies is restarted.
+
+    Example: `tidegate up --nodes 2 --data /var/lib/tidegate`
+    """
     settings = load_settings(config, os.environ)
     set_up_logs(settings.log.level, settings.log.format)
     first_port = settings.node.port if port is None else port
@@ -117,14 +146,19 @@ def node(
     or_free: Annotated[bool, typer.Option("--or-free", hidden=True)] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Run one node on a store that exists; it joins the others there."""
+    """Run one node on an existing store; it joins the other nodes there.
+
+    The store is --join, or `store.url` of the settings.
+
+    Example: `TIDEGATE_STORE__URL=postgresql://... tidegate node --port 0`
+    """
     settings = load_settings(config, os.environ)
     set_up_logs(settings.log.level, settings.log.format)
     urls = checked_join(join, settings)
     end_with_parent()
     import uvloop
 
-    # Segments and spans die by reference count; looking for cycles among them is lost time.
+    # Reference counting frees segments and spans. Searching for cycles among them only costs time.
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
 
@@ -152,7 +186,7 @@ def node(
 
 
 def checked_join(join: str | None, settings: Settings) -> list[str]:
-    """The stores that were named, here or in the settings."""
+    """Return the URLs of the stores from --join or the settings; raise `InvalidValue` if none."""
     if join and without_secrets(join) != join:
         raise InvalidValue(
             "a password on the command line is read by everybody on this machine: set "
@@ -203,13 +237,14 @@ async def _serve(
         check_free(host, port)
     await node.start()
     if node.address.rpartition(":")[2] != str(port):
-        # The ports beside the one that it did not get belong to whoever did.
+        # The node fell back to another port. The ports derived from the first one may be in use,
+        # too.
         port = 0
     door = None
     try:
         if declare:
-            # Before we are ready: whoever hears of us finds them.
-            # Goals first: whoever makes the queue decides about its policy.
+            # Before the node reports ready, so that clients find the queues. Goals come first,
+            # because the creation of a queue sets its policy.
             await declare_goals(store, settings.prefetch_goals)
             await declare_queues(store, settings.queues)
         if settings.metrics.enabled:
@@ -222,7 +257,7 @@ async def _serve(
             await stop.wait()
     finally:
         await node.stop()
-        # Last: whoever asks while the node drains is to hear just that.
+        # Last, so that /readyz reports the drain while it lasts.
         if door is not None:
             await door.stop()
 
@@ -230,13 +265,13 @@ async def _serve(
 async def _opened_door(
     node: Node, node_port: int, metrics_port: int | None, settings: Settings
 ) -> HttpDoor:
-    """The door to /metrics: on the port that was asked for, or on one that we choose."""
+    """Start the server of /metrics, on the requested port or on a derived one."""
     from tidegate.node.http_door import HttpDoor
 
     chosen = settings.metrics
     asked = chosen.port if metrics_port is None else metrics_port
     derived = node_port + METRICS_PORT_OFFSET
-    # Nodes that were given any free port have neighbours that were, too.
+    # A node on a free port has a free port for its metrics, too: derived ports could collide.
     ports = [asked] if asked is not None else [derived, 0] if node_port and derived < 2**16 else [0]
     while True:
         port = ports.pop(0)
@@ -245,14 +280,14 @@ async def _opened_door(
             await door.start()
             return door
         except Unavailable as failure:
-            # Nobody asked for this one, so nobody is stopped by it.
+            # The user did not choose this port, so a free one serves as well.
             if not ports:
                 raise
             log.warning("%s; on a free port then", failure)
 
 
 def _stop_requested() -> Callable[[], bool]:
-    """A function that tells whether a signal asked us to stop."""
+    """Return a function that reports whether SIGTERM or SIGINT was received."""
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: asked.append(received))

@@ -1,4 +1,4 @@
-"""Options that go with the settings, for every command that has them."""
+"""Options for the settings file and for metrics, shared by several commands."""
 
 from __future__ import annotations
 

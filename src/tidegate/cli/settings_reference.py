@@ -1,7 +1,7 @@
-"""The settings in words; the tables of docs/reference/settings.md are made from here.
+"""The reference of the settings; docs/reference/settings.md is generated from here.
 
-What a key allows and its default are read off the settings themselves. What it means stands here:
-a key that is not explained fails the check of the docs, and a test.
+Defaults and allowed values come from the settings classes. The meaning of each key is in this
+module. A key without a text fails the check of the docs, and a test.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ SCALING_SAYS = {
 
 
 def tables() -> str:
-    """Every section with its keys, for the docs."""
+    """Return a Markdown table of the keys of each section, for the docs."""
     defaults = as_document(Settings())
     parts = []
     for section, fields in SECTIONS.items():
@@ -150,7 +150,7 @@ def tables() -> str:
 
 
 def queue_table() -> str:
-    """The keys of a section about a queue."""
+    """Return a Markdown table of the keys of a queue's section."""
     defaults = written(DEFAULT_SCALING) | {"prefetch": None}
     lines = [f"| key of `[{QUEUES}.NAME]` | default | meaning |", "|---|---|---|"]
     lines += [
@@ -161,7 +161,7 @@ def queue_table() -> str:
 
 
 def _short(allowed: str) -> str:
-    """How durations and sizes are written is said once, above the tables."""
+    """Shorten the format of durations and sizes, which the page explains above the tables."""
     return allowed.replace(DURATION_IS, "a duration").replace(SIZE_IS, "a size")
 
 

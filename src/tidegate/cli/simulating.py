@@ -1,4 +1,4 @@
-"""`tidegate simulate …`: the laws and loops on a load of one's own, in virtual time."""
+"""The command `tidegate simulate`: scaling policies on a recorded load, in virtual time."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from tidegate.simulation.outcome import Outcome
     from tidegate.simulation.scenarios import Scenario
 
-# Below it a run is over before anyone asks how far it is.
+# Shorter runs print no progress.
 _PROGRESS_AFTER_S = 2.0
-# Without those of an agreement.
+# The number of columns without those of an agreement.
 _PLAIN_COLUMNS = 12
 
 
@@ -53,9 +53,11 @@ def simulate(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Replay a load against the scaling policies: hours in seconds, nothing is started.
+    """Simulate scaling policies on a load: hours in seconds, without starting any process.
 
-    Without a scenario it lists those that there are.
+    Without a scenario, list the built-in scenarios.
+
+    Example: `tidegate simulate day.csv --policy all --set max=8`
     """
     from tidegate.simulation import scenarios
 
@@ -65,7 +67,7 @@ def simulate(
         return
     chosen = scenarios.load(scenario, seed)
     pairs = _pairs(settings or [])
-    # All are understood before the first one runs.
+    # Check all settings before the first run.
     all_of_them = [scenarios.changed(one, pairs) for one in _with_policies(chosen, policy)]
     if not chosen.clients and ScalingPolicy.CLIENTS in (one.scaling.policy for one in all_of_them):
         say(
@@ -182,7 +184,7 @@ def _print(scenario: Scenario, outcomes: list[Outcome], output: Output) -> None:
 
 
 def _windows(outcome: Outcome, columns: int) -> list[Cell]:
-    """What the agreement's windows say, where anybody has one."""
+    """Return the cells for the agreement's windows, if any scenario has an agreement."""
     found: list[Cell] = [outcome.windows_breached, outcome.windows_warned]
     return found if columns > _PLAIN_COLUMNS else []
 

@@ -1,7 +1,7 @@
-"""`tidegate sla`: every agreement, whether it is kept, and what is being done about it.
+"""The command `tidegate sla`: the status of every agreement, and the reaction to it.
 
-What the leader has judged last stands in the store, beside its decisions; so the answer is the same
-whoever leads now, and is there when nobody does (and then says so).
+The store has the leader's last verdict and its decisions. The answer therefore does not depend on
+which node leads. If no leader updates the status, the command reports that.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ if TYPE_CHECKING:
 _LOOK_S = 1.0
 _STYLES = {"breached": "bold red", "warned": "yellow", "met": "green"}
 _NOT_JUDGED = "not judged"
-# Of a service, to find one by which something was done.
+# The number of decisions that are read to find the last one with an action.
 _DECISIONS_READ = 20
 
 
 @dataclass(frozen=True)
 class Row:
-    """One agreement, as people are told of it."""
+    """The status of one agreement, for display."""
 
     agreement: str
     governs: str
-    # met, warned, breached; no data; or not judged, when nobody does (any more).
+    # "met", "warned", "breached", "no data", or "not judged" if no leader evaluates it.
     state: str
-    # None: nothing was judged yet.
+    # None if nothing was judged yet.
     budget_left: float | None = None
     burn_rate: float | None = None
     alarm: str | None = None
-    # Of the last hour.
+    # In the last hour.
     met: int = 0
     warned: int = 0
     breached: int = 0
-    # The last window's promises, the worst first.
+    # The findings of the last window, the worst first.
     evidence: tuple[str, ...] = ()
     doing: str = ""
-    # Seconds since 1970; the end of the last window.
+    # The end of the last window, in seconds since 1970.
     judged_at: float | None = None
-    # What is offered less than was asked for, and why; "": all of it is.
+    # What the offer reduces and why; empty if it reduces nothing.
     reduced: str = ""
 
 
@@ -91,9 +91,12 @@ def sla(
     data: StoreDataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Every agreement: met, warned or breached, its budget, its burn rate, what is done about it.
+    """Show every agreement: met, warned or breached, error budget, burn rate and reaction.
 
-    Windows are those of the last hour; a burn rate of 1 uses up the budget just in its period.
+    Window counts are those of the last hour. A burn rate of 1 uses up the budget exactly in its
+    period.
+
+    Example: `tidegate sla orders --watch`
     """
     settings = load_settings(config, os.environ)
     urls = running_stores(store, data, settings)
@@ -104,7 +107,7 @@ def sla(
 
 
 def _promised(settings: Settings) -> list[Agreement]:
-    """What the settings promise; where that cannot be read it is said, and the others are told."""
+    """Return the agreements of the settings; print a message and return none if one is invalid."""
     from tidegate.agreement.document import AgreementInvalid, read_agreements
 
     try:
@@ -150,7 +153,7 @@ async def _watched(
 
 
 def _view(rows: Sequence[Row], width: int, in_full: bool) -> Group:
-    """A table, and below it in sentences what it is so by: these are too long for cells."""
+    """Return a table, with the evidence below it, because sentences are too long for cells."""
     table = terminal_table(COLUMNS[:-1], [cells(row)[:-1] for row in rows], width=width)
     lines = []
     for row in rows:
@@ -176,9 +179,10 @@ async def _looks(
 async def standings(
     store: PostgresStore, now: float, promised: Sequence[Agreement] = ()
 ) -> list[Row]:
-    """Every agreement of the store, by name; those of services also before they are judged.
+    """Return the status of every agreement, by name.
 
-    And what else is promised: that nobody judges it is what its owner should know.
+    Include agreements of services that are not yet judged, and those in the settings that no leader
+    evaluates.
     """
     from tidegate.agreement.document import AgreementInvalid, parse_agreement
     from tidegate.agreement.kept_standing import KeptStanding
@@ -188,7 +192,8 @@ async def standings(
     rows: dict[tuple[str, str], Row] = {}
     for document in (await store.standings()).values():
         kept = KeptStanding.from_json(document)
-        # A budget outlives what it was for; whoever deploys it again goes on with it.
+        # The status of a deleted subject stays in the store, so that a new deployment resumes its
+        # budget.
         if kept is not None and await _is_there(store, kept, hosted):
             row = row_of(kept, now, await _last_decision(store, kept, now))
             rows[row.agreement, row.governs] = row
@@ -216,7 +221,7 @@ async def standings(
 
 
 def unjudged(agreement: Agreement, hosted: Iterable[str], queues: Iterable[str]) -> Row:
-    """An agreement of the settings that the leader says nothing of, and why that may be."""
+    """Return the row of an agreement in the settings that no leader evaluates, with a reason."""
     if agreement.http is not None:
         why = f"nothing is hosted here as {agreement.http}"
         if agreement.http in hosted:
@@ -235,7 +240,7 @@ async def _is_there(store: PostgresStore, kept: KeptStanding, hosted: set[str]) 
 
 
 def row_of(kept: KeptStanding, now: float, decided: str = "") -> Row:
-    """What is kept of an agreement, as a row; `decided` is the last decision, in words."""
+    """Return the row of a stored status; `decided` is the text of the last decision."""
     from tidegate.agreement.evaluation import SEVERITY
 
     standing = kept.standing
@@ -271,7 +276,7 @@ async def _last_decision(store: PostgresStore, kept: KeptStanding, now: float) -
     about = kept.queue or "" if kept.http is None else decided_about(kept.http)
     for document in await store.decisions(about, _DECISIONS_READ):
         decision = msgspec.json.decode(document, type=Decision)
-        # How a promise turned is its evidence, and nothing that was done.
+        # Transitions of a promise are evidence and not a reaction.
         if decision.loop == "agreement" and not decision.actions:
             continue
         said = ", ".join(map(sentence, decision.actions)) or decision.reason
@@ -281,7 +286,7 @@ async def _last_decision(store: PostgresStore, kept: KeptStanding, now: float) -
 
 
 def chosen(rows: list[Row], name: str | None) -> list[Row]:
-    """Those that are meant by a name: of the agreement, or of what it governs."""
+    """Return the rows whose agreement or subject has the name; raise `NotFound` if none has."""
     if name is None:
         return rows
     found = [row for row in rows if name in (row.agreement, row.governs.partition(" ")[2])]
@@ -306,7 +311,7 @@ def cells(row: Row) -> list[Cell]:
 
 
 def _offer(row: Row) -> str:
-    """That less is offered than was asked for; "": all of it is."""
+    """Return the text about a reduced offer; empty if nothing is reduced."""
     return row.reduced and f"reduced: {row.reduced}"
 
 

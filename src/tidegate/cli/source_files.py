@@ -1,4 +1,4 @@
-"""The Python files below a folder that somebody wrote there."""
+"""The Python files below a folder, without those of installed packages."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from tidegate.core.errors import InvalidValue
 from tidegate.fleet.code_folder import walk_code
 
-# An application is smaller; whoever is above this stands in the wrong folder.
+# Applications are smaller, so more files mean that the folder is wrong.
 FILES_MAX = 10_000
 
 
 def python_files(folder: Path) -> Iterator[Path]:
-    """Each of them once."""
+    """Yield each Python file below the folder once."""
     for here, _, files in walk_code(folder):
         for name in files:
             if name.endswith(".py"):
@@ -22,7 +22,7 @@ def python_files(folder: Path) -> Iterator[Path]:
 
 
 def revision_of(folder: Path) -> str:
-    """What the code below a folder is, so that another code has another revision."""
+    """Return a hash of the code below a folder, so that changed code has another revision."""
     files = []
     for file in python_files(folder):
         files.append(file)
@@ -36,7 +36,7 @@ def revision_of(folder: Path) -> str:
         try:
             content = file.read_bytes()
         except OSError:
-            continue  # it went while we looked, or is not ours to read
+            continue  # deleted meanwhile, or not readable
         name = str(file.relative_to(folder)).encode(errors="surrogateescape")
         digest.update(b"%d %s %d " % (len(name), name, len(content)))
         digest.update(content)

@@ -1,4 +1,4 @@
-"""The live numbers as tables: nodes, queues, consumers."""
+"""The live stats as tables of nodes, queues and consumers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _CONSUMERS = [
 
 
 def tables(cluster: ClusterNumbers) -> list[TableParts]:
-    """Title, columns and rows of each table; a table without rows is left out."""
+    """Return title, columns and rows of each table that has rows."""
     parts: list[TableParts] = [
         ("Nodes", _NODES, _node_rows(cluster)),
         ("Queues", _QUEUES, _queue_rows(cluster)),
@@ -77,7 +77,7 @@ def tables(cluster: ClusterNumbers) -> list[TableParts]:
 
 
 def screen(cluster: ClusterNumbers, width: int) -> RenderableType:
-    """The tables one below the other."""
+    """Return the tables below each other, for a live view."""
     parts = tables(cluster)
     return Group(
         *(terminal_table(columns, rows, title, width=width) for title, columns, rows in parts)
@@ -107,7 +107,7 @@ def _node_rows(cluster: ClusterNumbers) -> list[list[Cell]]:
 
 
 def _queue_rows(cluster: ClusterNumbers) -> list[list[Cell]]:
-    # Replicas below their alias, by number and not by digit.
+    # List the replicas below their logical queue, in numeric order.
     return [
         [
             f"{_title(queue)} (paused)" if queue.paused else _title(queue),
@@ -136,7 +136,7 @@ def _queue_rows(cluster: ClusterNumbers) -> list[list[Cell]]:
 
 
 def _title(queue: QueueNumbers) -> str:
-    """As errors name it, too: `orders, replica 2`."""
+    """Return a queue's name as errors give it: `orders, replica 2`."""
     if not queue.alias_id:
         return queue.name
     logical, number = by_name(queue.name)
@@ -144,13 +144,13 @@ def _title(queue: QueueNumbers) -> str:
 
 
 def by_name(name: str) -> tuple[str, int]:
-    """The order of queues in a list."""
+    """Return the sort key of a queue: the logical queue, and the number of the replica."""
     logical = logical_name(name)
     return logical, int(name[len(logical) + 1 :] or 0)
 
 
 def _steered(consumer: ConsumerNumbers) -> str | None:
-    """Who decides about its prefetch, and to what end; None: itself."""
+    """Return how the prefetch is controlled; None if the consumer sets it itself."""
     if consumer.trial_by:
         return f"tried out by {consumer.trial_by}"
     if not consumer.control:

@@ -1,7 +1,7 @@
-"""Lines of stdin for asyncio: a file, a pipe or a terminal alike.
+"""Lines of stdin for asyncio, from a file, a pipe or a terminal.
 
-A thread reads, since asyncio takes no files. It is a daemon that reads the descriptor itself, so
-that nothing waits for it, or for a lock it holds, when the command ends before stdin does.
+A thread reads stdin, because asyncio cannot read regular files. It is a daemon thread and reads the
+file descriptor directly. The process can therefore exit while the thread still waits for input.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LINES_MAX = 1000
 
 
 async def stdin_lines() -> AsyncIterator[list[bytes]]:
-    """Lines without their newlines, as many at once as are there."""
+    """Yield lists of lines without newlines, as many lines as are available at once."""
     rest: list[bytes] = []
     while chunk := await _read_chunk(sys.stdin.fileno()):
         first, *others = chunk.split(b"\n")

@@ -1,4 +1,4 @@
-"""`steer`: the elastic queue on RabbitMQ, steered in the foreground by whoever runs this."""
+"""The command `steer`: the control loop of an elastic queue on RabbitMQ, in the foreground."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _REPLICAS = [
     Column("put/s", shown=lambda rate: f"{rate:.1f}", right=True),
     Column("acked/s", shown=lambda rate: f"{rate:.1f}", right=True),
 ]
-# Between two lines that say how it goes while replicas stay as they are.
+# The time between two progress lines while the replicas do not change.
 PROGRESS_S = 10.0
 
 
@@ -102,9 +102,12 @@ def steer(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Spread a queue of RabbitMQ over as many replicas as its load asks for, while this runs.
+    """Spread a RabbitMQ queue over as many replicas as its load needs, while this command runs.
 
-    One steers at a time; another one waits. Ctrl-C leaves everything as it is.
+    Only one process controls a queue; another one waits for it to end. Ctrl-C keeps the present
+    replicas.
+
+    Example: `tidegate steer amqp://localhost --queue orders --replicas 1..4`
     """
     output = Output(json)
     named = {"policy": policy, "min_load": min_load, "max_load": max_load, "max_wait": max_wait}
@@ -120,7 +123,7 @@ def steer(
             "--to out and the policy decides"
         )
     if to is not None and not changes.keys() & {"min", "max"}:
-        # A number of one's own is bound enough.
+        # Without --replicas, the number given by --to is the bound.
         changes |= {"min": 0, "max": max(to, 1)}
     scaling = changed(scaling, changes | _steering(to, recommend_only))
     if sum((once, off, status)) > 1:
@@ -149,10 +152,10 @@ def steer(
             "--policy feed-forward goes by rates, which only the management API tells: it cannot "
             "act with --management none; --policy load and --policy length can"
         )
-    # What the library logs about a refusal we say ourselves, in one sentence.
+    # The library logs a refused operation, too. This command reports it in one sentence.
     logging.getLogger("aiormq").setLevel(logging.CRITICAL)
     if scaling.worker is not None and not (off or status or scaling.steering is Steering.RECOMMEND):
-        # Workers that cannot be imported would die for ever, each in a process of its own.
+        # Check the import first. Otherwise worker processes would start and fail for ever.
         load_app(scaling.worker)
     with _recording(telemetry, queue) as recorder, terminated_like_interrupted():
         run = _Run(output, address, queue, scaling, api, recorder)
@@ -219,7 +222,7 @@ def _recording(folder: Path | None, queue: str) -> Iterator[Recorder | None]:
 
 
 class _Run:
-    """One call of the command, and what it shows."""
+    """One run of the command, with its output."""
 
     def __init__(
         self,
@@ -273,7 +276,7 @@ class _Run:
                 await crew.end()
 
     async def note_decision(self, service: str, document: bytes, leader_epoch: int) -> None:
-        """The journal's words, for people or programs."""
+        """Print a decision; the journal calls this instead of a store."""
         decision = msgspec.json.decode(document, type=Decision)
         if self._output.as_json:
             self._output.json(decision, one_line=True)
@@ -327,9 +330,9 @@ class _Run:
 
 
 class Progress:
-    """Says how it goes: when replicas come, begin to serve or go, and now and then meanwhile.
+    """Prints the state when replicas are added, begin to serve or go, and every PROGRESS_S seconds.
 
-    What is decided or recommended says the journal; it may be the same in every period.
+    Decisions are printed by the journal.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""`move`, `prefetch`: what an admin changes while everything runs."""
+"""The commands `move` and `prefetch`: changes by an administrator at run time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def move(
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
-    """Give a queue to another node (as `tidegate members` lists them)."""
+    """Move a queue to another node, given by id, name or address (see `tidegate members`).
+
+    Example: `tidegate move orders 2`
+    """
     output = Output(json)
 
     async def give(mq: Client) -> Member:
@@ -64,7 +67,10 @@ def prefetch(
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
-    """Set how many messages the consumers of a queue may hold."""
+    """Set the number of unacknowledged messages that the consumers of a queue may hold.
+
+    Example: `tidegate prefetch orders 100 --client worker-1`
+    """
     output = Output(json)
 
     async def change(mq: Client) -> list[ConsumerNumbers]:

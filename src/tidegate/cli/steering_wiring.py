@@ -1,8 +1,9 @@
-"""How a node process gets its control shell; the settings' queues, made when the cluster starts.
+"""The control loops of a node process, and the queues that the settings declare.
 
-What a running system was told wins over the settings: a node that is started again must not undo
-what somebody said in the night. A section [queues.NAME] makes its queue where there is none and
-scales it where nobody has said how; where the two differ, the log says so and how to apply it.
+The state of the running system takes precedence over the settings. Otherwise the restart of a node
+would undo an operator's change. A section [queues.NAME] creates its queue if it does not exist, and
+sets its scaling if it has none. If both differ, the log reports it with the command that applies
+the settings.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 async def steered(
     node: Node, settings: Settings, store_urls: Sequence[str], config: Path | None = None
 ) -> AsyncIterator[None]:
-    """While this lasts the node's loops run; they have ended before the node says goodbye."""
+    """Run the node's control loops in this context; they end before the node leaves the cluster."""
     from tidegate.cli.fleet_wiring import fleet_of
 
     recorder = None if node.recording is None else node.recording.recorder
@@ -59,7 +60,7 @@ async def steered(
 
 
 def alerts_of(settings: Settings) -> Alerts:
-    """Who is told of what goes wrong."""
+    """Return the sender of alerts that the settings define."""
     from tidegate.control.alerts import Alerts, AlertSettings
 
     chosen = settings.alerts
@@ -77,7 +78,7 @@ def alerts_of(settings: Settings) -> Alerts:
 def steering_of(
     node: Node, settings: Settings, fleet: Fleet | None, alerts: Alerts | None = None
 ) -> Steering:
-    """The loops of one node, with what its settings say about machines and knowledge."""
+    """Return the control loops of one node."""
     from tidegate.adapters.native.actuator import NativeActuator
     from tidegate.adapters.native.sensor import NativeSensor
     from tidegate.control.learned import Learned
@@ -99,7 +100,7 @@ def steering_of(
 
 
 def agreements_of(settings: Settings) -> list[Agreement]:
-    """What the settings promise; of documents that cannot be read, nothing, and the log says so."""
+    """Return the agreements of the settings; log an error and return none if one is invalid."""
     from tidegate.agreement.document import AgreementInvalid, read_agreements
 
     try:
@@ -110,7 +111,7 @@ def agreements_of(settings: Settings) -> list[Agreement]:
 
 
 def prefetch_loop_of(node: Node, settings: Settings) -> PrefetchLoop:
-    """What steers the prefetch of the consumers of the queues that this node owns."""
+    """Return the loop that controls the prefetch of consumers on the queues this node owns."""
     from tidegate.control.learned_prefetch import LearnedPrefetch
     from tidegate.control.prefetch_journal import PrefetchJournal
     from tidegate.control.prefetch_loop import PrefetchLoop
@@ -128,14 +129,14 @@ def prefetch_loop_of(node: Node, settings: Settings) -> PrefetchLoop:
 
 
 async def declare_queues(store: Store, queues: Mapping[str, Scaling]) -> None:
-    """Make the queues of the settings, and scale those of which nobody has said how."""
+    """Create the queues of the settings, and set the scaling of those without any."""
     for name, scaling in queues.items():
         queue = await store.create_queue(name, True) or await store.find_queue(None, name)
         if queue is None:
             continue
         topology = await store.topology(queue.queue_id)
         if topology is None:
-            # Of several nodes that begin with these settings, one says it.
+            # If several nodes start with the same settings, one of them sets the scaling first.
             with contextlib.suppress(ChangedMeanwhile):
                 await store.set_scaling(queue.queue_id, scaling, None)
             log.info("queue scales as the settings say", extra={"queue": name})
@@ -156,7 +157,7 @@ async def declare_queues(store: Store, queues: Mapping[str, Scaling]) -> None:
 
 
 async def declare_goals(store: Store, goals: Mapping[str, PrefetchGoal]) -> None:
-    """Make the queues whose prefetch the settings steer; those that are there stay as they are."""
+    """Create the queues with a prefetch goal in the settings; existing queues keep their policy."""
     for name, goal in goals.items():
         if await store.create_queue(name, True, QueuePolicy(prefetch=goal)) is not None:
             continue

@@ -1,4 +1,4 @@
-"""From URLs to a store, and from what was said to URLs."""
+"""Selection of stores from options and settings, and connections to them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ StoreDataOption = Annotated[
 
 
 def store_of(urls: Sequence[str], writers: int = 1) -> PostgresStore:
-    """The store that these URLs name; the first of them has the catalogue."""
+    """Return a store for the URLs, not yet open; the first URL has the catalogue."""
     from tidegate.storage.postgres import PostgresStore
     from tidegate.storage.several import SeveralStores
 
@@ -46,7 +46,7 @@ def store_of(urls: Sequence[str], writers: int = 1) -> PostgresStore:
 
 
 def named_stores(store: str | None, data: Path | None, settings: Settings) -> list[str]:
-    """The stores that were named; none: the embedded one is meant."""
+    """Return the URLs named by options or settings; empty means the embedded PostgreSQL."""
     if store and data:
         raise InvalidValue("--store and --data: one of them; a store of its own has no data folder")
     if store and without_secrets(store) != store:
@@ -60,7 +60,10 @@ def named_stores(store: str | None, data: Path | None, settings: Settings) -> li
 
 
 def running_stores(store: str | None, data: Path | None, settings: Settings) -> list[str]:
-    """Where commands find what runs: the store that was named, or else the embedded one."""
+    """Return the URLs of the named stores, or of the running embedded PostgreSQL.
+
+    Raise `Unavailable` if neither exists.
+    """
     from tidegate.storage.embedded import running_url
 
     if named := named_stores(store, data, settings):
@@ -77,7 +80,7 @@ def running_stores(store: str | None, data: Path | None, settings: Settings) -> 
 
 @contextlib.asynccontextmanager
 async def opened(urls: Sequence[str]) -> AsyncIterator[PostgresStore]:
-    """A store, while it is needed."""
+    """Open the store for the duration of the context."""
     store = store_of(urls)
     await store.open()
     try:
@@ -87,7 +90,7 @@ async def opened(urls: Sequence[str]) -> AsyncIterator[PostgresStore]:
 
 
 def ask_store(urls: Sequence[str], work: Callable[[PostgresStore], Awaitable[Result]]) -> Result:
-    """Do the work with a store of its own."""
+    """Open the store, run `work` with it, and return the result."""
 
     async def asked() -> Result:
         async with opened(urls) as store:

@@ -1,7 +1,7 @@
-"""`tidegate top`: every service at a glance, in a terminal, until Ctrl-C.
+"""The command `tidegate top`: an overview of all services in a terminal, until Ctrl-C.
 
-A node tells the live numbers, the store what agreements stand at. A connection that is lost is said
-so above what was seen last, and tried again until it is back.
+A node provides live stats, and the store provides the status of agreements. If the connection is
+lost, the screen keeps the last data with a notice, and the client reconnects.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def top(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Every service with its agreement, rates and replicas; what needs attention comes first.
+    """Show every service with its agreement, rates and replicas; urgent ones come first.
 
-    Agreements and HTTP services are read from the store, all else from a node.
+    Agreements and HTTP services are read from the store, and all other data from a node.
     """
     check_is_node(url)
     output = Output(json)
@@ -58,11 +58,11 @@ def top(
 
 
 def stores_of(store: str | None, data: Path | None, settings: Settings) -> tuple[list[str], str]:
-    """Where agreements are read; none: why not, if nobody has named a store."""
+    """Return the stores with agreements, or none with a note if no store was named."""
     try:
         return running_stores(store, data, settings), ""
     except Unavailable:
-        # Who watches a node of another computer need not have its store.
+        # A user who watches a node on another computer may have no access to its store.
         if store or data:
             raise
         return [], "agreements are not shown: name the store with --store URL or --data FOLDER"
@@ -88,10 +88,10 @@ async def _look(
 
 
 async def watched(url: str, stores: list[str], every_s: float | None, show: Show) -> None:
-    """Look and show, once or for ever."""
+    """Poll and show the overview, once if `every_s` is None, else for ever."""
     from tidegate.cli.glance import lookout
 
-    # Who has never been there has named the wrong one: that is an error, and no outage.
+    # A first connection that fails is a wrong address and raises; a later failure is an outage.
     async with lookout(url, stores) as looking:
         while True:
             began = time.monotonic()
@@ -102,7 +102,7 @@ async def watched(url: str, stores: list[str], every_s: float | None, show: Show
 
 
 def _printed(output: Output, note: str) -> Show:
-    """How one look goes to a pipe, or once to a terminal."""
+    """Return a function that prints one overview to a pipe, or once to a terminal."""
     from tidegate.cli import glance_view
 
     was_lost = False
@@ -118,7 +118,7 @@ def _printed(output: Output, note: str) -> Show:
         elif not glance.lost:
             _print(output, glance, note)
         if bool(glance.lost) != was_lost and not output.as_json:
-            # Said once, and once when it is back: nobody reads it each second.
+            # Print the loss of the connection and its return once each, not every second.
             word = "connected again"
             if glance.lost:
                 word = f"connection lost: {harmless(glance.lost)}"

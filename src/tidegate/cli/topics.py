@@ -1,4 +1,4 @@
-"""`topics`, `topic create|delete`, `publish`, `subscribe`, `unsubscribe`: one message for many."""
+"""The commands `topics`, `topic create|delete`, `publish`, `subscribe`, `unsubscribe`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def register(app: typer.Typer) -> None:
 
 
 def topics(url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
-    """List the topics and who is subscribed to them."""
+    """List the topics with their subscriptions."""
     output = Output(json)
     found: list[TopicInfo] = ask(url, lambda mq: mq.topics())
     if json:
@@ -88,7 +88,7 @@ def _rows(topic: TopicInfo) -> list[list[Cell]]:
 
 
 def _filter_text(header_filter: Filter | None) -> str | None:
-    """As it is written on the command line."""
+    """Return a filter as written on the command line."""
     if not header_filter:
         return None
     return " ".join(
@@ -118,7 +118,7 @@ def create(
 
 @topic_app.command("delete")
 def delete(name: TopicArgument, url: UrlOption = DEFAULT, json: JsonOption = False) -> None:
-    """Delete a topic; the queues that were subscribed to it stay."""
+    """Delete a topic; its subscribed queues remain."""
     output = Output(json)
     ask(url, lambda mq: mq.delete_topic(name), "read-write")
     if json:
@@ -137,7 +137,10 @@ def publish(
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
-    """Put a message, or each line of stdin as one, for every subscription that matches."""
+    """Publish a message, or each line of stdin, to all matching subscriptions of a topic.
+
+    Example: `tidegate publish prices 17.5 --header region=eu`
+    """
     output = Output(json)
     headers = headers_of(header or []) or None
     lone = lone_payload(payload, whole)
@@ -190,7 +193,12 @@ def subscribe(
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
-    """Let a queue have what is published to a topic from now on, or look at it as it comes."""
+    """Subscribe a queue to a topic; without a queue, print the messages as they come.
+
+    The subscription gets messages published from now on.
+
+    Example: `tidegate subscribe prices prices-eu --filter region=eu`
+    """
     output = Output(json)
     wanted = _filter(header_filter or [])
     if queue is None:
@@ -215,7 +223,7 @@ def subscribe(
 async def _follow(
     mq: Client, topic: str, wanted: Filter | None, count: int, output: Output
 ) -> None:
-    """Print what comes, out of a queue that goes with this connection."""
+    """Print messages from a transient queue that ends with this connection."""
     queue = f"{topic}.{secrets.token_hex(4)}"
     await mq.subscribe_to(topic, queue, filter=wanted, durable=False)
     if not output.as_json:
@@ -246,7 +254,7 @@ def unsubscribe(
     url: UrlOption = DEFAULT,
     json: JsonOption = False,
 ) -> None:
-    """End a subscription; the queue stays, with what is in it."""
+    """End the subscription of a queue; the queue and its messages remain."""
     output = Output(json)
     ask(url, lambda mq: mq.unsubscribe_from(topic, queue), "read-write")
     if json:

@@ -1,4 +1,4 @@
-"""`tidegate tune prefetch URL`: experiment with a consumer, fit a model, design its controller."""
+"""The command `tidegate tune prefetch URL`: measure a consumer and design its controller."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ Result = TypeVar("Result")
 tune = typer.Typer(help="Experiment with what runs, and design what steers it.")
 
 PICTURES = (".png", ".svg", ".pdf")
-# Putting everything back is not waited for longer than this.
+# The time limit for restoring the consumer's state.
 CLOSE_S_MAX = 10.0
-# A person waits: long enough for a queue that changes its owner, not for a node that is gone.
+# Long enough for a queue to change its owner, and short enough for a person to wait for a dead
+# node.
 PATIENCE_S = 6.0
 
 
@@ -69,7 +70,7 @@ def _group() -> None: ...
 
 
 def rate_per_s(text: str | float) -> float:
-    """Of an option that takes a rate."""
+    """Return the rate of an option, per second."""
     try:
         return parse_rate_per_s(str(text))
     except InvalidValue as wrong:
@@ -77,7 +78,7 @@ def rate_per_s(text: str | float) -> float:
 
 
 def fraction(text: str | float) -> float:
-    """Of an option that takes a part."""
+    """Return the fraction of an option such as `5%`."""
     try:
         return parse_part(str(text))
     except InvalidValue as wrong:
@@ -85,7 +86,7 @@ def fraction(text: str | float) -> float:
 
 
 def size_bytes(text: str | int) -> int:
-    """Of an option that takes a size."""
+    """Return the size of an option, in bytes."""
     try:
         return parse_size_bytes(text)
     except InvalidValue as wrong:
@@ -162,11 +163,14 @@ def prefetch(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Find how prefetch drives a consumer's rate, and design what steers it. Needs tidegate[tune].
+    """Measure how prefetch drives a consumer's rate, and design a controller. Needs tidegate[tune].
 
-    Whose consumer: your own handlers with --worker; on tidegate:// those that the queue has, with
-    the prefetch that they had put back; else a probe on a queue of its own, which touches no
-    message of yours.
+    With --worker your own handlers are measured. On tidegate:// the consumers of the queue are
+    measured, and their prefetch is restored afterwards. Otherwise a probe is measured on a queue of
+    its own, which touches none of your messages.
+
+    Example: `tidegate tune prefetch tidegate://localhost -q orders --target 400/s --plot
+    orders.png`
     """
     out = out or Path(f"{queue.replace('/', '-')}.model.json")
     _check_files(plot, out)
@@ -203,7 +207,7 @@ def prefetch(
 
     async def experiment(heard: Callable[..., None]) -> Tuned:
         async with _telling_what_is_left(consumer()) as found:
-            # Seconds of importing, for those only who have somebody to talk to.
+            # The import takes seconds, so it happens only after the connection exists.
             from tidegate.tuning.figure import draw
             from tidegate.tuning.procedure import tune as run
             from tidegate.tuning.refusal import TuningRefused
@@ -241,7 +245,7 @@ def prefetch(
 
 
 def _wish(duration_s: float | None, *, low: int, high: int, sample_s: float, **asked: Any) -> Wish:
-    """What is asked for, with as many samples as there is time for."""
+    """Return the goal of the tuning, with as many samples as the duration allows."""
     swept = sweep_samples(low, max(low, high))
     excited = EXCITED_SAMPLES if duration_s is None else int(duration_s / sample_s) - swept
     if duration_s is not None and excited < EXCITED_SAMPLES_MIN:
@@ -255,7 +259,7 @@ def _wish(duration_s: float | None, *, low: int, high: int, sample_s: float, **a
 
 
 def run_on_uvloop(work: Coroutine[Any, Any, Result]) -> Result:
-    """As workers run."""
+    """Run on the event loop that workers use, so that measured rates match."""
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -263,7 +267,7 @@ def run_on_uvloop(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 def usage(queue: str, wish: Wish, out: Path) -> str:
-    """A line of code that takes it."""
+    """Return a line of Python that uses the model file."""
     goal, plain = wish.goal(), PrefetchGoal()
     said = [
         f"{name}={getattr(goal, name)!r}"
@@ -279,7 +283,7 @@ def usage(queue: str, wish: Wish, out: Path) -> str:
 
 
 def show(output: Output, wish: Wish, tuned: Tuned) -> None:
-    """For people, line by line."""
+    """Print the result line by line."""
     from tidegate.laws.closed_loop import shown as shown_poles
 
     model, controller = tuned.model, tuned.model.controller
@@ -317,12 +321,12 @@ def show(output: Output, wish: Wish, tuned: Tuned) -> None:
 
 
 def as_json(tuned: Tuned) -> dict[str, Any]:
-    """The model file, and the open loop."""
+    """Return the model file and the open-loop measurements."""
     return {"model": tuned.model, "open_loop": tuned.record.open_loop}
 
 
 def _check_files(plot: Path | None, out: Path) -> None:
-    """Before two minutes of an experiment, not after them."""
+    """Check the output files before an experiment of two minutes."""
     if plot is not None and plot.suffix.lower() not in PICTURES:
         raise typer.BadParameter(
             f"{plot} is no picture: end it in {', '.join(PICTURES)}", param_hint="--plot"
@@ -333,7 +337,7 @@ def _check_files(plot: Path | None, out: Path) -> None:
 
 
 def _check_probe(handler_time_s: float, size: int | None, sample_s: float) -> None:
-    """What a probe can do within a sample, and a broker hold of it in its memory."""
+    """Check that the probe's handler time fits a sample, and its messages fit a broker."""
     if handler_time_s >= sample_s:
         raise typer.BadParameter(
             f"{format_duration(handler_time_s)} for each message leave none for a sample of "
@@ -349,12 +353,12 @@ def _check_probe(handler_time_s: float, size: int | None, sample_s: float) -> No
 
 
 def _check_packages(is_native: bool) -> None:
-    """Said before anything is connected, and without importing them."""
+    """Check for missing packages without importing them, before any connection."""
     needed = [("tune", name) for name in ("control", "matplotlib", "numpy", "scipy")]
     if not is_native:
         needed.append(("rabbitmq", "aio_pika"))
         for library in ("aio_pika", "aiormq"):
-            # What goes wrong is said once, by us.
+            # This command reports connection errors itself.
             logging.getLogger(library).addHandler(logging.NullHandler())
     for extra, name in needed:
         if importlib.util.find_spec(name) is None:
@@ -363,7 +367,7 @@ def _check_packages(is_native: bool) -> None:
 
 @contextlib.contextmanager
 def progress(samples: int) -> Iterator[Callable[..., None]]:
-    """A bar where people look, and a line each part elsewhere."""
+    """Provide a progress bar on a terminal, and one line per phase elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:
         parts: set[str] = set()
@@ -393,12 +397,12 @@ def progress(samples: int) -> Iterator[Callable[..., None]]:
         yield drawn
 
 
-# Whose consumer.
+# ---- the consumer
 
 
 @contextlib.asynccontextmanager
 async def _left_as_it_was(consumer: TunableConsumer) -> AsyncIterator[TunableConsumer]:
-    """However it ends, Ctrl-C included."""
+    """Close the consumer at the end, also after Ctrl-C, so that its state is restored."""
     try:
         yield consumer
     finally:
@@ -410,7 +414,7 @@ async def _left_as_it_was(consumer: TunableConsumer) -> AsyncIterator[TunableCon
 async def _telling_what_is_left(
     found: contextlib.AbstractAsyncContextManager[TunableConsumer],
 ) -> AsyncIterator[TunableConsumer]:
-    """Whoever interrupts an experiment hears in what state that leaves things."""
+    """Print the state of the queue if the experiment is interrupted."""
     leaves = ""
     try:
         async with found as consumer:
@@ -438,7 +442,8 @@ async def _on_node(
             except NoConsumers:
                 pass
             except InvalidValue as standing:
-                # Somebody else has their prefetch just now: nothing is wrong with what was asked.
+                # Another client controls their prefetch at present. That is a refusal and not a
+                # wrong argument.
                 raise TuningRefused(str(standing)) from None
         if found is None:
             found = await native_probe(client, queue, handler_s=handler_time_s, size_bytes=size)

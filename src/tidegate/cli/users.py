@@ -1,8 +1,9 @@
-"""`tidegate user`: who may log in, and what they may do.
+"""The commands `tidegate user`: users, passwords and permissions.
 
-Talks to the store, not to a node: the first user must be made before anybody can log in, and who
-reaches the store can do everything anyway. Nodes notice within a second. Passwords come from a
-prompt, from stdin or from a file; never from the command line, where the whole machine reads them.
+They access the store and not a node. The first user must exist before any login is possible, and
+access to the store gives all permissions anyway. Nodes notice a change within a second. Passwords
+come from a prompt, from stdin or from a file, and never from the command line, which other users of
+the machine can read.
 """
 
 from __future__ import annotations
@@ -85,7 +86,12 @@ def add(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a user. It may do what is granted, on queues whose names fit a pattern: 'orders.*'."""
+    """Create a user with permissions on queues whose names match a pattern such as 'orders.*'.
+
+    Without a permission option the user may log in but use no queue.
+
+    Example: `tidegate user add billing --read 'orders.*' --write 'invoices.*'`
+    """
     from tidegate.access.scram import check_user_name, keys_of
     from tidegate.core.users import User
 
@@ -118,7 +124,10 @@ def grant(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Let a user do more, or with --only just that; its connections are ended."""
+    """Add permissions to a user, or replace them with --only; the user's connections are closed.
+
+    Example: `tidegate user grant billing --configure 'orders.*'`
+    """
     added = _grants(read, write, configure, admin, admin_of)
 
     async def work(store: Store) -> list[Grant]:
@@ -141,7 +150,7 @@ def passwd(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Change a user's password; its connections are ended."""
+    """Change the password of a user; the user's connections are closed."""
     from tidegate.access.scram import keys_of
 
     keys = keys_of(_password(password_file))
@@ -158,7 +167,7 @@ def remove(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Remove a user; its connections are ended, and its clients go with it."""
+    """Delete a user and the user's clients; the connections are closed."""
     _with_store(data, config, lambda store: _existing(name, store.remove_user(name)))
     if json:
         Output(True).json({"user": name, "removed": True})
@@ -169,7 +178,7 @@ def remove(
 def list_all(
     data: DataOption = None, config: ConfigOption = None, json: JsonOption = False
 ) -> None:
-    """List the users and what they may do."""
+    """List the users with their permissions."""
     output = Output(json)
     users = _with_store(data, config, lambda store: store.list_users())
     if json:
@@ -215,7 +224,7 @@ def _grants(
 
 
 def _password(file: Path | None) -> str:
-    """From a file, from stdin when it is no terminal, or asked for twice."""
+    """Return the password from a file, from stdin if it is not a terminal, or from a prompt."""
     from tidegate.client.credentials import password_in
 
     if file is not None and str(file) != "-":
@@ -233,7 +242,7 @@ async def _existing(name: str, change: Awaitable[bool]) -> None:
 def _with_store(
     data: Path | None, config: Path | None, work: Callable[[Store], Awaitable[Result]]
 ) -> Result:
-    """Do something in the store that nodes use, whether or not any of them runs."""
+    """Open the store, run `work` with it, and return the result; no node needs to run."""
 
     async def opened(urls: list[str]) -> Result:
         store = store_of(urls)
@@ -249,7 +258,7 @@ def _with_store(
 
 @contextlib.contextmanager
 def _store_urls(data: Path | None, config: Path | None) -> Iterator[list[str]]:
-    """The store of the settings; an embedded one that nobody has started runs meanwhile."""
+    """Yield the URLs of the store; start an embedded one that does not run for this context."""
     from tidegate.storage.data_folder import DataFolderHeld
     from tidegate.storage.embedded import EmbeddedPostgres
 

@@ -1,4 +1,4 @@
-"""How `watch` looks: a light for each agreement, the last anomalies, and what was read."""
+"""The view of `watch`: a light for each agreement, recent anomalies, and counts of rows read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _READ = [
 
 
 class Standing:
-    """What is known now: the last row of each agreement, and the last anomalies."""
+    """The last row of each agreement, and the most recent anomalies."""
 
     def __init__(self) -> None:
         self._agreements: dict[str, Mapping[str, Any]] = {}
@@ -63,7 +63,7 @@ class Standing:
 
     @staticmethod
     def of(folder: Path) -> Standing:
-        """As it was when the last watcher ended."""
+        """Return the status that the last watch stored in the folder."""
         from tidegate.pipeline.watching.batches import read_table
 
         standing = Standing()
@@ -74,7 +74,7 @@ class Standing:
         return standing
 
     def take(self, table: str, row: Mapping[str, Any]) -> str | None:
-        """Take a row; a line about it if something has changed."""
+        """Add a row; return a line about it if the verdict or alarm changed, or for an anomaly."""
         if table == "anomalies":
             from tidegate.pipeline.watching.anomalies import sentence
 
@@ -87,7 +87,7 @@ class Standing:
         return _told(row) if changed else None
 
     def tables(self, readings: Mapping[str, Reading]) -> Tables:
-        """Everything, for whoever prints."""
+        """Return title, columns and rows of each table."""
         agreements: list[Sequence[Cell]] = [
             _agreement_cells(row) for _, row in sorted(self._agreements.items())
         ]
@@ -102,7 +102,7 @@ class Standing:
         return found
 
     def screen(self, readings: Mapping[str, Reading], width: int) -> RenderableType:
-        """Everything at a glance."""
+        """Return the whole screen."""
         lights = Text("  ").join(
             Text.assemble(("● ", _COLOURS[row["verdict"]]), name)
             for name, row in sorted(self._agreements.items())

@@ -1,4 +1,4 @@
-"""`tidegate watch`: how agreements are kept and what is odd, as it happens. The pipeline's work."""
+"""The command `tidegate watch`: agreements and anomalies as they are recorded, by the pipeline."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ def watch(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Watch agreements and anomalies as nodes record them, until Ctrl-C. Needs tidegate[spark]."""
+    """Watch agreements and anomalies as nodes record them, until Ctrl-C. Needs tidegate[spark].
+
+    Example: `tidegate watch --once --since 6h --agreement agreements/`
+    """
     output = Output(json)
     settings = load_settings(config, os.environ).with_data(data)
     with with_spark():
@@ -85,7 +88,7 @@ def watch(
             delay_s=delay,
             every_s=every,
         )
-        # All that may be refused is, before Spark is started, which takes its time.
+        # Report all refusals before Spark starts, which takes several seconds.
         check_there(Place.of(options.lake))
         store.check_writable()
         if not places:
@@ -112,7 +115,7 @@ def watch(
 
 @contextmanager
 def _told_to_stop() -> Iterator[threading.Event]:
-    """Ctrl-C sets a flag: torn out of a call to Java, Python would leave it in disorder."""
+    """Let Ctrl-C set a flag in this context, because an interrupted call to Java is unsafe."""
     stop = threading.Event()
     before = signal.signal(signal.SIGINT, lambda *_: stop.set())
     try:
@@ -122,7 +125,7 @@ def _told_to_stop() -> Iterator[threading.Event]:
 
 
 class _Teller:
-    """Takes what batches found: into the standing, and in a pipe a line for whatever changed."""
+    """Adds the results of batches to the status, and prints changes outside a terminal."""
 
     def __init__(self, output: Output, standing: Standing) -> None:
         self._output = output
@@ -139,7 +142,7 @@ class _Teller:
 
 
 def _watch_on(watched: Watch, output: Output, standing: Standing, stop: threading.Event) -> None:
-    """Until told to stop. What was found is stored; the batch under way comes again next time."""
+    """Watch until `stop` is set; results are stored, and an unfinished batch repeats next time."""
     watched.start()
     if not output.on_terminal:
         while not stop.wait(_REFRESH_S):

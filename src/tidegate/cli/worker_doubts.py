@@ -1,7 +1,7 @@
-"""Whether a queue's workers will find what they are to run, as far as it shows from here.
+"""A check whether a queue's workers can import their application, as far as this host can tell.
 
-They run where machines are, in a folder that nobody here knows: what is not found here may well be
-found there, so it is doubted and not refused. Nothing is imported: that is running somebody's code.
+Workers run on other machines, in an unknown working folder. A missing module here may exist there,
+so the check returns a warning and no error. It imports nothing, because an import runs user code.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def worker_doubts(target: str, queue: str) -> str | None:
-    """What to look after when `module:app` is not found here; None: it is."""
+    """Return a warning if `module:app` is not found here; None if it is."""
     module = target.partition(":")[0]
     if _is_found(module):
         return None
@@ -28,18 +28,18 @@ def worker_doubts(target: str, queue: str) -> str | None:
 def _is_found(module: str) -> bool:
     head, *rest = module.split(".")
     before = list(sys.path)
-    # As for workers: what lies here can be named.
+    # Workers search the working folder, too.
     sys.path.insert(0, str(Path.cwd()))
     try:
         spec = importlib.util.find_spec(head)
     except ValueError:
-        # It is in use here, and does not say where it is from.
+        # The module is already loaded and has no __spec__.
         return True
     finally:
         sys.path[:] = before
     for part in rest:
         if spec is None:
             return False
-        # Below where the package lies, and without running its __init__.
+        # Search in the package's folder, without running its __init__.
         spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations or [])
     return spec is not None

@@ -1,4 +1,4 @@
-"""What a worker's prefetch loops decide, on its way to a lake."""
+"""The recording of a worker's prefetch decisions."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def recorded(app: App, folder: Path | None) -> Iterator[None]:
-    """Every step of the block goes to the lake in this folder; None: nowhere."""
+    """Record each prefetch step in this context to the lake in `folder`; None records nothing."""
     if folder is None:
         yield
         return
-    # Who does not record need not wait for it.
+    # Imported here, so that a worker that does not record starts faster.
     from tidegate.telemetry.recorder import Recorder, RecorderOptions
 
-    # Of a lake that nodes write, too, they look after what is old.
+    # The nodes delete old hours of a shared lake, so this recorder keeps all hours.
     recorder = Recorder(RecorderOptions(lake=str(folder), retention_s=0.0))
     recorder.start(f"worker-{socket.gethostname()}-{os.getpid()}")
 
@@ -35,7 +35,7 @@ def recorded(app: App, folder: Path | None) -> Iterator[None]:
             decision.loop,
             decision.service,
             decision.law,
-            # The loop's own clock says nothing to others.
+            # The loop's monotonic clock has no meaning for other processes.
             at_s=time.time(),
             inputs=decision.inputs,
             outputs=decision.outputs,

@@ -1,4 +1,4 @@
-"""`tidegate worker module:app`: run the workers of an application until told to stop."""
+"""The command `tidegate worker module:app`: run the workers of an application."""
 
 from __future__ import annotations
 
@@ -107,7 +107,12 @@ def worker(
     ] = None,
     config: ConfigOption = None,
 ) -> None:
-    """Run workers until SIGTERM or Ctrl-C, then finish what runs; a second one hurries."""
+    """Run workers until SIGTERM or Ctrl-C, then finish running handlers; a second signal ends them.
+
+    --drain limits how long running handlers may take.
+
+    Example: `tidegate worker shop:app --queues orders --concurrency 8`
+    """
     settings = load_settings(config, os.environ)
     set_up_logs(settings.log.level, settings.log.format)
     if reload:
@@ -126,7 +131,8 @@ def worker(
             url=url,
         )
     if app.has_cut_off:
-        # Python would join the threads of handlers whose messages others have by now.
+        # A normal exit would join the handler threads, whose messages are already with other
+        # consumers.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -139,7 +145,7 @@ def prefetch_of(
     model_file: Path | None,
     settle_s: float | None,
 ) -> Prefetch:
-    """What the options say; None: as the app does."""
+    """Return the prefetch in the options; None means that of the application."""
     if (prefetch is not None) + (target is not None) + keep_up > 1:
         raise InvalidValue("--prefetch N, --target RATE and --keep-up: one of them")
     model = None if model_file is None else PrefetchModel.load(model_file)
@@ -148,7 +154,7 @@ def prefetch_of(
             raise InvalidValue("--settle is for a goal: say --target RATE or --keep-up as well")
         if prefetch is not None and model is not None:
             raise InvalidValue("--prefetch N stays as it is, and needs no --prefetch-model")
-        # A model alone is for the goals that the app has; and to keep up by, where it has none.
+        # A model without a goal applies to the application's goals, or to keep-up if it has none.
         return prefetch if model is None else model
     rate_per_s = None if target is None else parse_rate_per_s(target)
     goal = PrefetchGoal(rate_per_s=rate_per_s, model=model)
@@ -159,7 +165,7 @@ def prefetch_of(
 
 
 def load_app(target: str) -> App:
-    """The App that `module:app` names; an error says what was tried."""
+    """Return the App that `module:app` names; raise `InvalidValue` with what was found instead."""
     from tidegate.client.app import App
 
     module_name, _, path = target.partition(":")

@@ -1,1 +1,1 @@
-"""Live meters of the running system, and its history: schemas, the recorder and its lake."""
+"""Live meters of running processes, and the recorded history: schemas, recorder and lake."""

@@ -1,15 +1,17 @@
-"""Small files of a past hour become one, which says which files it stands for.
+"""One round of compaction: the small files of each past hour become one file.
 
-    small files → one file under a hidden name → renamed, replacing them → (later) they are deleted
+    small files → one hidden file → renamed, it replaces them → (later) they are deleted
 
-Readers leave out what another file replaces, so at every step each row counts once, and a round
-that was killed is finished by the next. Replaced files stay a while: whoever listed them may still
-be reading them. Each writer compacts its own; files of writers that are gone are anyone's after a
-day, and then the name of the whole follows from its parts, so that two who do it at a time make the
-same file. Nothing is compacted while its hour can still get files.
+Readers ignore replaced files, so each row counts once at every step. The next round completes a
+round that was killed. Replaced files stay for a while, because a reader may have listed them and
+still read them. An hour is compacted only when no writer can add files to it any more.
 
-A round is a process of its own at the lowest priority (housekeeping.py), so that it takes neither
-the interpreter nor the processor from the node whose recorder starts it.
+Each writer compacts its own files. After a day without new files, any writer may compact those of
+another. The id of a compacted file follows from the ids of its parts, so two concurrent rounds
+produce the same file.
+
+A round is a separate process of the lowest priority (housekeeping.py). It takes neither the
+interpreter lock nor processor time from the node whose recorder started it.
 """
 
 from __future__ import annotations
@@ -38,13 +40,13 @@ from tidegate.telemetry.lake import (
 from tidegate.telemetry.retention import HOUR_S, expired_hours
 from tidegate.telemetry.schemas import KINDS, Kind
 
-# What one row group holds at least, if there is so much.
+# The minimum number of rows in a row group, except for the last one.
 _ROWS_PER_GROUP = 100_000
 _PR_SET_PDEATHSIG = 1
 
 
 def run_round(plan: Plan, lake: Lake | None = None) -> Round:
-    """Compact what is due, finish what was begun, delete what is too old."""
+    """Delete expired hours and leftovers, compact the hours that are due, and return the counts."""
     lake = lake or Lake(plan.lake)
     done = Round()
     listed = {kind.name: lake.files(kind.name) for kind in KINDS.values()}
@@ -73,7 +75,7 @@ def _is_due(hour: int, writer: str, files: Sequence[LakeFile], plan: Plan) -> bo
 
 
 def _compact(lake: Lake, kind: Kind, files: list[LakeFile], plan: Plan, done: Round) -> None:
-    """One writer's files of one hour."""
+    """Compact the files of one writer and hour, or finish an earlier compaction."""
     identities = _identities(lake, kind, files, done)
     current = counting(identities)
     if len(current) > 1:
@@ -91,7 +93,7 @@ def _compact(lake: Lake, kind: Kind, files: list[LakeFile], plan: Plan, done: Ro
                 file_id=uuid.uuid5(uuid.NAMESPACE_OID, " ".join(sorted(replaced))).hex,
             )
         except FileNotFoundError:
-            return  # somebody else was quicker, and has deleted what we were reading
+            return  # another round deleted a file while this one read it
         done.hours_compacted += 1
         done.files_replaced += len(current)
         if plan.linger_s:
@@ -106,7 +108,7 @@ def _of_same_hour(lake: Lake, kind: Kind, file: LakeFile) -> list[LakeFile]:
 
 
 def _finish(lake: Lake, identities: Mapping[LakeFile, Identity], plan: Plan, done: Round) -> None:
-    """Delete what was replaced a while ago."""
+    """Delete the replaced files, once the newest current file is older than `linger_s`."""
     current = set(counting(identities))
     newest_s = max((file.modified_s for file in current), default=0.0)
     if newest_s + plan.linger_s > plan.now_s:
@@ -121,7 +123,7 @@ def _finish(lake: Lake, identities: Mapping[LakeFile, Identity], plan: Plan, don
 def _identities(
     lake: Lake, kind: Kind, files: Sequence[LakeFile], done: Round
 ) -> dict[LakeFile, Identity]:
-    """Who they are, without those that we do not understand."""
+    """Return the identities of files; skip files that are damaged or of another version."""
     found: dict[LakeFile, Identity] = {}
     for file in files:
         try:
@@ -139,7 +141,7 @@ def _identities(
 
 
 def _row_groups(lake: Lake, kind: Kind, files: Sequence[LakeFile]) -> Iterator[Any]:
-    """The rows of all files in order of time of their files, in pieces that fit into memory."""
+    """Yield the rows of all files, oldest file first, in tables of limited size."""
     waiting: list[Any] = []
     rows = 0
     for file in sorted(files, key=lambda file: file.modified_s):
@@ -158,7 +160,7 @@ def _joined(tables: list[Any]) -> Any:
 
 
 def _delete_leftovers(lake: Lake, kind: Kind, plan: Plan, done: Round) -> None:
-    """Of earlier lives of this writer; of others when they are surely dead."""
+    """Delete hidden files of this writer's earlier runs, and those of any writer after a day."""
     for file in lake.files(kind.name, hidden=True):
         ours = file.writer == safe_name(plan.writer) and file.run != plan.run
         if ours or file.modified_s + plan.orphaned_s < plan.now_s:
@@ -167,10 +169,10 @@ def _delete_leftovers(lake: Lake, kind: Kind, plan: Plan, done: Round) -> None:
 
 
 def main() -> None:
-    """One round; the plan comes by stdin, since an address may hold a secret."""
+    """Run one round; read the plan from stdin, because a lake location may contain a secret."""
     plan = msgspec.json.decode(sys.stdin.buffer.read(), type=Plan)
     os.nice(19)
-    # Ends with the recorder that started it, however that ends.
+    # The kernel ends this process when the recorder's process ends, for any reason.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     try:
         done = run_round(plan)

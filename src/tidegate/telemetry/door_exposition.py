@@ -1,15 +1,15 @@
-"""What a door of an HTTP service shows as Prometheus text.
+"""The metrics of an HTTP service's door as Prometheus text.
 
-Three tables: of the door, of each instance behind it, of each agreement whose standing is known.
-They are read off the door's newest sample, so a scrape costs the way of a request nothing. Only
-ejections are counted here, as samples come by: a sample says that an instance is out, not how often
-it went.
+Three tables define the metrics of the door, of each instance behind it, and of each agreement with
+a known status. All values come from the door's newest sample, so a scrape costs no time on the path
+of requests. Only ejections are counted here, because a sample says that an instance is ejected but
+not how often.
 
-    exposition.take(sample, standings)     each second
-    exposition.text()                      b"# HELP tidegate_http_requests_total …"
+    metrics.take(sample, statuses)     every second
+    metrics.text()                     b"# HELP tidegate_http_requests_total …"
 
-Buckets are those of nodes. A door tells no sums of durations: `_sum` takes each as the middle of
-its bucket.
+The buckets are those of nodes. A door reports no sums of durations. `_sum` therefore takes each
+duration as the middle of its bucket.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tidegate.telemetry.exposition import Shown, head, joined, label_text, lines
 from tidegate.telemetry.histogram import LARGEST_S, upper_bound_s
 from tidegate.telemetry.numbers import Durations
 
-# Half way down to the bucket below.
+# The middle of a bucket, as a fraction of its upper bound.
 _MIDDLE = (1.0 + upper_bound_s(0) / upper_bound_s(1)) / 2.0
 
 
 class StandingNumbers(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an agreement stands."""
+    """The status of one agreement."""
 
     agreement: str
-    # met, warned, breached, no_data
+    # One of "met", "warned", "breached" and "no_data".
     verdict: str
     budget_left: float
     burn_rate: float | None = None
 
 
 class InstanceNumbers(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance as its door saw it, and how often it was ejected."""
+    """The door's sample of an instance, and the number of its ejections."""
 
     seen: InstanceSample
     ejections: int = 0
@@ -179,7 +179,7 @@ VERDICT: Shown[bool] = Shown(
 
 
 class DoorExposition:
-    """The newest of one door."""
+    """The newest sample of one door, its ejection counts and the status of its agreements."""
 
     def __init__(self) -> None:
         self._sample: DoorSample | None = None
@@ -187,7 +187,7 @@ class DoorExposition:
         self._ejections: dict[int, int] = {}
 
     def take(self, sample: DoorSample, standings: Iterable[StandingNumbers] = ()) -> None:
-        """What the door saw so far, and where the agreements about it stand, if that is known."""
+        """Store the newest sample of the door, and the status of its agreements if known."""
         was_out = (
             {one.instance_id: one.ejected is not None for one in self._sample.instances}
             if self._sample
@@ -201,7 +201,7 @@ class DoorExposition:
         self._sample, self._standings = sample, tuple(standings)
 
     def text(self) -> bytes:
-        """Everything, as it is scraped; nothing before the first sample."""
+        """Return all metrics as text; empty before the first sample."""
         sample = self._sample
         return b"" if sample is None else joined(list(self._lines(sample)))
 
@@ -250,7 +250,7 @@ def _by_label(
 
 
 def durations_of(bounds: Bounds) -> Durations:
-    """Durations by their upper bounds as a histogram that can be shown."""
+    """Return durations, given as pairs of upper bound and count, as a histogram."""
     return Durations(
         count=sum(count for _, count in bounds),
         buckets=list(bounds),
@@ -259,7 +259,7 @@ def durations_of(bounds: Bounds) -> Durations:
 
 
 def table() -> str:
-    """The metrics as a table for the docs."""
+    """Return the metrics as a Markdown table for the docs."""
     of_door, of_instance = "`service`, `door`", "`service`, `door`, `instance`"
     rows = ["| metric | kind | labels | what it says |", "|---|---|---|---|"]
     rows += [table_row(shown, of_door) for shown in DOOR_METRICS]

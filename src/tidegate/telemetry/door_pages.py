@@ -1,7 +1,8 @@
-"""The pages of a door process: /metrics, /healthz and /readyz, on a port beside the one it serves.
+"""The operational pages of a door process: /metrics, /healthz and /readyz, on a separate port.
 
-They are made of what the door was last told to show, each second; asking asks nobody else. A door
-is ready while it has an instance that gets requests.
+The pages show the newest sample that the door process passes in every second. A request for a page
+therefore costs the door nothing. A door is ready while at least one instance is not ejected and the
+door reports no trouble.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tidegate.telemetry.page_server import Answer, PageServer, refusal
 
 
 class DoorPages(PageServer):
-    """Shows one door from outside."""
+    """The pages of one door."""
 
     def __init__(self, *, host: str = "127.0.0.1", port: int = 0) -> None:
         super().__init__(host=host, port=port)
@@ -24,7 +25,7 @@ class DoorPages(PageServer):
         self._sample: DoorSample | None = None
 
     def take(self, sample: DoorSample, standings: Iterable[StandingNumbers] = ()) -> None:
-        """Show this from now on."""
+        """Store the newest sample and agreement statuses, for all following requests."""
         self._sample = sample
         self._exposition.take(sample, standings)
 

@@ -1,15 +1,15 @@
-"""Numbers as Prometheus text, for whoever scrapes a node.
+"""The metrics of a node as Prometheus text.
 
-Every metric stands in one of two tables: its name, its kind, what it says, and how it is read off
-the numbers. The text, the page in the docs and the tests are made from them.
+Two tables define every metric: its name, its kind, its help text, and the function that reads it
+from the stats. The text, the reference page and the tests are made from these tables.
 
-    for piece in exposition.pieces(numbers): …    b"# HELP tidegate_queue_waiting_messages …"
+    for piece in metrics.pieces(stats): …    b"# HELP tidegate_queue_waiting_messages …"
 
-What is escaped how, and how a figure looks, prometheus-client says; the lines we join ourselves, in
-pieces of a millisecond or so. Its own writer takes 7 µs a line, which is a tenth of a second for
-200 queues, and the node would deliver nothing meanwhile.
+prometheus-client escapes labels and formats numbers. This module joins the lines itself, in pieces
+that take about a millisecond. The writer of prometheus-client takes 7 µs per line, a tenth of a
+second for 200 queues, and during that time the node would deliver no messages.
 
-Bounds of buckets are every eighth of the live histogram's, so their counts are exact.
+The bounds are every eighth bound of the live histogram, so their counts are exact.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ QUEUES_MAX = 500
 _LINES_PER_PIECE = 500
 _LABELS_PER_PIECE = 50
 
-# How Prometheus likes its figures.
+# Formats a float as Prometheus expects it.
 _figure: Callable[[float], str] = floatToGoString
 
-# From 128 µs in doublings to 18 minutes, and half an hour.
+# From 128 µs to 18 minutes in doublings, and half an hour.
 BOUNDS_S = [*(2**k / 1e6 for k in range(7, 31)), LARGEST_S]
 _BOUND_TEXTS = [*map(_figure, BOUNDS_S), "+Inf"]
-# Up to which bound of the live histogram each reaches. Its last bucket but one ends at LARGEST_S,
-# whatever its bound says; what is left over is beyond.
+# Upper limits for the bounds of live buckets. The last bucket but one ends at LARGEST_S, although
+# its computed bound is larger. The last bucket goes to +Inf.
 _REACHES_S = [bound_s * (1 + 1e-9) for bound_s in (*BOUNDS_S[:-1], upper_bound_s(BUCKETS - 2))]
 
 Source = TypeVar("Source")
@@ -49,7 +49,7 @@ Kind = Literal["gauge", "counter", "histogram"]
 
 @dataclass(frozen=True)
 class Shown(Generic[Source]):
-    """One metric, and where its figure comes from."""
+    """One metric, and the function that reads its value from the stats."""
 
     name: str
     kind: Kind
@@ -305,7 +305,7 @@ QUEUE_METRICS: tuple[Shown[QueueNumbers], ...] = (
 
 
 def steps_of(queue: QueueNumbers) -> list[ControlNumbers]:
-    """The newest control step of each consumer that is steered."""
+    """Return the newest control step of each consumer with a controlled prefetch."""
     return [consumer.control[-1] for consumer in queue.consumers if consumer.control]
 
 
@@ -315,13 +315,16 @@ def _mean(figures: Iterable[float | None]) -> float:
 
 
 class Exposition:
-    """Writes the numbers of one node; remembers how the labels of its queues are written."""
+    """Writes the metrics of one node, and caches the label texts of its queues."""
 
     def __init__(self) -> None:
         self._labels: dict[tuple[str, str], str] = {}
 
     def pieces(self, node: NodeNumbers) -> Iterator[bytes]:
-        """The text, in pieces between which others may have their turn."""
+        """Yield the text in pieces, so that the caller can run other tasks in between.
+
+        Some pieces are empty.
+        """
         of_node = label_text({"node": node.name})
         lines: list[str] = []
         for shown in NODE_METRICS:
@@ -341,7 +344,7 @@ class Exposition:
                 yield joined(lines)
 
     def _learn_labels(self, node: NodeNumbers) -> Iterator[bytes]:
-        """Those of the queues that are there now, and of no others; nothing to show for it."""
+        """Cache the labels of the present queues and drop all others; yield empty pieces."""
         known, self._labels = self._labels, {}
         for number, queue in enumerate(node.queues, 1):
             key = (node.name, queue.name)
@@ -358,7 +361,7 @@ def _labels(node: NodeNumbers, queue: QueueNumbers) -> dict[str, str]:
 
 
 def cumulative(durations: Durations) -> list[int]:
-    """How many lasted at most as long as each of BOUNDS_S, and at last how many there were."""
+    """Return the number of durations up to each of BOUNDS_S, and finally the total."""
     counts = [0] * (len(BOUNDS_S) + 1)
     for bound_s, count in durations.buckets:
         counts[bisect_left(_REACHES_S, bound_s)] += count
@@ -366,7 +369,7 @@ def cumulative(durations: Durations) -> list[int]:
 
 
 def table() -> str:
-    """The metrics as a table for the docs."""
+    """Return the metrics as a Markdown table for the docs."""
     rows = ["| metric | kind | labels | what it says |", "|---|---|---|---|"]
     rows += [table_row(shown, "`node`") for shown in NODE_METRICS]
     rows += [table_row(shown, "`node`, `queue` (and `replica`)") for shown in QUEUE_METRICS]
@@ -374,17 +377,17 @@ def table() -> str:
 
 
 def table_row(shown: Shown[Source], labels: str) -> str:
-    """A metric as a row of the docs."""
+    """Return a metric as a row of the docs table."""
     return f"| `{shown.name}` | {shown.kind} | {labels} | {shown.says} |"
 
 
 def head(shown: Shown[Source]) -> list[str]:
-    """What stands above the figures of a metric."""
+    """Return the HELP and TYPE lines of a metric."""
     return [f"# HELP {shown.name} {shown.says}", f"# TYPE {shown.name} {shown.kind}"]
 
 
 def lines_of(name: str, labels: str, figure: float | Durations) -> list[str]:
-    """The figures of a metric: one, or those of a histogram."""
+    """Return the sample lines of a metric: one line, or those of a histogram."""
     if not isinstance(figure, Durations):
         return [f"{name}{{{labels}}} {_figure(figure)}"]
     counts = cumulative(figure)
@@ -398,12 +401,12 @@ def lines_of(name: str, labels: str, figure: float | Durations) -> list[str]:
 
 
 def joined(lines: list[str]) -> bytes:
-    """Lines as they are sent."""
+    """Return lines as bytes to send."""
     return ("\n".join(lines) + "\n").encode()
 
 
 class _Only(Collector):
-    """A registry of one metric."""
+    """A collector of a single metric."""
 
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
@@ -413,7 +416,7 @@ class _Only(Collector):
 
 
 def label_text(labels: dict[str, str]) -> str:
-    """Labels as they stand between the braces, a queue may be called anything."""
+    """Return labels as escaped text between the braces; names may contain any characters."""
     family = GaugeMetricFamily("x", "", labels=list(labels))
     family.add_metric(list(labels.values()), 0)
     sample = generate_latest(_Only(family)).decode().split("\n")[2]

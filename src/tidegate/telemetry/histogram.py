@@ -1,8 +1,8 @@
 """A histogram of durations with bounded relative error and bounded size.
 
-Buckets grow by the eighth root of two, so a percentile is off by at most some 4.5 %, from a
-microsecond to half an hour in 248 counters. Adding a thousand equal durations costs as much
-as adding one, which is what segments need.
+The buckets grow by the eighth root of two. A percentile is therefore off by at most about 4.5 %,
+and 248 counters cover one microsecond to half an hour. Adding a thousand equal durations costs as
+much as adding one, which suits segments of messages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BUCKETS = math.ceil(math.log2(LARGEST_S / _SMALLEST_S) * _STEPS_PER_DOUBLING) + 
 
 
 def bucket_of(duration_s: float) -> int:
-    """The bucket of a duration; what is below or above the range goes to its ends."""
+    """Return the bucket of a duration; durations out of range go to the first or last bucket."""
     if duration_s <= _SMALLEST_S:
         return 0
     if duration_s > LARGEST_S:
@@ -28,28 +28,28 @@ def bucket_of(duration_s: float) -> int:
 
 
 def upper_bound_s(bucket: int) -> float:
-    """The longest duration in a bucket."""
+    """Return the longest duration in a bucket, in seconds."""
     return float(ends_at_s(bucket))
 
 
 def ends_at_s(bucket: Term) -> Term:
-    """The same of numbers, arrays and Spark Columns."""
+    """Return the upper bound of buckets given as a number, an array or a Spark Column."""
     return _SMALLEST_S * 2.0 ** (bucket / _STEPS_PER_DOUBLING)
 
 
 def bucket_up_to(bound_s: float) -> int:
-    """The first bucket that reaches up to a bound; of one of our own bounds its bucket."""
+    """Return the first bucket that reaches a bound; for the bound of a bucket, that bucket."""
     if bound_s <= _SMALLEST_S:
         return 0
     if not math.isfinite(bound_s):
         return BUCKETS - 1
-    # A bound that is ours but for rounding ends its bucket and does not begin the next.
+    # The tolerance assigns a rounded bucket bound to the bucket it ends, not to the next one.
     steps = math.log2(bound_s / _SMALLEST_S) * _STEPS_PER_DOUBLING - 1e-6
     return min(math.ceil(steps), BUCKETS - 1)
 
 
 class Histogram:
-    """Counts per bucket, and the sum for a mean."""
+    """Counts per bucket, with the sum for the mean and the maximum."""
 
     __slots__ = ("count", "counts", "max_s", "sum_s", "touched")
 
@@ -58,7 +58,7 @@ class Histogram:
         self.count = 0
         self.sum_s = 0.0
         self.max_s = 0.0
-        # Buckets that have grown since somebody last asked; None: nobody does.
+        # Buckets changed since the owner last cleared the set; None disables the tracking.
         self.touched: set[int] | None = None
 
     def add(self, duration_s: float, times: int = 1) -> None:
@@ -78,11 +78,11 @@ class Histogram:
         self.max_s = max(self.max_s, other.max_s)
 
     def percentile_s(self, fraction: float) -> float:
-        """The duration below which this fraction lies; 0 when empty."""
+        """Return the duration below which this fraction lies; 0 if the histogram is empty."""
         return self.percentiles_s(fraction)[0]
 
     def percentiles_s(self, *fractions: float) -> list[float]:
-        """The same for several fractions, the smallest first, in one go."""
+        """Return the percentiles of several fractions, given in ascending order, in one pass."""
         if not self.count:
             return [0.0] * len(fractions)
         found: list[float] = []
@@ -96,7 +96,7 @@ class Histogram:
         return found + [self.max_s] * (len(fractions) - len(found))
 
     def sparse(self) -> list[tuple[float, int]]:
-        """Upper bound in seconds and count of every bucket that is not empty."""
+        """Return the upper bound in seconds and the count of every non-empty bucket."""
         return [(upper_bound_s(i), count) for i, count in enumerate(self.counts) if count]
 
 

@@ -1,7 +1,7 @@
-"""Rounds of compaction, each a process of its own, from the side of who starts them.
+"""Maintenance of a lake: it starts rounds of compaction, each as a separate process.
 
-The recorder's thread asks every few seconds whether it is time; nobody ever waits for a round. One
-that is killed in the middle is finished by the next (compaction.py).
+The recorder's thread asks every few seconds whether a round is due. It never waits for a round. The
+next round completes a round that was killed (compaction.py).
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 600.0
 FIRST_S = 60.0
-# An hour is over this long after its end: files are written some seconds after their rows, and
-# clocks of machines differ.
+# An hour counts as over this long after its end. Rows are written some seconds late, and the clocks
+# of machines differ.
 GRACE_S = 600.0
-# Replaced files are kept for who is reading them.
+# Replaced files are kept this long for readers that have listed them.
 LINGER_S = 600.0
-# A writer that wrote nothing to an hour for so long is gone.
+# A writer without new files in an hour for this long counts as gone.
 ORPHANED_S = 86_400.0
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a round is to do, for whom, and when."""
+    """The input of one round."""
 
     lake: str
     writer: str
-    # The life of the writer: what it is writing now is no leftover.
+    # The run of the writer. Its hidden files are in progress and are not leftovers.
     run: str
     now_s: float
-    # 0: for ever.
+    # 0 keeps all hours.
     retention_s: float = 0.0
     grace_s: float = GRACE_S
     linger_s: float = LINGER_S
@@ -43,32 +43,33 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Round(msgspec.Struct):
-    """What a round did."""
+    """The counts of one round."""
 
     hours_compacted: int = 0
     files_replaced: int = 0
     files_deleted: int = 0
     leftovers_deleted: int = 0
     hours_expired: int = 0
-    # Files that are not what they should be, and are left alone.
+    # Files that are damaged or of an unknown version; they are left unchanged.
     files_left_out: int = 0
     failure: str = ""
 
 
 class Housekeeping:
-    """Starts rounds, one at a time, and hears what came of them."""
+    """Starts rounds, one at a time, and logs their failures."""
 
     def __init__(self, lake: str, writer: str, run: str, retention_s: float) -> None:
         self._lake = lake
         self._writer = writer
         self._run = run
         self._retention_s = retention_s
-        # Nodes start together; their rounds, a hundred megabytes each, had better not.
+        # A random first delay. Nodes often start together, and a round takes a hundred megabytes of
+        # memory.
         self._due_at = time.monotonic() + random.uniform(FIRST_S, EVERY_S)
         self._process: subprocess.Popen[bytes] | None = None
 
     def look_after(self) -> None:
-        """Start a round when it is time; never waits."""
+        """Start a round if one is due; never wait."""
         if self._process is not None:
             if self._process.poll() is not None:
                 self._hear(self._process)
@@ -98,14 +99,14 @@ class Housekeeping:
             log.warning("old files of the lake were not looked after: %s", failure)
 
     def stop(self) -> None:
-        """Whatever the round is at, the next one goes on from there."""
+        """Kill a running round; the next one completes its work."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
 
 
 def started(plan: Plan) -> subprocess.Popen[bytes]:
-    """A round on its way; what it did is JSON on its stdout."""
+    """Start a round as a process; its result is JSON on stdout."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tidegate.telemetry.compaction"],
         stdin=subprocess.PIPE,
@@ -113,7 +114,7 @@ def started(plan: Plan) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
     )
     assert process.stdin is not None
-    # By stdin, since the address of a lake may hold a secret.
+    # The plan goes through stdin, because a lake location may contain a secret.
     process.stdin.write(msgspec.json.encode(plan))
     process.stdin.close()
     process.stdin = None

@@ -1,9 +1,9 @@
-"""Single HTTP requests, one in N of them: where each spent its time.
+"""Sampled HTTP requests, one in N: where each spent its time.
 
     arrived → wait for an instance → chosen → connect → sent → server → answered
 
-What a request asked for, its path and query, its headers and what it carried are nobody's business
-here: a method, a status and times are all that is kept. A door asks for one comparison a request:
+Only the method, the status and times are kept. The path, query, headers and bodies are not
+recorded. A door spends one comparison per request:
 
     samples.skip -= 1
     if samples.skip <= 0:
@@ -15,11 +15,12 @@ from __future__ import annotations
 from tidegate.telemetry.recorder import Row
 from tidegate.telemetry.sampler import Sampler
 
-# Seconds by the monotonic clock: arrived, chosen, sent, answered. What never happened (a request
-# that was turned away) lasted no time: the cut is that of the next.
+# Monotonic times in seconds: arrived, chosen, sent, answered. A phase that did not happen, as in a
+# refused request, has length 0: its time equals the next one.
 Cuts = tuple[float, float, float, float]
 
-# Whatever else somebody calls a method: names are for grouping, and anybody may invent any.
+# Other methods are recorded as "other". A client may send any text as a method, and methods are
+# grouping keys.
 _METHODS = frozenset(
     ("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE")
 )
@@ -27,23 +28,23 @@ _OTHER = "other"
 
 
 class HttpRequestSamples:
-    """Requests that were taken since the last tick."""
+    """The requests that were chosen since the last tick."""
 
     __slots__ = ("_sampler", "_taken", "skip")
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self._taken: list[tuple[str, int, int | None, int, Cuts]] = []
-        # How many are passed over before the next is taken.
+        # The number of requests until the next one is chosen.
         self.skip = sampler.skip
 
     def take(self, method: str, status: int, instance: int | None, cuts: Cuts) -> None:
-        """The request that was just answered is the one."""
+        """Record the request that was just answered."""
         self._taken.append((method, status, instance, self._sampler.one_by_one(), cuts))
         self.skip = self._sampler.skip
 
     def tick(self, node: str, service: str, door: str, now: float, now_us: int) -> list[Row]:
-        """An interval is over: rows of the requests that were taken."""
+        """End an interval, and return the rows of the requests chosen in it."""
         self._sampler.skip = self.skip
         self._sampler.tick()
         self.skip = self._sampler.skip

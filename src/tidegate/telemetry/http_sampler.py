@@ -1,12 +1,12 @@
-"""What a door process records: each second a row of itself and of every instance behind it.
+"""The samples that a door process records: each second a row for itself and for each instance.
 
-    sampler = HttpSampler(recorder)                        when the door begins
+    sampler = HttpSampler(recorder)                        when the door starts
     sampler.take(await door.sample(), instances, 100)      each second
-    sampler.requests                                       where the door leaves single requests
+    sampler.requests                                       where the door adds single requests
 
-Totals of consecutive samples become counts of intervals (core.door_interval). Their length comes
-from the monotonic clock, whatever the wall clock does meanwhile. Rows go to the recorder, which
-never waits: a lake that cannot be written costs rows, and the door's next row says how many.
+Differences of consecutive totals give the counts of an interval (core.door_interval). The length of
+the interval comes from the monotonic clock, because the wall clock may jump. The recorder never
+waits. If it drops rows, the door's next row reports how many.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OF_NO_INSTANCE = (None, None, None, None)
 
 
 class HttpSampler:
-    """Makes rows of the samples of one door."""
+    """Makes rows from the samples of one door."""
 
     def __init__(self, recorder: Recorder, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._recorder = recorder
@@ -45,7 +45,10 @@ class HttpSampler:
     def take(
         self, sample: DoorSample, instances: Sequence[Instance] = (), concurrency: int | None = None
     ) -> None:
-        """Record what the door saw since its last sample; `concurrency` is the service's own."""
+        """Record the counts since the previous sample.
+
+        `concurrency` is the service's limit per instance, for instances without their own.
+        """
         now = self._monotonic()
         interval_s, self._sampled_at = max(now - self._sampled_at, 1e-9), now
         between, self._before = since(self._before, sample), sample
@@ -53,7 +56,7 @@ class HttpSampler:
         dropped = recorder.rows_dropped
         rows = rows_of(between, interval_s, recorder.writer, instances, concurrency)
         if recorder.add(KIND, [(*rows[0][:-1], dropped - self._dropped_told), *rows[1:]]):
-            # Else these rows are dropped too, and the next ones tell.
+            # If these rows are dropped, too, the next row reports them.
             self._dropped_told = dropped
         if self.requests is not None:
             at_us = int(sample.at * 1e6)
@@ -68,7 +71,7 @@ def rows_of(
     instances: Sequence[Instance],
     concurrency: int | None,
 ) -> list[Row]:
-    """The row of a door, and then of each instance, by the counts of one interval."""
+    """Return the row of a door, followed by a row for each instance."""
     begins = (int(between.at * 1e6), interval_s, node, between.service, between.door)
     of_door = (
         *(*begins, None, between.accepted, between.answered, between.refused, 0, 0, 0, 0),
@@ -98,7 +101,7 @@ def _of_instance(seen: InstanceSample, known: Instance | None, concurrency: int 
 
 
 def buckets_of(durations: Durations) -> list[tuple[int, int]]:
-    """Durations in the buckets of the lake, by their upper bounds, the smallest first."""
+    """Return durations as counts per lake bucket, in ascending order."""
     counts: dict[int, int] = {}
     for bound_s, count in durations:
         bucket = bucket_up_to(bound_s)

@@ -1,16 +1,20 @@
-"""What was learned: models with their versions, and the tables of each run of `learn`.
+"""The folder of learned models with their versions, and of the tables of each run of `learn`.
 
     <folder>/runs/<run>/<table>/*.parquet    the tables of one run
-    <folder>/runs/<run>/run.json             what it read, left out, and how long it took
-    <folder>/latest.json                     the newest run, and the newest that has a table
-    <folder>/models/<kind>/000001.json       what one run learned of one kind, accepted or not
+    <folder>/runs/<run>/run.json             the record of the run: inputs, exclusions, durations
+    <folder>/latest.json                     the newest run, overall and for each table
+    <folder>/models/<kind>/000001.json       the models of one kind from one run
     <folder>/models/accepted.json            kind → subject → version of its newest accepted model
 
-Written by the pipeline, read by loops, reports and consoles, which need no Spark for it. Files are
-written whole and renamed into place, and those that point last, so a reader sees one run or the
-next. Writers take turns by a lock, so that two runs at a time neither share a version nor forget
-each other's. A file that cannot be read counts as one that is not there, with a sentence about it,
-and so does one of a newer schema; nobody writes into a folder of such.
+The pipeline writes the folder. Control loops, reports and consoles read it, and need no Spark for
+it.
+
+Files are written whole and renamed into place. Files that refer to others are written last, so that
+a reader sees either the previous run or the new one. Writers take a lock, so that two concurrent
+runs neither share a version nor overwrite each other's marks.
+
+A reader treats an unreadable file, or one of a newer schema, as missing, and reports it. A writer
+refuses a folder of a newer schema.
 """
 
 from __future__ import annotations
@@ -40,30 +44,30 @@ AnyStruct = TypeVar("AnyStruct")
 
 
 class KnowledgeRefused(TidegateError):
-    """A folder that cannot be written to; the sentence says why."""
+    """The folder cannot be written to; the text gives the reason."""
 
     name = "KNOWLEDGE_REFUSED"
 
 
 class Model(msgspec.Struct, frozen=True):
-    """What was learned of one subject, how well, and whether it may be used."""
+    """A learned model of one subject, its quality, and whether it may be used."""
 
-    # What it is of, such as a consumer group or a queue.
+    # For example, a consumer group or a queue.
     subject: str
     accepted: bool
-    # Why, in a sentence; of an accepted one too.
+    # The reason for accepting or refusing the model, as a sentence.
     reason: str
-    # Numbers that a poor fit does not have (NaN) are left out when written.
+    # Values that a poor fit lacks (NaN) are omitted when written.
     parameters: dict[str, float]
     quality: dict[str, float]
     rows: int
-    # The range of the data that it was learned from, in seconds since 1970.
+    # The time range of the data, in seconds since 1970.
     from_s: float = msgspec.field(name="from")
     to_s: float = msgspec.field(name="to")
 
 
 class DataRange(msgspec.Struct, frozen=True):
-    """Which data something was learned from."""
+    """The time range and number of rows that models were learned from."""
 
     from_s: float = msgspec.field(name="from")
     to_s: float = msgspec.field(name="to")
@@ -71,7 +75,7 @@ class DataRange(msgspec.Struct, frozen=True):
 
 
 class ModelFile(msgspec.Struct, frozen=True):
-    """What one run learned of one kind."""
+    """The models of one kind from one run."""
 
     schema: int
     kind: str
@@ -83,7 +87,7 @@ class ModelFile(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct):
-    """What was read of one kind of rows, and what was left out, by reason."""
+    """The counts of one kind of rows that a run read and left out, by reason."""
 
     files: int = 0
     rows: int = 0
@@ -92,25 +96,25 @@ class Reading(msgspec.Struct):
 
 
 class JobRecord(msgspec.Struct, frozen=True):
-    """What became of one job."""
+    """The result of one job of a run."""
 
     job: str
     seconds: float
     # Rows by table.
     tables: dict[str, int] = {}
     models_accepted: int = 0
-    # How many were refused, by reason.
+    # The number of refused models by reason.
     models_refused: dict[str, int] = {}
     failure: str | None = None
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One run of `learn`."""
+    """The record of one run of `learn`."""
 
     schema: int
     run: str
     learned_at: datetime
-    # When the first of the rows was recorded, and the last.
+    # The times of the first and last recorded row.
     since: datetime
     until: datetime
     seconds: float
@@ -121,22 +125,22 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Latest(msgspec.Struct, frozen=True):
-    """Where the newest of everything is."""
+    """The newest run, overall and per table."""
 
     schema: int
     run: str
-    # The newest run that has it, by table: a run may be of some jobs only.
+    # The newest run with each table; a run may consist of some jobs only.
     tables: dict[str, str]
 
 
 class _Stamp(msgspec.Struct, frozen=True):
-    """All that a file of a newer schema is sure to say."""
+    """The only field that a file of a newer schema is certain to have."""
 
     schema: int = SCHEMA
 
 
 class Knowledge:
-    """One knowledge folder."""
+    """One folder of learned models and run tables."""
 
     def __init__(self, folder: Path, complain: Complain = lambda _: None) -> None:
         self.folder = folder
@@ -145,11 +149,11 @@ class Knowledge:
     # ---- reading
 
     def latest(self) -> Latest | None:
-        """The newest whole run; None before the first."""
+        """Return the newest complete run; None before the first."""
         return self._read(self.folder / "latest.json", Latest)
 
     def run(self, name: str | None = None) -> Run | None:
-        """What one run says of itself, by default the newest."""
+        """Return the record of one run, by default the newest; None if it cannot be read."""
         if name is None:
             latest = self.latest()
             if latest is None:
@@ -158,14 +162,14 @@ class Knowledge:
         return self._read(self.folder / "runs" / name / "run.json", Run)
 
     def table_folder(self, table: str) -> Path | None:
-        """The folder with the newest Parquet files of a table."""
+        """Return the folder of the newest Parquet files of a table; None if there are none."""
         latest = self.latest()
         run = latest.tables.get(table) if latest else None
         folder = self.folder / "runs" / run / table if run else None
         return folder if folder is not None and folder.is_dir() else None
 
     def accepted(self, kind: str) -> dict[str, Model]:
-        """The newest accepted model of every subject of a kind."""
+        """Return the newest accepted model of each subject of a kind."""
         marked = self._accepted_versions().get(kind, {})
         found: dict[str, Model] = {}
         for version in sorted(set(marked.values())):
@@ -176,18 +180,18 @@ class Knowledge:
         return found
 
     def model_file(self, kind: str, version: int) -> ModelFile | None:
-        """Everything that one run learned of a kind, refused models too."""
+        """Return all models of a kind from one run, accepted or refused; None if unreadable."""
         return self._read(self._model_path(kind, version), ModelFile)
 
     def newest_version(self, kind: str) -> int:
-        """The version of the newest file of a kind; 0 before the first."""
+        """Return the version of the newest file of a kind; 0 before the first."""
         matches = (_MODEL_FILE.fullmatch(file.name) for file in (self._models / kind).glob("*"))
         return max((int(match[1]) for match in matches if match), default=0)
 
     # ---- writing
 
     def check_writable(self) -> None:
-        """Raises unless a run may be written down here."""
+        """Raise `ModelRegistryRefused` unless a run can be written to this folder."""
         with self._alone():
             latest = self.folder / "latest.json"
             if latest.exists() and _schema_of(latest.read_bytes()) > SCHEMA:
@@ -197,7 +201,7 @@ class Knowledge:
                 )
 
     def begin_run(self, now: datetime) -> str:
-        """A folder for the tables of a new run; its name."""
+        """Create the folder for the tables of a new run, and return the run's name."""
         self.check_writable()
         stem = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
         with self._alone():
@@ -215,7 +219,7 @@ class Knowledge:
     def add_models(
         self, kind: str, run: str, learned_at: datetime, models: Sequence[Model]
     ) -> ModelFile:
-        """Write down what a run learned of a kind, and mark what was accepted."""
+        """Write the models of a kind from one run, and mark the accepted ones."""
         with self._alone():
             return self._add_models(kind, run, learned_at, models)
 
@@ -243,7 +247,7 @@ class Knowledge:
         return file
 
     def finish_run(self, run: Run) -> None:
-        """The run is whole: readers find it from now on, and the oldest runs go."""
+        """Publish a complete run to readers, and delete the oldest runs."""
         with self._alone():
             _write(self.run_folder(run.run) / "run.json", run)
             before = self.latest()
@@ -254,10 +258,10 @@ class Knowledge:
             self._prune(keep={run.run, *tables.values()})
 
     def abandon_run(self, run: str) -> None:
-        """Nothing came of it."""
+        """Delete the folder of a run that failed."""
         shutil.rmtree(self.run_folder(run), ignore_errors=True)
 
-    # ----
+    # ---- private
 
     @property
     def _models(self) -> Path:
@@ -268,7 +272,7 @@ class Knowledge:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """While no other process writes; the system lets go of the lock of one that was killed."""
+        """Hold the lock of writers; the system releases the lock of a killed process."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with (self.folder / ".lock").open("wb") as lock:
@@ -282,7 +286,7 @@ class Knowledge:
     def _accepted_versions(self) -> dict[str, dict[str, int]]:
         file = self._models / "accepted.json"
         found = self._read(file, dict[str, dict[str, int]])
-        # One that is broken follows from the models themselves.
+        # A damaged file can be rebuilt from the model files.
         return found if found is not None else self._marked_anew() if file.exists() else {}
 
     def _marked_anew(self) -> dict[str, dict[str, int]]:
@@ -298,7 +302,7 @@ class Knowledge:
         runs = sorted((self.folder / "runs").iterdir())
         finished = [folder for folder in runs if (folder / "run.json").exists()]
         newest_s = max(folder.stat().st_mtime for folder in finished)
-        # A run without its record may be under way still, or was killed.
+        # A run without a record may still be in progress, or was killed.
         given_up = [
             folder
             for folder in runs
@@ -323,7 +327,7 @@ class Knowledge:
 
 
 def _schema_of(content: bytes) -> int:
-    """The schema that a file says it is of; ours if it says nothing that can be read."""
+    """Return the schema that a file declares; the present one if it declares none."""
     try:
         return msgspec.json.decode(content, type=_Stamp).schema
     except msgspec.DecodeError:
@@ -331,7 +335,7 @@ def _schema_of(content: bytes) -> int:
 
 
 def _without_gaps(model: Model) -> Model:
-    """JSON knows no NaN: what a model has no number for is not in it."""
+    """Return the model without its NaN values, which JSON does not support."""
     return msgspec.structs.replace(
         model,
         parameters={k: v for k, v in model.parameters.items() if math.isfinite(v)},
@@ -340,7 +344,7 @@ def _without_gaps(model: Model) -> Model:
 
 
 def _write(file: Path, value: Any) -> None:
-    """Whole or not at all."""
+    """Write a file completely or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.{os.getpid()}")
     with partial.open("wb") as sink:

@@ -1,12 +1,33 @@
-"""Where rows live: `<lake>/<kind>/date=YYYY-MM-DD/hour=HH/<writer>~<file id>.parquet`, in UTC.
+"""The lake: Parquet files in `<lake>/<kind>/date=YYYY-MM-DD/hour=HH/`, in UTC.
 
-A file is written whole under a hidden name and then renamed, so that a reader sees all of it or
-nothing, whenever its writer is killed. The lake is any path that Arrow's file systems know: a
-folder, or an address such as `s3://bucket/lake`.
+Theory of operation
+-------------------
 
-    <writer>~<id>.parquet         rows of some seconds
-    <writer>~all~<id>.parquet     a whole hour, which stands for the files that it names
-    _<writer>~<run>~<id>.parquet  not there yet; what a killed writer leaves behind
+A lake is a folder, or a location that Arrow's file systems support, such as `s3://bucket/lake`. It
+has no index and no locks. A file name and the metadata inside the file say everything:
+
+    <writer>~<id>.parquet         rows of a few seconds
+    <writer>~all~<id>.parquet     a compacted hour; its metadata lists the ids it replaces
+    _<writer>~<run>~<id>.parquet  hidden: being written, or left behind by a killed writer
+
+Actors: recorders write new files. Rounds of compaction (compaction.py) merge the files of a past
+hour, and delete old hours (retention.py). Readers, such as the pipeline, list files at any time.
+
+Invariants:
+
+- A file is written under a hidden name and then renamed. Readers see all of it or nothing.
+- Each row counts once (`file_states`). A reader ignores a file whose id a compacted file replaces,
+  and a second file with the same id. It also ignores a compacted file that replaces a subset of the
+  files that another one replaces.
+- A file never changes after the rename.
+
+Failures:
+
+- A killed writer leaves a hidden file. The next run of the writer deletes it. If the writer never
+  returns, another writer deletes it after a day.
+- A killed round leaves a compacted file and the files it replaces. Readers count the rows once, and
+  the next round deletes the replaced files.
+- Two rounds may compact the same hour. Equal results have the same id, so one of them is a copy.
 """
 
 from __future__ import annotations
@@ -46,7 +67,7 @@ _PARTITION = re.compile(r"/date=(\d{4}-\d{2}-\d{2})/hour=(\d{2})/[^/]+$")
 
 @dataclass(frozen=True)
 class LakeFile:
-    """A file of the lake, by its name alone."""
+    """A file of the lake, known by its name and without reading it."""
 
     path: str
     kind: str
@@ -54,12 +75,12 @@ class LakeFile:
     hour: int
     name: str
     size_bytes: int
-    # When it was written, by the clock of who keeps it.
+    # The time of the last modification, by the clock of the file system.
     modified_s: float
 
     @property
     def writer(self) -> str:
-        """Who wrote it, as it stands in the name."""
+        """The writer as encoded in the name (see `safe_name`)."""
         return self.name.lstrip("_").partition("~")[0]
 
     @property
@@ -68,12 +89,12 @@ class LakeFile:
 
     @property
     def is_whole_hour(self) -> bool:
-        """Whether it may stand for others."""
+        """Whether it is a compacted file, which may replace others."""
         return f"~{_WHOLE}~" in self.name
 
     @property
     def run(self) -> str:
-        """Of a hidden one: the life of its writer in which it was begun."""
+        """The run of the writer that began a hidden file; empty for a visible file."""
         return self.name.split("~")[1] if self.is_hidden and "~" in self.name else ""
 
 
@@ -87,7 +108,7 @@ class Standing(Enum):
 
 @dataclass(frozen=True)
 class Identity:
-    """What a file says of itself."""
+    """The metadata inside a file."""
 
     kind: str
     version: int
@@ -96,7 +117,7 @@ class Identity:
 
 
 class Lake:
-    """One lake: files go in whole, are listed, and go away."""
+    """One lake: write, list, read and delete files."""
 
     def __init__(self, location: str, *, filesystem: Any = None) -> None:
         self.location = location
@@ -109,7 +130,7 @@ class Lake:
                 raise InvalidValue(f"{location!r} is no lake that Arrow knows: {wrong}") from None
         self._root = self._root.rstrip("/")
 
-    # In
+    # ---- writing
 
     def write(
         self,
@@ -123,10 +144,11 @@ class Lake:
         file_id: str | None = None,
         author: str | None = None,
     ) -> str:
-        """Put tables in place as one file, each a row group; its path.
+        """Write tables as one file, each as a row group, and return its path.
 
-        What fails leaves no visible file behind. The author is whose rows they are, as it stands
-        in names of files, when that is not the writer.
+        A failure leaves no visible file. `replaces` are the ids of files that a compacted file
+        replaces. `author` is the encoded name of the writer of the rows, if another writer compacts
+        them.
         """
         file_id = file_id or uuid.uuid4().hex
         replaced = sorted(replaces)
@@ -140,7 +162,8 @@ class Lake:
         path = f"{folder}/{author}{whole}~{file_id}{_SUFFIX}"
         self._files.create_dir(folder, recursive=True)
         try:
-            # The stream is ours: Arrow's writer leaves the one it opens open when the disk is full.
+            # The stream is opened here because Arrow's writer does not close its own stream on a
+            # full disk.
             with self._files.open_output_stream(hidden, compression=None) as stream:
                 self._write_tables(stream, kind.columns.with_metadata(metadata), tables)
             crash_point("before-file-in-place")
@@ -157,10 +180,10 @@ class Lake:
             for table in tables:
                 writer.write_table(table.replace_schema_metadata(schema.metadata))
 
-    # Out
+    # ---- reading
 
     def kinds(self) -> list[str]:
-        """The kinds of which there may be files."""
+        """Return the kinds that have a folder, in order of name."""
         selector = pa.fs.FileSelector(self._root, allow_not_found=True)
         return sorted(
             info.base_name
@@ -176,7 +199,10 @@ class Lake:
         until_s: float | None = None,
         hidden: bool = False,
     ) -> list[LakeFile]:
-        """The files of a kind whose hour touches a range of time, in order of hour and name."""
+        """Return the files of a kind whose hour overlaps a time range, by hour and name.
+
+        None leaves the range open on that side.
+        """
         selector = pa.fs.FileSelector(f"{self._root}/{kind}", recursive=True, allow_not_found=True)
         found = []
         for info in self._files.get_file_info(selector):
@@ -194,7 +220,7 @@ class Lake:
         return sorted(found, key=lambda file: (file.hour, file.name))
 
     def identity(self, file: LakeFile) -> Identity:
-        """Who a file is; InvalidValue when it is none of ours, or cut."""
+        """Return the metadata of a file; raise `InvalidValue` if it is damaged or foreign."""
         try:
             metadata = pq.read_metadata(file.path, filesystem=self._files).metadata or {}
             return Identity(
@@ -209,25 +235,25 @@ class Lake:
             raise InvalidValue(f"{file.path} is not a file of a lake: {wrong}") from None
 
     def read(self, file: LakeFile, columns: Sequence[str] | None = None) -> Any:
-        """The rows of one file."""
+        """Return the rows of one file as an Arrow table."""
         with self._files.open_input_file(file.path) as source:
             return pq.ParquetFile(source).read(columns=columns)
 
     def current(self, files: Iterable[LakeFile]) -> list[LakeFile]:
-        """Those that count: no copies, and none that another one stands for."""
+        """Return the files whose rows count, without copies and replaced files."""
         return counting({file: self.identity(file) for file in files})
 
-    # Away
+    # ---- deleting
 
     def delete(self, file: LakeFile) -> None:
-        """Delete a file; that it is gone already is as good."""
+        """Delete a file; it is no error if the file is already gone."""
         try:
             self._files.delete_file(file.path)
         except FileNotFoundError:
             return
 
     def delete_hour(self, kind: str, hour: int) -> None:
-        """Delete an hour with all that is in it, and its day when that was the last one."""
+        """Delete the folder of an hour, and the folder of its day if that is then empty."""
         folder = f"{self._root}/{kind}/{partition(hour)}"
         day = folder.rpartition("/")[0]
         try:
@@ -235,17 +261,17 @@ class Lake:
             if not self._files.get_file_info(pa.fs.FileSelector(day)):
                 self._files.delete_dir(day)
         except FileNotFoundError:
-            return  # another node was as quick
+            return  # another node deleted it first
 
     def _delete_quietly(self, path: str) -> None:
         try:
             self._files.delete_file(path)
         except OSError:
-            return  # the next life of this writer finds it
+            return  # the next run of this writer deletes it
 
 
 def counting(identities: Mapping[LakeFile, Identity]) -> list[LakeFile]:
-    """Of these files those that count: no copies, and none that another one stands for."""
+    """Return the files whose rows count, without copies and replaced files."""
     claims = [(identity.file_id, identity.replaces) for identity in identities.values()]
     return [
         file
@@ -255,7 +281,7 @@ def counting(identities: Mapping[LakeFile, Identity]) -> list[LakeFile]:
 
 
 def standings(claims: Sequence[tuple[str, frozenset[str]]]) -> list[Standing]:
-    """How each of some files stands, by its id and the ids of those that it stands for."""
+    """Return the state of each file, from its id and the ids that it replaces."""
     wholes = [replaces for _, replaces in claims if replaces]
     replaced = frozenset[str]().union(*wholes)
     seen: set[str] = set()
@@ -265,7 +291,8 @@ def standings(claims: Sequence[tuple[str, frozenset[str]]]) -> list[Standing]:
             found.append(Standing.REPLACED)
         elif file_id in seen:
             found.append(Standing.COPY)
-        # Two that compacted the same hour at a time: the one that saw more stands for both.
+        # Two rounds compacted the same hour concurrently. The one with more files replaces the
+        # other.
         elif replaces and any(replaces < other for other in wholes):
             found.append(Standing.REPLACED)
         else:
@@ -275,7 +302,7 @@ def standings(claims: Sequence[tuple[str, frozenset[str]]]) -> list[Standing]:
 
 
 def located(location: str) -> tuple[Any, str]:
-    """The file system of a location, and the path there; raises what Arrow raises."""
+    """Return the Arrow file system of a location, and the path in it; raise Arrow's errors."""
     if "://" not in location:
         return pa.fs.LocalFileSystem(), str(Path(location).expanduser().absolute())
     files, path = pa.fs.FileSystem.from_uri(location)
@@ -283,29 +310,29 @@ def located(location: str) -> tuple[Any, str]:
 
 
 def partition(hour: int) -> str:
-    """The folders of an hour."""
+    """Return the path of an hour's folder, relative to the kind."""
     return datetime.fromtimestamp(hour * HOUR_S, UTC).strftime("date=%Y-%m-%d/hour=%H")
 
 
 def hour_of(path: str) -> int | None:
-    """The hour since 1970 whose folder a file is in; None: it is in no such folder."""
+    """Return the hour since 1970 from a file's path; None if the path has no valid hour."""
     match = _PARTITION.search(path)
     if match is None:
         return None
     try:
         at = datetime.strptime(f"{match[1]} {match[2]}", "%Y-%m-%d %H").replace(tzinfo=UTC)
     except ValueError:
-        # Digits that are no day or no hour.
+        # The digits are not a valid date or hour.
         return None
     return int(at.timestamp()) // HOUR_S
 
 
 def safe_name(writer: str) -> str:
-    """A writer's name as it may stand in the name of a file, whatever people called it."""
+    """Return a writer's name, encoded for use in a file name."""
     name = quote(writer, safe="-.").replace("~", "%7E").replace("_", "%5F")
     if name.startswith("."):
         name = "%2E" + name[1:]
     if len(name) > _NAME_LENGTH_MAX:
-        # File systems allow some 255 bytes, and our own words need room.
+        # File systems allow about 255 bytes, and the name needs room for the other parts.
         name = f"{name[:80]}-{uuid.uuid5(uuid.NAMESPACE_OID, writer).hex}"
     return name

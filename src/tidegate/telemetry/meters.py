@@ -1,4 +1,4 @@
-"""Live meters of a queue replica and its consumers: exact counts, per-second rates."""
+"""Live meters of a queue replica and its consumers: exact counts and rates per second."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tidegate.telemetry.histogram import Histogram
 
 
 class Rate:
-    """Events per second over the last whole second, and in total."""
+    """A counter of events with their rate per second between the last two ticks."""
 
     __slots__ = ("_at_tick", "_ticked_at", "per_s", "total")
 
@@ -22,7 +22,7 @@ class Rate:
         self.total += count
 
     def tick(self, now: float) -> None:
-        """Call about once a second."""
+        """Compute the rate since the previous call; call about once per second."""
         if self._ticked_at is not None and now > self._ticked_at:
             self.per_s = (self.total - self._at_tick) / (now - self._ticked_at)
         self._at_tick = self.total
@@ -30,7 +30,10 @@ class Rate:
 
 
 class Probe:
-    """How long messages took that were delivered between two moments, from delivery to ack."""
+    """The service time of messages that were delivered between two moments.
+
+    Times are monotonic, in seconds. The service time runs from delivery to acknowledgement.
+    """
 
     __slots__ = ("count", "since", "sum_s", "until")
 
@@ -42,7 +45,7 @@ class Probe:
 
 
 class ConsumerMeters:
-    """What one consumer does."""
+    """The meters of one consumer."""
 
     __slots__ = ("acked", "delivered", "probe", "service", "settlements")
 
@@ -51,13 +54,13 @@ class ConsumerMeters:
         self.acked = Rate()
         # From delivery to acknowledgement.
         self.service = Histogram()
-        # How often it has acknowledged, one or many at a time.
+        # The number of acknowledgement calls; one call may settle many messages.
         self.settlements = 0
-        # Of some deliveries apart, while somebody wants to know; None: nobody does.
+        # Measures selected deliveries during a prefetch experiment; None at other times.
         self.probe: Probe | None = None
 
     def settled(self, granted_at: float, now: float, count: int) -> None:
-        """Messages of one delivery are done."""
+        """Record that `count` messages of one delivery were acknowledged."""
         self.service.add(now - granted_at, count)
         probe = self.probe
         if probe is not None and probe.since <= granted_at < probe.until:
@@ -70,7 +73,7 @@ class ConsumerMeters:
 
 
 class QueueMeters:
-    """What one queue replica does."""
+    """The meters of one queue replica."""
 
     __slots__ = (
         "acked",
@@ -96,13 +99,15 @@ class QueueMeters:
         self.returned = Rate()
         self.redelivered = Rate()
         self.refused = Rate()
-        # Given up: to the dead letters, or for want of a queue for them.
+        # Messages that failed for good: moved to the dead letters, or dropped without a dead-letter
+        # queue.
         self.dead_lettered = Rate()
         self.dropped = Rate()
         self.expired = Rate()
-        # Puts that were not stored since their dedup id was.
+        # Puts that were not stored, because a message with the same dedup id already was.
         self.deduplicated = Rate()
-        # Messages that went to a sibling, and that came from one: neither done nor put.
+        # Messages transferred to and from another replica. They count as neither acknowledged nor
+        # put.
         self.handed_over = Rate()
         self.taken_over = Rate()
         # From arrival to first delivery, and from delivery to acknowledgement.
@@ -122,9 +127,9 @@ class QueueMeters:
 
 
 class PhaseMeters:
-    """Where the time goes of clients that ask one thing at a time (Telesto's table 5.3).
+    """The time per request phase, for clients that send one request at a time (Telesto, table 5.3).
 
-    The phases add up to the total, which runs from the end of one answer to that of the next.
+    The phases add up to the total, which runs from the end of one answer to the end of the next.
     """
 
     __slots__ = ("parse", "respond", "store", "total", "wait_client", "wait_message")
@@ -133,7 +138,7 @@ class PhaseMeters:
         self.wait_client = Histogram()
         self.parse = Histogram()
         self.store = Histogram()
-        # A read that waits for a message to come waits for other clients, not for the node.
+        # A read that waits for a message waits for other clients and not for the node.
         self.wait_message = Histogram()
         self.respond = Histogram()
         self.total = Histogram()

@@ -1,4 +1,7 @@
-"""The live numbers that the stats verb returns: loops and consoles read these, nothing private."""
+"""The schema of live stats, which a node returns in its `Stats` answer.
+
+Control loops and consoles read these numbers only, and no private state of a node.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from tidegate.telemetry.histogram import Histogram
 
 
 class Durations(msgspec.Struct):
-    """A histogram as it travels: percentiles for people, buckets for machines."""
+    """A histogram in a packet: percentiles for people, and buckets for programs."""
 
     count: int = 0
     mean_ms: float = 0.0
@@ -16,13 +19,13 @@ class Durations(msgspec.Struct):
     p95_ms: float = 0.0
     p99_ms: float = 0.0
     max_ms: float = 0.0
-    # Upper bound in seconds, count.
+    # Upper bound in seconds, and count.
     buckets: list[tuple[float, int]] = []
     sum_s: float = 0.0
 
 
 class UntoldDurations(Durations, omit_defaults=True):
-    """Nobody has asked for them: they travel as nothing."""
+    """A histogram that was not requested: it is encoded without any fields."""
 
 
 def durations(histogram: Histogram) -> Durations:
@@ -42,38 +45,39 @@ def durations(histogram: Histogram) -> Durations:
 
 
 class ControlNumbers(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of what steers a consumer's prefetch; None: not known."""
+    """One step of the controller that sets a consumer's prefetch. None means unknown."""
 
-    # Seconds since 1970; its end.
+    # The end of the step, in seconds since 1970.
     at: float
     interval_s: float
-    # automatic, held, fallback, manual
+    # One of "automatic", "held", "fallback" and "manual".
     mode: str
-    # What was wanted and measured, and what the controller took for it.
+    # The target, the measured rate, and the rate that the controller used.
     target_per_s: float | None
     rate_per_s: float | None
     used_per_s: float | None
     error_per_s: float | None
-    # The terms, their sum, within limits, and in whole messages.
+    # The terms of the controller, their sum, the sum within limits, and the result as whole
+    # messages.
     proportional: float | None
     integral: float | None
     derivative: float | None
     wanted: float | None
     level: float
     output: float
-    # "", low, high
+    # Empty, "low" or "high".
     saturated: str
     acked_per_s: float
-    # Waiting in the consumer, unbegun.
+    # Messages that wait in the consumer, not yet handled.
     held: float | None
-    # The prefetch on average, and whether the queue had less for it than that.
+    # The average prefetch, and whether the queue had fewer messages than that for the consumer.
     prefetch: float
     starved: bool
     notes: list[str] = []
 
 
 class ConsumerNumbers(msgspec.Struct):
-    """One subscription."""
+    """The stats of one consumer."""
 
     consumer: int
     client_id: int
@@ -86,21 +90,22 @@ class ConsumerNumbers(msgspec.Struct):
     acked_per_s: float
     automatic: bool
     service: Durations
-    # The newest control step last, as many as were asked for; none: nobody steers it.
+    # The requested number of control steps, the newest last; empty if the prefetch is not
+    # controlled.
     control: list[ControlNumbers] = []
-    # The client that tries out prefetches with it; empty: nobody.
+    # The client that runs a prefetch experiment with this consumer; empty if there is none.
     trial_by: str = ""
 
 
 class QueueNumbers(msgspec.Struct):
-    """One queue replica."""
+    """The stats of one queue replica."""
 
     queue_id: int
     name: str
     durable: bool
     epoch: int
     waiting: int
-    # Of those, in the store only.
+    # The part of `waiting` that is only in the store.
     waiting_in_store: int
     unacknowledged: int
     oldest_age_s: float
@@ -118,44 +123,45 @@ class QueueNumbers(msgspec.Struct):
     wait: Durations
     service: Durations
     consumers: list[ConsumerNumbers]
-    # Of those that wait, for their time to come.
+    # The part of `waiting` that is not yet due.
     delayed: int = 0
     dead_lettered: int = 0
     dropped: int = 0
     expired: int = 0
     deduplicated: int = 0
     paused: bool = False
-    # The name that users know, and which replica it is; 0: a plain queue, or the alias itself.
+    # The logical queue's name and the number of the replica; 0 for a plain queue or the logical
+    # queue.
     logical: str = ""
     replica: int = 0
-    # Of a replica, its alias; 0: it is none.
+    # The queue id of a replica's logical queue; 0 if the queue is not a replica.
     alias_id: int = 0
-    # Whether it is an alias: then `waiting` is what it has not handed over yet.
+    # Whether this is a logical queue. Then `waiting` counts messages not yet forwarded to replicas.
     elastic: bool = False
-    # Of an alias those that have come to it; of a replica those that have put of late.
+    # The number of producers: known to the logical queue, or with recent puts to the replica.
     producers: int = 0
-    # Of an alias: number of a replica → producers and consumers that were sent there.
+    # For a logical queue: replica number → producers and consumers assigned to the replica.
     members: dict[int, tuple[int, int]] = {}
-    # Messages that went to a sibling, and that came from one; neither acknowledged nor put.
+    # Messages transferred to and from another replica; neither acknowledged nor put.
     handed_over: int = 0
     taken_over: int = 0
-    # Homes of groups and receivers of which it has anything, or may have.
+    # Assignment slots for which the replica holds messages, or may hold them.
     homes_held: list[int] = []
-    # Those of which it takes puts, or has what comes before all that is put from now on.
+    # Assignment slots for which it accepts puts, or holds messages that precede all future puts.
     homes_ahead: list[int] = []
-    # What the prefetch of its consumers is steered to, in words; empty: nobody steers it.
+    # The goal of the automatic prefetch, as text; empty if the prefetch is not controlled.
     prefetch_goal: str = ""
-    # Those of `consumers`, also when they are not listed, and the prefetch of all together.
+    # The number of consumers even if `consumers` is empty, and the sum of their prefetch.
     consumer_count: int = 0
     prefetch: int = 0
 
 
 class BriefQueueNumbers(QueueNumbers, omit_defaults=True):
-    """The same for who looks at all of them all the time: what is as usual does not travel."""
+    """Queue stats for frequent polling: fields with their default values are not encoded."""
 
 
 class PhaseNumbers(msgspec.Struct):
-    """Where requests spend their time in a node: of clients that ask one thing at a time."""
+    """The time that requests spend in each phase in a node (see `PhaseMeters`)."""
 
     wait_client: Durations
     parse: Durations
@@ -166,7 +172,7 @@ class PhaseNumbers(msgspec.Struct):
 
 
 class NodeNumbers(msgspec.Struct):
-    """One node."""
+    """The stats of one node."""
 
     member_id: int
     name: str
@@ -184,20 +190,20 @@ class NodeNumbers(msgspec.Struct):
     packets_out: int
     queues: list[QueueNumbers]
     phases: PhaseNumbers
-    # Owned as well, and not among `queues`.
+    # Owned queues that are not in `queues`.
     queues_left_out: int = 0
-    # Where its /metrics are; empty: nowhere.
+    # The base URL of its /metrics; empty if it serves none.
     metrics_address: str = ""
-    # Where it records, empty: nowhere; rows that are there, and that could not be.
+    # The location of its lake, empty if it does not record; rows written, and rows lost.
     lake: str = ""
     rows_recorded: int = 0
     rows_dropped: int = 0
-    # How many commits may be under way at a time.
+    # The number of commits that may run at the same time.
     writers: int = 1
 
 
 class ClusterNumbers(msgspec.Struct):
-    """All nodes that answered."""
+    """The stats of all nodes that answered."""
 
     nodes: list[NodeNumbers]
 

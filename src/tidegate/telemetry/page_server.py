@@ -1,8 +1,8 @@
-"""A few pages over HTTP for whoever looks after a process: /metrics, /healthz, /readyz.
+"""A small HTTP server for operational pages: /metrics, /healthz, /readyz.
 
-One GET per connection, then it is closed. Pages without parameters need a request line and nothing
-else of HTTP, so the server is our own, and everything about a request has a bound: its bytes, its
-time, how many there are. What goes wrong costs that connection.
+The server answers one GET or HEAD per connection and closes it. The pages have no parameters and
+need only a request line, so no HTTP library is used. Every resource of a request is limited: its
+bytes, its time, and the number of connections. An error closes only the connection it occurred on.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ REQUEST_BYTES_MAX = 8 * 1024
 REQUEST_S_MAX = 5.0
 ANSWER_S_MAX = 10.0
 CONNECTIONS_MAX = 16
-# How long we listen to somebody who was refused in mid-sentence, so that the answer gets through.
+# How long to read from a client whose request was refused early, so that the answer arrives.
 _LINGER_S_MAX = 1.0
 _LINGER_BYTES_MAX = 1024 * 1024
 _TEXT = "text/plain; charset=utf-8"
-# Of somebody who listens everywhere, the name of the machine is what others know.
+# A server that listens on all addresses is known to other machines by its host name.
 _ALL_ADDRESSES = ("", "0.0.0.0", "::")
 
 
 class Answer(NamedTuple):
-    """What an HTTP request gets."""
+    """The response to an HTTP request."""
 
     status: HTTPStatus
     body: bytes
     content_type: str = _TEXT
-    # Of a HEAD: the same answer, without what it is about.
+    # Set for HEAD: send the head without the body.
     bodiless: bool = False
 
     def head(self) -> bytes:
@@ -56,7 +56,7 @@ def refusal(status: HTTPStatus, sentence: str) -> Answer:
 
 
 class PageServer(ABC):
-    """Answers with pages; what they say is for those who derive from it."""
+    """A server for a few pages; a subclass provides their content."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class PageServer(ABC):
 
     @abstractmethod
     async def page(self, path: str) -> Answer:
-        """The answer to a GET."""
+        """Return the response to a GET of a path."""
 
     async def start(self) -> None:
         try:
@@ -90,7 +90,7 @@ class PageServer(ABC):
 
     @property
     def address(self) -> str:
-        """Where it is, once it has started."""
+        """The base URL, once the server has started."""
         assert self._server is not None, "it has not started"
         port = self._server.sockets[0].getsockname()[1]
         host = socket.gethostname() if self._host in _ALL_ADDRESSES else self._host
@@ -104,7 +104,7 @@ class PageServer(ABC):
             visit.cancel()
         await asyncio.gather(*visits, return_exceptions=True)
 
-    # A visit
+    # One connection.
 
     async def _visited(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         visit = asyncio.current_task()
@@ -116,7 +116,7 @@ class PageServer(ABC):
         try:
             await self._serve(reader, writer)
         except (OSError, TimeoutError, asyncio.CancelledError):
-            # Cancelled only by `stop`; Python 3.11 would log a visit that ends so as a failure.
+            # Only `stop` cancels. If the error were raised, Python 3.11 would log it as a failure.
             writer.transport.abort()
         except Exception:
             log.exception("a bug while answering over HTTP")
@@ -167,7 +167,10 @@ class PageServer(ABC):
 
 
 async def _linger(reader: asyncio.StreamReader) -> None:
-    """Closing on unread bytes would reset the connection, and the answer would be lost with it."""
+    """Read the rest of a request before the connection closes.
+
+    Closing a socket with unread bytes resets the connection, and the client may lose the answer.
+    """
     heard = 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LINGER_S_MAX):

@@ -1,12 +1,33 @@
-"""The recorder: rows come in cheaply, a thread of its own writes them to the lake.
+"""The recorder: it accepts rows cheaply, and its own thread writes them to the lake.
 
-Whoever records appends tuples and goes on; every few seconds the thread turns them into columns and
-writes one file for each kind and hour. So a kill loses the last seconds, and never leaves a broken
-file. A lake that cannot be written costs memory up to a bound and then rows, which are counted; it
-never holds up a message.
+Theory of operation
+-------------------
 
-Rows are tuples in the order of the columns of `schemas`; the first is the time, in microseconds
-since 1970. Arrow is imported by the thread: whoever does not record need not have it.
+    caller → add(kind, rows) → buffer per kind and hour → recorder thread → one Parquet file each
+
+Callers are the event loops of nodes, doors and control loops. `add` appends tuples to a buffer
+under a lock and returns. It never waits for a disk. Every `flush_s` seconds the recorder thread
+takes the whole buffer, converts the rows to columns, and writes one file for each kind and hour.
+The same thread starts the rounds of compaction (`LakeMaintenance`).
+
+Invariants:
+
+- Rows are tuples in the order of the columns in `schemas`. The first column is the time in
+  microseconds since 1970.
+- The buffer never exceeds `rows_max` rows. Rows that do not fit are dropped and counted.
+- A row is written to one file, or counted in `rows_dropped`, or lost with the process.
+- Recording never delays a message.
+
+Failures:
+
+- The process is killed: the rows of the last seconds are lost. No broken file is visible, because a
+  file becomes visible by a rename.
+- The lake cannot be written: the rows return to the buffer and the thread tries again. New rows are
+  dropped once the buffer is full. The recorder logs the beginning and the end of such a time.
+- The location is no lake, or Arrow is missing: the thread logs an error, and all rows are dropped.
+- The lake hangs at the end of the process: `stop` gives up after a few seconds.
+
+Only the thread imports Arrow, so that a process that does not record does not need it.
 """
 
 from __future__ import annotations
@@ -30,33 +51,34 @@ log = logging.getLogger(__name__)
 Row = tuple[Any, ...]
 
 _HOUR_US = 3600 * 1_000_000
-# What waits for the disk: some minutes of a hundred queues, in some 40 MB.
+# The limit of the buffer: some minutes of a hundred queues, in about 40 MB.
 ROWS_MAX = 50_000
-# A column of so many is made in a tenth of a millisecond.
+# A column of this many values takes a tenth of a millisecond.
 _ROWS_AT_A_STRETCH = 500
-# After a lake was away, much comes at once; a column of so many holds the node's loop for 1 ms.
+# The backlog after an outage of the lake is large. A column of this many values blocks the node's
+# event loop for 1 ms.
 _ROWS_PER_GROUP = 5000
-# How long the end of a process waits for its last file.
+# How long the end of a process waits for the last file.
 _STOP_S = 5.0
 
 
 class RecorderOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to, and how much."""
+    """Where a recorder writes, and how much."""
 
     lake: str
-    # Between samples, and between files.
+    # The time between samples, and between files.
     interval_s: float = 1.0
     flush_s: float = 5.0
     rows_max: int = ROWS_MAX
-    # Hours older than this are deleted; 0: kept for ever.
+    # Hours older than this are deleted; 0 keeps all hours.
     retention_s: float = 30 * 86400.0
-    # About so many single requests and messages are recorded, however many there are.
+    # The approximate number of single requests and messages recorded per second, at any load.
     requests_per_s: float = 50.0
     lifecycles_per_s: float = 50.0
 
 
 class Recorder:
-    """Rows of one process on their way to a lake."""
+    """Buffers the rows of one process, and writes them to a lake in its own thread."""
 
     def __init__(self, options: RecorderOptions, *, filesystem: Any = None) -> None:
         self.options = options
@@ -66,7 +88,7 @@ class Recorder:
         self._rows_max = options.rows_max
         self._filesystem = filesystem
         self._writer = ""
-        # One life of this process: what an earlier one left half written is not ours any more.
+        # Identifies this run of the process. Hidden files of earlier runs are leftovers.
         self._run = uuid.uuid4().hex[:8]
         self._lock = threading.Lock()
         self._waiting: dict[tuple[str, int], list[Row]] = {}
@@ -74,27 +96,30 @@ class Recorder:
         self._failing = False
         self._stopping = False
         self._wake = threading.Event()
-        # Flushes that were asked for, and how many of them are done.
+        # The number of requested flushes, and how many of them are complete.
         self._flushed = threading.Condition()
         self._asked = 0
         self._done = 0
         self._thread: threading.Thread | None = None
 
-    # For whoever records
+    # ---- for callers
 
     @property
     def writer(self) -> str:
-        """Whose rows these are."""
+        """The name in the file names and in the `node` column."""
         return self._writer
 
     def start(self, writer: str) -> None:
-        """Begin; files carry the writer's name."""
+        """Start the thread; files carry the writer's name."""
         self._writer = writer
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
         self._thread.start()
 
     def add(self, kind: str, rows: Sequence[Row]) -> bool:
-        """Take rows of one kind; False: there is no room for them. Never waits for the disk."""
+        """Buffer rows of one kind; return False and drop them if the buffer is full.
+
+        Any thread may call this. It never waits for the disk.
+        """
         if not rows:
             return True
         with self._lock:
@@ -116,7 +141,7 @@ class Recorder:
         value: float | None = None,
         detail: Mapping[str, str] | None = None,
     ) -> None:
-        """Something happened."""
+        """Record an event that concerns a subject."""
         pairs = list((detail or {}).items())
         row = (_us(at_s), self._writer, event, subject, duration_s, value, pairs)
         self.add("events", [row])
@@ -133,7 +158,7 @@ class Recorder:
         action: str,
         reason: str,
     ) -> None:
-        """A loop has decided: on what, by which law, and why."""
+        """Record a decision of a control loop: its inputs, outputs, law and reason."""
         seen, chosen = list(inputs.items()), list(outputs.items())
         row = (_us(at_s), self._writer, loop, service, law, seen, chosen, action, reason)
         self.add("decisions", [row])
@@ -149,7 +174,7 @@ class Recorder:
         failure: str = "",
         instance: int | None = None,
     ) -> None:
-        """A probe has asked a service from outside; `failure` is why it is not content."""
+        """Record the result of an HTTP probe; `failure` is empty if the probe succeeded."""
         row = (_us(at_s), self._writer, service, address, instance)
         self.add("http_probes", [(*row, not failure, status, duration_s, failure)])
 
@@ -164,9 +189,9 @@ class Recorder:
         worst: float | None = None,
         before_s: float | None = None,
     ) -> None:
-        """A promise was warned of, breached, eased or is kept again (agreement.violations).
+        """Record a transition of a promise (agreement.violations).
 
-        A breach is the event `violation`; `before_s` is how long the verdict before had lasted.
+        A breach becomes the event `violation`. `before_s` is how long the verdict before it lasted.
         """
         self.event(
             "violation" if turn == "breached" else turn,
@@ -180,11 +205,14 @@ class Recorder:
     def reconfigured(
         self, service: str, *, at_s: float, took_s: float, detail: Mapping[str, str] | None = None
     ) -> None:
-        """What a warning set off helps now, so long after it was decided."""
+        """Record that a reconfiguration takes effect `took_s` seconds after its decision."""
         self.event("reconfigured", service, at_s=at_s, duration_s=took_s, detail=detail)
 
     def flush(self, timeout_s: float = _STOP_S) -> bool:
-        """Write what waits now; whether that was done in time."""
+        """Write the buffer now; return whether that finished within the timeout.
+
+        The call blocks, so an event loop must not make it.
+        """
         with self._flushed:
             self._asked += 1
             wanted = self._asked
@@ -192,7 +220,7 @@ class Recorder:
             return self._flushed.wait_for(lambda: self._done >= wanted, timeout_s)
 
     def stop(self) -> None:
-        """Write what waits and end; a lake that hangs is left behind after some seconds."""
+        """Write the buffer and end the thread; give up after some seconds if the lake hangs."""
         self._stopping = True
         self._wake.set()
         if self._thread is not None:
@@ -201,12 +229,12 @@ class Recorder:
                 log.warning("the lake %s hangs: its last rows are lost", self.lake)
 
     def abort(self) -> None:
-        """End as a kill would: what waits is lost."""
+        """End the thread and lose the buffered rows, as a kill of the process would."""
         with self._lock:
             self._waiting.clear()
         self.stop()
 
-    # The thread
+    # ---- the recorder thread
 
     def _work(self) -> None:
         try:
@@ -239,7 +267,8 @@ class Recorder:
             except OSError as failure:
                 self._keep(kind, hour, rows, failure)
             except Exception:
-                # Rows that Arrow does not take are our own bug, and would fail for ever.
+                # Rows that Arrow rejects are a bug of ours. Keeping them would repeat the error for
+                # ever.
                 log.exception("%d rows of %s cannot be recorded", len(rows), kind)
                 self._let_go(rows, dropped=True)
             else:
@@ -256,8 +285,8 @@ class Recorder:
         from tidegate.telemetry.schemas import KINDS
 
         columns = KINDS[kind].columns
-        # Made when the file is open: a lake that cannot be written must not cost a second of
-        # processor at each try.
+        # The tables are built lazily, after the file is open. Otherwise each attempt at an
+        # unavailable lake would cost a second of processor time.
         tables = (
             table_of(columns, rows[low : low + _ROWS_PER_GROUP])
             for low in range(0, len(rows), _ROWS_PER_GROUP)
@@ -265,7 +294,7 @@ class Recorder:
         lake.write(KINDS[kind], hour, tables, writer=self._writer, run=self._run)
 
     def _keep(self, kind: str, hour: int, rows: list[Row], failure: OSError) -> None:
-        """Try again later, with what came meanwhile."""
+        """Put rows back before those that arrived meanwhile, to be written again later."""
         with self._lock:
             self._waiting[kind, hour] = rows + self._waiting.get((kind, hour), [])
         if not self._failing:
@@ -286,7 +315,7 @@ class Recorder:
                 self.rows_recorded += len(rows)
 
     def _drop_everything(self) -> None:
-        """Nobody will ever write: count what comes."""
+        """Drop all rows from now on and count them; there is no lake to write to."""
         with self._lock:
             self.rows_dropped += self._waiting_rows
             self._waiting.clear()
@@ -301,13 +330,13 @@ def _us(at_s: float) -> int:
 
 
 def table_of(columns: Any, rows: Sequence[Row]) -> Any:
-    """Rows as an Arrow table."""
+    """Return rows as an Arrow table."""
     import pyarrow as pa
 
     arrays = []
     for field, values in zip(columns, zip(*rows, strict=True), strict=True):
         arrays.append(pa.array(values, field.type))
         if len(rows) > _ROWS_AT_A_STRETCH:
-            # Let go of the interpreter: the node's loop would wait 5 ms before it is taken away.
+            # Release the interpreter lock. Otherwise the node's event loop would wait 5 ms for it.
             time.sleep(0)
     return pa.Table.from_arrays(arrays, schema=columns)

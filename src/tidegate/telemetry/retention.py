@@ -1,13 +1,13 @@
-"""Which hours of a lake are too old, by a clock that may be wrong.
+"""Retention: which hours of a lake are too old, decided by a clock that may be wrong.
 
-A clock that jumps ahead by a year would make all history older than any retention. So the clock is
-believed only as far as the lake bears it out: up to a day after the 24th newest hour in which
-anything was recorded,
+A clock that jumps ahead by a year would make all history look expired. The clock is therefore
+trusted only as far as recorded rows confirm it: up to one day after the 24th newest recorded hour.
 
     present = min(clock, end of the day that begins with the 24th newest hour)
 
-Who records all the time notices nothing. After a jump nothing goes until a day was recorded by the
-new time; whoever records an hour a day keeps some hours longer, and has few of them.
+A process that records continuously is not affected. After a jump of the clock nothing is deleted
+until a day has been recorded at the new time. A process that records one hour a day keeps some
+hours longer than configured, but it has few hours.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ import math
 from collections.abc import Iterable
 
 HOUR_S = 3600
-# Hours with rows that a new time needs before it is believed; fewer when fewer are to be kept.
+# Recorded hours that confirm a new time. Fewer are needed if the retention is shorter than this.
 _HOURS_BELIEVED = 24
 _HOURS_BELIEVED_LEAST = 2
 
 
 def expired_hours(hours: Iterable[int], retention_s: float, now_s: float) -> set[int]:
-    """Of the hours since 1970 with rows of whatever kind, those to delete; 0 s keeps all."""
+    """Return the hours to delete, from the hours since 1970 that have rows of any kind.
+
+    A retention of 0 keeps all hours.
+    """
     if not retention_s:
         return set()
-    # What a clock wrote that was ahead bears nothing out.
+    # Hours in the future come from a clock that was ahead, and confirm nothing.
     past = sorted({hour for hour in hours if hour * HOUR_S <= now_s}, reverse=True)
     kept_hours = math.ceil(retention_s / HOUR_S)
     needed = max(min(_HOURS_BELIEVED, kept_hours), _HOURS_BELIEVED_LEAST)

@@ -1,8 +1,9 @@
-"""One in N: which of many are recorded, when recording all would cost too much.
+"""Sampling of one in N events, for records that would cost too much for every event.
 
-N is a power of two that follows the load, so that about so many a second are taken at any rate.
-Each that is taken stands for N, so that sums of weights stay right while N changes. A burst does
-not wait for the next tick: whenever an interval's share has been taken, N doubles at once.
+N is a power of two that follows the load, so that about a constant number per second is taken. Each
+taken event stands for N events, so that sums of weights stay correct while N changes. N doubles as
+soon as an interval's share was taken, so that a burst does not exceed the share until the next
+tick.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ _EVERY_MAX = 1 << 40
 
 
 class Sampler:
-    """Chooses."""
+    """Chooses the events to record."""
 
     def __init__(
         self, per_s: float, *, interval_s: float = 1.0, randomness: random.Random | None = None
@@ -23,16 +24,17 @@ class Sampler:
         self._taken = 0
         self._seen = 0
         self._random = randomness or random.Random()
-        # Of those that come one by one: how many are passed over, and what the next stands for.
+        # For `one_by_one`: the number of events to skip, and the weight of the next chosen one.
         self.skip = 1
         self._weight = 1
 
     def among_ids(self, first_id: int, count: int) -> range:
-        """Which of so many consecutive ids are taken; each stands for `every`."""
+        """Return the chosen ids among `count` consecutive ids; each stands for `every` ids."""
         self._seen += count
         while count // self.every > self._share:
             self.every *= 2
-        # By the id alone: who splits messages in batches, or how, has no say in who is chosen.
+        # The choice depends on the id only, so that it does not depend on how puts are split into
+        # batches.
         start = first_id + -first_id % self.every
         chosen = range(start, first_id + count, self.every)
         if chosen:
@@ -40,7 +42,10 @@ class Sampler:
         return chosen
 
     def one_by_one(self) -> int:
-        """Call when `skip`, which the caller counts down, is 0: what this one stands for."""
+        """Choose the present event, and return the number of events it stands for.
+
+        The caller counts `skip` down for each event, and calls this when it reaches 0.
+        """
         weight = self._weight
         self._seen += weight
         self._take(1)
@@ -54,17 +59,18 @@ class Sampler:
             self.every *= 2
 
     def _draw(self) -> None:
-        # At random: each second request would be a put, and never a read, for who does both.
+        # A random skip avoids aliasing. With a fixed skip of two, a client that alternates puts and
+        # reads would have only its puts recorded.
         self._weight = self.every
         self.skip = self._random.randrange(1, 2 * self.every)
 
     def tick(self) -> None:
-        """An interval is over: as many in N as its load asks for."""
+        """End an interval, and adapt N to the load that was seen in it."""
         every = 1
         while self._seen // every > self._share:
             every *= 2
         if every < self.every:
-            # Down by halves: the next burst may be near.
+            # Reduce N by half at most, because the next burst may follow soon.
             self.every = max(every, self.every // 2)
             if self.skip > 2 * self.every:
                 self._draw()

@@ -1,4 +1,4 @@
-"""The columns of telemetry in words; the tables of docs/telemetry.md are made from here."""
+"""Texts of the telemetry columns; the tables of docs/telemetry.md are generated from here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from tidegate.telemetry.schemas import KINDS, Kind
 
-# What a column says, in every kind that has it unless below.
+# The text of a column in every kind, unless COLUMN_TEXTS_OF_KIND has one for the kind.
 SAYS = {
     "at": "end of the interval",
     "interval_s": "its length, by the monotonic clock",
@@ -157,12 +157,12 @@ SAYS_OF = {
 
 
 def says(kind: Kind, column: str) -> str:
-    """A column in words."""
+    """Return the text of a column."""
     return SAYS_OF.get((kind.name, column)) or SAYS[column]
 
 
 def tables() -> str:
-    """Every kind with its columns, for the docs."""
+    """Return a Markdown table of the columns of every kind, for the docs."""
     parts = []
     for kind in KINDS.values():
         parts.append(f"### {kind.name}\n{kind.says} Version {kind.version}.\n")

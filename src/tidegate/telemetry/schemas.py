@@ -1,12 +1,14 @@
-"""What is recorded: every kind of row, typed and with a version.
+"""Schemas of the recorded rows: each kind has typed columns and a version.
 
-A kind is a folder of the lake; its version stands in each of its files, and readers leave out what
-they do not know. A column may be added at the end without a new version; anything else needs one.
+A kind is a folder of the lake, and each file contains the kind's version. Readers ignore files with
+an unknown version. A column may be added at the end without a new version. Any other change needs a
+new version.
 
-Counts of samples are those of one interval, not totals: what a reader adds up stays right across
-restarts, and a second that was not recorded is missing rather than smeared over its neighbours.
-Durations come as sparse histograms, the buckets those of `telemetry.histogram`: exact counts, which
-add up over seconds, replicas and nodes, where percentiles do not.
+Counts in samples belong to one interval and are not totals. Sums therefore stay correct across
+restarts, and an interval that was not recorded is missing instead of being added to the next one.
+
+Durations are sparse histograms with the buckets of `telemetry.histogram`. Counts of buckets can be
+added over seconds, replicas and nodes, while percentiles cannot.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ import pyarrow as pa
 
 KIND_KEY = b"tidegate.kind"
 VERSION_KEY = b"tidegate.version"
-# Who a file is: the same twice is one file and its copy.
+# The id of a file. Two files with the same id are copies.
 FILE_KEY = b"tidegate.file"
-# Which files a compacted one stands for, a JSON list.
+# The ids of the files that a compacted file replaces, as a JSON list.
 REPLACES_KEY = b"tidegate.replaces"
 
 _AT = pa.timestamp("us", tz="UTC")
@@ -39,7 +41,7 @@ class Kind:
     columns: pa.Schema
 
     def file_metadata(self, file_id: str) -> dict[bytes, bytes]:
-        """What a file of this kind says of itself."""
+        """Return the metadata to store in a file of this kind."""
         return {
             KIND_KEY: self.name.encode(),
             VERSION_KEY: str(self.version).encode(),
@@ -49,13 +51,13 @@ class Kind:
 
 @dataclass(frozen=True)
 class _OrNull:
-    """The type of a column that a row may leave empty."""
+    """The type of a nullable column."""
 
     kind: pa.DataType
 
 
 def _columns(**types: pa.DataType | _OrNull) -> pa.Schema:
-    """Columns that are always there, but for those that say otherwise."""
+    """Return a schema; columns are not nullable unless marked with `_OrNull`."""
     return pa.schema(
         [
             pa.field(name, kind.kind, True)
@@ -92,7 +94,7 @@ QUEUE_SAMPLES = Kind(
         service_s_sum=pa.float64(),
         wait=_HISTOGRAM,
         service=_HISTOGRAM,
-        # At its end.
+        # At the end of the interval.
         waiting=pa.int64(),
         waiting_in_store=pa.int64(),
         delayed=pa.int64(),
@@ -100,7 +102,7 @@ QUEUE_SAMPLES = Kind(
         oldest_age_s=pa.float64(),
         resident_bytes=pa.int64(),
         prefetch=pa.int64(),
-        # Clients by role: connections that put within it, subscriptions, reads that wait.
+        # Clients by role: connections with puts in the interval, consumers, waiting reads.
         producers=pa.int32(),
         consumers=pa.int32(),
         readers=pa.int32(),
@@ -116,7 +118,7 @@ CONSUMER_SAMPLES = Kind(
         interval_s=pa.float64(),
         node=_NAME,
         queue=_NAME,
-        # Consumers that do the same: the queue, and the client's name up to its first "#" or "@".
+        # Consumers of the same role: the queue, and the client's name up to its first "#" or "@".
         group=_NAME,
         client=_NAME,
         consumer=pa.int64(),
@@ -127,8 +129,8 @@ CONSUMER_SAMPLES = Kind(
         service=_HISTOGRAM,
         prefetch=pa.int32(),
         unacknowledged=pa.int64(),
-        # The plant y(k+1) = a·y(k) + b·u(k): y(k+1), y(k) and u(k). The latter two are null when
-        # the interval before was not recorded.
+        # The plant model y(k+1) = a·y(k) + b·u(k) needs y(k+1), y(k) and u(k). The latter two are
+        # null if the previous interval was not recorded.
         arrival_per_s=pa.float64(),
         arrival_before_per_s=_OrNull(pa.float64()),
         prefetch_before=_OrNull(pa.int32()),
@@ -161,7 +163,7 @@ NODE_SAMPLES = Kind(
         process_memory_bytes=pa.int64(),
         cpu_s=pa.float64(),
         messages_memory_bytes=pa.int64(),
-        # Rows that could not be recorded.
+        # Rows that the recorder dropped.
         rows_dropped=pa.int64(),
     ),
 )
@@ -171,10 +173,10 @@ REQUESTS = Kind(
     1,
     "A sampled request of a client that asks one thing at a time (Telesto's table 5.3).",
     _columns(
-        at=_AT,  # when its answer had gone
+        at=_AT,  # when the answer was sent
         node=_NAME,
         verb=_NAME,
-        # How many requests it stands for.
+        # The number of requests this row represents.
         weight=pa.float64(),
         # The phases add up to the total.
         wait_client_us=pa.float64(),
@@ -191,23 +193,24 @@ LIFECYCLES = Kind(
     1,
     "A sampled message, from its arrival at the node to its end.",
     _columns(
-        at=_AT,  # when it ended
+        at=_AT,  # when the message's life ended
         node=_NAME,
         queue=_NAME,
         message_id=pa.int64(),
         weight=pa.float64(),
         payload_bytes=pa.int32(),
         put_at=_AT,
-        # Parsed, stored, confirmed: the phases of its put. Null, but for the store: it came with
-        # others that are answered as a whole, by a transaction, a topic or from another queue.
+        # The phases of the put: parsed, stored, confirmed. Parsing and confirming are null for a
+        # message from a transaction, a topic or another queue, because those are answered as a
+        # whole.
         parse_us=_OrNull(pa.float64()),
         store_us=pa.float64(),
         respond_us=_OrNull(pa.float64()),
-        # From when it could be delivered to its first delivery; from its last delivery to its end.
-        # Null: it ended without.
+        # From due to first delivery, and from last delivery to the end. Null if there was no
+        # delivery.
         wait_us=_OrNull(pa.float64()),
         service_us=_OrNull(pa.float64()),
-        # From its arrival to its end.
+        # From arrival to the end.
         response_us=pa.float64(),
         deliveries=pa.int32(),
         outcome=_NAME,  # acked, dead, dropped, expired, moved, purged
@@ -222,7 +225,7 @@ EVENTS = Kind(
         at=_AT,
         node=_NAME,
         event=_NAME,
-        # What it happened to: a member, a queue, a machine, an agreement.
+        # The subject: a node, a queue, a machine or an agreement.
         subject=pa.string(),
         duration_s=_OrNull(pa.float64()),
         value=_OrNull(pa.float64()),
@@ -260,13 +263,14 @@ CONTROL_STEPS = Kind(
         client=_NAME,
         consumer=pa.int64(),
         mode=_NAME,  # automatic, held, fallback, manual
-        # What was wanted, what was measured, what was taken for it (without outliers), and the
-        # difference. Null: not known.
+        # The target, the measured rate, the rate without outliers, and the control error. Null
+        # means unknown.
         target_per_s=_OrNull(pa.float64()),
         rate_per_s=_OrNull(pa.float64()),
         used_per_s=_OrNull(pa.float64()),
         error_per_s=_OrNull(pa.float64()),
-        # The terms of the controller, before limits and after, and the whole number set.
+        # The terms of the controller, their sum, the sum within limits, and the whole number that
+        # was set.
         proportional=_OrNull(pa.float64()),
         integral=_OrNull(pa.float64()),
         derivative=_OrNull(pa.float64()),
@@ -275,9 +279,9 @@ CONTROL_STEPS = Kind(
         output=pa.float64(),
         saturated=_NAME,  # "", low, high
         acked_per_s=pa.float64(),
-        # Messages that wait unbegun in the consumer; null: not known.
+        # Messages that wait in the consumer, not yet handled; null means unknown.
         held=_OrNull(pa.float64()),
-        # Set on average while it was measured, and whether the queue had less than that for it.
+        # The average prefetch of the interval, and whether the queue had fewer messages than that.
         prefetch=pa.float64(),
         starved=pa.bool_(),
         notes=pa.list_(pa.string()),
@@ -293,39 +297,40 @@ HTTP_SAMPLES = Kind(
         interval_s=pa.float64(),
         node=_NAME,
         service=_NAME,
-        # One running door: another after a restart.
+        # One run of a door process; a restart gives a new value.
         door=_NAME,
-        # Null: the row of the door itself. What is the other row's to say is 0 here, so that sums
-        # over all rows are right.
+        # Null in the row of the door itself. Columns that belong to the other kind of row are 0, so
+        # that sums over all rows are correct.
         instance=_OrNull(pa.int64()),
-        # Of the door: let in; whole answers of instances that went to clients; none did.
+        # For the door: admitted requests, complete answers of instances, and requests without one.
         accepted=pa.int64(),
         answered=pa.int64(),
         refused=pa.int64(),
-        # Of an instance: sent to it, answered by it, of those with 500 and above; without a whole
-        # answer.
+        # For an instance: requests sent, answered, answered with 500 or above, and without a
+        # complete answer.
         sent=pa.int64(),
         served=pa.int64(),
         server_errors=pa.int64(),
         failed=pa.int64(),
-        # Of the door as clients see it, and of an instance from sending to the end of its answer.
+        # For the door, as clients see it; for an instance, from sending to the end of the answer.
         response=_HISTOGRAM,
         service_time=_HISTOGRAM,
-        # At the end of the interval. Of the door: all that it has in hand, and what waits there for
-        # an instance; of an instance: what it has not answered.
+        # At the end of the interval. For the door: all open requests, and those that wait for an
+        # instance. For an instance: requests not yet answered.
         in_flight=pa.int64(),
         waiting=pa.int64(),
         outstanding=pa.int64(),
-        # Of an instance, as the store knows it; null of the door, and of one not in the store.
+        # For an instance, from the store; null for the door, and for an instance the store does not
+        # know.
         version=_OrNull(pa.int32()),
         weight=_OrNull(pa.float64()),
         concurrency=_OrNull(pa.int32()),
         free_memory_bytes=_OrNull(pa.float64()),
-        # Why it is out of the balancing for now; "": it is not.
+        # Why the instance is ejected from balancing; empty if it is not.
         ejected=pa.string(),
-        # Of the door: what it cannot do now; "": it can.
+        # For the door: what it cannot do at present; empty if all is well.
         trouble=pa.string(),
-        # Of the door: rows of it that could not be recorded since its last row.
+        # For the door: its rows that were dropped since its last row.
         rows_dropped=pa.int64(),
     ),
 )
@@ -335,16 +340,16 @@ HTTP_PROBES = Kind(
     1,
     "A request that a probe made of an HTTP service from outside, and what came of it.",
     _columns(
-        at=_AT,  # when it had ended
+        at=_AT,  # the end of the request
         node=_NAME,
         service=_NAME,
-        # Whom it asked: a door or an instance; null: not an instance by itself.
+        # The address probed: a door or an instance. `instance` is null for a door.
         address=_NAME,
         instance=_OrNull(pa.int64()),
         ok=pa.bool_(),
         status=_OrNull(pa.int32()),
         duration_s=pa.float64(),
-        # Why it is not ok; "": it is.
+        # Why the probe failed; empty if it succeeded.
         failure=pa.string(),
     ),
 )
@@ -354,16 +359,16 @@ HTTP_REQUESTS = Kind(
     1,
     "A sampled request of an HTTP service; never what it asked for, nor what it carried.",
     _columns(
-        at=_AT,  # when it had been answered
+        at=_AT,  # the end of the answer
         node=_NAME,
         service=_NAME,
         door=_NAME,
-        # Who answered; null: the door itself.
+        # The instance that answered; null for the door itself.
         instance=_OrNull(pa.int64()),
         method=_NAME,
         status=pa.int32(),
         weight=pa.float64(),
-        # The phases add up to the total, as the door saw it.
+        # The phases as measured by the door; they add up to the total.
         wait_door_us=pa.float64(),
         connect_us=pa.float64(),
         server_us=pa.float64(),

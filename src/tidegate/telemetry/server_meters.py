@@ -1,4 +1,4 @@
-"""Live meters of one HTTP server behind the gateway: counts, rates, response times."""
+"""Live meters of one HTTP server behind the gateway: counts, rates and response times."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tidegate.telemetry.meters import Rate
 
 
 class ServerMeters:
-    """What one server does, as the gateway sees it from outside."""
+    """The meters of one server, measured by the gateway."""
 
     __slots__ = (
         "answered",
@@ -20,13 +20,13 @@ class ServerMeters:
     )
 
     def __init__(self) -> None:
-        # Requests of which it got the head; answers that came to their end.
+        # Requests whose head was sent to the server, and complete answers from it.
         self.sent = Rate()
         self.answered = Rate()
-        # Answers of 500 and above, and requests that got no whole answer.
+        # Answers with status 500 or above, and requests without a complete answer.
         self.server_errors = Rate()
         self.failed = Rate()
-        # Bodies to and from it.
+        # Bytes of bodies to and from the server.
         self.out_bytes = Rate()
         self.in_bytes = Rate()
         # From sending the head to the end of the answer.

@@ -1,20 +1,20 @@
-"""`tidegate demo`: the whole story in two minutes, on parts that are all real.
+"""The command `tidegate demo`: a scenario of two minutes on real processes.
 
-story      what happens, in which order, and what is promised
-workshop   the user code of its workers, which write down what they were given
-customers  the process that puts, and writes down what was confirmed
-stage      store, node, fleet, workers and customers, in one temporary folder
-load       what customers put, and what the archive is to do
-moments    how it all is, again and again
-spectator  sees every moment, tells what has changed, lets chapters wait for it
-account    how the agreements stand, by the leader's word
-director   plays the story: turns the load, kills a machine, slows a worker, waits for what follows
-outcome    what came of it
-view       the narrated terminal view, and lines for pipes
-evidence   the recorded histories, and the checker's judgement of them
-lessons    Spark learns from it, and a page shows what
-summary    what was promised, and what was kept
-show       the command: play, judge, learn, tell, clean up
+story      the scenario: its steps, agreements and settings
+workshop   the user code of the workers, which record what they receive
+customers  the producer process, which records the confirmed puts
+stage      store, node, fleet, workers and producers in a temporary folder
+load       the rates of the producers and of the archive's workers
+moments    a snapshot of the demo, and the changes between two snapshots
+spectator  polls snapshots, prints changes, and waits for conditions
+account    the leader's totals for the agreements
+director   runs the scenario: sets the load, kills a machine, slows a worker
+outcome    the result of the run
+view       the terminal view, and plain lines for pipes
+evidence   the recorded histories, and the checker's result
+lessons    the models that Spark learns from the run, and the report page
+summary    the promises, and whether each was kept
+show       the command itself
 """
 
 from tidegate.cli.demo.show import register

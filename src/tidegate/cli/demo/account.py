@@ -1,7 +1,7 @@
-"""How the agreements stand by the leader's own account, at the end of one window of all of them.
+"""The leader's totals for all agreements after the same window.
 
-The difference of two accounts is what the leader says of the windows between them, and the lake is
-asked about the same ones: then both have to say the same.
+The difference of two totals gives the windows between them. The lake is queried for the same
+windows, so that both results must be equal.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from tidegate.cli.sla import Row, standings
 from tidegate.cli.store_wiring import opened
 
 _LOOK_S = 0.2
-# Windows of all agreements end together; that they are judged takes a moment.
+# The windows of all agreements end at the same time, but their evaluation takes a moment.
 _PATIENCE_S = 12.0
 
 
 @dataclass(frozen=True)
 class Account:
-    """Every agreement after the same window."""
+    """The totals of every agreement after the same window."""
 
     # The end of that window.
     at: datetime
     rows: Mapping[str, Row]
 
     def since(self, before: Account) -> dict[str, tuple[int, int, int]]:
-        """Of each agreement the windows since then: met, warned, breached."""
+        """Return the windows met, warned and breached since then, for each agreement."""
         return {
             name: (
                 row.met - before.rows[name].met,
@@ -42,7 +42,7 @@ class Account:
 
 
 async def account_of(store_urls: Sequence[str]) -> Account | None:
-    """The next account that there is of all agreements; None: nobody judges them in time."""
+    """Return the next totals that include all agreements; None if none come in time."""
     late_at = time.monotonic() + _PATIENCE_S
     async with opened(store_urls) as store:
         while time.monotonic() < late_at:

@@ -1,9 +1,9 @@
-"""Who puts: `python -m tidegate.cli.demo.customers <errand as JSON>`, and its other end.
+"""The producer process of the demo: `python -m tidegate.cli.demo.customers <task as JSON>`.
 
-Open loop: by the time t so many messages are due, and as many are put, whatever the queues do. Each
-line of stdin says new rates, queue by queue; the end of stdin ends the putting. Every put is
-written down when it is made and when it is answered, so that nobody has to be believed: the checker
-reads it. Of a group one put at a time is under way, as of a customer who waits for the answer.
+The load is open-loop: the number of messages due at a time does not depend on the queues. Each line
+of stdin sets new rates by queue. The end of stdin stops the puts. Every put is recorded when it is
+made and when it is answered, and the checker reads these histories. Within a message group only one
+put is in progress, like a customer who waits for each confirmation.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from tidegate.lab.history import HistoryWriter
 _TICK_S = 0.01
 _FLUSH_S = 0.05
 _START_S = 30.0
-# Longer than anything that the demo does to a queue.
+# Longer than any outage that the demo causes.
 _PATIENCE_S = 30.0
-# A stall of this process is no reason for a burst.
+# After a stall of this process, limit the number of messages that are overdue.
 _CATCH_UP_S = 0.5
 
 
 class Errand(msgspec.Struct, frozen=True):
-    """Where to put, and where to write it down."""
+    """The address for puts, and the folder for histories."""
 
     url: str
     folder: str
 
 
 class _Putter:
-    """Puts numbered messages, and notes what came of each."""
+    """Puts numbered messages, and records the result of each."""
 
     def __init__(self, mq: tidegate.Client, name: str, history: HistoryWriter) -> None:
         self._mq = mq
@@ -56,7 +56,7 @@ class _Putter:
         self._under_way: set[asyncio.Task[None]] = set()
 
     def put(self, queue: str) -> None:
-        """One more."""
+        """Put one more message, without waiting for its confirmation."""
         turn = next(self._turns.setdefault(queue, count()))
         group = None
         if queue == ORDERS and turn % GROUPED_EVERY == 0:
@@ -88,7 +88,7 @@ class _Putter:
                 self._busy.discard(group)
 
     async def answered(self) -> None:
-        """Until everything that was put has its answer."""
+        """Wait until every put has an answer."""
         while self._under_way:
             await asyncio.wait(self._under_way)
 
@@ -135,21 +135,21 @@ async def _work(putter: _Putter, history: HistoryWriter, stdin: asyncio.StreamRe
 
 
 class Customers:
-    """The process, from outside."""
+    """The producer process, seen by its parent."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     @staticmethod
     async def start(errand: Errand, complaints: IO[bytes]) -> Customers:
-        """Returns when it is connected."""
+        """Start the process, and return when it is connected."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tidegate.cli.demo.customers"),
             msgspec.json.encode(errand).decode(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=complaints,
-            # Ctrl-C is for the one who leads.
+            # Only the parent receives Ctrl-C.
             start_new_session=True,
         )
         customers = Customers(process)
@@ -162,12 +162,12 @@ class Customers:
         return customers
 
     def put_at(self, rates: Mapping[str, float]) -> None:
-        """From now on so many a second, queue by queue."""
+        """Set the rates of puts per second, by queue."""
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(rates) + b"\n")
 
     async def finish(self) -> None:
-        """No more puts; returns when all have their answers."""
+        """Stop the puts, and return when all are confirmed."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         await self._hear(b"done\n")

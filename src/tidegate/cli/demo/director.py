@@ -1,7 +1,22 @@
-"""Plays the story: turns the load, does the harm, and waits for what is to follow.
+"""Runs the demo's scenario: sets the load, injects faults, and waits for the effects.
 
-The chapters wait on what the spectator sees. What does not follow in time is told too, and the
-story goes on: a slow computer is no reason to stop, and the summary counts.
+Theory of operation
+-------------------
+
+The scenario has six steps, each with its own load: calm, ramp, burst, a killed machine, a slow
+worker, and calm again. Two queues take part. `orders` scales under an agreement. `archive` has an
+automatic prefetch whose target rate changes with each step.
+
+The `DemoMonitor` polls snapshots and prints the changes. A step waits for a
+condition on a snapshot, such as a replica at work. It lasts at least `seconds` and waits at most
+`seconds_max`. A condition that does not occur in time is printed, and the scenario continues,
+because a slow computer is no reason to stop. The summary counts it.
+
+The leader's totals for the agreements are read at the beginning and the end, so that they can be
+compared with the lake. At the end the producers stop, and the runner waits until all confirmed
+messages are handled. Only then does the checker count.
+
+If the monitor sees no node for too long, it cancels the scenario with an error.
 """
 
 from __future__ import annotations
@@ -25,17 +40,17 @@ from tidegate.fleet.console_process import HOW_TO_GET_IT
 
 _CURTAIN_S = 60.0
 _DRAIN_S = 45.0
-# Of an even share: less than this is a shift.
+# The share of a replica counts as shifted below this fraction of an equal share.
 _SHIFTED = 0.5
-# How much more the slow worker of archive holds, and how near to its target it is.
+# How much more prefetch the slow archive worker needs, and how close to its target rate.
 _ADAPTED = 1.5
 _NEAR = 0.25
-# Messages that may wait when the next harm is done.
+# The number of waiting messages below which the next fault may be injected.
 _CALM = 30
 
 
 class Director:
-    """Everything that happens between the curtain's rise and its fall."""
+    """Runs the steps of the scenario in order."""
 
     def __init__(
         self,
@@ -54,7 +69,7 @@ class Director:
         self._spectator = Spectator(stage, view, evidence)
 
     async def play(self) -> Outcome:
-        """The whole story."""
+        """Run the whole scenario, and return its result."""
         outcome = Outcome(self._spectator.course)
         async with self._spectator.looking() as mq:
             load = Load(self._stage, mq)
@@ -69,7 +84,7 @@ class Director:
         return outcome
 
     async def go_on(self) -> None:
-        """Calm work for whoever wants to look around, until somebody interrupts."""
+        """Run a calm load until the user interrupts, for use with other commands."""
         async with self._spectator.looking() as mq:
             load = Load(self._stage, mq)
             await load.begin()
@@ -85,7 +100,7 @@ class Director:
                 f"no replica of {ORDERS} was at work after {_CURTAIN_S:.0f} s: this computer is "
                 "too busy for the demo, try again when it is not"
             )
-        # Not before: everything else starts just then, too.
+        # Not earlier, because everything else starts at that time, too.
         if self._with_console and not self._stage.open_console():
             self._view.tell(f"without the console, which is not installed: {HOW_TO_GET_IT}")
 
@@ -125,7 +140,7 @@ class Director:
         chapter = self._told.kill
         self._view.begin(chapter)
         await load.turn(chapter)
-        # What the burst has left is worked off first: one trouble at a time.
+        # Let the backlog of the burst drain first, so that the steps do not overlap.
         await self._spectator.until(_is_calm, 0.0, chapter.seconds_max)
         at_work = self._spectator.now.at_work
         holders = [one.machine_id for one in at_work if one.machine_id is not None]
@@ -161,7 +176,7 @@ class Director:
         await self._spectator.until(_is_calm, 0.0, chapter.seconds_max)
         await load.add_archivist("slow_archive")
         load.put(chapter, chapter.orders_per_s)
-        # Of the two oldest: the youngest would be the first to go.
+        # Choose among the two oldest replicas, because a scale-in removes the youngest first.
         oldest = sorted(self._spectator.now.at_work, key=lambda one: one.number)[:2]
         largest = max(oldest, key=lambda one: one.share, default=None)
         chosen = None if largest is None else largest.number
@@ -200,7 +215,7 @@ class Director:
         outcome.closed = await account_of(self._stage.store_urls)
 
     async def _drain(self, load: Load, outcome: Outcome) -> None:
-        """No more puts; everything that was confirmed is handled before anybody counts."""
+        """Stop the producers, and wait until every confirmed message is handled."""
         self._view.tell("customers go home; workers empty the queues")
         await load.end()
 
@@ -222,7 +237,7 @@ def _has_shifted(now: Moment, number: int | None) -> bool:
 
 
 def _has_adapted(now: Moment) -> bool:
-    """Whether both workers of archive do what they are to, the slow one by holding more."""
+    """Return whether both archive workers reach their target, the slow one with more prefetch."""
     by_name = {one.name: one for one in now.steered}
     quick, slow = by_name.get("archive-worker"), by_name.get("archive-slow")
     if quick is None or slow is None or slow.target_per_s is None:

@@ -1,9 +1,9 @@
-"""What clients of the demo wrote down, and what the checker makes of it.
+"""The histories that clients of the demo record, and the checker's result.
 
-While it plays the histories are followed, for whoever looks on. In the end they are judged as a
-whole, with what the store still holds: lost is what was confirmed, what nobody has let go of, and
-what is not there any more. The agreement is judged once more from outside, by the waits that
-clients saw.
+During the run the histories are followed for display. At the end they are checked as a whole,
+together with the messages still in the store. A message is lost if it was confirmed, never
+acknowledged, and is not in the store. The agreement is evaluated once more from the waits in the
+histories.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tidegate.lab.stored_messages import stored_messages
 
 
 class Windows(msgspec.Struct, frozen=True, kw_only=True):
-    """How the windows of an agreement came out."""
+    """The number of an agreement's windows per verdict."""
 
     met: int
     warned: int
     breached: int
-    # What part of them may be breached.
+    # The fraction of windows that may be breached.
     allowed: float
 
     @property
@@ -41,7 +41,7 @@ class Windows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence:
-    """The histories of one demo."""
+    """The histories of one run."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -56,7 +56,7 @@ class Evidence:
         return len(self._delivered)
 
     def follow(self) -> int:
-        """Read what is new; how many confirmed messages nobody has let go of yet."""
+        """Read new events, and return the number of confirmed messages not yet acknowledged."""
         for path in self._folder.glob("*.history"):
             self._followers.setdefault(path, HistoryFollower(path))
         for follower in self._followers.values():
@@ -70,12 +70,12 @@ class Evidence:
         return len(self._outstanding)
 
     def verdict(self, store_urls: Sequence[str]) -> Verdict:
-        """The checker's, over the histories of all clients and the store."""
+        """Return the checker's result for the histories of all clients and the store."""
         stored = [key for url in store_urls for key in stored_messages(url)]
         return check(self._events(), stored=stored, replicated=[ORDERS])
 
     def windows(self) -> tuple[Windows, float]:
-        """The agreement of orders by what clients saw, and the longest wait of all, in seconds."""
+        """Return the windows of `orders` as clients saw them, and the longest wait in seconds."""
         agreement = agreed()
         found, longest_s = judged_waits(self._events(), agreement, ORDERS)
         states = [one.verdict for one in found]
@@ -92,5 +92,5 @@ class Evidence:
 
 
 def agreed() -> Agreement:
-    """What is promised of orders."""
+    """Return the agreement of `orders`."""
     return parse_agreement(AGREEMENT, f"the demo's agreement for {ORDERS}")

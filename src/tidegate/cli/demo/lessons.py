@@ -1,4 +1,4 @@
-"""What the demo teaches: Spark learns from what just happened, and a page shows it."""
+"""The learning step of the demo: Spark learns from the run, and writes a report page."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from tidegate.agreement.document import Agreement
     from tidegate.telemetry.knowledge import Knowledge, Model
 
-# All that there is to learn from lies within.
+# All recorded data lies within this time.
 _BACK = timedelta(hours=1)
 
 
 class Lesson(msgspec.Struct, frozen=True, kw_only=True):
-    """One model, and what was said of it."""
+    """One learned model, with the reason for accepting or refusing it."""
 
     kind: str
     subject: str
@@ -32,20 +32,20 @@ class Lesson(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Learned(msgspec.Struct, frozen=True, kw_only=True):
-    """What Spark made of it."""
+    """The result of the learning step."""
 
     lessons: list[Lesson]
-    # Jobs that failed, and why.
+    # The error of each failed job.
     failures: dict[str, str]
-    # By the lake, of each agreement the windows that the leader gave account of: met, warned,
-    # breached.
+    # For each agreement the windows met, warned and breached, from the lake, for the period of the
+    # leader's totals.
     compliance: dict[str, tuple[int, int, int]]
     report: str
     seconds: float
 
 
 def teach(data: Path, outcome: Outcome, page: Path, output: Output) -> Learned:
-    """Learn from the lake what happened until customers went, write the page."""
+    """Learn from the lake up to the end of the load, and write the report page."""
     knowledge = data / "knowledge"
     until = datetime.now(UTC) if outcome.closed is None else outcome.closed.at
     since = until - _BACK if outcome.opened is None else outcome.opened.at
@@ -85,13 +85,13 @@ def teach(data: Path, outcome: Outcome, page: Path, output: Output) -> Learned:
 
 
 def _models(store: Knowledge, kind: str) -> list[Model]:
-    """All that the last run learned of a kind, accepted or not."""
+    """Return the models of a kind from the last run, accepted or refused."""
     found = store.model_file(kind, store.newest_version(kind))
     return [] if found is None else found.models
 
 
 def agreements() -> list[Agreement]:
-    """What each queue of the demo promises."""
+    """Return the agreements of the demo's queues."""
     from tidegate.agreement.document import parse_agreement
 
     archive = parse_agreement(ARCHIVE_AGREEMENT, f"the demo's agreement for {ARCHIVE}")
@@ -99,7 +99,7 @@ def agreements() -> list[Agreement]:
 
 
 def compliance_since(run_folder: Path, since: datetime) -> dict[str, tuple[int, int, int]]:
-    """Of each agreement how the windows from then on came out: met, warned, breached."""
+    """Return the windows met, warned and breached since a time, for each agreement."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,7 +1,7 @@
-"""The load of the story: what customers put, and what each worker of the archive is to do.
+"""The load of the demo: rates of the producers, and target rates of the archive's workers.
 
-The archive is always given a little more than its workers are to do, so that what they do follows
-from their prefetch alone.
+The archive always gets slightly more messages than its target rates, so that its rate depends on
+the prefetch only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STOCK_S = 1.0
 
 
 class Load:
-    """Turned by chapters."""
+    """Sets the load for each step."""
 
     def __init__(self, stage: Stage, mq: Client) -> None:
         self._stage = stage
@@ -35,22 +35,22 @@ class Load:
         self._archivists = 0
 
     async def begin(self) -> None:
-        """The archive's first worker, and the customers."""
+        """Start the first worker of the archive, and the producers."""
         await self.add_archivist("archive")
         await self._stage.let_customers_in()
 
     async def add_archivist(self, app: str) -> None:
-        """One more worker of the archive; from the next turn on there is work for it, too."""
+        """Add a worker of the archive; the next change of load includes work for it."""
         await self._stage.add_worker(app)
         self._archivists += 1
 
     async def stock_up(self) -> None:
-        """So that the archive never has nothing to do."""
+        """Put a stock of messages, so that the archive never runs out of work."""
         self._put_at({ARCHIVE: ARCHIVE_STOCK / _STOCK_S})
         await asyncio.sleep(_STOCK_S)
 
     async def turn(self, chapter: Chapter, since_per_s: float | None = None) -> None:
-        """To what a chapter says; evenly from one rate of orders to the other, if asked."""
+        """Set the load of a step; with `since_per_s`, ramp the orders evenly from that rate."""
         goal = PrefetchGoal(
             rate_per_s=chapter.archive_per_s, settle_s=SETTLE_S, high=ARCHIVED_AT_ONCE
         )
@@ -65,12 +65,12 @@ class Load:
         self.put(chapter, chapter.orders_per_s)
 
     def put(self, chapter: Chapter, orders_per_s: float) -> None:
-        """So many orders a second from now on, and enough for everyone at the archive."""
+        """Set the rate of orders, and a rate that suffices for all workers of the archive."""
         archive_per_s = chapter.archive_per_s * self._archivists * ARCHIVE_AHEAD
         self._put_at({ORDERS: orders_per_s, ARCHIVE: archive_per_s})
 
     async def end(self) -> None:
-        """No more puts, all have their answers; the archive may work as fast as it can."""
+        """Stop the producers, wait for confirmations, and let the archive drain at full speed."""
         assert self._stage.customers is not None
         await self._stage.customers.finish()
         self._stage.customers = None

@@ -1,7 +1,7 @@
-"""How the demo is, twice a second, and what has changed since the moment before.
+"""The snapshots of the demo, and the changes between two of them.
 
-The glance is that of `tidegate top`; beside it the shares of replicas and what each worker of the
-archive may hold, which are what some chapters wait for.
+A snapshot contains the overview of `tidegate top`, the shares of replicas, and the prefetch of each
+archive worker. The conditions of the scenario use these.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _KEPT = 240
 
 @dataclass(frozen=True)
 class Replica:
-    """One replica of orders, now."""
+    """One replica of `orders` in a snapshot."""
 
     number: int
     state: str
     machine_id: int | None
-    # Of new messages; 0 to 1.
+    # The share of new messages, 0 to 1.
     share: float
     waiting: int
     done_per_s: float
     prefetch: int
-    # Somebody serves it, and somebody consumes from it.
+    # Whether a node serves it and a consumer is connected.
     is_at_work: bool
 
 
 @dataclass(frozen=True)
 class Steered:
-    """One worker of archive, now."""
+    """One worker of `archive` in a snapshot."""
 
     name: str
     prefetch: int
@@ -49,14 +49,14 @@ class Steered:
 
 @dataclass(frozen=True)
 class Moment:
-    """Everything, now."""
+    """A snapshot of the demo."""
 
     glance: Glance
     replicas: Sequence[Replica]
     steered: Sequence[Steered]
-    # In the hands of workers, by queue.
+    # Unacknowledged messages by queue.
     unacknowledged: Mapping[str, int]
-    # What the last window says of orders.
+    # The evidence of the last window of `orders`.
     evidence: str = ""
 
     def service(self, name: str) -> ServiceRow:
@@ -72,16 +72,16 @@ class Moment:
         return [one for one in self.serving if one.is_at_work]
 
     def share(self, number: int | None) -> float:
-        """Of one replica; 0 of one that is not there."""
+        """Return the share of a replica; 0 if it does not exist."""
         return next((one.share for one in self.replicas if one.number == number), 0.0)
 
     def machines(self, *states: MachineState) -> list[int]:
-        """Ids of those in one of these states."""
+        """Return the ids of the machines in one of these states."""
         return [one.machine_id for one in self.glance.fleet.machines if one.state in states]
 
 
 def moment_of(glance: Glance, sight: Sight, agreement: AgreementState | None) -> Moment:
-    """A moment from what was seen."""
+    """Return a snapshot of the demo from an overview and the console's snapshot."""
     topology = sight.topologies.get(ORDERS)
     replicas = []
     for place in [] if topology is None else topology.replicas:
@@ -127,7 +127,7 @@ def _steered(sight: Sight) -> Iterator[Steered]:
 
 @dataclass
 class Course:
-    """How some figures went: for sparklines, and for the summary."""
+    """The history of some metrics, for sparklines and the summary."""
 
     arrived: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     waiting: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
@@ -148,7 +148,7 @@ class Course:
 
 
 def changes(before: Moment, now: Moment) -> Iterator[str]:
-    """What is worth a word, in sentences."""
+    """Yield a sentence for each change worth printing."""
     was, is_ = len(before.serving), len(now.serving)
     if is_ != was:
         yield f"{is_} {'replica' if is_ == 1 else 'replicas'} of {ORDERS} at work"

@@ -1,4 +1,4 @@
-"""What came of the story, for whoever judges it and learns from it."""
+"""The result of a run of the scenario."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from tidegate.cli.demo.moments import Course
 
 @dataclass
 class Outcome:
-    """Filled in chapter by chapter; "" is what did not happen."""
+    """The result, filled in step by step; an empty text means that the step had no effect."""
 
     course: Course = field(default_factory=Course)
     killed: str = ""
     shifted: str = ""
     adapted: str = ""
-    # Replicas that were left in the end.
+    # The number of replicas at the end.
     replicas_left: int = 0
-    # By the leader: when the first chapter began, and when the last customer went. What comes then
-    # is no work, but tidying up.
+    # The leader's totals when the first step began, and when the producers stopped. What happens
+    # later is cleanup.
     opened: Account | None = None
     closed: Account | None = None
-    # Everything that was confirmed was handled in the end.
+    # Whether every confirmed message was handled at the end.
     drained: bool = False
 
     @property
     def windows_of_leader(self) -> dict[str, tuple[int, int, int]]:
-        """Of each agreement between the two accounts: met, warned, breached."""
+        """The windows met, warned and breached between the two totals, for each agreement."""
         if self.opened is None or self.closed is None:
             return {}
         return self.closed.since(self.opened)

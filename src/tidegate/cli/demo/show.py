@@ -1,4 +1,4 @@
-"""The command: play, judge, learn, tell, clean up."""
+"""The command `tidegate demo`: run, check, learn, report, clean up."""
 
 from __future__ import annotations
 
@@ -55,9 +55,12 @@ def demo(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Two minutes: load, a burst, a killed machine, a slow worker, calm; judged and learned from.
+    """Run a demo of two minutes: a burst, a killed machine, a slow worker; then check and learn.
 
-    Everything runs in a temporary folder and is gone afterwards, but for the report.
+    Everything runs in a temporary folder and is deleted afterwards, except for the report. The exit
+    code is 1 if a promise was broken.
+
+    Example: `tidegate demo --brisk --no-learn`
     """
     from tidegate.cli.demo.stage import temporary_stage
     from tidegate.cli.demo.story import story
@@ -92,7 +95,8 @@ def _perform(
     from tidegate.cli.demo.evidence import Evidence
     from tidegate.cli.demo.view import Stagehand
 
-    # In pipes lines are for people who wait; with --json stdout holds the JSON only.
+    # In a pipe, progress lines go to stdout. With --json they go to stderr, and stdout has only the
+    # JSON.
     pipe: IO[str] = sys.stderr if output.as_json else sys.stdout
     view = Stagehand(output, pipe, told.chapters)
     evidence = Evidence(stage.histories)
@@ -111,7 +115,7 @@ def _perform(
             if page is not None:
                 learned = _learned(stage, outcome, page, output)
         finally:
-            # Whatever comes of the lessons: it was two minutes.
+            # Print the summary even if learning fails.
             _told(summary, learned, output)
         if history is not None:
             _kept_histories(stage.histories, history)
@@ -130,7 +134,7 @@ async def _played(stage: Stage, director: Director) -> Outcome:
 
 
 def _go_on(stage: Stage, director: Director, view: Stagehand) -> None:
-    """Calm work, for whoever wants to look around with the other commands."""
+    """Run a calm load until Ctrl-C, so that the user can try other commands."""
     view.tell(f"it goes on until Ctrl-C: tidegate top --url {stage.url} --data {stage.data}")
 
     async def go_on() -> None:
@@ -143,12 +147,12 @@ def _go_on(stage: Stage, director: Director, view: Stagehand) -> None:
         with view.showing():
             asyncio.run(go_on())
     except KeyboardInterrupt:
-        # That is how it ends.
+        # Ctrl-C is the normal end.
         return
 
 
 def _learned(stage: Stage, outcome: Outcome, page: Path, output: Output) -> Learned | None:
-    """What Spark makes of it; whoever has no Spark has seen the rest."""
+    """Return the result of learning; without Spark, print a warning and return None."""
     from tidegate.cli.demo.lessons import teach
     from tidegate.cli.learning import SparkMissing, warn
 
@@ -176,7 +180,7 @@ def _told(summary: Summary, learned: Learned | None, output: Output) -> None:
 
 
 def _check_room(page: Path | None, history: Path | None) -> None:
-    """What is written at the end can be: it is two minutes until then."""
+    """Check the output files before the run of two minutes."""
     if page is not None:
         _check_folder("--report", page.parent)
         if page.is_dir():

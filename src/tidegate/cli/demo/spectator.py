@@ -1,7 +1,7 @@
-"""Who looks at everything, again and again: tells what has changed, and lets chapters wait for it.
+"""The monitor of the demo: it polls snapshots, prints changes, and waits for conditions.
 
-A chapter waits for something to be seen, no shorter than the one time and no longer than the other.
-What cannot be seen any more ends the story.
+A wait lasts at least one given time and at most another. If no node answers for too long, the
+monitor ends the demo.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tidegate.console.model import Kind
 from tidegate.core.ending import ended
 from tidegate.core.errors import Unavailable
 
-# A queue whose owner was killed answers when another has it.
+# After its owner was killed, a queue answers when another node owns it.
 _PATIENCE_S = 30.0
-# Without a single look for so long there is nothing to tell any more.
+# Without a snapshot for this long, the demo ends.
 _BLIND_S = 40.0
 
 Condition = Callable[[Moment], bool]
 
 
 class Spectator:
-    """Sees every moment of the story."""
+    """Polls the snapshots of a run."""
 
     def __init__(self, stage: Stage, view: Stagehand, evidence: Evidence) -> None:
         self._stage = stage
@@ -49,7 +49,10 @@ class Spectator:
         return self._moment
 
     async def until(self, condition: Condition, at_least_s: float, at_most_s: float) -> bool:
-        """Wait for something to be seen; False: it was not, and it is too late."""
+        """Wait for a condition; return False if it does not occur within `at_most_s`.
+
+        The wait takes at least `at_least_s`, even if the condition holds earlier.
+        """
         began = time.monotonic()
         seen = False
         async with self._seen:
@@ -65,8 +68,8 @@ class Spectator:
 
     @contextlib.asynccontextmanager
     async def looking(self) -> AsyncIterator[Client]:
-        """While this lasts somebody looks, and tells; who fails ends the story."""
-        # Of this event loop: what goes on afterwards has another.
+        """Poll and print in this context; a failure of the monitor cancels the scenario."""
+        # A condition belongs to one event loop, and a later run uses another loop.
         self._seen = asyncio.Condition()
         async with (
             connect(self._stage.url, mode="admin", name="demo", reconnect_s=_PATIENCE_S) as mq,

@@ -1,12 +1,12 @@
-"""Everything that runs in the demo, in one temporary folder: started, hurt, and gone afterwards.
+"""The processes of the demo, in one temporary folder that is deleted at the end.
 
-    <folder>/tidegate.toml                settings of its own: nobody else's have a say
-    <folder>/orders.toml, archive.toml    what is promised
-    <folder>/data                         store, lake, knowledge, the machines' orders
-    <folder>/histories                    what clients saw
+    <folder>/tidegate.toml                its own settings; those of the user have no effect
+    <folder>/orders.toml, archive.toml    the agreements
+    <folder>/data                         store, lake, models, and the fleet's records
+    <folder>/histories                    the histories that clients record
 
-Nodes, machines and workers are those of `tidegate up`; each ends with this process, however it
-ends. Ports are free ones of this computer.
+Nodes, machines and workers are those of `tidegate up`. All end with this process, even if it is
+killed. All ports are free ports of this computer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _END_S = 10.0
 
 
 class Stage:
-    """The running demo."""
+    """The running processes of the demo."""
 
     def __init__(self, folder: Path, log_file: IO[bytes]) -> None:
         self.folder = folder
@@ -70,17 +70,20 @@ class Stage:
         return self._house.store_urls
 
     def open(self) -> None:
-        """Store and node serve when this returns; not in a thread, with which they would end."""
+        """Start the store and a node, and return when they serve; must run in the main thread.
+
+        The kernel ends a child process when the thread that started it ends.
+        """
         self._house.start(1, 0, self.folder / "tidegate.toml", 0)
 
     def open_console(self) -> bool:
-        """Begin to serve the console; False: what it stands on is not installed."""
+        """Start the console; return False if its packages are not installed."""
         if is_installed():
             self._house.start_console(0, self.folder / "tidegate.toml")
         return is_installed()
 
     def watch(self) -> str | None:
-        """Start again what has died, and was not meant to; the console's address when it serves."""
+        """Restart processes that died by accident; return the console's address when it serves."""
         return self._house.watch()
 
     async def let_customers_in(self) -> None:
@@ -88,7 +91,7 @@ class Stage:
         self.customers = await Customers.start(errand, self.log_file)
 
     async def add_worker(self, app: str) -> None:
-        """A worker process beside those of the fleet."""
+        """Start a worker process in addition to those of the fleet."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tidegate", "worker", f"tidegate.cli.demo.workshop:{app}"),
             *("--config", str(self.folder / "tidegate.toml"), "--drain", "5s"),
@@ -101,21 +104,24 @@ class Stage:
         self._workers.append(process)
 
     def slow_down(self, replica: str | None) -> None:
-        """Have the worker of a replica take longer from now on; None: nobody's."""
+        """Make the worker of a replica slow; None makes all workers fast again."""
         if replica is None:
             (self.folder / SLOW).unlink(missing_ok=True)
         else:
             (self.folder / SLOW).write_text(replica)
 
     def kill_machine(self, machine_id: int) -> int:
-        """kill -9 for everything that runs on it, all at once; how many processes that were."""
+        """Kill all processes of a machine with SIGKILL at once, and return their number."""
         tree = ProcessTree(MARK_VARIABLE, f"{self.data.resolve() / 'fleet'}/{machine_id}")
         members = tree.members()
         tree.send(signal.SIGKILL)
         return len(members)
 
     async def dismiss(self) -> None:
-        """Customers and workers of ours go; what they have begun is finished or given back."""
+        """Stop the producers, and the workers that are not in the fleet.
+
+        Workers finish or return the messages they have begun.
+        """
         if self.customers is not None:
             await self.customers.kill()
             self.customers = None
@@ -132,19 +138,19 @@ class Stage:
         self._workers.clear()
 
     def close(self) -> None:
-        """Everything ends; nothing interrupts that."""
+        """Stop the store, nodes and machines, without interruption."""
         with undisturbed():
             self._house.stop()
 
 
 def written_settings(folder: Path) -> Settings:
-    """The demo's own files, and what they say."""
+    """Write the settings and agreements of the demo, and return the settings."""
     (folder / HISTORIES).mkdir()
     (folder / f"{story.ORDERS}.toml").write_text(story.AGREEMENT)
     of_archive = folder / f"{story.ARCHIVE}.toml"
     of_archive.write_text(story.ARCHIVE_AGREEMENT)
     file = folder / "tidegate.toml"
-    # What the archive promises is judged too: a queue need not scale for that.
+    # The agreement of `archive` is evaluated although the queue does not scale.
     judged = f"[pipeline]\nagreements = [{msgspec.json.encode(str(of_archive)).decode()}]\n"
     file.write_text(f"{story.SETTINGS}\n{judged}")
     return load_settings(file, {})
@@ -152,7 +158,7 @@ def written_settings(folder: Path) -> Settings:
 
 @contextmanager
 def temporary_stage() -> Iterator[Stage]:
-    """A stage in a folder and an environment of its own; both are gone when the block ends."""
+    """Provide the demo in a temporary folder and environment, which end with the context."""
     folder = Path(tempfile.mkdtemp(prefix="tidegate-demo-"))
     before = dict(os.environ)
     try:

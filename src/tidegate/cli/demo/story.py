@@ -1,12 +1,12 @@
-"""What happens in the demo, in which order, and what is promised.
+"""The scenario of the demo: its steps, loads, agreements and settings.
 
-`orders` is elastic and has an agreement: replicas of 40 messages a second each, on machines that
-come and go. `archive` always has more to do than it is given, and its prefetch is steered to a rate
-that changes with the hour: so the prefetch is excited, and what it is worth can be learned.
+`orders` is a logical queue with an agreement. Each replica handles 40 messages per second, on
+machines that start and stop. `archive` always has more messages than its workers handle. Its
+prefetch is controlled to a rate that changes in each step, so that the recorded data suffices to
+learn a model.
 
-Chapters wait for what follows (a replica that serves, a share that shifts) rather than for a time;
-times say how long one lasts at least and at most. The load is modest: a machine here is a tree of
-processes, and two cores have to carry them all.
+A step waits for an effect, such as a replica that serves, and has a minimum and a maximum time. The
+load is small, because each machine is a process tree on this computer, and two cores must suffice.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ from dataclasses import dataclass
 ORDERS = "orders"
 ARCHIVE = "archive"
 REPLICAS_MAX = 4
-# Of a replica of orders with its worker: four at a time, a tenth of a second each.
+# A replica of `orders` with its worker handles four messages at a time, in a tenth of a second
+# each.
 ORDERS_AT_ONCE = 4
 ORDER_S = 0.1
 CAPACITY_PER_S = ORDERS_AT_ONCE / ORDER_S
-# How much longer a slow worker takes.
+# How much longer the slow worker takes.
 SLOWER = 3.0
 ARCHIVED_AT_ONCE = 16
 ARCHIVE_S = 0.1
-# Where its prefetch begins, by hand; its node steers it from there.
+# The initial prefetch of `archive`, before the node controls it.
 ARCHIVE_PREFETCH = 4
 SETTLE_S = 16.0
-# The archive's slow worker, and how much longer that one takes.
+# How much longer the slow worker of `archive` takes.
 ARCHIVE_SLOWER = 2.0
-# Of what the archive is to do: how much more is put, so that there is always something to do.
+# The producers put more than the workers are to handle, by this factor, so that work never runs
+# out.
 ARCHIVE_AHEAD = 1.1
 ARCHIVE_STOCK = 200
-# Every so manieth order belongs to a customer whose orders stay in order, and so many there are.
+# Every sixteenth order belongs to one of eight message groups, whose order is checked.
 GROUPED_EVERY = 16
 GROUPS = 8
 
@@ -96,13 +98,13 @@ prefetch = {ARCHIVE_PREFETCH}
 
 @dataclass(frozen=True)
 class Chapter:
-    """One part of the story."""
+    """One step of the scenario."""
 
     title: str
-    # Messages a second: into orders at its end (it gets there evenly), and to a worker of archive.
+    # Messages per second: into `orders` at the end of the step, and for each worker of `archive`.
     orders_per_s: float
     archive_per_s: float
-    # How long it lasts at least, and how long what is to follow may take.
+    # The minimum duration, and the time limit for the effect.
     seconds: float
     seconds_max: float
     told: str
@@ -110,7 +112,7 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Story:
-    """All of it."""
+    """The steps of the scenario."""
 
     calm: Chapter
     ramp: Chapter
@@ -125,14 +127,14 @@ class Story:
 
 
 def story(pace: float = 1.0) -> Story:
-    """The story; a pace of 0.5 tells it in about half the time."""
+    """Return the scenario; a pace of 0.5 takes about half the time."""
 
     def chapter(
         title: str, orders: float, archive: float, seconds: float, most: float, told: str
     ) -> Chapter:
         return Chapter(title, orders, archive, pace * seconds, most, told)
 
-    # Hardly a steeper hill for whoever is in a hurry: what starts takes as long as it takes.
+    # The ramp stays almost as long at a faster pace, because processes start no faster.
     hill_s = max(18.0 * pace, 13.0)
     return Story(
         calm=chapter(

@@ -1,4 +1,4 @@
-"""What was promised, and what was kept: counted from the recorded histories, not believed."""
+"""The summary of the demo: each promise, and whether the recorded histories show it kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MARK_WIDTH = 10
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """One promise, whether it was kept, and by which count."""
+    """One promise, whether it was kept, and the count that decides."""
 
     promised: str
     kept: bool
@@ -30,12 +30,12 @@ class Promise(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The demo, judged."""
+    """The checked result of the demo."""
 
     seconds: float
     verdict: Verdict
-    # Of orders, by what clients saw; and by the leader's own account of each agreement: met,
-    # warned, breached.
+    # The windows of `orders` as clients saw them; and those of each agreement from the leader's
+    # totals: met, warned, breached.
     windows: Windows
     windows_of_leader: dict[str, tuple[int, int, int]]
     longest_wait_s: float
@@ -50,7 +50,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def promises(self) -> list[Promise]:
-        """In the order of their weight."""
+        """The promises, the most important first."""
         found, windows = self.verdict, self.windows
         metric = agreed().metrics[0]
         wait = f"{metric.name} of {ORDERS} under {format_duration(metric.breach)}"
@@ -94,11 +94,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def good(self) -> bool:
-        """Everything that was promised was kept."""
+        """Whether every promise was kept."""
         return all(promise.kept for promise in self.promises)
 
     def as_json(self) -> dict[str, Any]:
-        """The figures as plain JSON values."""
+        """Return the summary as JSON values."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         plain["verdict"]["outcome"] = self.verdict.outcome
         return plain | {"promises": msgspec.to_builtins(self.promises), "kept": self.good}
@@ -107,7 +107,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 def summarize(
     outcome: Outcome, verdict: Verdict, seen: tuple[Windows, float], story_s: float
 ) -> Summary:
-    """Put together what was counted."""
+    """Return the summary of the results."""
     windows, longest_s = seen
     course = outcome.course
     return Summary(
@@ -128,7 +128,7 @@ def summarize(
 
 
 def show(summary: Summary, learned: Learned | None, output: Output) -> None:
-    """Print it."""
+    """Print the summary."""
     output.line("")
     output.line("What was promised, and what was kept (counted by the checker)", style="bold")
     for promise in summary.promises:
@@ -158,7 +158,7 @@ def show(summary: Summary, learned: Learned | None, output: Output) -> None:
 
 
 def show_lessons(learned: Learned, output: Output) -> None:
-    """Models, accepted or refused and why, and the compliance that the lake knows."""
+    """Print the learned models with reasons, and the windows from the lake."""
     output.line("")
     output.line(f"What Spark learned from it, in {learned.seconds:.0f} s", style="bold")
     for lesson in learned.lessons:

@@ -1,4 +1,4 @@
-"""The demo as people see it: a narrated terminal view, and plain lines in a pipe."""
+"""The output of the demo: a terminal view, and plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ _STEERED = [
 ]
 _MARGIN = 2
 _SPARK_MAX = 40
-# Lines of the narration; fewer where the terminal is low.
+# The maximum and minimum number of lines with events; a low terminal shows fewer.
 _TOLD_MAX = 10
 _TOLD_MIN = 3
-# What all else needs, replicas and workers apart.
+# The rows that everything else needs, without replicas and workers.
 _ROWS_BESIDE = 15
 _LINE_EVERY_S = 2.0
 
 
 class Stagehand:
-    """Shows what is, and tells what happens."""
+    """Shows snapshots and prints events."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Stagehand:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._output = output
-        # Where lines go when nobody looks at a terminal.
+        # The stream for lines if there is no terminal.
         self._pipe = pipe
         self._chapters = list(chapters)
         self._clock = clock
@@ -69,22 +69,22 @@ class Stagehand:
         self._told: list[tuple[str, str]] = []
         self._live: Live | None = None
         self._line_at = -math.inf
-        # Where the console is served; "": nowhere, or not yet.
+        # The address of the console; empty until it serves.
         self._console_address = ""
 
     def begin(self, chapter: Chapter) -> None:
-        """Another chapter."""
+        """Print the beginning of a step."""
         self._chapter = chapter
         number = self._chapters.index(chapter) + 1
         self._say(f"{number}. {chapter.title}: {chapter.told}", "bold")
 
     def serve(self, address: str) -> None:
-        """The console is there."""
+        """Print the address of the console."""
         self._console_address = address
         self.tell(f"the console shows it all, too: {address}")
 
     def tell(self, words: str) -> None:
-        """Something has happened."""
+        """Print an event."""
         self._say(words, "")
 
     def _say(self, words: str, style: str) -> None:
@@ -95,11 +95,11 @@ class Stagehand:
 
     @property
     def _at(self) -> str:
-        """Since the beginning; all lines say it alike, and so stand in the order of time."""
+        """The time since the start, formatted so that lines sort by time."""
         return f"{self._clock() - self._began:6.1f} s"
 
     def show(self, moment: Moment, course: Course, evidence: Evidence) -> None:
-        """How it is now."""
+        """Show a snapshot: redraw the terminal, or print a line every two seconds."""
         if self._live is not None:
             self._live.update(self._screen(moment, course, evidence), refresh=True)
         elif self._clock() - self._line_at >= _LINE_EVERY_S:
@@ -108,7 +108,7 @@ class Stagehand:
 
     @contextmanager
     def showing(self) -> Iterator[None]:
-        """While this lasts the view is drawn, where there is a terminal to draw on."""
+        """Draw the view in this context, if there is a terminal."""
         if not self._output.on_terminal:
             yield
             return
@@ -164,7 +164,7 @@ class Stagehand:
         return Padding(Group(*parts), (0, _MARGIN))
 
     def _head(self) -> Text:
-        """Which chapter it is, of which."""
+        """Return the title line with the progress through the steps."""
         head = Text("Tidegate demo  ", style="bold")
         for chapter in self._chapters:
             is_now = chapter is self._chapter
@@ -180,7 +180,7 @@ class Stagehand:
 
 
 def _cut(text: Text, width: int) -> Text:
-    """One row of the terminal: what wraps pushes out what stands below."""
+    """Cut a text to one row, because a wrapped row would push out the rows below."""
     text.truncate(width, overflow="ellipsis")
     return text
 

@@ -1,8 +1,8 @@
-"""The user code of the demo: what its workers run, and what they write down.
+"""The user code of the demo: the handlers of its workers, which record every message.
 
-A worker notes each message before it begins with it, and that it lets go of it when it is done: of
-one that is killed the file says what it had, which has to come again, flagged. `<folder>/slow`
-names the replica whose worker is to be slow.
+A worker records each message before it handles it, and again when it is done. If the worker is
+killed, its file therefore shows the unfinished messages, which must be delivered again with the
+redelivered flag. The file `<folder>/slow` names the replica whose worker handles messages slowly.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from tidegate.lab.history import HistoryWriter
 FOLDER_VARIABLE = "TIDEGATE_DEMO_FOLDER"
 HISTORIES = "histories"
 SLOW = "slow"
-# Between two looks at who is to be slow.
+# The time between two reads of the file that names the slow replica.
 _LOOK_S = 0.2
 
-# What runs of the same program are one group of consumers, whatever their process is called.
+# The part of the name before the @ is equal for all processes of an application, so that they form
+# one consumer group.
 orders = tidegate.App(name=f"orders-worker@{os.getpid()}")
 archive = tidegate.App(name=f"archive-worker@{os.getpid()}")
 slow_archive = tidegate.App(name=f"archive-slow@{os.getpid()}")
 
 
 class _Notes:
-    """The history of this process, begun with its first message."""
+    """The history of this process; the first message creates its file."""
 
     def __init__(self) -> None:
         self._history: HistoryWriter | None = None
@@ -60,11 +61,11 @@ class _Notes:
             hash_of=message.payload,
             group=message.group,
         )
-        # Before it is worked on: whoever is killed takes no word of it along.
+        # Before the handler runs, so that a kill does not lose the record.
         history.flush()
 
     def done(self, queue: str, message: tidegate.Message) -> None:
-        """Nothing is left to do but to acknowledge it."""
+        """Record that a message was handled and is about to be acknowledged."""
         producer, seq = numbered(message.payload)
         history = self._begun()
         history.note("ack", "invoke", queue, producer, seq, message_id=message.message_id)
@@ -79,7 +80,7 @@ class _Notes:
 
 
 class _Slowness:
-    """Whether this worker is the slow one, looked up now and then."""
+    """Whether this worker is the slow one, read from the file from time to time."""
 
     def __init__(self) -> None:
         self._looked_at = float("-inf")
@@ -107,7 +108,7 @@ _notes, _slowness = _Notes(), _Slowness()
 
 @orders.worker(ORDERS, concurrency=ORDERS_AT_ONCE)
 async def pack(message: tidegate.Message) -> None:
-    """An order takes its time, which stands for whatever real ones do."""
+    """Handle an order, with a sleep in place of real work."""
     _notes.delivered(ORDERS, message)
     await asyncio.sleep(ORDER_S * _slowness.factor)
     _notes.done(ORDERS, message)
@@ -115,7 +116,7 @@ async def pack(message: tidegate.Message) -> None:
 
 @archive.worker(ARCHIVE, concurrency=ARCHIVED_AT_ONCE, prefetch=ARCHIVED_AT_ONCE)
 async def file_away(message: tidegate.Message) -> None:
-    """As many at a time as its prefetch lets come."""
+    """Handle a message of the archive; the prefetch limits the concurrency."""
     _notes.delivered(ARCHIVE, message)
     await asyncio.sleep(ARCHIVE_S)
     _notes.done(ARCHIVE, message)
@@ -123,7 +124,7 @@ async def file_away(message: tidegate.Message) -> None:
 
 @slow_archive.worker(ARCHIVE, concurrency=ARCHIVED_AT_ONCE, prefetch=ARCHIVED_AT_ONCE)
 async def file_away_slowly(message: tidegate.Message) -> None:
-    """The same, and every message takes longer."""
+    """Handle a message of the archive, with a longer sleep."""
     _notes.delivered(ARCHIVE, message)
     await asyncio.sleep(ARCHIVE_S * ARCHIVE_SLOWER)
     _notes.done(ARCHIVE, message)

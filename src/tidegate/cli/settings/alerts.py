@@ -1,4 +1,4 @@
-"""The section [alerts], and whether its address is one."""
+"""The section [alerts], with a check of the webhook's address."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tidegate.core.secrecy import without_secrets
 
 
 class AlertSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who is told when an agreement is breached; neither: the log only."""
+    """Where alerts go when an agreement is breached; with neither target, only to the log."""
 
-    # A program and its arguments; it gets the alert as JSON on stdin.
+    # A program and its arguments; it receives the alert as JSON on stdin.
     command: list[str] = []
-    # Gets it as a POST.
+    # Receives the alert as a POST request.
     webhook: str | None = None
-    # Warnings as well, and what is over.
+    # Whether to send warnings, and their end, as well as breaches.
     warnings: bool = False
     timeout_s: Annotated[Duration, Between(0.1, 600.0)] = msgspec.field(
         default=10.0, name="timeout"
@@ -28,7 +28,7 @@ class AlertSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def alerts_complaints(alerts: dict[str, Any]) -> list[str]:
-    """What is wrong with the section as a whole."""
+    """Return the problems of the section as a whole."""
     try:
         if (webhook := alerts.get("webhook")) is not None:
             address_of(webhook)

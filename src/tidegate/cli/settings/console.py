@@ -8,16 +8,18 @@ import msgspec
 
 from tidegate.cli.settings.field import Between
 
-# More than nodes that `up` starts on consecutive ports, beyond those of their metrics.
+# Larger than METRICS_PORT_OFFSET plus the consecutive ports that `up` uses, so that ranges are
+# disjoint.
 CONSOLE_PORT_OFFSET = 1500
 
 
 class ConsoleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where `up` serves the console; beyond this machine it needs TLS and users."""
+    """Where `up` serves the console. A non-loopback address needs TLS and users."""
 
     enabled: bool = True
     host: str = "127.0.0.1"
-    # Not set: CONSOLE_PORT_OFFSET above the first node's, or any free one. 0: any free one.
+    # None means CONSOLE_PORT_OFFSET above the first node's port, or a free port if that is in use.
+    # 0 means a free port.
     port: Annotated[int | None, Between(0, 65535)] = None
-    # Other names that it goes by, such as that of a proxy before it: host, or host:port.
+    # Further names under which browsers reach it, such as that of a proxy: host, or host:port.
     names: list[str] = []

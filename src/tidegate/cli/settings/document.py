@@ -1,4 +1,4 @@
-"""The settings as one would write them down."""
+"""The settings as sections and keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidegate.core.scaling_words import written
 
 
 def as_document(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Sections and keys as one would write them, without secrets; None is not set."""
+    """Return sections and keys as written in a file, without secrets; None means not set."""
     document: dict[str, dict[str, Any]] = {}
     for section, fields in SECTIONS.items():
         chosen = getattr(settings, section)

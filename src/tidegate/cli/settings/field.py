@@ -1,4 +1,4 @@
-"""A key of a section: what it measures and allows, read off the annotation of its field."""
+"""A key of a section: its unit and its allowed values, from the annotation of the field."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tidegate.fleet.command_template import CommandTemplate
 
 
 class Quantity:
-    """What a field measures: how its text is read, and how it is shown."""
+    """The unit of a field, which decides how its text is parsed and formatted."""
 
 
 class DurationS(Quantity):
-    """Written `30s`, kept as seconds."""
+    """A duration, written `30s` and stored in seconds."""
 
 
 class SizeBytes(Quantity):
-    """Written `16MiB`, kept as bytes."""
+    """A size, written `16MiB` and stored in bytes."""
 
 
 class CommandText:
@@ -39,7 +39,7 @@ class CommandText:
 
 @dataclass(frozen=True)
 class Between:
-    """The least and the most that a field allows."""
+    """The smallest and the largest allowed value."""
 
     low: float
     high: float
@@ -50,11 +50,11 @@ Size = Annotated[int, SizeBytes]
 
 
 class Field:
-    """What one key allows, read off its annotation."""
+    """The allowed values of one key, from the annotation of its field."""
 
     def __init__(self, annotation: Any) -> None:
         kind, *notes = get_args(annotation) if get_origin(annotation) is Annotated else [annotation]
-        # What may be left unset is never set to nothing.
+        # An optional field may be absent, but it cannot be set to None.
         if get_origin(kind) is UnionType:
             (kind,) = (part for part in get_args(kind) if part is not NoneType)
         self._kind: Any = kind
@@ -62,7 +62,10 @@ class Field:
         self._between = next((note for note in notes if isinstance(note, Between)), None)
 
     def convert(self, value: Any) -> Any:
-        """The value, if it is one that the field allows."""
+        """Return the value of a TOML key in the field's type; raise an error if it is not allowed.
+
+        The error is `InvalidValue` or `msgspec.ValidationError`.
+        """
         if self._quantity is DurationS:
             value = parse_duration_s(msgspec.convert(value, str))
         elif self._quantity is SizeBytes:
@@ -75,7 +78,7 @@ class Field:
         return value
 
     def from_text(self, text: str) -> Any:
-        """The same for a value of the environment, where everything is text."""
+        """Return an environment variable's value in the field's type; lists use commas."""
         if get_origin(self._kind) is list:
             return self.convert([part.strip() for part in text.split(",") if part.strip()])
         if self._quantity is None and self._kind in (int, float, bool):
@@ -83,7 +86,7 @@ class Field:
         return self.convert(text)
 
     def written(self, value: Any) -> Any:
-        """A value as it is written in a file, without secrets."""
+        """Return a value as written in a settings file, without secrets."""
         if self._quantity is DurationS:
             return format_duration(value)
         if self._quantity is SizeBytes:
@@ -93,14 +96,14 @@ class Field:
         return without_secrets(value) if isinstance(value, str) else value
 
     def why(self, wrong: Exception) -> str:
-        """What is wrong with a value, or what would be right."""
+        """Return the reason why a value is refused."""
         if self._quantity is CommandText and isinstance(wrong, InvalidValue):
             return str(wrong)
         return f"must be {self.allowed}"
 
     @property
     def allowed(self) -> str:
-        """What the field allows, in words."""
+        """The allowed values, as text."""
         if get_origin(self._kind) is Literal:
             return "one of " + ", ".join(get_args(self._kind))
         if self._quantity is DurationS:
@@ -122,7 +125,7 @@ class Field:
 
 
 def fields_of(section: type[msgspec.Struct]) -> dict[str, Field]:
-    """The keys of a section."""
+    """Return the keys of a section with their fields."""
     hints = get_type_hints(section, include_extras=True)
     return {
         field.encode_name: Field(hints[field.name]) for field in msgspec.structs.fields(section)

@@ -1,4 +1,4 @@
-"""The section [fleet], and which commands it needs."""
+"""The section [fleet], with a check of the commands it needs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _COMMANDS_DO = {
 
 
 class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who makes machines, and how patient we are with them."""
+    """The provider of machines, and its time limits."""
 
-    # process: process trees on this computer. command: your own commands, below.
+    # "process" runs machines as processes on this computer; "command" runs the commands below.
     provider: Literal["none", "process", "command"] = "none"
-    # Tells fleets of one cloud apart: {fleet} in the commands.
+    # Distinguishes fleets of one cloud; available as {fleet} in the commands.
     name: str = "tidegate"
     boot: Annotated[str | None, CommandText] = None
     halt: Annotated[str | None, CommandText] = None
     listing: Annotated[str | None, CommandText] = msgspec.field(default=None, name="list")
-    # Of a boot or halt command, and of a list command.
+    # Time limits of a boot or halt command, and of a list command.
     command_deadline_s: Annotated[Duration, Between(0.1, 3600.0)] = msgspec.field(
         default=120.0, name="command_deadline"
     )
@@ -38,33 +38,34 @@ class FleetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     list_interval_s: Annotated[Duration, Between(0.1, 600.0)] = msgspec.field(
         default=2.0, name="list_interval"
     )
-    # Tries of one boot or halt; the wait between them doubles.
+    # Attempts of one boot or halt; the wait between them doubles.
     tries: Annotated[int, Between(1, 20)] = 4
     backoff_s: Annotated[Duration, Between(0.01, 60.0)] = msgspec.field(default=1.0, name="backoff")
-    # From the order of a machine until it has joined.
+    # From the order of a machine until its node joins.
     boot_deadline_s: Annotated[Duration, Between(0.5, 86_400.0)] = msgspec.field(
         default=300.0, name="boot_deadline"
     )
-    # How long a machine may be without a living node before it is given up.
+    # How long a machine may be without a live node before it is treated as lost.
     lost_s: Annotated[Duration, Between(0.1, 3600.0)] = msgspec.field(default=3.0, name="lost")
-    # How long a worker may finish what it has begun.
+    # How long a worker may take to finish the messages it has begun.
     drain_s: Annotated[Duration, Between(0.0, 86_400.0)] = msgspec.field(default=30.0, name="drain")
-    # Provider process: stands for a cloud's boot time.
+    # The provider "process" waits this long, to simulate the boot time of a cloud machine.
     boot_s: Annotated[float, Between(0.0, 86_400.0)] = 0.0
-    # Replicas that a machine has room for, unless its queue says so.
+    # Slots per machine, unless the queue sets its own number.
     slots: Annotated[int, Between(1, 1000)] = 1
-    # Where machines may sit, when the commands ask for a {host}.
+    # The hosts for machines, if the commands contain {host}.
     hosts: list[str] = []
-    # On one of them; 0: any number.
+    # The limit per host; 0 means no limit.
     machines_per_host: Annotated[int, Between(0, 10_000)] = 0
     machines_max: Annotated[int, Between(1, 10_000)] = 64
-    # Machines kept booted without work, unless a queue says so; not set: as was learned.
+    # Booted machines kept without work, unless a queue sets its own number; None means the learned
+    # number.
     warm: Annotated[int | None, Between(0, 1000)] = None
     provisioning: Literal["energy", "performance"] = "energy"
 
 
 def fleet_complaints(fleet: dict[str, Any], written: set[str]) -> Iterator[str]:
-    """What is wrong with the section as a whole; `written` are its keys, right or wrong."""
+    """Yield the problems of the section as a whole; `written` are its keys with any value."""
     if fleet.get("provider") == "command":
         yield from _missing(fleet, written)
     elif given := [key for key in _COMMANDS_DO if key in fleet]:
@@ -72,7 +73,7 @@ def fleet_complaints(fleet: dict[str, Any], written: set[str]) -> Iterator[str]:
 
 
 def _missing(fleet: dict[str, Any], written: set[str]) -> Iterator[str]:
-    """Commands that are not there, and those that could not say which machine is meant."""
+    """Yield a problem for each missing command, and for each one without {id}."""
     for key, does in _COMMANDS_DO.items():
         if key not in written:
             yield (

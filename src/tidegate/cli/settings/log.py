@@ -8,7 +8,7 @@ import msgspec
 
 
 class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is logged, and how."""
+    """The level and the format of the log."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"

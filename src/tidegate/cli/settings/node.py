@@ -14,10 +14,11 @@ _GIB = 1024 * _MIB
 
 
 class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a node serves, and its bounds."""
+    """The address of a node, and its limits."""
 
     host: str = "127.0.0.1"
-    # The host under which other machines reach the node; needed when it is not what it listens on.
+    # The host name under which other machines reach the node, if it differs from the listening
+    # address.
     advertise: str | None = None
     port: Annotated[int, Between(0, 65535)] = 7411
     memory_bytes_max: Annotated[Size, Between(16 * _MIB, 1024 * _GIB)] = msgspec.field(
@@ -37,19 +38,19 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     connections_max: Annotated[int, Between(1, 1_000_000)] = 5000
     connections_per_address_max: Annotated[int, Between(1, 1_000_000)] = 5000
     connections_per_user_max: Annotated[int, Between(1, 1_000_000)] = 2000
-    # A connection that reads nothing for so long, while there is something for it, is ended.
+    # The node closes a connection that reads nothing for this long while data waits for it.
     slow_reader_s: Annotated[Duration, Between(1.0, 3600.0)] = msgspec.field(
         default=30.0, name="slow_reader"
     )
-    # Who needs no login. auto: clients on this machine, until the first user is made.
+    # "auto" lets clients on this machine connect without login until the first user exists.
     login: Literal["auto", "always"] = "auto"
-    # How long a consumer may hold a message without a sign of life.
+    # How long a consumer may hold a message without renewing its lease.
     delivery_lease_s: Annotated[Duration, Between(0.1, 86400.0)] = msgspec.field(
         default=60.0, name="delivery_lease"
     )
-    # Connections that write to the store, one commit at a time each.
+    # Connections that write to the store; each runs one commit at a time.
     writers: Annotated[int, Between(1, 64)] = 1
-    # How long acknowledgements that nobody waits for are gathered.
+    # How long the node collects acknowledgements for which no client waits.
     settle_linger_s: Annotated[Duration, Between(0.0, 1.0)] = msgspec.field(
         default=0.05, name="settle_linger"
     )

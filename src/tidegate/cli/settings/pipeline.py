@@ -8,11 +8,11 @@ import msgspec
 
 
 class PipelineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is learned from, and where to."""
+    """The inputs of `learn`, and the folder of its results."""
 
-    # Not set: `knowledge` in the store's data folder.
+    # None means `knowledge` in the store's data folder.
     knowledge: str | None = None
-    # Agreements: files, or folders of them.
+    # Files or folders of agreements.
     agreements: list[str] = []
 
     @property

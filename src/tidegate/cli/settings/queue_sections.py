@@ -1,4 +1,4 @@
-"""The sections [queues.NAME]: how each queue scales, and what its prefetch is steered to."""
+"""The sections [queues.NAME]: the scaling settings and the prefetch goal of each queue."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tidegate.node.limits import Limits
 
 
 class QueueSections:
-    """What was written of each queue, and what that means; complaints go where the reader's go."""
+    """The values of all queue sections; it appends problems to the reader's list."""
 
     def __init__(self, complaints: list[str]) -> None:
         self._complaints = complaints
         self._sections: dict[str, dict[str, Any]] = {}
 
     def take_tables(self, source: str, tables: Any) -> None:
-        """[queues.orders], [queues."orders.eu"]"""
+        """Take the sections of a file, such as [queues.orders] or [queues."orders.eu"]."""
         if not isinstance(tables, dict):
             self._complaints.append(
                 f"{source}: {QUEUES} = {shown(tables)}: must be sections, written [{QUEUES}.NAME]"
@@ -47,7 +47,7 @@ class QueueSections:
                 )
 
     def take_text(self, name: str, key: str, text: str) -> None:
-        """One key, from an environment, in which everything is text."""
+        """Take one key from the environment, where every value is text."""
         keys = self._sections.setdefault(self._called(name), {})
         if key in ("min", "max") and isinstance(keys.get("replicas"), dict):
             keys["replicas"] = {**keys["replicas"], key: _number_or(text)}
@@ -55,14 +55,17 @@ class QueueSections:
             keys[key] = text
 
     def _called(self, name: str) -> str:
-        """Capitals are usual in an environment: a queue of the file goes before them."""
+        """Return the queue that a name from the environment means; queues of the file first.
+
+        Environment variables are usually in capitals, so case is ignored.
+        """
         if name in self._sections:
             return name
         lowered = name.lower()
         return next((known for known in self._sections if known.lower() == lowered), lowered)
 
     def prefetch_goals(self) -> dict[str, PrefetchGoal]:
-        """What sections say of prefetch."""
+        """Return the prefetch goals of the sections, by queue name."""
         goals = {
             name: self._goal(name, keys["prefetch"])
             for name, keys in self._sections.items()
@@ -79,7 +82,7 @@ class QueueSections:
             return None
 
     def scalings(self, fleet: FleetSettings) -> dict[str, Scaling]:
-        """What sections say of scaling; one that says nothing but `prefetch` does not scale."""
+        """Return the scaling settings by queue name, without sections that only set `prefetch`."""
         return {
             name: self._scaling(
                 name, {key: value for key, value in keys.items() if key != "prefetch"}, fleet
@@ -89,7 +92,7 @@ class QueueSections:
         }
 
     def _scaling(self, name: str, keys: dict[str, Any], fleet: FleetSettings) -> Scaling:
-        """What a section says, and for the rest what the fleet says."""
+        """Return a section's scaling settings; [fleet] gives the defaults for machines."""
         of_fleet = msgspec.structs.replace(
             DEFAULT_SCALING,
             slots_per_machine=fleet.slots,
@@ -112,7 +115,7 @@ class QueueSections:
 
 
 def _check_durations(keys: dict[str, Any]) -> None:
-    """A bare number does not say of what; one called `max_wait_s` does."""
+    """Raise `InvalidValue` for a duration without a unit, unless its key has one: `max_wait_s`."""
     for key, value in keys.items():
         named = key.replace("-", "_")
         has_unit = KEYS.get(named, named) == named
@@ -121,7 +124,7 @@ def _check_durations(keys: dict[str, Any]) -> None:
 
 
 def _with_agreement(name: str, keys: dict[str, Any], before: Scaling) -> Scaling:
-    """`agreement` names a file, beside the settings or from the root."""
+    """Return the scaling settings with the agreement from the file that `agreement` names."""
     agreement, text = agreement_of_file(Path(keys["agreement"]).expanduser(), name)
     return with_agreement(before, agreement, text)
 

@@ -1,6 +1,7 @@
-"""Reads the settings: a file, and the environment above it.
+"""Reads the settings from a file and from the environment.
 
-All complaints come at once, each with where it was read, the key, the value and what is allowed.
+The reader reports all problems at once. Each problem names the source, the key, the value and the
+allowed values.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ DEFAULT_FILE = Path("tidegate.toml")
 
 
 class SettingsInvalid(TidegateError):
-    """Settings that cannot be used; each line says where, which key, and what is allowed."""
+    """The settings cannot be used; each line names a source, a key and the allowed values."""
 
     name: ClassVar[str] = "SETTINGS_INVALID"
 
@@ -37,7 +38,11 @@ class SettingsInvalid(TidegateError):
 
 
 def load_settings(file: Path | None, environment: Mapping[str, str]) -> Settings:
-    """The settings of a file (or `tidegate.toml` here, if there is one) and the environment."""
+    """Return the settings from a file and the environment, or raise `SettingsInvalid`.
+
+    Without a file, TIDEGATE_CONFIG names it, or `tidegate.toml` in the working directory is read if
+    it exists. Environment variables override the file.
+    """
     if file is None and (named := environment.get("TIDEGATE_CONFIG")):
         file = Path(named)
     if file is None and DEFAULT_FILE.exists():
@@ -50,12 +55,12 @@ def load_settings(file: Path | None, environment: Mapping[str, str]) -> Settings
 
 
 class _Reader:
-    """Gathers values and complaints from one source after the other; later ones win."""
+    """Collects values and problems from several sources; later sources take precedence."""
 
     def __init__(self) -> None:
         self._complaints: list[str] = []
         self._values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-        # What was written at all, rightly or wrongly.
+        # Keys that were set, with a valid or an invalid value.
         self._written: dict[str, set[str]] = {section: set() for section in SECTIONS}
         self._queues = QueueSections(self._complaints)
 
@@ -80,7 +85,8 @@ class _Reader:
     def read_environment(self, environment: Mapping[str, str]) -> None:
         for variable, text in sorted(environment.items()):
             path = variable.removeprefix(ENVIRONMENT_PREFIX)
-            # Names without a double underscore are not about settings: TIDEGATE_CONFIG is one.
+            # Names without a double underscore are not settings keys; TIDEGATE_CONFIG is an
+            # example.
             if path == variable or "__" not in path:
                 continue
             section, _, key = path.lower().partition("__")
@@ -92,7 +98,7 @@ class _Reader:
         self._settle_stores(environment)
 
     def _settle_stores(self, environment: Mapping[str, str]) -> None:
-        """Stores of the environment stand instead of the file's, in whichever way each says so."""
+        """Let `store.url` or `store.urls` of the environment replace both keys of the file."""
         for key, other in (("url", "urls"), ("urls", "url")):
             names = [f"{ENVIRONMENT_PREFIX}STORE__{one.upper()}" for one in (key, other)]
             if names[0] in environment and names[1] not in environment:
@@ -142,7 +148,10 @@ class _Reader:
         self._values[section][key] = converted
 
     def _take_queue_text(self, source: str, path: str, text: str) -> None:
-        """TIDEGATE_QUEUES__ORDERS__MAX_LOAD; of the replicas, TIDEGATE_QUEUES__ORDERS__MAX."""
+        """Take a key from a variable such as TIDEGATE_QUEUES__ORDERS__MAX_LOAD.
+
+        TIDEGATE_QUEUES__ORDERS__MAX sets the upper bound of `replicas`.
+        """
         name, _, key = path.rpartition("__")
         if name:
             self._queues.take_text(name, key.lower(), text)

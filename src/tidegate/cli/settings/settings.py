@@ -1,4 +1,4 @@
-"""Everything that can be set: the sections, each from its own file."""
+"""All sections of the settings."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tidegate.cli.settings.tls import TlsSettings
 from tidegate.core.prefetch import PrefetchGoal
 from tidegate.core.scaling import Scaling
 
-# Sections below this one are each about a queue.
+# The table [queues] has one section for each queue.
 QUEUES = "queues"
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that can be set."""
+    """The settings of all sections."""
 
     store: StoreSettings = StoreSettings()
     node: NodeSettings = NodeSettings()
@@ -39,25 +39,25 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log: LogSettings = LogSettings()
     fleet: FleetSettings = FleetSettings()
     alerts: AlertSettings = AlertSettings()
-    # By name, each in a section [queues.NAME]; one that says nothing but `prefetch` does not scale.
+    # By queue name, from the sections [queues.NAME]. A section with only `prefetch` is not in here.
     queues: dict[str, Scaling] = {}
-    # Of the same sections, what the prefetch of consumers is steered to.
+    # By queue name, from the same sections: the goals of automatic prefetch.
     prefetch_goals: dict[str, PrefetchGoal] = {}
 
     @property
     def knowledge_folder(self) -> Path:
-        """Where what was learned is kept."""
+        """The folder of learned models."""
         if self.pipeline.knowledge is not None:
             return Path(self.pipeline.knowledge).expanduser()
         return self.store.data_folder / "knowledge"
 
     @property
     def lake(self) -> str:
-        """Where telemetry is recorded."""
+        """The location of recorded telemetry."""
         return self.telemetry.lake or str(self.store.data_folder / "lake")
 
     def with_data(self, folder: Path | None) -> Settings:
-        """The same over another data folder, as `up --data` has it; None changes nothing."""
+        """Return the settings with another data folder, for `up --data`; None changes nothing."""
         if folder is None:
             return self
         store = msgspec.structs.replace(self.store, data=str(folder))
@@ -70,7 +70,7 @@ SECTIONS: dict[str, dict[str, Field]] = {
     "tls": fields_of(TlsSettings),
     "metrics": fields_of(MetricsSettings),
     "console": fields_of(ConsoleSettings),
-    # Its properties are whatever Spark knows.
+    # Properties have arbitrary names, which Spark defines.
     "spark": {k: f for k, f in fields_of(SparkSettings).items() if k != "properties"},
     "pipeline": fields_of(PipelineSettings),
     "telemetry": fields_of(TelemetrySettings),

@@ -1,4 +1,4 @@
-"""The section [spark], in which Spark's own properties may stand."""
+"""The section [spark], which may contain Spark's own properties."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ import msgspec
 
 from tidegate.core.secrecy import without_secrets
 
-# What Spark itself hides.
+# The names that Spark redacts.
 _SECRET_PROPERTY = re.compile(r"secret|password|token|access[.]?key", re.IGNORECASE)
 
 
 class SparkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which Spark learns; any `"spark.…" = …` stands beside these."""
+    """The Spark session for `learn`; keys of the form `"spark.…"` are passed to Spark."""
 
     master: str = "local[*]"
     properties: dict[str, str] = {}
 
 
 def properties(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """One of Spark's own, or several: written without quotes its dots make TOML tables."""
+    """Yield the names and values of one Spark property or of a table of them.
+
+    In TOML a key without quotes becomes nested tables, because of its dots.
+    """
     if isinstance(value, dict):
         for part, inner in value.items():
             yield from properties(f"{key}.{part}", inner)
@@ -31,12 +34,12 @@ def properties(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def property_text(value: Any) -> str | None:
-    """What Spark is told; None: a property cannot be that."""
+    """Return a property's value as text for Spark; None if the type is not allowed."""
     if not isinstance(value, str | int | float):
         return None
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def property_shown(key: str, text: str) -> str:
-    """A property without secrets."""
+    """Return a property's value without secrets."""
     return "***" if _SECRET_PROPERTY.search(key) else without_secrets(text)

@@ -1,4 +1,4 @@
-"""The section [store], and what in it goes together."""
+"""The section [store], with a check of the keys that belong together."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tidegate.cli.settings.field import Between
 
 
 class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where messages are kept: PostgreSQL servers of yours, or else an embedded one."""
+    """Where messages are stored: your PostgreSQL servers, or an embedded one."""
 
     url: str | None = None
     urls: list[str] = []
     data: str = "tidegate-data"
-    # Connections of a node that write messages; 0 for as many as it has writers.
+    # Connections per node for writing messages; 0 means as many as `node.writers`.
     connections: Annotated[int, Between(0, 64)] = 0
 
     @property
     def all_urls(self) -> list[str]:
-        """Every store that is named; none means the embedded one."""
+        """The URLs of all stores; empty means the embedded PostgreSQL."""
         return self.urls or ([self.url] if self.url else [])
 
     @property
@@ -31,7 +31,7 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def store_complaints(store: dict[str, Any]) -> list[str]:
-    """What is wrong with the section as a whole."""
+    """Return the problems of the section as a whole."""
     if store.get("url") and store.get("urls"):
         return ["store.url and store.urls are both set: use one of them"]
     return []
