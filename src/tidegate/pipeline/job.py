@@ -50,7 +50,7 @@ class Outcome:
 class Job:
     """One step of `learn`.
 
-    `says` describes the job to users: in progress bars and in the generated documentation.
+    `says` describes the job in the generated documentation.
     """
 
     name: str
