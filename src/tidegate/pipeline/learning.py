@@ -170,6 +170,11 @@ def _run_jobs(
     steps: Steps,
     at_once: int,
 ) -> Iterator[_Done]:
+    """Yield each job when it has ended, in the order of the task.
+
+    If the caller stops early or is interrupted, cancel the jobs that wait and those that Spark
+    runs.
+    """
     with ThreadPoolExecutor(at_once, "jobs") as threads:
         running = [
             threads.submit(_run_job, job, assignment, lake, folder, steps)
