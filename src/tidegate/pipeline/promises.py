@@ -237,6 +237,7 @@ def _with_unanswered(slots: Sequence[Slot]) -> Transform:
 
 def _measured_responses(agreements: Sequence[Agreement]) -> Transform:
     """Return a transform that sums the response times of sampled messages by weight."""
+
     def transform(lifecycles: DataFrame) -> DataFrame:
         weight, response = F.col("weight"), F.col("response_us")
         sums = [F.sum(weight).alias(f"{_RESPONSE}_total")]
