@@ -1,6 +1,6 @@
 """What a job of `learn` is: the row kinds it reads, and the tables and models it produces.
 
-    JOB = Job("stability", "Stable, flooded or draining", reads=("queue_samples",), …)
+    STABILITY_JOB = Job("stability", "Stable, flooded or draining", reads=("queue_samples",), …)
 
 A job is a function from frames to tables and models. Its input has been cleaned and checked by
 `pipeline.lake`. Its output is checked against `writes` before it is stored. A job only describes

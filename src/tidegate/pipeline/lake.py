@@ -14,9 +14,9 @@ what cannot be used and counts it by reason. No step fails because of a bad file
    reads the footer of each. It drops files that are damaged, of another kind or version, copies, or
    replaced by a compacted file. It needs no Spark.
 2. `read_lake` works on rows. It drops rows that cannot be true, for example with a negative count
-   or a time in the future, and counts them by reason (`vetting`). Up to two million rows the count
-   is made with Arrow before Spark reads anything (`small_vetting`), because Spark would take longer
-   to prepare than to count. Both use the same rules in the same order.
+   or a time in the future, and counts them by reason (`vetting`). Up to two million rows, Arrow
+   counts them before Spark reads anything (`small_vetting`): Spark would take longer to prepare.
+   Both use the same rules in the same order.
 
 If a kind has no bad row, `read_lake` filters its frame by time only. Spark then reads only the
 columns that a job uses.

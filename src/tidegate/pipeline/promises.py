@@ -1,6 +1,6 @@
 """From samples to verdicts: measure and judge the windows of agreements in Spark.
 
-    samples.transform(measured(agreements)).transform(judged(agreements))
+    samples.transform(measure_queues(agreements)).transform(judge_windows(agreements))
 
 Theory of operation
 
@@ -17,10 +17,10 @@ history, `watch` to each batch of complete windows, so both reach the same verdi
    promises.
 
 Percentiles are never computed. "The 99th percentile is below T" is the same as "at least 99 % are
-shorter than T", and counts of shorter durations add up over rows. Each percentile promise therefore
-occupies a `PercentilePromise`: a number n and two columns, the counts below its warning and its
-breaching point. Agreements share these columns; the n-th promise of each about the same stem uses
-the n-th pair.
+shorter than T", and counts of shorter durations add up. Each percentile promise therefore occupies
+a `PercentilePromise`: a number n and two columns, the counts below its warning and its breaching
+point. Agreements share these columns; the n-th promise of each about the same stem uses the n-th
+pair.
 
 Special cases
 

@@ -1,10 +1,10 @@
 """Rules for rows that cannot be true, as Spark columns.
 
-A row is left out if a value is missing, infinite, not a number or negative, if a sample covers no
-time, or if its time is in the future or far from the hour of its folder. One Spark job checks the
-rows of all kinds and counts them by reason. Small lakes are checked without Spark, by the same
-rules (`pipeline.small_vetting`). Most kinds have no such row; their frames are then read without
-these checks, so that Spark skips the columns that no job needs.
+A row is left out if a value is missing, infinite, not a number or negative, or if a sample covers
+no time. A row is also left out if its time is in the future or far from the hour of its folder.
+One Spark job checks the rows of all kinds and counts them by reason. Small lakes are checked
+without Spark, by the same rules (`pipeline.small_vetting`). Most kinds have no such row; their
+frames are then read without these checks, so that Spark skips the columns that no job needs.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m tidegate.pipeline.write_class_archive
 
-The script starts a Spark that learns from a lake of five minutes and watches it, so that Java loads
-the classes that learning and watching need. Java writes them to the archive when it ends (see
+The script starts a Spark that learns from a lake of five minutes and watches it. Java thereby loads
+the classes that learning and watching need, and writes them to the archive when it ends (see
 `class_archive`). If the archive already exists, the script does nothing.
 """
 

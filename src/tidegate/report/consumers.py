@@ -1,7 +1,7 @@
 """Charts of identified consumer groups: how prefetch affects the arrival rate.
 
-The line shows the rate at which the model y(k+1) = a·y(k) + b·u(k) + offset settles at each
-prefetch, within the model's linear range. `learn` has computed it.
+The model is y(k+1) = a·y(k) + b·u(k) + offset. The line shows the rate at which it settles at each
+prefetch, within its linear range. `learn` has computed it.
 """
 
 from __future__ import annotations

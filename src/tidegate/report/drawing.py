@@ -1,7 +1,7 @@
 """Charts as pictures: SVG for a page, or axes on a page of a PDF.
 
 matplotlib draws in the light colours. In the SVG each colour is replaced by the stylesheet's
-variable of the same meaning, so that the chart follows the reader's light or dark mode. Text stays
+variable of the same meaning. The chart thereby follows the reader's light or dark mode. Text stays
 text, in the font of the page. The output does not depend on the date or the machine.
 """
 

@@ -6,9 +6,8 @@ tuning half: all settings on a fifth of the traces, then the best two on all. It
 
     cost = machine-seconds + SECOND_ABOVE · seconds above max_load
 
-Our policy must also have lower values than both others on the tuning half, in each of three
-metrics, by a margin that chance does not reverse. No policy is tuned on the traces that are
-reported.
+On the tuning half, our policy must also be better than both others in each of three metrics, by
+given margins (`MARGINS`). No policy is tuned on the traces that are reported.
 """
 
 from __future__ import annotations
@@ -239,14 +238,14 @@ def cost_of(means: Mapping[str, float]) -> float:
     return means["machine_s"] + SECOND_ABOVE * means["above_s"]
 
 
-# Who takes part, and what may be tuned about each
+# The candidates of each policy, and which of their settings are searched.
 
 
 def load_grid() -> list[Contender]:
     """Return the candidates of the papers' policy.
 
-    The paper gives the thresholds. It does not give the warm pool and the safety interval, which
-    are searched, and so is whether the policy looks ahead, which the paper's does not.
+    The paper gives the thresholds. It does not give the warm pool and the safety interval, so these
+    are searched. Whether the policy looks ahead is searched too; the paper's policy does not.
     """
     return [
         Contender(

@@ -2,23 +2,23 @@
 
 Theory of operation
 
-Time runs s times as fast as in the paper. Rates are the paper's (100 msg/s per worker). The growth
-of the rate is therefore s times as steep, a boot takes 96.9/s seconds, and s times fewer messages
-accumulate during a boot. `min_load` and `max_load` are 50/s and 200/s messages. Results are
-converted back to the paper's times and loads.
+Time runs s times as fast as in the paper, while rates are the paper's (100 msg/s per worker). The
+growth of the rate is therefore s times as steep, and a boot takes 96.9/s seconds. During a boot s
+times fewer messages accumulate, so `min_load` and `max_load` are 50/s and 200/s messages. Results
+are converted back to the paper's times and loads.
 
 1. `_start_s` measures how long a machine takes to start without an added delay.
 2. For each figure, `_run` starts a node and the fleet. Machines are process trees of the provider
    `process`, each with a node and workers. The provider delays a machine's start so that its boot
-   takes 96.9/s seconds in total. A replica has a configured limit of 100 msg/s, which stands for
+   takes 96.9/s seconds in total. A replica has a configured limit of 100 msg/s, which represents
    its worker.
 3. A child process (`ramp_process`) puts messages at the rate of the ramp, regardless of the queue.
    Meanwhile `_watched` samples load, workers and machines several times a second.
 4. At the end all confirmed messages must have been consumed.
 
-A figure that begins with enough slots for the end of its ramp is refused, because no boot would be
-needed and its bars could not fail. The policy is the paper's. Where the paper claims 0 s above
-`max_load`, our policy runs on the same ramp too.
+A figure that begins with enough slots for the end of its ramp is refused: no boot would be needed,
+and its bars could not fail. The policy is the paper's. Where the paper claims 0 s above `max_load`,
+our policy runs on the same ramp too.
 """
 
 from __future__ import annotations

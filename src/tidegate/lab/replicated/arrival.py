@@ -3,8 +3,8 @@
 The paper says of JORAM's own balancing only that it distributes clients badly. We model it as a
 random choice of the replica, independent of the client's role. For a fair comparison we use a
 median outcome: with 4 producers and 8 consumers on two replicas there are 2^12 equally likely
-placements. They are ordered by the distance between x_1 and y_1, then by the distance of x_1 and
-y_1 from one half, and the median is used.
+placements. They are ordered by the distance between x_1 and y_1, then by the distance of both from
+one half. The median of this order is used.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class Crew:
         child.say(order)
         return child.hear(kind, ANSWER_TIMEOUT_S)
 
-    # The probe
+    # Sampling
 
     def begin(self) -> None:
         """Discard all samples, and take the first one at second 0."""
@@ -178,7 +178,7 @@ class Crew:
             key=lambda one: one.name,
         )
 
-    # The end
+    # Accounting
 
     def settle(self) -> Balance:
         """Compare messages put with messages taken and waiting, after all clients have left.

@@ -1,8 +1,8 @@
 """Figures 8 and 9: two replicas with randomly placed and with elected clients.
 
-There are 4 producers and 8 consumers. They run in the median random placement (arrival.py), once
-without any control and once with exchange of waiting messages, and then elected by the product.
-Each producer puts the same number of messages, each consumer takes half as many.
+There are 4 producers and 8 consumers. In the median random placement (arrival.py) they run once
+without any control and once with exchange of waiting messages. Then the product elects them. Each
+producer puts the same number of messages, each consumer takes half as many.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 Theory of operation
 
-An experiment is a function that receives a folder, measures something on servers it starts itself,
-draws its figures into the folder, and returns an `ExperimentSection`. A section compares what a
-paper printed with what was measured here. Its *bars* are the values that Tidegate must reach.
+An experiment is a function that receives a folder and returns an `ExperimentSection`. It starts its
+own servers, measures something on them, and draws its figures into the folder. A section compares
+the values that a paper printed with the values measured here. Its *bars* are the values that
+Tidegate must reach.
 
 `run_experiments` runs experiments one after another, because they share the machine's cores. After
 each it writes `<name>.json`. At the end it writes `report.json` and a page, `index.html`, which

@@ -6,8 +6,8 @@ All experiments put Telesto's mix of clients (`mix`) on a fresh server and measu
 and response times. They differ in the parameter they change.
 
 1. `trial.run_trial` starts nodes with an empty store, starts the clients (`crew`), and lets them
-   warm up. It then measures windows of equal length until the 95 % interval of the throughput is
-   below 5 % of the mean, or the allowed number of windows is reached.
+   warm up. It then measures windows of equal length. It stops when the 95 % interval of the
+   throughput is below 5 % of the mean, or at the allowed number of windows.
 2. Clients run in two child processes (`crew_process`). They count messages, packets and response
    times per type of request (`tally`). The parent samples the counters; the difference of two
    samples is a window.

@@ -418,7 +418,7 @@ def storeless_section(values: SweepValues, plan: Plan, progress: Progress, folde
     )
 
 
-# What all sweeps share
+# Shared by all sweeps
 
 
 def _counted(count: int, what: str) -> str:

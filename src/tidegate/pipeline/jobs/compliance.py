@@ -1,9 +1,9 @@
 """Job `compliance`: whether agreements were kept, per window and over the newest period of each.
 
-    samples.transform(measured(agreements)).transform(judged(agreements))
+    samples.transform(measure_queues(agreements)).transform(judge_windows(agreements))
 
 The table `compliance` has a row per agreement and window, `promises` a row per agreement, window
-and metric, and `service_levels` a row per agreement with its error budget. A budget belongs to a
+and metric. `service_levels` has a row per agreement with its error budget. A budget belongs to a
 period. It counts the windows that ended less than a period before the last one, even if `learn`
 looks further back. The verdicts come from `pipeline.promises`, which `watch` uses too; the budget
 is computed by `agreement.evaluation`.

@@ -2,11 +2,11 @@
 
     samples → with_held_out → by_level → (driver) laws.identification.identify
 
-Spark only aggregates. A sample holds u(k), y(k) and y(k+1), so the sums of least squares are plain
-aggregates per group, prefetch and part, without a sort or a join. Some dozens of sums per group
-remain. From them the law finds the knee, fits the model below it, and evaluates it on the held-out
-part. The prefetch u is constant within a level. Spark therefore computes only the sums without u;
-the others follow from them.
+Spark only aggregates. A sample holds u(k), y(k) and y(k+1). The sums of least squares are therefore
+plain aggregates per group, prefetch and part, without a sort or a join. Some dozens of sums per
+group remain. From them the law finds the knee, fits the model below it, and evaluates it on the
+held-out part. The prefetch u is constant within a level. Spark therefore computes only the sums
+without u; the others follow from them.
 
 A quarter of the time is held out, in blocks of 30 s. Neighbouring seconds resemble each other, so a
 single held-out second between fitted ones would be no test. Over a short time, blocks of 30 s could

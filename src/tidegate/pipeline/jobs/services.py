@@ -2,7 +2,7 @@
 
     samples → by_window + percentiles + instances_by_window → http_windows
     requests → phases_of_requests → http_phases
-    events → turns → violations
+    events → promise_transitions → violations
 
 `violations` has a row for each transition of a promise as the leader recorded it
 (`agreement.violations`). The leader acted on these. The verdicts that `learn` reaches afterwards

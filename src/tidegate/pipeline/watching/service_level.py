@@ -1,8 +1,8 @@
 """Sliding service levels: the last minutes and hours of each agreement, and its period's budget.
 
-The input is a verdict per agreement and window. The output is a row for each, with the counts of
-the hour that ends with the window, the burn rate, the alarm, and the remaining budget. The
-arithmetic is that of `agreement.history`, which the control loops and the simulation use too.
+The input is a verdict per agreement and window. The output is a row for each: the counts of the
+hour that ends with the window, the burn rate, the alarm, and the remaining budget. The arithmetic
+is that of `agreement.history`, which the control loops and the simulation use too.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ Planning happens in one Python process beside the driver. Spark calls it in this
    already ahead of Spark's offset, the process was killed after writing the entry; then that entry
    is the next batch.
 2. `partitions` distributes the files of the entry over tasks by their number of rows. A file that
-   was compacted in the meantime is replaced by the compacted file, and the entry is rewritten.
+   was compacted in the meantime is replaced by the compacted file. A file that was deleted is
+   dropped and counted. In both cases the entry is rewritten.
 3. `commit` moves old entries to the log's summary.
 
 Reading happens in Spark's workers, file by file, as Arrow batches. A row of the stream has its

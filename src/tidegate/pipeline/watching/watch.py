@@ -89,7 +89,7 @@ class WatchFailed(TidegateError):
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """What to watch, and how."""
+    """The options of a watch."""
 
     lake: str
     folder: Path
