@@ -1,1 +1,4 @@
-"""The data pipeline on Spark: from telemetry to knowledge. The only home of pyspark."""
+"""The data pipeline: Spark jobs that turn recorded telemetry into models.
+
+Only this package and its benchmark import pyspark.
+"""

@@ -1,8 +1,8 @@
-"""What was recorded of queues and of doors, in the words of agreements (agreement.windows.Sample).
+"""Samples of queues and doors, converted to the columns of `agreement.windows.AgreementSample`.
 
     column               of a queue               of an HTTP service
     accepted             put                      answered − server errors
-    served               acked                    answered
+    served               acked                    answered − server errors
     refused              refused                  refused + server errors
     came                 –                        all that came
     unanswered           –                        refused
@@ -13,8 +13,9 @@
     service              histogram                histogram, of instances
     response             of sampled messages      histogram, of doors
 
-So that one set of transforms judges both. Rows of doors and of instances lie side by side: each
-says 0 of what is the other's, so sums over all of them are right.
+One set of transforms (`pipeline.promises`) can therefore judge both. The rows of `http_samples`
+belong either to a door or to an instance. Each has 0 in the columns of the other, so sums over all
+rows are correct.
 """
 
 from __future__ import annotations
@@ -31,19 +32,20 @@ from tidegate.agreement.http_sample import kept, missed
 
 @dataclass(frozen=True)
 class Subjects:
-    """What agreements are about: queues, or HTTP services."""
+    """A kind of agreement subject, queues or HTTP services, and how its samples are read."""
 
-    # In their own words to those of agreements.
+    # Converts samples to the columns above.
     worded: Callable[[DataFrame], DataFrame]
-    # Times that are recorded of all, and not of a sample of them.
+    # Histograms of all requests or messages, as opposed to times of a sample of them.
     histograms: tuple[str, ...]
     governs: Callable[[Agreement, str], bool]
-    # As the agreement says it, wild cards and all; None: it is about others.
+    # The agreement's subject as written, with wild cards; `None` if the agreement is about the
+    # other kind.
     said: Callable[[Agreement], str | None]
 
 
 def queues_worded(samples: DataFrame) -> DataFrame:
-    """`queue_samples` in the words of agreements."""
+    """Convert `queue_samples` to agreement columns."""
     return samples.select(
         "at",
         "interval_s",
@@ -58,7 +60,7 @@ def queues_worded(samples: DataFrame) -> DataFrame:
 
 
 def doors_worded(samples: DataFrame) -> DataFrame:
-    """`http_samples` in the words of agreements."""
+    """Convert `http_samples` to agreement columns."""
     server_errors = F.col("server_errors")
     return samples.select(
         "at",

@@ -1,6 +1,6 @@
-"""Consumer groups as the laws see them: sums by prefetch, and the model that follows from them.
+"""Consumer groups: sums by prefetch, and the model that the law identifies from them.
 
-Spark has added up millions of samples; what comes here is some dozens of rows per group.
+The input is a table of some dozens of rows per group, into which Spark has aggregated the samples.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from tidegate.laws.least_squares import FIELDS, Sums
 from tidegate.pipeline.local_table import Numbers, numbers, seconds
 from tidegate.telemetry.knowledge import Model
 
-# a and b are those of one sampling interval; samples of several are of several models.
+# The standard deviation of the sampling interval, relative to its mean. a and b belong to one
+# interval, so samples of several intervals give no valid model.
 INTERVAL_VARIATION_MAX = 0.25
 
 
 @dataclass(frozen=True)
 class ConsumerGroup:
-    """One group, and what the law made of it."""
+    """A consumer group and its identified model."""
 
     name: str
     rows: int
@@ -61,9 +62,9 @@ class ConsumerGroup:
 
 @dataclass(frozen=True)
 class Levels:
-    """What was measured at each prefetch of each group, fitted and held out together."""
+    """The measured arrival rate at each prefetch of each group, over all samples."""
 
-    # The number of its group.
+    # The index of the group.
     group: NDArray[np.int64]
     prefetch: Numbers
     n: Numbers
@@ -72,7 +73,10 @@ class Levels:
 
 
 def consumer_groups(sums: pa.Table) -> tuple[list[ConsumerGroup], Levels]:
-    """Every group with its model, by name, from its sums by prefetch and part."""
+    """Return every group with its model, in the order of names, and the levels of all groups.
+
+    `sums` is the result of `by_level`: a row per group, prefetch and part (fitted or held out).
+    """
     sums = sums.sort_by([("group", "ascending"), ("prefetch_before", "ascending")])
     names = sums.column("group").combine_chunks().dictionary_encode()
     of_group = names.indices.to_numpy().astype(np.int64)
@@ -113,7 +117,10 @@ def consumer_groups(sums: pa.Table) -> tuple[list[ConsumerGroup], Levels]:
 
 
 def _sums(sums: pa.Table) -> Sums:
-    """The sums of all rows. Those with u follow from the others: in a row it is a constant."""
+    """Return the sums of least squares, one element per row.
+
+    The prefetch u is constant within a row, so the sums that contain u follow from the other sums.
+    """
     n, u = numbers(sums, "n"), numbers(sums, "prefetch_before")
     y, y_next = numbers(sums, "y"), numbers(sums, "y_next")
     return Sums(

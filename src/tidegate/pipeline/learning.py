@@ -1,7 +1,29 @@
-"""`learn`: reads the lake, runs the jobs, and writes down what they found.
+"""`tidegate learn`: read the lake, run the jobs, store their tables and models.
 
-A job that fails leaves the others alone; its reason is part of the run. What a job returns is
-checked against what it promised before any of it is stored.
+Theory of operation
+
+A `LearnTask` names a lake, a time span, jobs and agreements. `learn` runs it in four steps.
+
+1. Survey. `survey_lake` finds the files with rows of the time span. Without any row it raises
+   `LakeEmpty`, before Spark is started.
+2. Read. `read_lake` turns the files into one frame per row kind, without unusable rows. Spark reads
+   lazily: rows are read when a job's table is written.
+3. Run. Each job receives the frames of the kinds it declares in `reads`, and returns tables and
+   models. The columns of each table are compared with `writes` before Spark computes the rows.
+4. Store. Tables go to the folder of the run, models to the registry.
+
+On small lakes two jobs run at the same time, because Spark's planning uses one core. On large lakes
+one job runs at a time, because each uses all cores and much memory.
+
+Invariants
+
+- Readers find a run only after `finish_run`, the last step. If the run fails or is interrupted
+  before that, `abandon_run` removes its tables.
+- Models are stored after all jobs have ended, so a run that is interrupted earlier leaves none.
+- A job that fails does not stop the other jobs. Its tables are removed, and the run records the
+  reason.
+- `until` is the end of the span and also counts as the present time. A run over the same data gives
+  the same result, no matter when it is made.
 """
 
 from __future__ import annotations
@@ -36,7 +58,7 @@ _SMALL_JOBS_AT_ONCE = 2
 
 @dataclass(frozen=True)
 class Assignment:
-    """What to learn from which data."""
+    """What to learn, from which lake and time span."""
 
     lake: Place
     jobs: Sequence[Job]
@@ -46,8 +68,11 @@ class Assignment:
 
 
 def learn(assignment: Assignment, knowledge: Knowledge, options: SparkOptions, steps: Steps) -> Run:
-    """Learn in a Spark of its own."""
-    # Before Spark is started, which takes its time.
+    """Start a Spark, run all jobs on it, stop it, and return the run.
+
+    Raise `LakeEmpty` without rows to learn from, and `SparkDidNotStart` if Spark does not start.
+    """
+    # Check before starting Spark, which takes seconds.
     surveys = surveyed(assignment, steps)
     knowledge.check_writable()
     options = replace(options, brief=is_small(surveys.values()))
@@ -59,7 +84,7 @@ def learn(assignment: Assignment, knowledge: Knowledge, options: SparkOptions, s
 
 
 def surveyed(assignment: Assignment, steps: Steps) -> Mapping[str, Survey]:
-    """The files that there are to learn from; none is a sentence of its own."""
+    """Return the files to learn from, by kind; raise `LakeEmpty` if they hold no rows."""
     kinds = dict.fromkeys(name for job in assignment.jobs for name in job.reads)
     with steps.step("looking at the lake"):
         surveys = survey(
@@ -77,7 +102,11 @@ def learn_with(
     steps: Steps,
     surveys: Mapping[str, Survey] | None = None,
 ) -> Run:
-    """Run every job, store what it found, and mark the run as the newest."""
+    """Run every job on a given Spark, store the results, and mark the run as the newest.
+
+    `surveys` is the result of `survey_lake` for this task; `None` makes the survey now. Raise
+    `LakeEmpty` if the lake has no usable row in the time span.
+    """
     began_s = time.monotonic()
     surveys = surveys or surveyed(assignment, steps)
     with steps.step("reading the lake"):
@@ -91,8 +120,8 @@ def learn_with(
         )
     if not any(reading.rows for reading in lake.reading.values()):
         raise LakeEmpty(_nothing_there(assignment, surveys, lake.reading))
-    # On little data the time goes into preparing, which uses one core; on much each job uses all
-    # cores, and memory that it would have to share.
+    # On little data most time goes into planning, which uses one core. On much data each job uses
+    # all cores, and memory that two jobs would have to share.
     at_once = _SMALL_JOBS_AT_ONCE if is_small(surveys.values()) else 1
     run = knowledge.begin_run(assignment.until)
     try:
@@ -110,7 +139,7 @@ def learn_with(
             reading=dict(lake.reading),
             jobs=[_record(done) for done in jobs],
         )
-        # Last: who interrupts a run leaves no models of it.
+        # Models last: an interrupted run must leave no models.
         for done in jobs:
             if done.models:
                 kind = done.job.models or done.job.name
@@ -124,7 +153,7 @@ def learn_with(
 
 @dataclass(frozen=True)
 class _Done:
-    """A job that has run: its tables are stored, or it failed."""
+    """A finished job: its tables are stored, or `failure` says why not."""
 
     job: Job
     seconds: float
@@ -141,7 +170,11 @@ def _run_jobs(
     steps: Steps,
     at_once: int,
 ) -> Iterator[_Done]:
-    """What became of each job, in order."""
+    """Yield each job when it has ended, in the order of the task.
+
+    If the caller stops early or is interrupted, cancel the jobs that wait and those that Spark
+    runs.
+    """
     with ThreadPoolExecutor(at_once, "jobs") as threads:
         running = [
             threads.submit(_run_job, job, assignment, lake, folder, steps)
@@ -173,7 +206,7 @@ def _run_job(
                 checked(outcome.tables[table], schema, f"the table {table} of the job {job.name}")
             tables = {table: _stored(outcome.tables[table], folder / table) for table in job.writes}
     except Exception as error:
-        # Half of its tables are none.
+        # Remove the tables that were written before the failure.
         for table in job.writes:
             shutil.rmtree(folder / table, ignore_errors=True)
         return _Done(job, time.monotonic() - began_s, failure=_reason(error))
@@ -181,7 +214,6 @@ def _run_job(
 
 
 def _record(done: _Done) -> JobRecord:
-    """What is said of a job."""
     return JobRecord(
         job=done.job.name,
         seconds=done.seconds,
@@ -193,10 +225,10 @@ def _record(done: _Done) -> JobRecord:
 
 
 def _stored(frame: DataFrame, folder: Path) -> int:
-    """Write a table; how many rows it has."""
+    """Write a table as Parquet files, and return its number of rows."""
     if SparkOptions(frame.sparkSession.sparkContext.master or "").is_local:
-        # Adaptive execution joins what is small; coalesce(1) would put the last stage on one core.
-        # A path and no URI: Hadoop takes %20 for three letters.
+        # Adaptive execution merges small partitions; coalesce(1) would compute the last stage on
+        # one core. Pass a path without URI encoding: Hadoop does not decode %20.
         frame.write.mode("overwrite").parquet(f"file://{folder.absolute()}")
     else:
         store_here(frame, folder)
@@ -204,13 +236,16 @@ def _stored(frame: DataFrame, folder: Path) -> int:
 
 
 def store_here(frame: DataFrame, folder: Path) -> None:
-    """Write a table on this machine, where the folder is: a cluster's would write on theirs."""
+    """Collect a table and write it on this machine.
+
+    The executors of a cluster would write it on their machines.
+    """
     folder.mkdir(parents=True)
     pq.write_table(frame.toArrow(), folder / "part-0.parquet", compression="zstd")
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, in a line."""
+    """Return the error as one line."""
     lines = str(error).strip().splitlines() or [""]
     if isinstance(error, TidegateError):
         return lines[0]

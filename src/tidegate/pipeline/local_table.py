@@ -1,6 +1,6 @@
-"""Small tables on their way between Spark and the laws: out as Arrow, back with a checked schema.
+"""Small tables between Spark and the laws: out as Arrow, back with a checked schema.
 
-Spark adds up millions of rows; the laws take the few thousand sums that remain, on the driver.
+Spark aggregates millions of rows. The laws run on the driver, on the few thousand sums that remain.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Numbers = NDArray[np.float64]
 
 
 def numbers(table: pa.Table, name: str) -> Numbers:
-    """A column of figures as an array; null is NaN."""
+    """Return a numeric column as an array of floats; null becomes NaN."""
     found: Numbers = table.column(name).cast(pa.float64()).to_numpy()
     return found
 
 
 def seconds(table: pa.Table, name: str) -> Numbers:
-    """A column of times as seconds since 1970."""
+    """Return a time column as seconds since 1970."""
     found: Numbers = table.column(name).cast(pa.int64()).cast(pa.float64()).to_numpy() / 1e6
     return found
 
 
 def by_name(table: pa.Table, name: str) -> Iterator[tuple[str, pa.Table]]:
-    """The rows of each name in a column, names in order."""
+    """Yield the rows of each distinct value of a text column, in the order of the values."""
     if not table.num_rows:
         return
     table = table.sort_by(name)
@@ -46,7 +46,7 @@ def by_name(table: pa.Table, name: str) -> Iterator[tuple[str, pa.Table]]:
 def frame_of(
     session: SparkSession, schema: StructType, columns: Mapping[str, Sequence[Any] | NDArray[Any]]
 ) -> DataFrame:
-    """A frame of values at hand; NaN becomes null, which is how tables say `not known`."""
+    """Return a frame of `columns` with the schema; NaN becomes null, which means "not known"."""
     arrow = to_arrow_schema(schema, timezone="UTC")
     arrays = [pa.array(columns[field.name], type=field.type, from_pandas=True) for field in arrow]
     return session.createDataFrame(pa.Table.from_arrays(arrays, schema=arrow), schema)

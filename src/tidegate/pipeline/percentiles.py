@@ -1,9 +1,9 @@
-"""Percentiles of the recorder's histograms, of any group of rows at once.
+"""Percentiles of the recorder's histograms, for any grouping of rows.
 
     rows.transform(percentiles("response", ("service", "window"), {"p99": 0.99}))
 
-Counts add up, so the histograms of a group are taken apart and added by bucket; a percentile is the
-end of the first bucket that so many of all do not exceed, as `agreement.windows` says it.
+Counts add up, so the histograms of a group are exploded and summed by bucket. A percentile is the
+upper bound of the first bucket at which the cumulative count suffices, as in `agreement.windows`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from tidegate.telemetry.histogram import ends_at_s
 
 
 def percentiles(histogram: str, keys: Sequence[str], fractions: Mapping[str, float]) -> Transform:
-    """Of each group `<histogram>_count` and percentiles by name, in seconds."""
+    """Return a transform that computes percentiles of a histogram column, grouped by `keys`.
+
+    The result has the keys, `<histogram>_count`, and one column in seconds for each entry of
+    `fractions` (name → fraction, such as 0.99).
+    """
 
     def transform(rows: DataFrame) -> DataFrame:
         group = Window.partitionBy(*keys)

@@ -1,7 +1,7 @@
-"""Where Spark is: a bar per step, on a terminal only.
+"""Progress of Spark's work: one bar per step, on a terminal only.
 
-Spark's own bars write over whatever else is on the terminal, so its status tracker is asked a few
-times a second instead, by a thread that people never notice.
+Spark's own progress bars overwrite other output of the terminal. A thread therefore polls Spark's
+status tracker every 0.2 s while a step runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ _LOOK_EVERY_S = 0.2
 
 
 class Steps(Protocol):
-    """Who is told what is being done."""
+    """Receives the steps of a run: shows them, or ignores them.
+
+    `step` returns a context manager that covers one step. After `watch`, steps also show the task
+    counts of that session.
+    """
 
     def step(self, says: str) -> contextlib.AbstractContextManager[None]: ...
 
@@ -27,7 +31,7 @@ class Steps(Protocol):
 
 
 class SilentSteps:
-    """Nobody looks."""
+    """A `ProgressReporter` that shows nothing."""
 
     def step(self, says: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -37,7 +41,7 @@ class SilentSteps:
 
 
 class TerminalSteps:
-    """A line each step: what, how far, how long."""
+    """A `ProgressReporter` that shows a line per step: description, tasks done, time."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -56,7 +60,7 @@ class TerminalSteps:
 
     @contextlib.contextmanager
     def showing(self) -> Iterator[TerminalSteps]:
-        """Draws while the block runs, and leaves the terminal as it was."""
+        """Draw while the block runs; erase the bars and restore the terminal when it ends."""
         with self._progress:
             yield self
 
@@ -77,7 +81,7 @@ class TerminalSteps:
         while not over.wait(_LOOK_EVERY_S):
             if self._spark is None:
                 continue
-            # Spark may be ending meanwhile.
+            # Spark may stop while this thread asks.
             with contextlib.suppress(Exception):
                 done, total = _tasks(self._spark)
                 if total:
@@ -87,7 +91,7 @@ class TerminalSteps:
 
 
 def _tasks(spark: SparkSession) -> tuple[int, int]:
-    """Of the stages that run: tasks done, and all."""
+    """Return the number of completed tasks and of all tasks, over the stages that run now."""
     tracker = spark.sparkContext.statusTracker()
     stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
     known = [stage for stage in stages if stage is not None]

@@ -1,12 +1,34 @@
-"""From samples to verdicts: what an agreement is about did in each window, and what it means.
+"""From samples to verdicts: measure and judge the windows of agreements in Spark.
 
-    samples.transform(measured(agreements)).transform(judged(agreements))
+    samples.transform(measure_queues(agreements)).transform(judge_windows(agreements))
 
-An agreement is about its queues, or the doors of its HTTP service, together: their messages are one
-crowd, their rates add up. That a percentile is at or beyond a point means that too few were
-shorter: `count(< T) < p · count`. So counts are all that is needed, counts add up, and no
-percentile has to be computed. A request that got no answer is among all, and before no point. Rows
-find their agreements by a broadcast join, so they are read once however many agreements there are.
+Theory of operation
+
+An agreement promises metrics of a queue (or several, by wild cards) or of an HTTP service, per
+window of time. Measuring and judging are separate transforms. `learn` applies them to the whole
+history, `watch` to each batch of complete windows, so both reach the same verdicts.
+
+1. `rows_by_agreement` joins each sample with every agreement about its subject, and computes the
+   window that holds it. The agreements are a small broadcast table, so the samples are read once,
+   however many agreements there are. A sample that two agreements govern becomes two rows.
+2. `measure_queues` and `measure_doors` sum the rows of an agreement and window. All queues, or all
+   doors, of an agreement are summed as one: their rates add up and their histograms merge.
+3. `judge_windows` compares the sums with the promises. A window has the worst verdict of its
+   promises.
+
+Percentiles are never computed. "The 99th percentile is below T" is the same as "at least 99 % are
+shorter than T", and counts of shorter durations add up. Each percentile promise therefore occupies
+a `PercentilePromise`: a number n and two columns, the counts below its warning and its breaching
+point. Agreements share these columns; the n-th promise of each about the same stem uses the n-th
+pair.
+
+Special cases
+
+- A request without an answer counts in the total and below no point. It makes a percentile worse.
+- A window whose percentile has no data, or whose metric is not recorded, gets `no_data`.
+- A breach at a load above the agreement's `load_max` counts as a warning only.
+- Throughput is judged only if there was work for at least half of the recorded time of a window;
+  otherwise it counts as met.
 """
 
 from __future__ import annotations
@@ -35,31 +57,36 @@ from tidegate.pipeline.transform import Transform
 
 _RESPONSE = "response"
 _STEMS = ("wait", "service", _RESPONSE)
-# Any of them above 0: there was something to do.
+# If any of them is above 0, there was work to do.
 _COUNTS = ("accepted", "served", "refused", "came", "waiting")
 _SUMS = ("accepted", "served", "refused", "came", "unanswered")
-# Which agreement, and where its window begins.
+# The index of the agreement, and the start of its window.
 _KEYS = ("number", "begins_us")
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One percentile promise: the n-th about a stem such as `wait`, of whichever agreement."""
+    """The n-th percentile promise of each agreement about a stem such as `wait`."""
 
     stem: str
     number: int
 
     @property
     def warning(self) -> str:
+        """The column that counts durations below the warning point."""
         return f"{self.stem}_{self.number}_before_warning"
 
     @property
     def breach(self) -> str:
+        """The column that counts durations below the breaching point."""
         return f"{self.stem}_{self.number}_before_breach"
 
 
 def measured(agreements: Sequence[Agreement], lifecycles: DataFrame | None = None) -> Transform:
-    """Sums of each agreement and window, of `queue_samples`; response times need lifecycles."""
+    """Return a transform from `queue_samples` to sums per agreement and window.
+
+    Response times are taken from `lifecycles`; with `None` they have no data.
+    """
 
     def transform(samples: DataFrame) -> DataFrame:
         sums = samples.transform(_summed(agreements, QUEUES))
@@ -72,7 +99,7 @@ def measured(agreements: Sequence[Agreement], lifecycles: DataFrame | None = Non
 
 
 def measured_http(agreements: Sequence[Agreement]) -> Transform:
-    """The same of `http_samples`."""
+    """Return a transform from `http_samples` to sums per agreement and window."""
 
     def transform(samples: DataFrame) -> DataFrame:
         return samples.transform(_summed(agreements, SERVICES)).transform(_named(agreements))
@@ -81,7 +108,7 @@ def measured_http(agreements: Sequence[Agreement]) -> Transform:
 
 
 def _summed(agreements: Sequence[Agreement], subjects: Subjects) -> Transform:
-    """Sums by number of the agreement and beginning of the window."""
+    """Return a transform that sums samples by index of the agreement and start of the window."""
 
     def transform(samples: DataFrame) -> DataFrame:
         rows = samples.transform(subjects.worded).transform(governed(agreements, subjects))
@@ -93,7 +120,7 @@ def _summed(agreements: Sequence[Agreement], subjects: Subjects) -> Transform:
             F.sum(F.col("waiting") * F.col("interval_s")).alias("waiting_s"),
             F.max("oldest_age_s").alias("oldest_age_s"),
             F.min("free_memory_bytes").alias("free_memory_bytes"),
-            # From the beginning of the first interval to the end of the last.
+            # From the start of the first interval to the end of the last.
             ((F.max("at_us") - F.min(begins_us)) / 1e6).alias("seconds"),
             F.sum(F.when(has_work, F.col("interval_s")).otherwise(0.0)).alias("loaded_s"),
         )
@@ -108,7 +135,7 @@ def _summed(agreements: Sequence[Agreement], subjects: Subjects) -> Transform:
 
 
 def judged(agreements: Sequence[Agreement]) -> Transform:
-    """The verdict on each window, and on each promise in it."""
+    """Return a transform from sums to the verdict on each window and on each promise in it."""
 
     def transform(sums: DataFrame) -> DataFrame:
         known = set(sums.columns)
@@ -135,7 +162,11 @@ def judged(agreements: Sequence[Agreement]) -> Transform:
 
 
 def governed(agreements: Sequence[Agreement], subjects: Subjects) -> Transform:
-    """Each row once for every agreement about its subject, with what the agreement asks for."""
+    """Return a transform that repeats each row for every agreement about its subject.
+
+    The transform adds the index of the agreement, the start of the window, and the points of the
+    agreement's percentile promises.
+    """
 
     def transform(rows: DataFrame) -> DataFrame:
         names = _names(rows, agreements, subjects)
@@ -159,17 +190,17 @@ def governed(agreements: Sequence[Agreement], subjects: Subjects) -> Transform:
 
 
 def slots_of(agreements: Iterable[Agreement], stem: str) -> list[Slot]:
-    """As many slots as the agreement with most promises about a stem needs."""
+    """Return the columns that the agreement with the most promises about a stem needs."""
     most = max((len(_percentiles(one, stem)) for one in agreements), default=0)
     return [Slot(stem, number) for number in range(most)]
 
 
 def _counted(stem: str, slots: Sequence[Slot]) -> Transform:
-    """Of a histogram how many there are in all, and before each point."""
+    """Return a transform that counts the entries of a histogram: in total, and below each point."""
 
     def transform(rows: DataFrame) -> DataFrame:
         points = [point for slot in slots for point in (slot.warning, slot.breach)]
-        # Taken apart, which Spark compiles; functions that look into lists it does not.
+        # Explode the histogram: Spark compiles this, but not higher-order functions on arrays.
         entries = rows.select(*_KEYS, *points, F.inline(stem))
         return entries.groupBy(*_KEYS).agg(
             F.sum("count").alias(f"{stem}_total"),
@@ -185,7 +216,10 @@ def _counted(stem: str, slots: Sequence[Slot]) -> Transform:
 
 
 def _with_unanswered(slots: Sequence[Slot]) -> Transform:
-    """Responses with those that never came: they are among all, and before no point."""
+    """Return a transform that adds unanswered requests to the total of response times.
+
+    They are below no point, so they count as longer than every point.
+    """
 
     def transform(sums: DataFrame) -> DataFrame:
         counted = [point for slot in slots for point in (slot.warning, slot.breach)]
@@ -202,6 +236,8 @@ def _with_unanswered(slots: Sequence[Slot]) -> Transform:
 
 
 def _measured_responses(agreements: Sequence[Agreement]) -> Transform:
+    """Return a transform that sums the response times of sampled messages by weight."""
+
     def transform(lifecycles: DataFrame) -> DataFrame:
         weight, response = F.col("weight"), F.col("response_us")
         sums = [F.sum(weight).alias(f"{_RESPONSE}_total")]
@@ -216,7 +252,10 @@ def _measured_responses(agreements: Sequence[Agreement]) -> Transform:
 
 
 def _named(agreements: Sequence[Agreement]) -> Transform:
-    """Agreements by name and windows by time; before, both are numbers, which group faster."""
+    """Return a transform that replaces numeric keys by the agreement's name and the window's time.
+
+    Spark groups by numbers faster than by text.
+    """
 
     def transform(sums: DataFrame) -> DataFrame:
         names = F.array(*(F.lit(one.name) for one in agreements))
@@ -231,7 +270,11 @@ def _named(agreements: Sequence[Agreement]) -> Transform:
 
 
 def _names(rows: DataFrame, agreements: Sequence[Agreement], subjects: Subjects) -> list[str]:
-    """The subjects that there are; those that are named in full need no looking."""
+    """Return the names of all subjects that agreements can govern.
+
+    Without wild cards these are the names in the agreements; with wild cards Spark reads the
+    subjects.
+    """
     patterns = [said for one in agreements if (said := subjects.said(one)) is not None]
     if not any(wild in pattern for pattern in patterns for wild in "*?"):
         return sorted(set(patterns))
@@ -239,7 +282,10 @@ def _names(rows: DataFrame, agreements: Sequence[Agreement], subjects: Subjects)
 
 
 def _points(one: Agreement, slots: dict[str, list[Slot]], subjects: Subjects) -> list[float | None]:
-    """Of each slot the warning and the breach: buckets of histograms, else microseconds."""
+    """Return warning and breaching point of each percentile promise, `None` for promises it lacks.
+
+    Points are bucket numbers if the times are recorded as histograms, else microseconds.
+    """
     points: list[float | None] = []
     for stem, of_stem in slots.items():
         promised = _percentiles(one, stem)
@@ -264,6 +310,7 @@ def _percentiles(one: Agreement, stem: str) -> list[Metric]:
 def _by_agreement(
     agreements: Sequence[Agreement], expression: Callable[[Agreement], Column]
 ) -> Column:
+    """Return a column that evaluates the expression of the row's agreement."""
     chain: Column | None = None
     for one in agreements:
         is_it = F.col("agreement") == one.name
@@ -302,7 +349,7 @@ def _percentile_promise(
 
 
 def _excused(metric: Metric, agreement: Agreement, verdict: Column) -> Column:
-    """No breach where more came than the agreement is kept up to."""
+    """Return the verdict, with a breach reduced to a warning if the load exceeded `load_max`."""
     _, _, offered = _flow()
     excused = is_excused(metric, agreement.resources.load_max_per_s, offered)
     if excused is False:
@@ -312,13 +359,13 @@ def _excused(metric: Metric, agreement: Agreement, verdict: Column) -> Column:
 
 
 def _flow() -> tuple[Column, Column, Column]:
-    """Whether there was something to do for long enough, for how long, and what a second."""
+    """Return whether throughput can be judged, over how many seconds, and the offered rate."""
     whole_s = F.when(F.col("seconds") > 0, F.col("seconds"))
     loaded_s = F.least(F.col("loaded_s"), whole_s)
     is_judged = loaded_s >= whole_s * LOADED_MIN
     seconds = F.when(is_judged, loaded_s).otherwise(whole_s)
-    # What could have been served: what came, whether or not it was let in or answered, or what was
-    # served and what still waited.
+    # The offered load is the larger of two estimates. The first is all that came: accepted, refused
+    # or unanswered. The second is what was served plus what still waited.
     ended = F.col("accepted") + F.coalesce(F.col("refused"), F.lit(0))
     came = F.greatest(ended, F.col("came"))
     offered = F.greatest(came / seconds, (F.col("served") + F.col("waiting_s") / seconds) / seconds)
@@ -345,7 +392,7 @@ def _plain_promise(metric: Metric, agreement: Agreement) -> Column:
 
 
 def _unknown(metric: Metric) -> Column:
-    """Of a metric that is not recorded."""
+    """Return the result of a promise whose metric is not recorded."""
     return _promise(metric, F.lit(None), F.lit(None), F.lit(Verdict.NO_DATA.value))
 
 

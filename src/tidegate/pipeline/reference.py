@@ -1,4 +1,4 @@
-"""The jobs and their tables, written down for the docs from what the jobs say of themselves."""
+"""Tables of the jobs for the generated documentation, from what the jobs declare."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tidegate.pipeline.jobs import JOBS
 
 
 def jobs_table() -> str:
-    """What each job reads and makes, in the order in which they run."""
+    """Return a table of what each job reads and writes, in the order in which the jobs run."""
     rows = ["| job | what it says | reads | tables |", "|---|---|---|---|"]
     rows += [
         f"| `{job.name}` | {job.says} | {_listed(job.reads)} | {_listed(job.writes)} |"
@@ -18,7 +18,7 @@ def jobs_table() -> str:
 
 
 def columns_table() -> str:
-    """The columns of every table."""
+    """Return a table of the columns of every table that jobs write."""
     rows = ["| table | columns |", "|---|---|"]
     rows += [
         f"| `{table}` | " + ", ".join(f"`{field.name}`" for field in schema) + " |"

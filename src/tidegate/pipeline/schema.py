@@ -1,4 +1,4 @@
-"""Schemas at both ends: the lake's kinds as Spark reads them, and tables as promised."""
+"""Schemas: the lake's row kinds as Spark reads them, and the tables that jobs declare."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from tidegate.telemetry.schemas import Kind
 
 
 class SchemaDiffers(TidegateError):
-    """A table is not what its job promised; our bug."""
+    """A job's table does not have the columns that the job declares; a bug in the job."""
 
     name = "SCHEMA_DIFFERS"
 
 
 def spark_schema(kind: Kind) -> StructType:
-    """The columns of a kind as Spark reads them."""
+    """Return the columns of a kind as Spark reads them."""
     return StructType(
         [StructField(field.name, _spark_type(field.type), True) for field in kind.columns]
     )
 
 
 def checked(frame: DataFrame, promised: StructType, what: str) -> DataFrame:
-    """The frame, if its columns are those promised, in order and type."""
+    """Return `frame` if it has the promised columns, in order and type; else raise `SchemaDiffers`.
+
+    `what` names the table in the error message. Whether columns may be null is not compared.
+    """
     found = [(field.name, _loose(field.dataType)) for field in frame.schema]
     wanted = [(field.name, _loose(field.dataType)) for field in promised]
     if found != wanted:
@@ -38,14 +41,14 @@ def checked(frame: DataFrame, promised: StructType, what: str) -> DataFrame:
 
 
 def _spark_type(arrow_type: pa.DataType) -> DataType:
-    # In a file a dictionary is a way of writing texts down.
+    # Dictionary encoding is a property of the file; to Spark the column is text.
     if pa.types.is_dictionary(arrow_type):
         return _spark_type(arrow_type.value_type)
     return from_arrow_type(arrow_type)
 
 
 def _loose(data_type: DataType) -> DataType:
-    """Without saying what may be null: Spark says so of whatever it has computed."""
+    """Return the type with every part nullable: Spark marks every computed column as nullable."""
     if isinstance(data_type, ArrayType):
         return ArrayType(_loose(data_type.elementType), True)
     if isinstance(data_type, StructType):

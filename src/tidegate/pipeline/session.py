@@ -1,12 +1,32 @@
-"""The one place that starts Spark, and ends it.
+"""Start Spark for one block of code, and stop it at the end of the block.
 
     with spark_session(SparkOptions(master="local[*]")) as spark: …
 
-On one machine the defaults suit two cores and little memory; a master of yours and every `spark.…`
-property win over them. Spark talks to a log in a temporary folder, of which people see the end only
-when it does not start. Nothing is left behind: not on errors, not on Ctrl-C. A Spark that runs in
-this process already, such as a notebook's, is used as it is, and goes on. Where Spark's classes
-have been written down (`class_archive`), Java maps them and starts sooner.
+Theory of operation
+
+A session has three parts. The *gateway* is a Java process that this process starts and talks to
+over a local socket. The *context* (`SparkContext`) is this process's handle on Spark in the
+gateway. The *session* (`SparkSession`) is what callers use. A process has at most one context.
+
+If a context is already active, for example in a notebook, `spark_session` yields its session
+without changing it and does not stop it afterwards.
+
+Otherwise `spark_session` starts Spark in this order: create a temporary folder, find a Java,
+compute the configuration, start the gateway, create the context, create the session. Each step
+registers its own cleanup. When the block ends, with or without an exception, the cleanups run in
+reverse order: stop the session, stop the context, end the gateway, remove the folder. Ctrl-C
+raises `KeyboardInterrupt` in the block and takes the same path.
+
+Configuration. `defaults` suits a machine with two cores and little memory. Every property in
+`SparkOptions.properties` takes precedence over it. If a class archive exists (see `class_archive`),
+Java maps the archive and starts faster.
+
+Output. Spark writes its log to a file in the temporary folder. If the gateway does not start, the
+last lines of that file become part of the error message.
+
+Failures. If the gateway or the context does not start, `spark_session` raises `SparkDidNotStart`
+with a short cause. A gateway that does not exit within 10 s of the end of the block is killed; a
+gateway that writes a class archive has 120 s.
 """
 
 from __future__ import annotations
@@ -38,13 +58,13 @@ from tidegate.pipeline.class_archive import archive_of
 from tidegate.pipeline.java import Java, find_java, launchable_home
 
 _ENDING_S_MAX = 10.0
-# With hundreds of megabytes to be written.
+# Java writes a class archive of more than 100 MB while it ends.
 _WRITING_S_MAX = 120.0
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOG_LINES_SHOWN = 5
-# Places in Spark's code, and what it says at every start.
+# Stack frames, and warnings that Spark prints at every start.
 _NOISE = re.compile(r"^\tat |^WARNING: | WARN |^Using Spark's default")
-# Who has an archive of their own.
+# Java options that already choose a class archive: then this module adds none of its own.
 _ABOUT_CLASSES = re.compile(r"-Xshare|-XX:(\w*Archive|AOT)")
 _LOCAL_MASTER = re.compile(r"local(\[.*\])?$")
 
@@ -68,26 +88,27 @@ class SparkDidNotStart(TidegateError):
 
 @dataclass(frozen=True)
 class SparkOptions:
-    """Which Spark, and what it is told."""
+    """Which Spark to use, and its properties."""
 
     master: str = "local[*]"
     properties: Mapping[str, str] = field(default_factory=dict)
-    # Whether it is over soon: code that runs once is not worth compiling well.
+    # True for short runs: Java then skips the optimizing compiler, which would not pay off.
     brief: bool = False
-    # Where Java writes Spark's classes down when it ends, if it shall.
+    # The file to which Java writes Spark's classes when it ends; `None` writes no file.
     classes_to: Path | None = None
 
     @property
     def is_local(self) -> bool:
-        """Whether everything runs in one process on this machine."""
+        """Whether driver and executors run in one process on this machine."""
         return _LOCAL_MASTER.match(self.master) is not None
 
 
 @contextlib.contextmanager
 def spark_session(options: SparkOptions) -> Iterator[SparkSession]:
-    """A session for as long as the block runs.
+    """Yield a Spark session, and stop Spark when the block ends.
 
-    A process has one Spark. If it runs already, the block gets it as it is, and leaves it running.
+    If this process already has an active Spark context, yield its session and leave it running.
+    Raise `SparkDidNotStart` if Spark does not start, and `JavaMissing` if no usable Java is found.
     """
     if SparkContext._active_spark_context is not None:
         yield SparkSession.builder.getOrCreate()
@@ -108,7 +129,7 @@ def spark_session(options: SparkOptions) -> Iterator[SparkSession]:
         except Exception as error:
             why = _first_line(error)
             if not options.is_local and "stopped SparkContext" in why:
-                # It has tried for a minute, and stopped by itself.
+                # Spark tries to reach the master for a minute and then stops its own context.
                 why = "nobody answers there"
             raise SparkDidNotStart(f"Spark did not start on {options.master}: {why}") from None
         ending.callback(_stop, session)
@@ -116,19 +137,19 @@ def spark_session(options: SparkOptions) -> Iterator[SparkSession]:
 
 
 def defaults(options: SparkOptions, folder: Path) -> dict[str, str]:
-    """What Spark is told unless the settings say otherwise."""
+    """Return the Spark properties that apply unless `options.properties` overrides them."""
     chosen = {
         "spark.app.name": "tidegate",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # Lakes hold many files, whose names we hand over: no Spark job to list them.
+        # Lakes hold many files and we pass their names: Spark must not start a job to list them.
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
         "spark.sql.parquet.compression.codec": "zstd",
-        # Groups by the million are the rule here; Spark's fast table holds 2¹⁶ unless told.
+        # Jobs group by millions of keys. Spark's fast hash table holds 2¹⁶ of them by default.
         "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "20",
-        # With their zone, so that a time read elsewhere is the same time.
+        # Write times with their zone, so that every reader sees the same instant.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
         "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
@@ -139,14 +160,14 @@ def defaults(options: SparkOptions, folder: Path) -> dict[str, str]:
         log_settings = (folder / "log4j2.properties").as_uri()
         java = "-XX:+UseParallelGC"
         if options.brief:
-            # So short a run ends before Java's better code would pay for its making.
+            # A short run ends before optimized code has repaid the time to compile it.
             java += " -XX:TieredStopAtLevel=1"
         chosen |= {
             "spark.driver.memory": "2g",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             _JAVA_OPTIONS: f"{java} -Dlog4j2.configurationFile={log_settings}",
-            # Adaptive execution joins those that turn out small.
+            # Adaptive execution merges partitions that turn out small.
             "spark.sql.shuffle.partitions": str(2 * cores),
             "spark.local.dir": str(folder / "scratch"),
             "spark.sql.warehouse.dir": (folder / "warehouse").as_uri(),
@@ -174,7 +195,7 @@ def _about_classes(options: SparkOptions, java: Java) -> tuple[str, ...]:
 
 
 def _launched(conf: SparkConf, options: SparkOptions, folder: Path, java: Java) -> Any:
-    """The process that Spark lives in, its output in a log."""
+    """Start the gateway process, with its output in the log file, and return the gateway."""
     java_home = launchable_home(java, folder)
     environment = {"JAVA_HOME": str(java_home), **_own_python(options)}
     log = folder / "spark.log"
@@ -186,25 +207,32 @@ def _launched(conf: SparkConf, options: SparkOptions, folder: Path, java: Java) 
 
 
 def _own_python(options: SparkOptions) -> dict[str, str]:
-    """Spark would take whatever python3 is on the PATH; both the process and the context ask."""
+    """Return the variable that makes Spark's workers use this interpreter.
+
+    Without it Spark runs the first `python3` on the PATH. Both the gateway and the context read it.
+    """
     if not options.is_local or "PYSPARK_PYTHON" in os.environ:
         return {}
     return {"PYSPARK_PYTHON": sys.executable}
 
 
 def _stop(one: SparkContext | SparkSession) -> None:
-    """One that has stopped by itself, or whose Java was told to stop as well, is stopped."""
+    """Stop a context or session, and ignore errors: Java may have ended already."""
     with contextlib.suppress(Exception):
         one.stop()
 
 
 def _end(gateway: Any, ending_s_max: float) -> None:
-    """No process stays, and another session may be started."""
+    """End the gateway process.
+
+    Clear pyspark's references to it, so that a later session starts a new one. Kill the process if
+    it does not exit within `ending_s_max`.
+    """
     SparkContext._gateway = None
     SparkContext._jvm = None
     with contextlib.suppress(Exception):
         gateway.shutdown()
-    # It lives as long as its standard input is open.
+    # The gateway process exits when its standard input closes.
     gateway.proc.stdin.close()
     try:
         gateway.proc.wait(ending_s_max)
@@ -215,14 +243,14 @@ def _end(gateway: Any, ending_s_max: float) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Python's part of Spark logs errors that it raises, and Ctrl-C, with all of their stack."""
+    """Suppress the stack traces that pyspark and py4j log for errors they also raise."""
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
     def is_not_py4j(record: logging.LogRecord) -> bool:
         return Path(record.pathname).parent.name != "py4j"
 
-    # It logs under no name of its own.
+    # py4j logs through the root logger, so the filter goes by the source file.
     logging.getLogger().addFilter(is_not_py4j)
     try:
         yield
@@ -246,9 +274,10 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """Spark puts a handler of its own in the place of ours; it goes at once.
+    """Restore the SIGINT handler that creating a context replaces.
 
-    It calls Java amid whichever call to Java Ctrl-C came in, which neither of them survives.
+    Spark's handler calls Java. When Ctrl-C interrupts another call to Java, the nested call breaks
+    both. Signal handlers can be set in the main thread only; in other threads this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -261,14 +290,15 @@ def _own_signal_handlers() -> Iterator[None]:
 
 
 def _end_of(log: Path) -> str:
-    """The last that Spark said, without where in its code it stood."""
+    """Return the last lines of Spark's log, without stack frames and routine warnings."""
     lines = log.read_text(errors="replace").strip().splitlines()
     said = [line.strip() for line in lines if not _NOISE.search(line)]
     return " ".join(said[-_LOG_LINES_SHOWN:]) or "it said nothing"
 
 
 def _first_line(error: Exception) -> str:
-    # What Java raised, in Java's own words; Python's ask Java for more, which may be gone.
+    # Ask Java for its own message. The Python exception would make further calls to Java, which may
+    # have ended already.
     raised = getattr(error, "java_exception", None)
     try:
         words = str(raised.getMessage() if raised is not None else error)

@@ -1,7 +1,7 @@
-"""The rules of `pipeline.vetting` for lakes that one process looks through before Spark has begun.
+"""The rules of `pipeline.vetting` in Arrow, for lakes of up to two million rows.
 
-Spark needs seconds to make a program of the rules, Arrow looks through a million rows in one. Both
-go by the same reasons, in the same order, and by the same tests.
+Spark takes seconds to compile the rules; Arrow applies them to a million rows in one second. Both
+give the same reasons, check them in the same order, and share their tests.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ _Mask = NDArray[np.bool_]
 
 
 def is_small(surveys: Iterable[Survey]) -> bool:
-    """Whether the files hold so little that getting ready takes longer than the work."""
+    """Return whether the files hold at most two million rows."""
     return sum(found.rows for found in surveys) <= _ROWS_MAX
 
 
 def tally_small(
     place: Place, surveys: Iterable[Survey], since: datetime, until: datetime, now: datetime
 ) -> dict[str, dict[str | None, Tally]]:
-    """How many rows of each kind are left out for which reason; None: they are not.
+    """Count the rows of each kind by the reason to leave them out; `None` counts usable rows.
 
-    A file whose rows cannot be read, though its footer can, leaves its survey.
+    A file whose footer is readable but whose rows are not is removed from its survey.
     """
     counted: dict[str, dict[str | None, Tally]] = {}
     with ThreadPoolExecutor(_THREADS, "vetting") as threads:
@@ -77,7 +77,7 @@ def tally_small(
 def _tally_file(
     place: Place, path: str, kind: Kind, since: datetime, until: datetime, now: datetime
 ) -> dict[str | None, Tally] | None:
-    """The rows of one file by reason; None if they cannot be read."""
+    """Count the rows of one file by reason; return `None` if the rows cannot be read."""
     required, floats, figures = required_of(kind), floats_of(kind), figures_of(kind)
     names = list(dict.fromkeys([*required, *floats, *figures]))
     try:
@@ -103,7 +103,7 @@ def _tally_file(
         (None, np.ones(table.num_rows, dtype=np.bool_)),
     ]
     found: dict[str | None, Tally] = {}
-    # The first reason counts.
+    # A row counts under the first reason that applies.
     left = np.ones(table.num_rows, dtype=np.bool_)
     for reason, mask in faults:
         these = at_us[left & mask]
@@ -124,7 +124,7 @@ def _null(column: pa.ChunkedArray) -> _Mask:
 
 
 def _plain(column: pa.ChunkedArray) -> NDArray[np.float64]:
-    # What is missing and may be is no fault.
+    # Null is allowed in these columns; null in required columns is counted as `MISSING`.
     values: NDArray[np.float64] = column.fill_null(0).to_numpy()
     return values
 

@@ -1,8 +1,8 @@
 """Which files of the lake a run reads, and which it leaves out, by reason.
 
-Every file says in its footer what it is: kind, version, an id of its own, and which files it stands
-for. Footers are small and read in threads, before Spark sees a file: one that is cut or of another
-time is left out and counted, and the others are still processed.
+The footer of each file holds its kind, version, file id, and the ids of the files it replaces.
+Threads read the footers before Spark opens any file. A file that is damaged or of another version
+is left out and counted; the run continues with the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tidegate.telemetry.retention import HOUR_S
 from tidegate.telemetry.schemas import FILE_KEY, KIND_KEY, REPLACES_KEY, VERSION_KEY, Kind
 
 _THREADS = 8
-# Rows are written some time after they were measured, in whichever hour that is.
+# Rows are written after they were measured, and the folder is that of the hour of writing.
 LATE = timedelta(hours=1)
 _AN_HOUR = timedelta(hours=1)
 
@@ -42,28 +42,32 @@ _LEFT_OUT = {Standing.COPY: DUPLICATE, Standing.REPLACED: REPLACED}
 
 
 class LakeMissing(TidegateError):
-    """There is no lake where one was looked for."""
+    """The location of the lake holds no folder."""
 
     name = "LAKE_MISSING"
 
 
 class LakeUnreachable(TidegateError):
-    """Whether there is a lake could not be found out."""
+    """The file system of the lake did not answer, or the location is not valid."""
 
     name = "LAKE_UNREACHABLE"
 
 
 @dataclass(frozen=True)
 class Place:
-    """A folder on any file system that pyarrow knows."""
+    """A folder on any file system that pyarrow supports."""
 
     files: pa.fs.FileSystem
     path: str
-    # What Spark calls the root of that file system.
+    # The URI scheme by which Spark addresses this file system, with `://`.
     prefix: str
 
     @staticmethod
     def of(location: str) -> Place:
+        """Return the folder at `location`, a path or a URI such as `s3://bucket/lake`.
+
+        Raise `LakeUnreachable` if the location is not valid or its file system cannot be opened.
+        """
         scheme = location.partition("://")[0] if "://" in location else "file"
         try:
             files, path = located(location)
@@ -75,21 +79,22 @@ class Place:
             ) from error
         except OSError as error:
             raise _unreachable(location, error) from error
-        # Hadoop's name for the same thing.
+        # Hadoop names the same file system s3a.
         return Place(files, path.rstrip("/"), "s3a://" if scheme == "s3" else f"{scheme}://")
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The location as users write it."""
         return self.for_spark(self.path).replace("s3a://", "s3://", 1)
 
     def for_spark(self, path: str) -> str:
+        """Return the URI by which Spark opens `path`."""
         return self.prefix + path
 
 
 @dataclass
 class Survey:
-    """The files of one kind."""
+    """The files of one kind that a run reads, and how many it leaves out by reason."""
 
     kind: Kind
     paths: list[str] = field(default_factory=list)
@@ -99,29 +104,32 @@ class Survey:
 
 @dataclass(frozen=True)
 class Footer:
-    """What a file says of itself."""
+    """The contents of a file's footer."""
 
     path: str
     rows: int
     file_id: str
     replaces: frozenset[str]
-    # The times of its first and its last row, if it says.
+    # The times of the first and last row; `None` if the file has no statistics.
     first_s: float | None = None
     last_s: float | None = None
-    # Why it cannot be used; empty if it can.
+    # Why the file cannot be used; empty if it can.
     fault: str = ""
 
 
 def survey(
     place: Place, kinds: Iterable[Kind], since: datetime, until: datetime
 ) -> dict[str, Survey]:
-    """What there is of each kind between two times."""
+    """Return, for each kind, the files that may hold rows between two times.
+
+    Raise `LakeMissing` or `LakeUnreachable` if the lake cannot be read.
+    """
     check_there(place)
     return {kind.name: _survey_of(place, kind, since, until) for kind in kinds}
 
 
 def check_there(place: Place) -> None:
-    """Raises when there is no lake."""
+    """Raise `LakeMissing` or `LakeUnreachable` unless `place` is an existing folder."""
     try:
         found = place.files.get_file_info(place.path).type
     except (pa.ArrowException, OSError) as error:
@@ -142,7 +150,6 @@ def _unreachable(location: str, error: Exception) -> LakeUnreachable:
 
 
 def _first_line(error: Exception) -> str:
-    """What Arrow says first; the rest is its own affair."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
@@ -170,7 +177,7 @@ def _survey_of(place: Place, kind: Kind, since: datetime, until: datetime) -> Su
 
 
 def list_files(place: Place, kind: Kind) -> Sequence[str]:
-    """The paths of all files of a kind, in order."""
+    """Return the paths of all Parquet files of a kind, sorted."""
     folder = f"{place.path}/{kind.name}"
     selector = pa.fs.FileSelector(folder, recursive=True, allow_not_found=True)
     return sorted(
@@ -178,13 +185,13 @@ def list_files(place: Place, kind: Kind) -> Sequence[str]:
         for info in place.files.get_file_info(selector)
         if info.type == pa.fs.FileType.File
         and info.path.endswith(".parquet")
-        # Those are not there yet; Spark does not see them either.
+        # Files and folders that begin with `_` or `.` are being written; Spark skips them too.
         and not any(part[0] in "_." for part in info.path[len(folder) + 1 :].split("/"))
     )
 
 
 def ended_before(path: str, since_s: float | None) -> bool:
-    """Whether the hour of a file's folder, and what may be late in it, were over by a time."""
+    """Return whether a file's folder can hold only rows older than `since_s`, even late ones."""
     hour = hour_of(path)
     if hour is None or since_s is None:
         return False
@@ -192,13 +199,13 @@ def ended_before(path: str, since_s: float | None) -> bool:
 
 
 def hour_of(path: str) -> datetime | None:
-    """The hour whose folder a file is in."""
+    """Return the hour of the folder that holds a file, or `None` if it lies in no such folder."""
     hour = lake.hour_of(path)
     return None if hour is None else datetime.fromtimestamp(hour * HOUR_S, UTC)
 
 
 def read_footer(place: Place, kind: Kind, path: str) -> Footer:
-    """What a file says of itself, without its rows."""
+    """Return the contents of a file's footer; `fault` says why the file is unusable."""
     try:
         metadata = pq.read_metadata(path, filesystem=place.files)
         columns = metadata.schema.to_arrow_schema()
@@ -213,27 +220,27 @@ def read_footer(place: Place, kind: Kind, path: str) -> Footer:
         fault = OTHER_VERSION
     elif not _has_columns(columns, kind.columns):
         fault = OTHER_COLUMNS
-    # One that has no id is only equal to itself.
+    # A file without an id is equal only to itself.
     file_id = says.get(FILE_KEY, path.encode()).decode(errors="replace")
     first_s, last_s = (None, None) if fault else _range_s(metadata)
     return Footer(path, metadata.num_rows, file_id, replaces, first_s, last_s, fault)
 
 
 def _range_s(metadata: Any) -> tuple[float | None, float | None]:
-    """The times of the first and the last row, by the statistics of column `at`."""
+    """Return the times of the first and last row, from the statistics of column `at`."""
     names = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
     groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
     statistics = [group.column(names.index("at")).statistics for group in groups]
     if not statistics or not all(each and each.has_min_max for each in statistics):
         return None, None
-    # Whole microseconds: a clock far off gives times that Python's own have no year for.
+    # Use the raw microseconds: the times of a clock that is far off exceed Python's `datetime`.
     first_us = min(each.min_raw for each in statistics)
     last_us = max(each.max_raw for each in statistics)
     return first_us / 1e6, last_us / 1e6
 
 
 def _has_columns(found: pa.Schema, wanted: pa.Schema) -> bool:
-    """Whether all columns are there with their types; more may be."""
+    """Return whether all wanted columns are there; additional columns are allowed."""
     return all(
         found.get_field_index(field.name) >= 0
         and _plain(found.field(field.name).type) == _plain(field.type)
@@ -242,7 +249,10 @@ def _has_columns(found: pa.Schema, wanted: pa.Schema) -> bool:
 
 
 def _plain(arrow_type: pa.DataType) -> pa.DataType:
-    """Without what Parquet may or may not keep: dictionaries, and names and nulls inside lists."""
+    """Return the type without details that Parquet may drop.
+
+    Such details are dictionary encoding, and the names and nullability inside lists.
+    """
     if pa.types.is_dictionary(arrow_type):
         return arrow_type.value_type
     if pa.types.is_list(arrow_type):

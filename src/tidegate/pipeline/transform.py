@@ -1,4 +1,4 @@
-"""A transform: a frame in, a frame out. Jobs are chains of them."""
+"""The type of a transform: a function from frame to frame. Jobs are chains of transforms."""
 
 from __future__ import annotations
 

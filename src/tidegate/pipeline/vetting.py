@@ -1,10 +1,10 @@
-"""Rows that cannot be true, and why.
+"""Rules for rows that cannot be true, as Spark columns.
 
-A figure that is missing, infinite, not a number or negative; a sample of no time; a time far from
-the hour in whose folder it lies, or in the future. Rows are looked at once, all kinds in one Spark
-job, and counted by reason (small lakes without Spark: `pipeline.small_vetting`). A kind that has no
-such row, which is the rule, is then read without looking again, and columns that no job needs are
-not touched.
+A row is left out if a value is missing, infinite, not a number or negative, or if a sample covers
+no time. A row is also left out if its time is in the future or far from the hour of its folder.
+One Spark job checks the rows of all kinds and counts them by reason. Small lakes are checked
+without Spark, by the same rules (`pipeline.small_vetting`). Most kinds have no such row; their
+frames are then read without these checks, so that Spark skips the columns that no job needs.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pyspark.sql.types import DoubleType, FloatType, NumericType
 from tidegate.pipeline.schema import spark_schema
 from tidegate.telemetry.schemas import Kind
 
-# Clocks of machines differ.
+# Tolerance for the differences between the clocks of machines.
 AHEAD = timedelta(minutes=5)
-# The folder is chosen when rows are written, shortly after they were measured.
+# A row's folder is the hour of writing, shortly after the row was measured.
 BEFORE_ITS_HOUR_S = 3600
 AFTER_ITS_HOUR_S = 2 * 3600
 
@@ -37,16 +37,19 @@ FUTURE = "in the future"
 CLOCK_JUMP = "far from its hour"
 OUT_OF_RANGE = "out of range"
 
-# What can be wrong with a row by itself.
+# Reasons that follow from the values of a row alone.
 FIGURE_FAULTS = (MISSING, NOT_A_NUMBER, NEGATIVE, NO_TIME)
 
-# An event's value may be anything.
+# The value of an event may have any sign.
 _MAY_BE_NEGATIVE = {"value"}
 
 
 def fault(kind: Kind, since: datetime, until: datetime, now: datetime) -> Column:
-    """Why a row is left out; null when it is not. Needs the partition's columns date and hour."""
-    # Folders are in UTC, whatever time zone the session was told to have.
+    """Return why a row is left out, or null if it is not.
+
+    The frame needs the partition columns `date` and `hour`. The first reason that applies counts.
+    """
+    # Folders are in UTC, while the session may have another time zone.
     hour_s = F.unix_date(F.col("date").cast("date")).cast("bigint") * 86_400 + F.col("hour") * 3600
     at_s = F.unix_seconds("at")
     far = (at_s < hour_s - BEFORE_ITS_HOUR_S) | (at_s > hour_s + AFTER_ITS_HOUR_S)
@@ -59,26 +62,26 @@ def fault(kind: Kind, since: datetime, until: datetime, now: datetime) -> Column
 
 
 def figure_fault(kind: Kind) -> Column:
-    """Which of a row's figures cannot be true; null when all can."""
+    """Return which rule the values of a row break, or null if none."""
     reason = F.when(_any(F.col(name).isNull() for name in required_of(kind)), MISSING)
     if floats := floats_of(kind):
         reason = reason.when(_any(_not_finite(F.col(name)) for name in floats), NOT_A_NUMBER)
     if figures := figures_of(kind):
         reason = reason.when(_any(F.col(name) < 0 for name in figures), NEGATIVE)
     if "interval_s" in kind.columns.names:
-        # Its rates would be divisions by zero.
+        # Rates would divide by zero.
         reason = reason.when(F.col("interval_s") == 0, NO_TIME)
     return reason
 
 
 def in_range(since: datetime, until: datetime) -> Column:
-    """Whether a row's time lies between the two, the second left out."""
+    """Return whether the row's time is at or after `since` and before `until`."""
     return (F.col("at") >= F.lit(since)) & (F.col("at") < F.lit(until))
 
 
 @dataclass(frozen=True)
 class Tally:
-    """How many rows there are, and the times of the first and the last of them."""
+    """A number of rows, with the times of the first and the last of them."""
 
     rows: int = 0
     first_s: float = math.inf
@@ -95,7 +98,7 @@ class Tally:
 def tally(
     frames: Mapping[Kind, DataFrame], since: datetime, until: datetime, now: datetime
 ) -> dict[str, dict[str | None, Tally]]:
-    """How many rows of each kind are left out for which reason; None: they are not."""
+    """Count the rows of each kind by the reason to leave them out; `None` counts usable rows."""
     counted: dict[str, dict[str | None, Tally]] = {kind.name: {} for kind in frames}
     looked_at = [
         frame.select(
@@ -111,24 +114,24 @@ def tally(
         for kind, reason, rows, first_us, last_us in (
             every.groupBy("kind", "fault").agg(*sums).collect()
         ):
-            # Of rows whose time is what is missing, none is first or last.
+            # Rows without a time have neither first nor last.
             times = () if first_us is None else (first_us / 1e6, last_us / 1e6)
             counted[kind][reason] = Tally(rows, *times)
     return counted
 
 
 def required_of(kind: Kind) -> list[str]:
-    """Columns that every row has."""
+    """Return the columns that must not be null."""
     return [field.name for field in kind.columns if not field.nullable]
 
 
 def floats_of(kind: Kind) -> list[str]:
-    """Columns that could hold something that is no number."""
+    """Return the columns that could hold NaN or infinity."""
     return [f.name for f in spark_schema(kind) if isinstance(f.dataType, DoubleType | FloatType)]
 
 
 def figures_of(kind: Kind) -> list[str]:
-    """Columns that are never negative."""
+    """Return the numeric columns that must not be negative."""
     return [
         field.name
         for field in spark_schema(kind)

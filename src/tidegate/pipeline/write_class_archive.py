@@ -1,10 +1,10 @@
-"""Writes down the classes of the Spark in this environment: the next starts take half as long.
+"""Write the class archive of the Spark in this environment; later starts take half as long.
 
     python -m tidegate.pipeline.write_class_archive
 
-Strategy: a Spark learns from a lake of a few minutes and watches it, so that it needs what learning
-and watching need, and writes what it has loaded when it ends (`class_archive`). Whoever has the
-file already is done at once.
+The script starts a Spark that learns from a lake of five minutes and watches it. Java thereby loads
+the classes that learning and watching need, and writes them to the archive when it ends (see
+`class_archive`). If the archive already exists, the script does nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ breach = 1
 
 
 def main() -> None:
-    """Says nothing when it is there in the end, and why when not."""
+    """Write the archive if it does not exist; exit with an error message if that fails."""
     try:
         archive = archive_of(find_java(os.environ))
         if not archive.path.exists():
@@ -80,7 +80,7 @@ def _learn_and_watch(
 
 
 def _write(lake: Lake) -> None:
-    """Some minutes of one queue."""
+    """Write five minutes of samples of one queue to `lake`."""
     rows = [_row(_BEGINS + timedelta(seconds=second)) for second in range(1, 60 * _MINUTES)]
     table = pa.Table.from_pylist(rows, schema=QUEUE_SAMPLES.columns)
     hour = int(_BEGINS.timestamp() // HOUR_S)

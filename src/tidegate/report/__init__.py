@@ -1,1 +1,1 @@
-"""Pages for people: what was learned, as one HTML file or a PDF; no Spark and no network."""
+"""Reports for people: what `learn` found as an HTML page or PDF, without Spark or network."""

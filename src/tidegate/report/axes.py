@@ -1,7 +1,6 @@
-"""What every chart's axes have: ticks as people read them, and names at the lines themselves.
+"""Axes of charts: ticks at round values, and labels at the ends of lines instead of legends.
 
-No legends: a line is named where it ends, in its own colour, and names that would lie on each
-other move apart.
+A label has the colour of its line. Labels that would overlap are moved apart.
 """
 
 from __future__ import annotations
@@ -25,31 +24,31 @@ _TIME_STEPS_S = (
     *(3600, 7200, 10800, 21600, 43200, _DAY_S, 2 * _DAY_S, 7 * _DAY_S),
 )
 _LABEL_APART_POINTS = 11.5
-# Keeps lines from crossing words.
+# A background that keeps lines from crossing the text.
 _HALO = {"facecolor": PAGE.light, "edgecolor": "none", "alpha": 0.8, "pad": 1.0}
-# Beyond this ratio a linear scale shows one of the two ends only.
+# Beyond this ratio of highest to lowest value, a linear scale would flatten the low values.
 _LOG_FROM_RATIO = 40.0
 
 
 def days(moments: Sequence[datetime]) -> list[float]:
-    """Moments as places on a time axis."""
+    """Convert times to positions on a time axis."""
     return [moment.timestamp() / _DAY_S for moment in moments]
 
 
 def mark_of(points: Sequence[object]) -> str:
-    """The mark at each point of a line: one of a single point would not be seen otherwise."""
+    """Return the marker of a line's points; a line of one point would be invisible without one."""
     return "o" if len(points) == 1 else ""
 
 
 def time_axis(axes: Axes, window_s: float = 60.0) -> None:
-    """The horizontal axis is time, in UTC, from the first moment drawn to the last.
+    """Make the horizontal axis a time in UTC, from the first to the last time drawn.
 
-    A single moment stands in the middle, with two windows on either side.
+    A single time is shown in the middle, with two windows on either side.
     """
     axes.margins(x=0.0)
     axes.autoscale_view()
     first_day, last_day = (float(day) for day in axes.dataLim.intervalx)
-    # Left alone, a single moment gets years on either side.
+    # matplotlib would show years around a single time.
     if first_day == last_day:
         around_d = 2 * window_s / _DAY_S
         axes.set_xlim(first_day - around_d, first_day + around_d)
@@ -65,21 +64,21 @@ def time_axis(axes: Axes, window_s: float = 60.0) -> None:
 
 def _tick_words(day: float, step_s: float) -> str:
     at = from_seconds(round(day * _DAY_S))
-    # Midnight is a date.
+    # Show midnight as a date.
     if step_s >= _DAY_S or (at.hour, at.minute, at.second) == (0, 0, 0):
         return f"{at:%-d %b}"
     return f"{at:%H:%M}" if step_s >= 60 else f"{at:%H:%M:%S}"
 
 
 def number_axis(axes: Axes, highest: float, ticks: int = 4) -> None:
-    """The vertical axis begins at zero and has few, round ticks."""
+    """Make the vertical axis begin at zero, with few ticks at round values."""
     axes.set_ylim(0.0, highest * 1.06 if highest > 0 else 1.0)
     axes.yaxis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
 
 
 def duration_axis(axes: Axes, lowest_s: float, highest_s: float) -> None:
-    """The vertical axis is a duration; over a wide range it counts in decades."""
+    """Make the vertical axis a duration, logarithmic over a wide range."""
     if lowest_s > 0 and highest_s / lowest_s > _LOG_FROM_RATIO:
         axes.set_yscale("log")
         axes.set_ylim(lowest_s / 1.3, highest_s * 1.3)
@@ -103,7 +102,7 @@ def _scale_of(duration_s: float) -> float:
 
 
 def name_line_ends(axes: Axes, ends: Sequence[tuple[float, str, Colour]]) -> None:
-    """Names right of the axes at the heights where lines end; names too close move apart."""
+    """Write labels right of the axes at the ends of lines; move overlapping labels apart."""
     figure = axes.get_figure()
     if figure is None or not ends:
         return
@@ -135,7 +134,7 @@ def name_line_ends(axes: Axes, ends: Sequence[tuple[float, str, Colour]]) -> Non
 
 
 def _apart(heights: Sequence[float], distance: float) -> list[float]:
-    """Heights, smallest first, moved until neighbours are so far apart, around where they were."""
+    """Return ascending heights, moved as little as possible until neighbours have this distance."""
     groups: list[tuple[float, int]] = []
     for height in heights:
         middle, size = height, 1
@@ -164,9 +163,9 @@ def say(
     bold: bool = False,
     across: bool = False,
 ) -> None:
-    """Words inside the axes, readable above whatever they lie on.
+    """Write text inside the axes, on a background that keeps it readable.
 
-    `across`: the height is a fraction of the axes and not a value.
+    If `across` is true, the height is a fraction of the axes instead of a value.
     """
     axes.annotate(
         harmless(words),
@@ -188,7 +187,7 @@ def say(
 def limit_line(
     axes: Axes, level: float, words: str, colour: Colour = SOFT, *, below: bool = False
 ) -> None:
-    """A level that must not be passed, named above it at the left, or below."""
+    """Draw a limit as a dashed line, with its label above or below the left end."""
     axes.axhline(level, color=colour.light, linewidth=1.0, linestyle=(0, (4, 3)))
     axes.annotate(
         harmless(words),

@@ -1,4 +1,4 @@
-"""Whether a queue fills or empties: what came in and went out, and the state of each window."""
+"""Chart of whether a queue fills or empties: rates in and out, and the state of each window."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from tidegate.report.palette import BLUE, BRICK, CONSUMED, PRODUCED, STABILITIES
 from tidegate.report.series import POINTS_MAX, rows_behind, shortened
 
 _STATES = ("flooded", "draining", "stable")
-# Foot and height of each state in the ribbon, in fractions of the axes: the higher, the fuller.
+# Bottom and height of each state in the ribbon, as fractions of the axes' height.
 _RIBBON = {"flooded": (0.9, 0.05), "stable": (0.891, 0.018), "draining": (0.9, -0.05)}
 
 
 @dataclass(frozen=True)
 class BalanceWindow:
-    """One window of a queue."""
+    """Rates and state of a queue in one window."""
 
     begins: datetime
     produced_per_s: float
     consumed_per_s: float
     waiting: float
-    state: str  # stable, flooded, draining
+    state: str  # stable, flooded or draining
 
 
 def balance_windows(learned: Learned, queues: Collection[str]) -> dict[str, list[BalanceWindow]]:
-    """The windows of some queues, oldest first."""
+    """Return the windows of some queues, oldest first."""
     columns = ("queue", "window", "produced_per_s", "consumed_per_s", "waiting", "stability")
     rows = learned.rows("stability", columns, ("queue", queues), ("queue", "window"))
     return {
@@ -55,7 +55,7 @@ def balance_windows(learned: Learned, queues: Collection[str]) -> dict[str, list
 def _merged(windows: Sequence[BalanceWindow]) -> BalanceWindow:
     n = len(windows)
     states = [window.state for window in windows]
-    # The state that most of them had; of equals the one that calls for attention.
+    # The most frequent state; among equals the first in `_STATES`, which needs attention most.
     state = max(_STATES, key=lambda one: (states.count(one), -_STATES.index(one)))
     return BalanceWindow(
         begins=windows[0].begins,
@@ -67,7 +67,10 @@ def _merged(windows: Sequence[BalanceWindow]) -> BalanceWindow:
 
 
 def balance_chart(windows: Sequence[BalanceWindow], window_s: float) -> Chart:
-    """Rates in and out with the stability of each window; windows, oldest first, not none."""
+    """Return the rates in and out with the state of each window.
+
+    `windows` are oldest first and not empty.
+    """
     points = shortened(windows, _merged, POINTS_MAX)
     each = -(-len(windows) // POINTS_MAX)
     step_s = window_s * each
@@ -85,7 +88,7 @@ def balance_chart(windows: Sequence[BalanceWindow], window_s: float) -> Chart:
         axes.plot(at, consumed, marker=mark, color=CONSUMED.light, linewidth=1.4)
         axes.plot(at, produced, marker=mark, color=PRODUCED.light, linewidth=1.4)
         time_axis(axes, step_s)
-        # Above the lines is room for the ribbon.
+        # Leave space above the lines for the ribbon.
         number_axis(axes, max(*produced, *consumed) * 1.3)
         _draw_ribbon(axes, points, step_s)
         name_line_ends(
@@ -129,7 +132,7 @@ def balance_chart(windows: Sequence[BalanceWindow], window_s: float) -> Chart:
 
 
 def _draw_ribbon(axes: Axes, points: Sequence[BalanceWindow], step_s: float) -> None:
-    """The states along the top: flooded stands above the middle, draining hangs below it."""
+    """Draw the states along the top, flooded above the middle and draining below it."""
     begins = days([point.begins for point in points])
     step_d = step_s / 86400.0
     runs = [(state, len(list(run))) for state, run in groupby(point.state for point in points)]
@@ -138,7 +141,7 @@ def _draw_ribbon(axes: Axes, points: Sequence[BalanceWindow], step_s: float) -> 
     run_begins = 0
     for state, length in runs:
         left, right = begins[run_begins], begins[run_begins + length - 1] + step_d
-        # What is short is to be seen, too.
+        # Draw short runs wide enough to be visible.
         right = max(right, left + 0.006 * (begins[-1] - begins[0]))
         foot, height = _RIBBON.get(state, _RIBBON["stable"])
         axes.fill_between(

@@ -1,4 +1,7 @@
-"""How many clients a queue serves best: throughput against clients, and the curve fitted to it."""
+"""Chart of throughput against the number of clients, with the fitted curve and C.
+
+C is the number of clients that a queue serves best.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ _CURVE_POINTS = 80
 
 @dataclass(frozen=True)
 class Operating:
-    """What the queue did while so many clients were on it."""
+    """What a queue did while it had this number of producers and consumers."""
 
     producers: int
     consumers: int
     throughput_per_s: float
     seconds: float
-    # Whether as much went out as came in.
+    # Whether the consumption rate matched the production rate.
     stable: bool = True
 
     @property
@@ -41,11 +44,11 @@ class Operating:
 
 @dataclass(frozen=True)
 class Fitted:
-    """C with its mix, or why there is none, and the curve through what was measured."""
+    """C with its mix of clients, or the reason why there is none, and the fitted curve."""
 
     accepted: bool
     reason: str
-    # 0 and NaN where there was too little to go by.
+    # 0 and NaN if there was too little data.
     clients: int
     throughput_per_s: float
     best_producers: int
@@ -54,7 +57,7 @@ class Fitted:
 
 
 def operating_points(learned: Learned, queues: Collection[str]) -> dict[str, list[Operating]]:
-    """What was measured of some queues."""
+    """Return the measured points of some queues."""
     columns = ("queue", "producers", "consumers", "throughput_per_s", "seconds", "stable")
     rows = learned.rows("capacity", columns, ("queue", queues), ("queue", "producers", "consumers"))
     return {
@@ -73,7 +76,7 @@ def operating_points(learned: Learned, queues: Collection[str]) -> dict[str, lis
 
 
 def fitted_from(model: Model | None) -> Fitted | None:
-    """What the model of a queue's capacity says."""
+    """Return the fitted capacity from a stored model, or `None` without a model."""
     if model is None:
         return None
     known = model.parameters
@@ -97,7 +100,7 @@ def fitted_from(model: Model | None) -> Fitted | None:
 
 
 def capacity_chart(seen: Sequence[Operating], fitted: Fitted | None) -> Chart:
-    """What was measured as dots, the curve through them, and C; `seen` must not be none."""
+    """Return the measured points, the curve through them, and C; `seen` must not be empty."""
     most_clients = max(one.clients for one in seen)
     best = max(seen, key=lambda one: one.throughput_per_s)
     longest_s = max(one.seconds for one in seen)
@@ -113,7 +116,7 @@ def capacity_chart(seen: Sequence[Operating], fitted: Fitted | None) -> Chart:
             highest = max(highest, *curve)
         for stable in (False, True):
             points = [one for one in seen if one.stable is stable]
-            # The area tells how long it was seen; a ring was never stable.
+            # The area shows how long the mix was measured; a ring means that it was never stable.
             axes.scatter(
                 [one.clients for one in points],
                 [one.throughput_per_s for one in points],
@@ -173,7 +176,7 @@ def capacity_chart(seen: Sequence[Operating], fitted: Fitted | None) -> Chart:
 
 
 def _mark_capacity(axes: Axes, fitted: Fitted, most_clients: int) -> None:
-    """C where the curve passes it, and the plateau that it nearly reaches."""
+    """Draw C on the curve, and the plateau."""
     reached = KNEE_FRACTION * fitted.throughput_per_s
     height = fitted.curve.throughput_per_s(fitted.clients) if fitted.curve else reached
     limit_line(axes, fitted.throughput_per_s, f"plateau {rate(fitted.throughput_per_s)}")

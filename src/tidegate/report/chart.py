@@ -1,7 +1,8 @@
-"""What a page is made of: sections with charts, tables, and sentences that say what they show.
+"""The parts of a report: documents, sections, cards, charts and tables.
 
-A chart is a function that draws into axes, so that the same one becomes SVG in a page and a picture
-in a PDF. Nobody needs to see it: its sentence says the finding, its table the numbers.
+A chart is a function that draws into matplotlib axes, so that the same chart serves HTML and PDF.
+Each chart has a sentence with its finding and a table of its numbers, for readers who cannot see
+it.
 """
 
 from __future__ import annotations
@@ -17,36 +18,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text; numbers are formatted by whoever knows them."""
+    """A table of text; the code that builds it has formatted the numbers."""
 
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    # How many rows there were, when not all are shown.
+    # The number of rows before some were left out; `None` if all are shown.
     rows_in_all: int | None = None
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture, the sentence that says what it shows, and the numbers behind it."""
+    """A picture, a sentence with its finding, and the numbers behind it."""
 
     title: str
     sentence: str
-    # What is measured upwards, with its unit; stands at the top of the axis.
+    # The quantity and unit of the vertical axis; shown above the axis.
     measures: str
     draw: Callable[[Axes], None]
     table: Table
-    # Room to the right of the axes for labels at the lines' ends.
+    # Space in inches to the right of the axes, for the labels of lines.
     label_in: float = 0.2
-    # Room to the left of the axes, for the words at its ticks.
+    # Space in inches to the left of the axes, for the tick labels.
     ticks_in: float = 0.66
-    # Room below the axes' own ticks, for a key.
+    # Space in inches below the tick labels, for a key.
     foot_in: float = 0.0
     height_in: float = 2.75
 
 
 class Standing(StrEnum):
-    """How an agreement stands."""
+    """The status of an agreement."""
 
     MET = "met"
     WARNED = "warned"
@@ -56,14 +57,14 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True)
 class Card:
-    """One agreement at a glance."""
+    """The summary of one agreement."""
 
     name: str
     says: str
     standing: Standing
-    # Name and figure, the most important first.
+    # Name and value, the most important first.
     facts: Sequence[tuple[str, str]]
-    # Of the error budget, what is left: 1 untouched, 0 used up, below it overdrawn.
+    # The fraction of the error budget that is left; below 0 it is overdrawn. `None` means unknown.
     budget_left: float | None
     # The worst verdict of each slice of time, oldest first.
     ribbon: Sequence[Standing] = ()
@@ -72,7 +73,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page with its own heading."""
+    """A part of the report with a heading of its own."""
 
     anchor: str
     title: str
@@ -80,10 +81,10 @@ class Section:
     cards: Sequence[Card] = ()
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
-    # What is missing, and how to get it.
+    # What data are missing, and how to obtain them.
     missing: str = ""
     notes: Sequence[str] = ()
-    # Whether it belongs to a queue: shown one level below.
+    # True if the section belongs to a queue and is shown one level below it.
     of_queue: bool = False
 
 

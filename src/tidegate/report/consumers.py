@@ -1,7 +1,7 @@
-"""The identified model of a consumer group over its data: how prefetch drives its rate.
+"""Charts of identified consumer groups: how prefetch affects the arrival rate.
 
-The line is where the model y(k+1) = a·y(k) + b·u(k) + offset comes to rest at each prefetch, drawn
-over the range in which it holds; `learn` has computed it.
+The model is y(k+1) = a·y(k) + b·u(k) + offset. The line shows the rate at which it settles at each
+prefetch, within its linear range. `learn` has computed it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tidegate.report.series import slices
 _LEVELS_MAX = 60
 
 
-# Charts; the table of models lists more.
+# The number of charts; the section on models lists all groups.
 GROUPS_MAX = 6
 
 _MODEL_COLUMNS = (
@@ -39,27 +39,27 @@ _LEVEL_COLUMNS = (
 
 @dataclass(frozen=True)
 class PrefetchLevel:
-    """What was measured at one prefetch, and what the model says of it."""
+    """The measured rate at one prefetch, and the rate that the model predicts."""
 
     prefetch: float
     samples: int
     mean_per_s: float
     deviation_per_s: float
-    # None where the model comes to no rest.
+    # `None` if the model does not settle.
     settled_per_s: float | None
     in_linear_range: bool
 
 
 @dataclass(frozen=True)
 class ConsumerModel:
-    """What was identified, or why it was refused."""
+    """An identified model, or the reason for its refusal."""
 
     group: str
     accepted: bool
     reason: str
     a: float
     b: float
-    # What the operating point amounts to: the model is one of deviations from it.
+    # The constant term: the model describes deviations from an operating point.
     offset_per_s: float
     high: float
     r2_test: float
@@ -68,7 +68,7 @@ class ConsumerModel:
 
     @property
     def formula(self) -> str:
-        """The model with its numbers."""
+        """The model's equation with its numbers."""
         formula = f"y(k+1) = {number(self.a)} y(k) + {number(self.b)} u(k)"
         if not self.offset_per_s or not math.isfinite(self.offset_per_s):
             return formula
@@ -77,7 +77,7 @@ class ConsumerModel:
 
 
 def consumers_section(learned: Learned) -> Section:
-    """The models of the consumer groups that were seen most."""
+    """Return the models of the consumer groups with the most samples."""
     section = Section("consumers", "How consumers answer to prefetch")
     rows = learned.rows("identification", _MODEL_COLUMNS, order=("group",))
     if not rows:
@@ -147,7 +147,7 @@ def _or_nan(value: float | None) -> float:
 
 
 def model_chart(model: ConsumerModel, levels: Sequence[PrefetchLevel]) -> Chart:
-    """Means and spread at each prefetch with the model's line; `levels` must not be none."""
+    """Return mean and spread at each prefetch with the model's line; `levels` is not empty."""
     shown = [part[0] for part in slices(levels, _LEVELS_MAX)]
 
     def draw(axes: Axes) -> None:

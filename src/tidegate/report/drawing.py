@@ -1,8 +1,8 @@
-"""Charts become pictures: SVG that takes the page's colours and fonts, or axes on a PDF's page.
+"""Charts as pictures: SVG for a page, or axes on a page of a PDF.
 
-Strategy: matplotlib draws in the light colours; in the SVG each of them is then replaced by the
-stylesheet's variable of the same meaning, so a page follows the reader's light or dark, and text
-stays text in the reader's own font. Nothing in it depends on the day or the machine.
+matplotlib draws in the light colours. In the SVG each colour is replaced by the stylesheet's
+variable of the same meaning. The chart thereby follows the reader's light or dark mode. Text stays
+text, in the font of the page. The output does not depend on the date or the machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9.5,
-    # A queue may be called $x$.
+    # A name such as $x$ must not be parsed as mathematics.
     "text.parse_math": False,
     "text.color": palette.INK.light,
     "axes.spines.top": False,
@@ -72,7 +72,7 @@ _NOT_TO_BE_SHOWN = {"metadata", "style"}
 
 
 def svg_of(chart: Chart, name: str, description: str) -> str:
-    """The chart as SVG to stand inside a page; `name` sets its ids apart from other charts'."""
+    """Return the chart as an SVG element; `name` makes its ids unique within the page."""
     with mpl.rc_context(STYLE | {"svg.hashsalt": name}):
         figure = Figure(figsize=(WIDTH_IN, chart.height_in))
         FigureCanvasSVG(figure)
@@ -119,12 +119,13 @@ def _for_a_page(svg: str, description: str) -> str:
 
 
 def _adapted(element: ElementTree.Element) -> ElementTree.Element:
-    """An element as a page needs it; texts are left alone."""
+    """Return a copy of an SVG element without namespaces, with page colours and shorter numbers."""
     adapted = ElementTree.Element(_NAMESPACE.sub("", element.tag))
     adapted.text = (element.text or "").strip()
     for name, value in element.attrib.items():
         name = _NAMESPACE.sub("", name)
-        # Groups are numbered anew in each figure; the other ids are salted with its name.
+        # The ids of groups repeat from figure to figure; the other ids are salted with the chart's
+        # name.
         if adapted.tag == "g" and name == "id":
             continue
         if name == "style":

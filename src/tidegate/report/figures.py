@@ -1,6 +1,6 @@
-"""Numbers as a page shows them: three digits that count, thousands set apart, always a unit.
+"""Formatting of numbers: three significant digits, thousands separated, always with a unit.
 
-The same number is written the same way in a sentence, in a table and at a line of a chart.
+The same number looks the same in a sentence, a table and a chart.
 """
 
 from __future__ import annotations
@@ -8,13 +8,16 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
-# A space that neither breaks nor stretches.
+# A narrow space at which lines do not break.
 THIN = "\u202f"
 NOTHING = "–"
 
 
 def number(value: float | None) -> str:
-    """Three digits that count, at least: `0.0312`, `4.27`, `63.1`, `12 408`."""
+    """Format a number with at least three significant digits: `0.0312`, `4.27`, `63.1`, `12 408`.
+
+    `None`, NaN and infinity become a dash.
+    """
     if value is None or not math.isfinite(value):
         return NOTHING
     size = abs(value)
@@ -28,34 +31,34 @@ def number(value: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """A whole number."""
+    """Format a whole number."""
     if value is None or not math.isfinite(value):
         return NOTHING
     return f"{value:,.0f}".replace(",", THIN).replace("-", "−")
 
 
 def counted(value: int, one: str, many: str = "") -> str:
-    """A whole number of things: `1 queue`, `12 queues`."""
+    """Format a number of things: `1 queue`, `12 queues`."""
     return f"{count(value)} {one if value == 1 else many or one + 's'}"
 
 
 def with_unit(value: float | None, unit: str) -> str:
-    """A number and its unit; nothing has none."""
+    """Format a number with its unit; a missing number becomes a dash without a unit."""
     text = number(value)
     return text if text == NOTHING or not unit else f"{text} {unit}"
 
 
 def rate(value_per_s: float | None) -> str:
-    """Messages per second."""
+    """Format a number of messages per second."""
     return with_unit(value_per_s, "msg/s")
 
 
 def percent(fraction: float | None) -> str:
-    """A fraction of one, in percent: `98.8 %`."""
+    """Format a fraction of one as a percentage: `98.8 %`."""
     if fraction is None or not math.isfinite(fraction):
         return NOTHING
     size = abs(100 * fraction)
-    # Close to all is not all, and next to nothing is not nothing.
+    # Rounding must not turn nearly all into 100 %, nor nearly none into 0 %.
     if 99.995 <= size < 100 and fraction > 0:
         return "over 99.99 %"
     if 0 < size < 0.005 and fraction > 0:
@@ -71,7 +74,7 @@ _DURATIONS = ((86400.0, "d", 2), (3600.0, "h", 2), (60.0, "min", 2), (1.0, "s", 
 
 
 def duration(duration_s: float | None) -> str:
-    """A duration in the unit that suits it: `312 µs`, `4.27 ms`, `1.5 s`, `3.2 h`."""
+    """Format a duration in a suitable unit: `312 µs`, `4.27 ms`, `1.5 s`, `3.2 h`."""
     if duration_s is None or not math.isfinite(duration_s):
         return NOTHING
     size = abs(duration_s)
@@ -82,20 +85,20 @@ def duration(duration_s: float | None) -> str:
 
 
 def moment(at: datetime) -> str:
-    """A moment to the minute, in UTC: `16 Nov 2026, 08:00`."""
+    """Format a time to the minute, in UTC: `16 Nov 2026, 08:00`."""
     return f"{at.astimezone(UTC):%-d %b %Y, %H:%M}"
 
 
 def clock(at: datetime) -> str:
-    """The time of a day to the second, in UTC, with its date: `16 Nov 08:00:10`."""
+    """Format a time to the second, in UTC, with its date: `16 Nov 08:00:10`."""
     return f"{at.astimezone(UTC):%-d %b %H:%M:%S}"
 
 
 def from_seconds(at_s: float) -> datetime:
-    """A moment of seconds since 1970."""
+    """Return the time of a number of seconds since 1970."""
     return datetime.fromtimestamp(at_s, UTC)
 
 
 def sentence(words: str) -> str:
-    """Words that end as a sentence does."""
+    """Add a full stop unless the text ends with a punctuation mark."""
     return words if words.endswith((".", "!", "?")) else f"{words}."

@@ -1,4 +1,4 @@
-"""What will arrive within the next hour: expected rates, their interval, and the baseline."""
+"""Chart of the arrivals in the next hour: expected rates, their bounds, and the baseline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tidegate.report.palette import BLUE, GREY, VIOLET
 from tidegate.report.series import POINTS_MAX, ROWS_MAX, shortened
 from tidegate.telemetry.knowledge import Model
 
-# Drawn of the past, for each step that is drawn of the future.
+# Steps of the past that are drawn for each step of the future.
 _PAST_STEPS = 6
 
 _COLUMNS = ("queue", "at", "expected_per_s", "low_per_s", "high_per_s", "baseline_per_s")
@@ -27,7 +27,7 @@ _PAST_COLUMNS = ("queue", "at", "arrived_per_s")
 
 @dataclass(frozen=True)
 class Past:
-    """What had arrived."""
+    """The arrival rate of one step of the past."""
 
     at: datetime
     arrived_per_s: float
@@ -35,7 +35,7 @@ class Past:
 
 @dataclass(frozen=True)
 class Ahead:
-    """What is expected of one step; without bounds where nothing is known of the errors."""
+    """The expected rate of one step; the bounds are `None` if the errors are not known."""
 
     at: datetime
     expected_per_s: float
@@ -45,7 +45,7 @@ class Ahead:
 
 
 def forecasts(learned: Learned, queues: Collection[str]) -> tuple[dict[str, Chart], dict[str, str]]:
-    """By queue a chart of its forecast, or a sentence that says why there is none yet."""
+    """Return by queue a chart of its forecast, or a sentence that says why there is none yet."""
     only = ("queue", queues)
     ahead = grouped(learned.rows("forecast", _COLUMNS, only, ("queue", "at")), "queue")
     past = grouped(learned.rows("forecast_history", _PAST_COLUMNS, only, ("queue", "at")), "queue")
@@ -62,9 +62,9 @@ def forecasts(learned: Learned, queues: Collection[str]) -> tuple[dict[str, Char
 
 
 def is_unknown(ahead: Sequence[Ahead], model: Model) -> bool:
-    """Whether all that is said of the future is the last value, repeated.
+    """Return whether the forecast is only the last value, repeated.
 
-    Where a refused forecast could be judged, the baseline stands in for it with its own bounds.
+    If a refused forecast could be evaluated, the baseline with its own bounds takes its place.
     """
     return not model.accepted and all(step.high_per_s is None for step in ahead)
 
@@ -88,7 +88,7 @@ def _mean(steps: Sequence[Past]) -> Past:
 
 
 def forecast_chart(past: Sequence[Past], ahead: Sequence[Ahead], model: Model | None) -> Chart:
-    """The last of what came, and what is expected; `ahead` must not be none."""
+    """Return the latest arrivals and the expected ones; `ahead` must not be empty."""
     recent = shortened(past[-_PAST_STEPS * len(ahead) :], _mean, POINTS_MAX)
     accepted = model is not None and model.accepted
 
@@ -142,7 +142,7 @@ def _sentence(ahead: Sequence[Ahead], model: Model | None) -> str:
     lows = [step.low_per_s for step in ahead if step.low_per_s is not None]
     highs = [step.high_per_s for step in ahead if step.high_per_s is not None]
     between = f", from {number(min(lows))} to {rate(max(highs))}" if lows and highs else ""
-    # Steps are named by when they begin.
+    # The time of a step is its beginning.
     step = ahead[1].at - ahead[0].at if len(ahead) > 1 else timedelta(0)
     until = clock(ahead[-1].at + step)
     said = f"{rate(mean)} expected on average until {until} UTC{between}."

@@ -1,9 +1,9 @@
-"""The service level at a glance: how each agreement stands, and what is left of its budget.
+"""The summary of the service level: the status of each agreement, and the rest of its error budget.
 
-An agreement is breached when its newest window with data is, as `tidegate watch` would call it, or
-when more windows were than its objective allows: the error budget is overdrawn. It is warned when
-that window is, or when the budget is used up faster than it lasts. Otherwise it is met. A budget
-for weeks hardly notices that the first minutes were all breached, so it alone is no headline.
+An agreement is breached if its newest window with data is breached, as `tidegate watch` reports it,
+or if its error budget is overdrawn. It is warned if that window is warned, or if the burn rate is
+above 1. Otherwise it is met. The newest window counts because a budget of several weeks hardly
+changes when the first minutes are all breached.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ORDER = (Standing.BREACHED, Standing.WARNED, Standing.NO_DATA, Standing.MET)
 
 @dataclass(frozen=True)
 class Kept:
-    """How one agreement was kept."""
+    """How well one agreement was kept."""
 
     name: str
     says: str
@@ -61,7 +61,7 @@ class Kept:
     burn_rate: float | None
     ribbon: Ribbon | None
     worst: Worst | None
-    # What the promise that was kept worst says, where the document is at hand.
+    # The promise of the worst window; `None` without the agreement's document.
     worst_promise: Metric | None
     of_http: bool = False
 
@@ -84,7 +84,7 @@ class Kept:
 
 
 def glance_section(learned: Learned, agreements: Sequence[Agreement]) -> Section:
-    """A card for each agreement, the worst first; how to declare one if there are none."""
+    """Return a card for each agreement, the worst first; without any, how to declare one."""
     title = "At a glance"
     rows = learned.rows("service_levels", _COLUMNS, order=("agreement",))
     if not rows:
@@ -145,7 +145,7 @@ def _terms(row: Row, agreement: Agreement | None) -> str:
 
 
 def promise(metric: Metric, *, of_http: bool = False) -> str:
-    """What is promised of a metric: `wait p99 below 6 s`."""
+    """Describe a promise: `wait p99 below 6 s`."""
     side = "below" if metric.worse is Worse.LARGER else "at least"
     point = measured(metric.breach, metric.unit, of_http=of_http)
     return f"{metric.name.replace('_', ' ')} {side} {point}"
@@ -167,7 +167,7 @@ def _summary(standings: Sequence[Standing]) -> str:
 
 
 def card_of(kept: Kept) -> Card:
-    """An agreement as a card."""
+    """Return the card of an agreement."""
     facts = [
         ("Error budget left", percent(kept.budget_left)),
         ("Burn rate", number(kept.burn_rate)),
@@ -199,7 +199,7 @@ def card_of(kept: Kept) -> Card:
 
 
 def _measured_worst(worst: Worst, promised: Metric | None, *, of_http: bool) -> str:
-    """How the worst window was: `0 % of waits below 500 ms`, `throughput 12 msg/s`."""
+    """Describe the worst window: `0 % of waits below 500 ms`, `throughput 12 msg/s`."""
     if worst.within is None:
         value = measured(worst.value, worst.unit, of_http=of_http)
         return f"{worst.metric.replace('_', ' ')} {value}"
@@ -211,7 +211,7 @@ def _measured_worst(worst: Worst, promised: Metric | None, *, of_http: bool) -> 
 
 
 def measured(value: float | None, unit: Unit, *, of_http: bool = False) -> str:
-    """A measurement in the unit of its metric."""
+    """Format a measurement in the unit of its metric."""
     match unit:
         case Unit.SECONDS:
             return duration(value)

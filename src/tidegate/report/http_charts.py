@@ -1,4 +1,4 @@
-"""Charts of an HTTP service: its response times, its requests, its instances."""
+"""Charts of an HTTP service: response times, requests, instances."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tidegate.report.percentile_lines import Limit, draw_percentiles
 from tidegate.report.series import POINTS_MAX, rows_behind, shortened
 from tidegate.report.violations import Turns
 
-# Where what was missed is marked along the top, in fractions of the axes.
+# The position of the marks of missed requests, as fractions of the axes' height.
 _MISSED_FOOT, _MISSED_TOP = 0.93, 0.985
 
 
 def response_chart(windows: Sequence[HttpWindow], limits: Sequence[Limit]) -> Chart:
-    """Response times against warning and breaching points; windows with responses, not none."""
+    """Return response times with warning and breaching points; `windows` must have responses."""
     window_s = windows[0].length_s
     points = shortened(windows, worst_of, POINTS_MAX)
     worst = max(windows, key=lambda window: window.p99_s)
@@ -56,7 +56,10 @@ def response_chart(windows: Sequence[HttpWindow], limits: Sequence[Limit]) -> Ch
 
 
 def requests_chart(windows: Sequence[HttpWindow]) -> Chart:
-    """Requests a second, and when some were missed; windows, oldest first, not none."""
+    """Return requests per second, with the windows in which some were missed.
+
+    `windows` are oldest first and not empty.
+    """
     window_s = windows[0].length_s
     points = shortened(windows, worst_of, POINTS_MAX)
     busiest = max(windows, key=lambda window: window.answered_per_s)
@@ -69,7 +72,7 @@ def requests_chart(windows: Sequence[HttpWindow]) -> Chart:
         axes.fill_between(at, rates, color=BLUE.light, alpha=0.14, linewidth=0)
         axes.plot(at, rates, marker=mark_of(points), color=BLUE.light)
         time_axis(axes, window_s)
-        # Above the line is room for the marks.
+        # Leave space above the line for the marks.
         number_axis(axes, max(rates) * 1.15)
         spoiled = [day for day, point in zip(at, points, strict=True) if point.missed > 0]
         axes.vlines(
@@ -136,7 +139,10 @@ def _missed_words(missed: int, windows: Sequence[HttpWindow]) -> str:
 
 
 def instances_chart(windows: Sequence[HttpWindow], turns: Turns, until: datetime) -> Chart:
-    """Instances over time, and when promises were warned of and broken; windows not none."""
+    """Return the number of instances over time, with warnings and violations.
+
+    `windows` are oldest first and not empty.
+    """
     window_s = windows[0].length_s
     points = shortened(windows, worst_of, POINTS_MAX)
     served_s = sum(window.serving * window.length_s for window in windows)
@@ -183,7 +189,7 @@ def instances_chart(windows: Sequence[HttpWindow], turns: Turns, until: datetime
 
 
 def _mark_turns(axes: Axes, turns: Turns, until: datetime) -> None:
-    """Violations as bands, warnings as lines at the foot; words say which is which."""
+    """Draw violations as bands and warnings as short lines at the bottom, with a label each."""
     left, right = (float(edge) for edge in axes.get_xlim())
     warned = [day for day in days(turns.warned) if left <= day <= right]
     axes.vlines(
@@ -196,7 +202,7 @@ def _mark_turns(axes: Axes, turns: Turns, until: datetime) -> None:
         begins, ends = days([episode.begins, episode.ends or until])
         if ends < left or begins > right:
             continue
-        # What is short is to be seen, too.
+        # Draw short violations wide enough to be visible.
         ends = max(ends, begins + 0.004 * (right - left))
         axes.axvspan(
             max(begins, left), min(ends, right), color=BRICK.light, alpha=0.25, linewidth=0

@@ -1,4 +1,4 @@
-"""The windows of HTTP services, as `learn` left them."""
+"""The windows of HTTP services, from the tables of `learn`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class HttpWindow:
-    """One window of a service, all its doors together."""
+    """One window of a service, over all its doors."""
 
     begins: datetime
     length_s: float
     answered_per_s: float
-    # Requests that were answered or turned away; of those, turned away or answered with 500 and
-    # above.
+    # Requests that were answered or refused. `missed` are those refused, or answered with a status
+    # of 500 or above.
     came: int
     missed: int
     responses: int
@@ -30,13 +30,13 @@ class HttpWindow:
     p50_s: float
     p95_s: float
     p99_s: float
-    # Instances that got requests, and those kept in reserve.
+    # The number of instances that received requests, and of those kept in reserve.
     serving: float
     spare: float
 
 
 def http_windows(learned: Learned) -> dict[str, list[HttpWindow]]:
-    """The windows of every service, oldest first."""
+    """Return the windows of every service, oldest first."""
     rows = learned.rows("http_windows", _COLUMNS, order=("service", "window"))
     return {
         service: [
@@ -60,7 +60,7 @@ def http_windows(learned: Learned) -> dict[str, list[HttpWindow]]:
 
 
 def worst_of(windows: Sequence[HttpWindow]) -> HttpWindow:
-    """Several windows as one: of times the worst, of rates and instances the mean."""
+    """Merge several windows: the worst of the times, the mean of rates and instances."""
     n = len(windows)
     return HttpWindow(
         begins=windows[0].begins,

@@ -1,7 +1,7 @@
-"""The newest of what was learned, read for showing: tables in columns, without Spark.
+"""Access to the newest tables and models of `learn`, without Spark.
 
-A table that is missing, broken or of another version is not there; why is remembered and told on
-the page, and everything else is shown.
+A table that is missing, damaged or of another version counts as absent. The reason is recorded and
+shown in the report; the other tables are shown.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _UTC = pa.timestamp("us", tz="UTC")
 
 
 class NothingLearned(Notice):
-    """There is no run to report on."""
+    """The folder holds no run of `learn`."""
 
     name = "NOTHING_LEARNED"
 
 
 class Learned:
-    """One knowledge folder, and what went wrong in reading it."""
+    """The newest run in a folder, and the problems found while reading it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -53,7 +53,10 @@ class Learned:
         columns: Sequence[str],
         only: tuple[str, Collection[str]] | None = None,
     ) -> pa.Table | None:
-        """Some columns of a table, of all rows or of those whose column has one of some values."""
+        """Return columns of a table, or `None` if the table is absent.
+
+        `only` restricts the rows: (column, allowed values).
+        """
         folder = self.knowledge.table_folder(name)
         if folder is None:
             return None
@@ -72,7 +75,10 @@ class Learned:
         only: tuple[str, Collection[str]] | None = None,
         order: Sequence[str] = (),
     ) -> list[Row]:
-        """The same as rows, in an order that does not depend on how they were stored."""
+        """Return columns of a table as rows, sorted by the columns in `order`.
+
+        Without `order` the rows come in the order in which they were stored.
+        """
         table = self.table(name, columns, only)
         if table is None:
             return []
@@ -82,13 +88,13 @@ class Learned:
         return found
 
     def models(self, kind: str) -> dict[str, Model]:
-        """The newest models of a kind by subject, refused ones too."""
+        """Return the newest models of a kind by subject, accepted and refused ones."""
         version = self.knowledge.newest_version(kind)
         file = self.knowledge.model_file(kind, version) if version else None
         return {model.subject: model for model in file.models} if file else {}
 
     def model_files(self) -> Iterator[ModelFile]:
-        """The newest file of every kind of model."""
+        """Yield the newest file of every kind of model."""
         folder = self.folder / "models"
         kinds = (
             sorted(each.name for each in folder.iterdir() if each.is_dir())
@@ -129,7 +135,7 @@ class Learned:
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Moments in UTC, whichever way they were written; texts that are no dictionaries."""
+    """Convert times to UTC and dictionary-encoded text to plain text."""
     for index, field in enumerate(table.schema):
         if pa.types.is_timestamp(field.type) and field.type != _UTC:
             column = pc.cast(table.column(index), pa.timestamp("us", field.type.tz), safe=False)
@@ -142,7 +148,7 @@ def _plain(table: pa.Table) -> pa.Table:
 
 
 def grouped(rows: Sequence[Row], column: str) -> dict[str, list[Row]]:
-    """Rows by one of their columns, each group in the order of the rows."""
+    """Group rows by a column; each group keeps the order of the rows."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row[column], []).append(row)

@@ -1,6 +1,8 @@
-"""HTML of tables and charts, and the one stylesheet of all pages. Every text is escaped here.
+"""HTML of tables and pages, and the base stylesheet.
 
-A page needs nothing but itself: no script, no font, no picture from elsewhere.
+All text of a page passes through `text`, which escapes it.
+
+A page loads nothing: no script, font or picture.
 """
 
 from __future__ import annotations
@@ -46,17 +48,17 @@ thead th { color: var(--soft); font-weight: 600; border-bottom-color: var(--axis
 """
 )
 
-# Longer than a figure with its unit: words, which may wrap.
+# Cells of at least this length count as text, which may wrap.
 _WORDS_FROM = 28
 
 
 def text(words: str) -> str:
-    """Words that a page may show, whatever they contain."""
+    """Return the text escaped for HTML and without control characters."""
     return html.escape(harmless(words))
 
 
 def table(table: Table) -> str:
-    """A table, with how much of it is left out."""
+    """Return a table as HTML; its caption says how many rows are not shown."""
     classes = [_class_of(index, table.rows) for index in range(len(table.columns))]
     head = "".join(
         f'<th scope="col"{kind}>{text(column)}</th>'
@@ -72,7 +74,7 @@ def table(table: Table) -> str:
     if table.rows_in_all is not None and table.rows_in_all > len(table.rows):
         caption += f" Shown are {count(len(table.rows))} of {count(table.rows_in_all)} rows."
     return (
-        # Outside of what scrolls, so that it is read whole on a phone.
+        # Outside the scrolling element, so that a phone shows all of it.
         f'<p class="caption">{text(caption)}</p>'
         f'<div class="scroll" tabindex="0"><table aria-label="{text(caption)}">'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
@@ -80,18 +82,18 @@ def table(table: Table) -> str:
 
 
 def _class_of(column: int, rows: Sequence[Sequence[str]]) -> str:
-    """Figures stand at the right; a column with words in it at the left."""
+    """Return the class of a column: text is left-aligned, numbers are right-aligned."""
     return ' class="words"' if any(len(row[column]) >= _WORDS_FROM for row in rows) else ""
 
 
 def page(title: str, style: str, body: str) -> str:
-    """A whole page."""
+    """Return a complete HTML page around `body`."""
     return "\n".join(
         [
             "<!doctype html>",
             '<html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            # Whatever a name in it says: nothing is fetched and nothing is run.
+            # Names in the data cannot make the page load or run anything.
             '<meta http-equiv="Content-Security-Policy" '
             "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">",
             f"<title>{text(title)}</title><style>{style}</style></head><body><main>",

@@ -1,4 +1,4 @@
-"""Every model that was learned: accepted, or refused with the reason."""
+"""The section on models: every learned model, accepted or refused with the reason."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tidegate.report.learned import Learned
 from tidegate.telemetry.knowledge import Model, ModelFile
 
 _ROWS_MAX = 30
-# Units are the ends of names; what has none is a plain number.
+# The end of a parameter's name gives its unit.
 _UNITS = {"per_s2": "msg/s²", "per_s": "msg/s"}
 
 
 def models_section(learned: Learned) -> Section:
-    """What was learned of each kind."""
+    """Return a table of the newest models of each kind."""
     files = list(learned.model_files())
     if not any(file.models for file in files):
         return Section(
@@ -41,7 +41,7 @@ def _table(file: ModelFile) -> Table:
     ordered = sorted(
         file.models, key=lambda model: (not model.accepted, -model.rows, model.subject)
     )
-    # Both kinds are to be seen, however many there are of one.
+    # Show refused and accepted models, even if there are many of one.
     refused = [model for model in ordered if not model.accepted][: _ROWS_MAX // 3]
     accepted = [model for model in ordered if model.accepted][: _ROWS_MAX - len(refused)]
     return Table(

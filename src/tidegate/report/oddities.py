@@ -1,4 +1,4 @@
-"""What `tidegate watch` found odd: the newest anomalies, if it has been watching."""
+"""The section on anomalies that `tidegate watch` found."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COLUMNS = ("at", "subject", "what", "change", "since", "expected", "seen", "sco
 
 
 def oddities_section(learned: Learned) -> Section | None:
-    """The newest anomalies; no section where nobody watches."""
+    """Return the newest anomalies, or `None` if `watch` never ran on this folder."""
     folder = learned.folder / "watch"
     if not folder.is_dir():
         return None

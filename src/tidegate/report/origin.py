@@ -1,4 +1,4 @@
-"""Where the numbers come from: rows read, rows left out and why, and what became of each job."""
+"""The section on the origin of the numbers: rows read, rows left out, results of the jobs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tidegate.telemetry.knowledge import Run
 
 
 def rows_read(run: Run) -> int:
-    """How many rows of telemetry the run looked at."""
+    """Return how many rows of telemetry the run used."""
     return sum(reading.rows for reading in run.reading.values())
 
 
 def left_out(run: Run) -> str:
-    """How much was left out, and why, in words."""
+    """Describe how many rows and files were left out, by reason."""
     rows: dict[str, int] = {}
     files: dict[str, int] = {}
     for reading in run.reading.values():
@@ -28,7 +28,7 @@ def left_out(run: Run) -> str:
 
 
 def origin_section(learned: Learned) -> Section:
-    """Tables of what was read and of the jobs, and whatever could not be shown."""
+    """Return tables of the telemetry and of the jobs, with the problems found while reading."""
     run = learned.run
     failed = [job for job in run.jobs if job.failure]
     return Section(

@@ -1,7 +1,25 @@
-"""A report as one HTML page: opens offline, follows light and dark, prints, reads well on a phone.
+"""A report as one HTML page, for screens, phones and paper.
 
-Strategy: charts are SVG inside the page and drawn about as wide as a phone, two beside each other
-on a desk. Each has its finding as a sentence above it and its numbers in a table that opens below.
+Theory of operation
+
+A report is made in three steps, each without knowledge of the others.
+
+1. `LearnedModels` reads tables and models of the newest run of `tidegate learn`. A table that is
+   missing or unreadable is recorded as a problem and treated as absent.
+2. The modules of the sections (`queues`, `services`, `summary` and others) turn rows into a
+   `Document`: sections with text, charts and tables. All numbers are already formatted as text.
+3. This module writes the document as HTML, `pdf` writes it as PDF.
+
+A chart is a function that draws into matplotlib axes. On a page it becomes SVG whose colours are
+variables of the stylesheet, so that it follows the reader's light or dark mode. Every chart has a
+sentence with its finding above it, and a table of its numbers below it. The page is therefore
+useful to readers who cannot see the charts.
+
+The page contains everything it needs: no script, font or picture is loaded. A content security
+policy forbids loading, even if the name of a queue contains HTML. All text is escaped in
+`markup.text`.
+
+Charts are about as wide as a phone; wider screens show two next to each other.
 """
 
 from __future__ import annotations
@@ -77,7 +95,7 @@ STANDING_WORDS = {
     Standing.BREACHED: "Breached",
     Standing.NO_DATA: "No data",
 }
-# A verdict has a shape as well as a colour and a word.
+# Each status has a shape, a colour and a word, for readers who do not distinguish the colours.
 _SHAPES = {
     Standing.MET: '<circle cx="6" cy="6" r="5.4" fill="currentColor"/>',
     Standing.WARNED: '<path d="M6 .4 11.8 11.4H.2z" fill="currentColor"/>',
@@ -94,7 +112,7 @@ RIBBON_HEIGHTS = {
 
 
 def html_of(document: Document) -> str:
-    """The whole page."""
+    """Return the whole page."""
     return page(document.title, _STYLE, "\n".join(_body(document)))
 
 
@@ -167,7 +185,7 @@ def _budget(card: Card) -> str:
 
 
 def _ribbon(card: Card) -> str:
-    """The verdicts over time; the worse, the taller."""
+    """Return the verdicts over time as an SVG bar; a worse verdict is taller."""
     if not card.ribbon:
         return ""
     bars, begin = [], 0
@@ -191,7 +209,7 @@ def _notes(notes: Sequence[str]) -> str:
 
 
 def _with_commands(words: str) -> str:
-    """Text in which `what one may type` is set as such."""
+    """Escape text, and set the parts between backquotes as code."""
     parts = words.split("`")
     return "".join(
         f"<code>{text(part)}</code>" if position % 2 else text(part)

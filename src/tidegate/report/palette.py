@@ -1,7 +1,7 @@
-"""Colours by what they mean, in light and in dark.
+"""Colours by meaning, for light and dark mode.
 
-Muted, and told apart by people who see colours differently: blue, amber, teal and brick differ in
-lightness too, and wherever a colour carries a verdict, a word or a shape says the same.
+Blue, amber, teal and brick differ in lightness too, so that colour-blind readers can distinguish
+them. Wherever a colour shows a verdict, a word or a shape shows it as well.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Colour:
-    """One meaning in both lights."""
+    """A colour of one meaning, in light and in dark mode."""
 
     name: str
     light: str
@@ -19,7 +19,7 @@ class Colour:
 
     @property
     def variable(self) -> str:
-        """What a stylesheet calls it."""
+        """The reference to this colour in a stylesheet."""
         return f"var(--{self.name})"
 
 
@@ -46,11 +46,11 @@ STABILITIES = {"stable": TEAL, "flooded": BRICK, "draining": BLUE}
 
 
 def variables() -> str:
-    """The colours as a stylesheet's variables: light, and dark for those who ask for it."""
+    """Return the stylesheet that defines all colours, for light and dark mode."""
     light = " ".join(f"--{colour.name}:{colour.light};" for colour in ALL)
     dark = " ".join(f"--{colour.name}:{colour.dark};" for colour in ALL)
     return (
         f":root {{ color-scheme: light dark; {light} }}\n"
-        # Paper is white, whatever the screen is.
+        # Use the dark colours on screens only; paper is white.
         f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
     )

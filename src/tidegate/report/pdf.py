@@ -1,7 +1,7 @@
-"""A report as a PDF: the same charts on landscape pages, drawn by matplotlib and nothing else.
+"""A report as PDF: the same charts on landscape pages, drawn by matplotlib only.
 
-A page holds four charts, each with its title and sentence; what does not fit goes to the next.
-Text is broken by counting letters: the font is always the one that matplotlib brings.
+A page holds four charts with their titles and sentences. Text is wrapped by counting letters, which
+is possible because the font always is the one shipped with matplotlib.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ PAGE_IN = (11.69, 8.27)
 _MARGIN_IN = 0.48
 _GAP_IN = PAGE_IN[0] - 2 * _MARGIN_IN - 2 * WIDTH_IN
 _POINT_IN = 1.0 / 72.0
-# The mean width of a letter, in parts of the font's size.
+# The mean width of a letter, as a fraction of the font size.
 _LETTER = 0.56
 _CARD_HEIGHT_IN = 2.45
 _CELL_LINES_MAX = 6
-# So that two rows of charts with their sentences fill a page.
+# Low enough that two rows of charts with their sentences fill a page.
 _CHART_HEIGHT_IN_MAX = 2.42
 
 
 def write_pdf(document: Document, file: Path) -> None:
-    """Write the whole document."""
+    """Write the whole document to a file."""
     nothing = dict.fromkeys(("CreationDate", "ModDate", "Creator", "Producer"))
     with (
         mpl.rc_context(STYLE),
         warnings.catch_warnings(),
         PdfPages(file, metadata=nothing | {"Title": document.title}) as pages,
     ):
-        # A name may be in a script that the font lacks: it shows as boxes, which says enough.
+        # Names may use a script that the font lacks. They appear as boxes, and need no warning.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         writer = _Writer(pages)
         _write_head(writer, document)
@@ -55,10 +55,10 @@ def write_pdf(document: Document, file: Path) -> None:
 
 
 class _Writer:
-    """Where on which page the next thing goes; heights count from the top, in inches."""
+    """The position on the current page; heights count from the top, in inches."""
 
     def __init__(self, pages: PdfPages) -> None:
-        # A figure may be saved to it, though its types do not say so.
+        # matplotlib's type annotations lack saving a figure to `PdfPages`.
         self._pages: Any = pages
         self.number = 0
         self._begin_page()
@@ -79,7 +79,7 @@ class _Writer:
             self._begin_page()
 
     def need(self, height_in: float) -> None:
-        """Go to the next page unless so much room is left on this one."""
+        """Begin a new page unless this height is left on the current one."""
         if self.top_in + height_in > PAGE_IN[1] - _MARGIN_IN:
             self.new_page()
 
@@ -108,7 +108,7 @@ class _Writer:
     def paragraph(
         self, words: str, size: float, colour: Colour = INK, *, bold: bool = False
     ) -> None:
-        """Words over the whole width, below what is there."""
+        """Write wrapped text over the whole width, below the current position."""
         for line in _broken(words, PAGE_IN[0] - 2 * _MARGIN_IN, size, bold=bold):
             self.need(size * 1.5 * _POINT_IN)
             self.text(line, _MARGIN_IN, self.top_in, size, colour, bold=bold)
@@ -172,10 +172,10 @@ def _write_head(writer: _Writer, document: Document) -> None:
 
 
 def _write_section(writer: _Writer, section: Section) -> None:
-    # A section of charts has pages of its own; small ones share.
+    # A section with more than two charts begins on a new page; smaller ones share pages.
     if len(section.charts) > 2:
         writer.new_page()
-    # A heading stays with what it heads.
+    # Keep the heading on the page of its content.
     writer.need(4.0 if section.charts else 3.0 if section.cards else 1.2)
     writer.paragraph(section.title, 15.0, bold=True)
     if section.sentence:
@@ -275,7 +275,7 @@ def _write_card(writer: _Writer, card: Card, left_in: float, width_in: float) ->
 
 
 def _write_table(writer: _Writer, table: Table) -> None:
-    """Columns as wide as what stands in them; what is too long for its column is broken."""
+    """Write a table with columns as wide as their content; wrap cells that are too long."""
     size = 8.0
     letter_in = size * _LETTER * _POINT_IN
     longest = [
@@ -283,7 +283,7 @@ def _write_table(writer: _Writer, table: Table) -> None:
         for index, column in enumerate(table.columns)
     ]
     room = (PAGE_IN[0] - 2 * _MARGIN_IN) / letter_in - 2 * len(longest)
-    # The widest give way first.
+    # Narrow the widest columns first.
     while sum(longest) > room and max(longest) > 8:
         longest[longest.index(max(longest))] -= 1
     caption = table.caption

@@ -1,4 +1,4 @@
-"""Median, p95 and p99 of a duration over time, beside the limits that were promised."""
+"""Chart of a duration's median, p95 and p99 over time, with promised limits."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from matplotlib.axes import Axes
 from tidegate.report.axes import days, duration_axis, limit_line, mark_of, name_line_ends, time_axis
 from tidegate.report.palette import AMBER, BLUE, BRICK, GREY, Colour
 
-# A limit that is so many times higher than all that was seen would press it flat.
+# A limit above this multiple of the highest value is not drawn: it would flatten the lines.
 _FAR = 20
 
 
 class PercentileWindow(Protocol):
-    """One window of a duration."""
+    """One window of a duration, with its percentiles."""
 
     @property
     def begins(self) -> datetime: ...
@@ -31,19 +31,19 @@ class PercentileWindow(Protocol):
 
 @dataclass(frozen=True)
 class Limit:
-    """A point that an agreement names."""
+    """A warning or breaching point of an agreement."""
 
     words: str
     at_s: float
     colour: Colour = BRICK
-    # Whether its words stand below its line: those of a lower limit, beside a higher one.
+    # True puts the label below the line, for a lower limit next to a higher one.
     below: bool = False
 
 
 def draw_percentiles(
     axes: Axes, points: Sequence[PercentileWindow], window_s: float, limits: Sequence[Limit] = ()
 ) -> None:
-    """Points, oldest first, must not be none."""
+    """Draw percentiles over time; `points` are oldest first and not empty."""
     at = days([point.begins for point in points])
     p50, p95, p99 = ([getattr(p, name) for p in points] for name in ("p50_s", "p95_s", "p99_s"))
     axes.fill_between(at, p50, p95, color=BLUE.light, alpha=0.22, linewidth=0)

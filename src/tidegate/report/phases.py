@@ -1,4 +1,4 @@
-"""What the time of a request is spent on (Telesto's table 5.3), with 95 % intervals."""
+"""The section on the phases of a request (table 5.3 of the Telesto paper), with 95 % intervals."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _ON_LABEL_FROM = 0.12
 
 _COLUMNS = ("verb", "phase", "requests", "mean_us", "low_us", "high_us", "share")
 _IDLE_COLUMNS = ("node", "seconds", "idle", "idle_low", "idle_high")
-# The name of all verbs together.
+# The verb under which the job sums all verbs.
 _ALL = "all"
-# Drawn beside all of them together; others are in the table.
+# The number of verbs drawn besides the sum; the table has all of them.
 _VERBS_MAX = 6
 _NAME_MAX = 22
 _INCHES_PER_LETTER = 0.08
@@ -46,20 +46,20 @@ _KEY_COLUMNS = 3
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of one kind of request."""
+    """One phase of the requests of one verb."""
 
     verb: str
     phase: str
     requests: float
     mean_us: float
-    # None for a single request, of which no interval is known.
+    # `None` for a single request, which has no interval.
     low_us: float | None
     high_us: float | None
     share: float
 
 
 def phases_section(learned: Learned) -> Section:
-    """Where requests spend their time, and how idle their nodes were."""
+    """Return where requests spend their time, and how idle the nodes were."""
     title = "Phases of a request"
     phases = [
         Phase(**row)
@@ -86,7 +86,7 @@ def phases_section(learned: Learned) -> Section:
 
 
 def _verbs(phases: Sequence[Phase]) -> list[str]:
-    """All of them together first, then the most frequent."""
+    """Return the verbs: the sum of all first, then the most frequent."""
     requests = {phase.verb: phase.requests for phase in phases}
     return sorted(requests, key=lambda verb: (verb != _ALL, -requests[verb], verb))
 
@@ -111,12 +111,12 @@ def _idle_table(learned: Learned) -> Table | None:
 
 
 def words_of(phase: str) -> str:
-    """How people call a phase."""
+    """Return the name of a phase in prose."""
     return _WORDS.get(phase, phase.replace("_", " "))
 
 
 def phase_chart(phases: Sequence[Phase], verbs: Sequence[str]) -> Chart:
-    """A bar for each verb, cut into its phases; phases must not be none."""
+    """Return a bar for each verb, divided into phases; `phases` must not be empty."""
     longest = max(
         (phase for phase in phases if phase.verb == verbs[0]), key=lambda phase: phase.share
     )
@@ -190,7 +190,7 @@ def _not_drawn(left_out: int) -> str:
 
 
 def _draw_key(axes: Axes, phases: Sequence[str], ticks_in: float) -> None:
-    """Which colour is which phase: squares with words, in rows below the bars."""
+    """Draw the key of colours in rows below the bars."""
     for row in range(0, len(phases), _KEY_COLUMNS):
         for column, phase in enumerate(phases[row : row + _KEY_COLUMNS]):
             x_points, y_points = (
@@ -215,7 +215,7 @@ def _draw_key(axes: Axes, phases: Sequence[str], ticks_in: float) -> None:
 
 
 def phase_table(phases: Sequence[Phase], verbs: Sequence[str]) -> Table:
-    """Every phase with its interval."""
+    """Return a table of every phase with its interval."""
     return Table(
         "Mean time of each phase, with the 95 % interval of the mean.",
         ("request", "phase", "mean", "95 % interval", "share", "requests"),

@@ -1,4 +1,4 @@
-"""How many machines to keep warm, and what that follows from."""
+"""The section on the number of machines to keep warm, and the inputs of its formula."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MISSING = (
 
 
 def provisioning_section(learned: Learned) -> Section:
-    """The ingredients of NPP = ceil(sla_delta · boot_s / machine_capacity)."""
+    """Return the inputs of NPP = ceil(sla_delta · boot_s / machine_capacity)."""
     title = "Machines to keep warm"
     rows = learned.rows("provisioning", _COLUMNS)
     if not rows:

@@ -1,7 +1,7 @@
-"""The busiest queues, a section each: waits, stability, capacity, forecast.
+"""The sections on the busiest queues: waits, stability, capacity, forecast.
 
-There may be thousands of queues, and a page is for reading: so many are shown, the busiest first,
-and how many are left out is said.
+A system may have thousands of queues, so only the busiest are shown. A note gives the number of
+queues that are not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def queue_sections(
     queues_max: int = QUEUES_MAX,
     agreements: Sequence[Agreement] = (),
 ) -> list[Section]:
-    """A section for each of the busiest queues; one that says what is missing if there are none."""
+    """Return a section for each of the busiest queues; without queues, one that says so."""
     if not traffic:
         return [
             Section(
@@ -73,7 +73,7 @@ def queue_sections(
 
 
 def traffic_by_queue(learned: Learned) -> list[tuple[str, float]]:
-    """Every queue with how many messages came in, the busiest first."""
+    """Return every queue with its number of incoming messages, the busiest first."""
     table = learned.table("stability", ("queue", "produced_per_s", "seconds"))
     if table is None or not table.num_rows:
         return []

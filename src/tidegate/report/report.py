@@ -1,7 +1,7 @@
-"""The report: what was learned, put together for people in the order in which they ask.
+"""Build a report from the newest run of `tidegate learn`, and write it to files.
 
-Is the service level kept? How does each HTTP service and each queue do? What models came out of
-it? Where is the time spent? And where does all this come from?
+The sections follow the order of a reader's questions: service level, HTTP services, queues,
+violations, time spent, models, anomalies, origin of the numbers.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ TITLE = "Service level report"
 def document_of(
     learned: Learned, queues_max: int = QUEUES_MAX, agreements: Sequence[Agreement] = ()
 ) -> Document:
-    """Everything that the newest run knows; agreements add what exactly was promised."""
+    """Return the report on the newest run, as a document without layout.
+
+    `agreements` add the promised limits to the results. At most `queues_max` queues get a section.
+    """
     run = learned.run
     traffic = traffic_by_queue(learned)
     noticed = turns(learned)
     services = service_sections(learned, noticed, agreements)
     sections = [glance_section(learned, agreements), *services]
-    # Who hosts HTTP alone misses no queues.
+    # Without queues, a note about their absence would only distract users who host HTTP services.
     if traffic or not services:
         sections += queue_sections(learned, traffic, queues_max, agreements)
     told = governed_by(learned, agreements)
@@ -48,7 +51,7 @@ def document_of(
         provisioning_section,
         models_section,
         oddities_section,
-        # Last, since reading all of the others may have found something to complain about.
+        # Last: the other sections may add problems, which this one lists.
         origin_section,
     )
     sections += [section for make in others if (section := make(learned)) is not None]
@@ -72,7 +75,7 @@ def document_of(
 
 
 def write_report(document: Document, html: Path, pdf: Path | None = None) -> None:
-    """Write the page, and the PDF if one is wanted; each is there whole or not at all."""
+    """Write the page to `html`, and to `pdf` if given; replace each file atomically."""
     from tidegate.report.page import html_of
     from tidegate.report.pdf import write_pdf
 

@@ -1,4 +1,4 @@
-"""Long series made short enough to draw: at most so many points, and honest about it."""
+"""Reduction of long series to a number of points that can be drawn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def slices(items: Sequence[T], at_most: int) -> list[Sequence[T]]:
-    """Neighbours put together, equally many each, so that no more slices than that remain."""
+    """Divide items into at most `at_most` slices of neighbours, of equal length except the last."""
     if not items:
         return []
     size = -(-len(items) // at_most)
@@ -22,16 +22,19 @@ def slices(items: Sequence[T], at_most: int) -> list[Sequence[T]]:
 
 
 def shortened(items: Sequence[T], merge: Callable[[Sequence[T]], T], at_most: int) -> list[T]:
-    """A series whose points each stand for a slice of it."""
+    """Return one merged item per slice of neighbours, at most `at_most` in total."""
     return [merge(part) for part in slices(items, at_most)]
 
 
 def rows_behind(items: Sequence[T], worst: Callable[[T], float]) -> list[T]:
-    """Of each slice the item that matters most, for a table behind a chart."""
+    """Return the item with the highest value of each slice, for the table of a chart."""
     return [max(part, key=worst) for part in slices(items, ROWS_MAX)]
 
 
 def window_s(begins: Sequence[datetime]) -> float:
-    """How long windows are, by the smallest distance of two; a minute when there is but one."""
+    """Return the length of windows in seconds, the smallest distance between two of them.
+
+    A single window counts as one minute.
+    """
     distances = (after - before for before, after in pairwise(begins))
     return min((one.total_seconds() for one in distances), default=60.0)

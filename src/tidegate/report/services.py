@@ -1,6 +1,6 @@
-"""HTTP services, a section each: response times against what was promised, requests, instances.
+"""The sections on HTTP services: response times against promises, requests, instances.
 
-The busiest are shown, as of queues, and how many are left out is said.
+Only the busiest services are shown. A note gives the number of services that are not.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PHASE_COLUMNS = ("service", "sampled", *_PHASES, "total_us")
 def service_sections(
     learned: Learned, turns: Mapping[str, Turns], agreements: Sequence[Agreement] = ()
 ) -> list[Section]:
-    """A section for each of the busiest services; none where no HTTP is hosted."""
+    """Return a section for each of the busiest services; empty if no HTTP service was recorded."""
     found = http_windows(learned)
     busiest = sorted(found, key=lambda service: (-_came(found[service]), service))
     capacities = learned.models("http_capacity")
@@ -61,7 +61,7 @@ def service_sections(
 
 
 def governed_by(learned: Learned, agreements: Sequence[Agreement]) -> set[str]:
-    """The agreements whose violations the sections of services tell of."""
+    """Return the agreements whose violations the sections of services contain."""
     seen = set(http_windows(learned))
     return {one.name for one in agreements if one.http in seen}
 
@@ -104,7 +104,7 @@ def _section(
 
 
 def _phase_words(row: Row | None) -> list[str]:
-    """Where the time of a request goes, if single ones were recorded."""
+    """Return a note on the phases of a request, if single requests were recorded."""
     if row is None or not row["total_us"]:
         return []
     shares = [f"{percent(row[us] / row['total_us'])} {where}" for us, where in _PHASES.items()]
@@ -134,7 +134,7 @@ def _came(windows: Sequence[HttpWindow]) -> int:
 def response_limits(
     agreements: Sequence[Agreement], points: Mapping[tuple[str, str], float]
 ) -> list[Limit]:
-    """The strictest promise about the response time: where it warns, and where it breaks."""
+    """Return warning and breaching point of the strictest promise about the response time."""
     promised: list[tuple[float, float, Agreement, Metric]] = [
         (metric.breach, points.get((one.name, metric.name), metric.warning), one, metric)
         for one in agreements
@@ -152,7 +152,7 @@ def response_limits(
 
 
 def _learned_points(learned: Learned) -> dict[tuple[str, str], float]:
-    """Where warnings lie that were learned, by agreement and metric."""
+    """Return the learned warning points, by agreement and metric."""
     rows = learned.rows("learned_warnings", ("agreement", "metric", "learned"))
     return {
         (row["agreement"], row["metric"]): row["learned"]

@@ -1,4 +1,4 @@
-"""Verdicts over time, and the worst of them: of millions of windows what a card can show."""
+"""Verdicts over time and the worst window, reduced from millions of windows to a card's size."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ _NAMES = pa.array([verdict.value for verdict in SEVERITY])
 
 @dataclass(frozen=True)
 class Ribbon:
-    """Of each slice of time the worst verdict, oldest first."""
+    """The worst verdict of each slice of time, oldest first."""
 
     begins: datetime
     ends: datetime
     verdicts: list[Verdict]
-    # Of the newest window with data.
+    # The verdict of the newest window with data.
     newest: Verdict
 
 
 @dataclass(frozen=True)
 class Worst:
-    """The window in which an agreement was kept worst, and the promise that was."""
+    """The window in which an agreement was kept worst, and the promise concerned."""
 
     metric: str
     unit: Unit
     at: datetime
-    # Of a percentile: which part kept the limit. Of others: the value.
+    # A percentile has `within`, the fraction that kept the limit; other metrics have `value`.
     within: float | None
     value: float | None
 
 
 def ribbons(learned: Learned) -> dict[str, Ribbon]:
-    """The verdicts on each agreement over the time that was looked at."""
+    """Return the verdicts on each agreement over the whole time."""
     table = learned.table("compliance", ("agreement", "window", "window_s", "verdict"))
     if table is None:
         return {}
@@ -59,7 +59,7 @@ def _ribbon(windows: pa.Table) -> Ribbon:
     severity = pc.index_in(windows.column("verdict"), value_set=_NAMES).to_numpy()
     whole_s = begins_s[-1] + width_s - begins_s[0]
     slices = int(min(max(round(whole_s / width_s), 1), SLICES_MAX))
-    # Where nothing was recorded there is no data.
+    # Slices without a window have no data.
     worst = np.zeros(slices, dtype=np.int64)
     place = np.minimum(((begins_s - begins_s[0]) / whole_s * slices).astype(np.int64), slices - 1)
     np.maximum.at(worst, place, severity)
@@ -73,7 +73,7 @@ def _ribbon(windows: pa.Table) -> Ribbon:
 
 
 def worst_promises(learned: Learned) -> dict[str, Worst]:
-    """Of each agreement the worst window of the promise that was kept worst."""
+    """Return the worst window of each agreement."""
     columns = ("agreement", "window", "metric", "value", "within", "verdict")
     table = learned.table("promises", columns)
     if table is None or not table.num_rows:
@@ -99,7 +99,7 @@ def worst_promises(learned: Learned) -> dict[str, Worst]:
 
 
 def _worst(metric: str, rows: pa.Table) -> tuple[tuple[int, float, str], Worst | None]:
-    """The worst row, and a rank that is smaller the worse it is."""
+    """Return the worst row of a metric, with a rank that is smaller for worse rows."""
     kind = kind_of(metric)
     if kind is None:
         return (0, 0.0, metric), None

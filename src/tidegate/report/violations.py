@@ -1,7 +1,7 @@
-"""Violations as the leader noticed them: when each began and ended, how bad, by what evidence.
+"""Violations as the leader noticed them: begin, end, worst value and evidence.
 
-An episode begins when a promise is breached and ends when it is eased or kept again. One that has
-not ended when the report ends goes on.
+An episode begins when a promise is breached. It ends when the promise eases or is kept again. An
+episode without an end is still open at the end of the report.
 """
 
 from __future__ import annotations
@@ -24,36 +24,37 @@ _ENDS = (Turn.EASED, Turn.KEPT)
 
 @dataclass(frozen=True)
 class Episode:
-    """A promise that was broken, from then until then."""
+    """A time in which a promise was broken."""
 
     agreement: str
     metric: str
     begins: datetime
-    # None: it goes on.
+    # `None` means that it is still open.
     ends: datetime | None
     worst: float | None
     evidence: str
 
     def lasted_s(self, until: datetime) -> float:
+        """Return the length in seconds, up to `until` if it is still open."""
         return ((self.ends or until) - self.begins).total_seconds()
 
 
 @dataclass(frozen=True)
 class Turns:
-    """What began and ended of some agreements."""
+    """The violations and warnings of one or more agreements."""
 
     episodes: Sequence[Episode] = ()
     warned: Sequence[datetime] = ()
 
 
 def turns(learned: Learned) -> dict[str, Turns]:
-    """By agreement, oldest first."""
+    """Return violations and warnings by agreement, oldest first."""
     rows = learned.rows("violations", _COLUMNS, order=("agreement", "metric", "at"))
     return {name: _turns(found) for name, found in grouped(rows, "agreement").items()}
 
 
 def together(found: dict[str, Turns], agreements: Collection[str]) -> Turns:
-    """Those of some agreements, oldest first."""
+    """Merge the records of some agreements, oldest first."""
     chosen = [found[name] for name in agreements if name in found]
     return Turns(
         sorted((one for each in chosen for one in each.episodes), key=lambda one: one.begins),
@@ -71,7 +72,7 @@ def _turns(rows: Sequence[Row]) -> Turns:
                 warned.append(row["at"])
             elif row["turn"] == Turn.BREACHED:
                 if begun is not None:
-                    # Nobody saw the end: another leader came in between.
+                    # The end was not recorded: the leader changed in between.
                     episodes.append(_episode(begun, row))
                 begun = row
             elif row["turn"] in _ENDS and begun is not None:
@@ -83,7 +84,7 @@ def _turns(rows: Sequence[Row]) -> Turns:
 
 
 def _episode(begins: Row, ends: Row | None) -> Episode:
-    # The turn that ends it tells of the worst since it began.
+    # The transition that ends an episode holds the worst value since its beginning.
     worst = ends["worst"] if ends is not None and ends["worst"] is not None else begins["worst"]
     return Episode(
         agreement=begins["agreement"],
@@ -96,7 +97,7 @@ def _episode(begins: Row, ends: Row | None) -> Episode:
 
 
 def violations_table(found: Turns, until: datetime, *, of_http: bool = False) -> Table:
-    """The longest of them, oldest first."""
+    """Return a table of the longest violations, oldest first."""
     longest = sorted(found.episodes, key=lambda one: -one.lasted_s(until))[:_ROWS_MAX]
     return Table(
         "Violations as the leader noticed them, oldest first; the worst that was measured.",
@@ -124,7 +125,10 @@ def _worst(one: Episode, *, of_http: bool) -> str:
 def violations_section(
     found: dict[str, Turns], shown: Collection[str], until: datetime
 ) -> Section | None:
-    """Those of agreements that no other section has told of; None: there are none."""
+    """Return the violations of agreements outside `shown`, or `None` if there are none.
+
+    `shown` are the agreements whose violations other sections contain.
+    """
     rest = together(found, [name for name in found if name not in shown])
     if not rest.episodes:
         return None

@@ -1,4 +1,4 @@
-"""How long messages waited, over time: the median, and the slow ends that people notice."""
+"""Chart of how long messages waited: median, p95 and p99 over time."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class WaitWindow:
 
 @dataclass(frozen=True)
 class WaitLimit:
-    """What an agreement says of waits."""
+    """The limit that an agreement sets for waits."""
 
     words: str
     breach_s: float
 
 
 def wait_windows(learned: Learned, queues: Collection[str]) -> dict[str, list[WaitWindow]]:
-    """The windows of some queues, oldest first."""
+    """Return the windows of some queues, oldest first."""
     rows = learned.rows("lifecycle", _COLUMNS, ("queue", queues), ("queue", "window"))
     return {
         queue: [
@@ -62,7 +62,7 @@ def wait_windows(learned: Learned, queues: Collection[str]) -> dict[str, list[Wa
 
 
 def wait_limit(queue: str, agreements: Sequence[Agreement]) -> WaitLimit | None:
-    """The strictest promise about the wait of a queue."""
+    """Return the strictest promise about the wait in a queue, or `None`."""
     promised = [
         (metric.breach, f"{agreement.name}: {promise(metric)}")
         for agreement in agreements
@@ -88,7 +88,7 @@ def _worst(windows: Sequence[WaitWindow]) -> WaitWindow:
 
 
 def wait_chart(windows: Sequence[WaitWindow], limit: WaitLimit | None = None) -> Chart:
-    """Percentiles of the wait; windows, oldest first, must not be none."""
+    """Return percentiles of the wait; `windows` are oldest first and not empty."""
     window_s = windows[0].length_s
     points = shortened(windows, _worst, POINTS_MAX)
     worst = max(windows, key=lambda window: window.p99_s)
@@ -138,13 +138,13 @@ def _typical(windows: Sequence[WaitWindow]) -> str:
 
 
 def _crowded(windows: Sequence[WaitWindow]) -> str:
-    """Where most messages waited much longer than in a typical window: that they did."""
+    """Return a sentence if most messages waited much longer than the typical window suggests."""
     middle_s = median_low(window.p50_s for window in windows)
     half = sum(window.messages for window in windows) / 2
     seen = 0
     for window in sorted(windows, key=lambda window: window.p50_s):
         seen += window.messages
-        # Windows before this one hold less than half of the messages.
+        # The windows before this one hold less than half of the messages.
         if seen >= half:
             if window.p50_s < _MUCH_LONGER * middle_s:
                 return ""

@@ -1,1 +1,1 @@
-"""The experiments of the Elastic queues paper, in virtual time and with real processes."""
+"""The experiments of the elastic queues paper, with real processes and in virtual time."""

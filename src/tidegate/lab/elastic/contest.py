@@ -1,14 +1,13 @@
-"""Policies against each other on many traces: tuned on one half, judged on the other.
+"""Comparison of policies on many traces: tuned on one half, judged on the other.
 
-Strategy: every trace comes from a seed, five kinds in turn, and belongs to one half by its number.
-Runs are spread over the cores, one process each; a run returns three figures and nothing else.
-Settings are searched in two rounds on the tuning half, all on a fifth of it and the best on the
-whole of it, so that the search costs less than the judgement. Objective for everybody:
+A trace follows from a seed. The five kinds of traces alternate, and a trace's number decides its
+half. Runs are distributed over processes, one per core. A search for settings has two rounds on the
+tuning half: all settings on a fifth of the traces, then the best two on all. It minimizes
 
     cost = machine-seconds + SECOND_ABOVE · seconds above max_load
 
-and for ours beside it: less of each of the three figures than both others have on the same half, by
-a margin that chance does not turn around. Nobody is tuned on what is reported.
+On the tuning half, our policy must also be better than both others in each of three metrics, by
+given margins (`MARGINS`). No policy is tuned on the traces that are reported.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from tidegate.simulation.run import simulate
 from tidegate.simulation.scenarios import Scenario, with_policy
 from tidegate.simulation.settings import PlantSettings
 
-# What a second above max_load may cost, in machine-seconds.
+# The price of a second above max_load, in machine-seconds.
 SECOND_ABOVE = 10.0
-# Far from the seeds that anybody plays with by hand. Ours was made while these were looked at: what
-# it is worth on traces that nobody has seen says another first seed of the unseen half.
+# Far from seeds that people try by hand. Our policy was developed with these traces in view; use
+# another first seed for the unseen half to see its value on new traces.
 FIRST_SEED = 30_000
 TRACE_S = 1_800.0
 FIRST_ROUND = 5
-# Ours, on the tuning half: at most these parts of what each of the others has.
+# On the tuning half, our values must be at most these fractions of each other policy's.
 MARGINS = {"above_s": 0.95, "machine_s": 0.985, "reversals": 0.9}
 FINALISTS = 2
 
@@ -56,17 +55,17 @@ class Contender(msgspec.Struct, frozen=True):
 
     @property
     def given(self) -> dict[str, Any]:
-        """All that was chosen for it."""
+        """All settings that were chosen."""
         return {**self.scaling, **self.elasticity, **self.feed_forward}
 
     @property
     def settings(self) -> str:
-        """In words."""
+        """The settings as text."""
         return ", ".join(f"{name} {value:g}" for name, value in self.given.items()) or "defaults"
 
 
 class Work(NamedTuple):
-    """One run: who, on which trace, and from which seed on traces are numbered."""
+    """One run: a policy, the number of a trace, and the first seed of the numbering."""
 
     contender: Contender
     number: int
@@ -78,7 +77,7 @@ class Work(NamedTuple):
 
 
 class Score(msgspec.Struct, frozen=True):
-    """One contender on one trace."""
+    """The result of one policy on one trace."""
 
     number: int
     kind: str
@@ -90,7 +89,7 @@ class Score(msgspec.Struct, frozen=True):
 
 
 class Tuned(msgspec.Struct, frozen=True):
-    """The winner of a search, and all that took part: settings, mean figures on how many traces."""
+    """The winner of a search, and all candidates with their settings and mean results."""
 
     contender: Contender
     tried: Sequence[Mapping[str, Any]]
@@ -101,14 +100,17 @@ def kind_of(number: int) -> str:
 
 
 def halves(traces: int) -> tuple[list[int], list[int]]:
-    """Numbers of the tuning half and of the unseen one; both hold every kind."""
+    """Return the numbers of the tuning half and of the unseen half; both contain every kind."""
     numbers = range(traces)
     tuning = [number for number in numbers if (number // len(KINDS)) % 2 == 0]
     return tuning, [number for number in numbers if (number // len(KINDS)) % 2 == 1]
 
 
 def scenario_of(work: Work) -> Scenario:
-    """The same world for everybody: 100 msg/s a replica, two a machine, boots of 96.9 s ± 20 %."""
+    """Return the scenario of a run, the same for all policies.
+
+    A replica handles 100 msg/s, a machine holds two, and a boot takes 96.9 s ± 20 %.
+    """
     contender, kind = work.contender, kind_of(work.number)
     scenario = Scenario(
         name=kind,
@@ -123,7 +125,7 @@ def scenario_of(work: Work) -> Scenario:
 
 
 def score(work: Work) -> Score:
-    """Run one."""
+    """Simulate one run."""
     scenario = scenario_of(work)
     ours = feed_forward_for(keeps_warm=bool(scenario.scaling.warm))
     outcome = simulate(
@@ -145,18 +147,18 @@ def score(work: Work) -> Score:
 
 
 class Arena:
-    """Runs contenders on traces, on all cores."""
+    """Runs policies on traces, on all cores."""
 
     def __init__(self, pool: Pool, progress: Progress) -> None:
         self._pool = pool
         self._progress = progress
-        # Nothing is run twice.
+        # Results of earlier runs, so that no run is repeated.
         self._known: dict[tuple[str, str, int, int], Score] = {}
 
     def scores(
         self, contender: Contender, numbers: Sequence[int], first_seed: int = FIRST_SEED
     ) -> list[Score]:
-        """On each of the traces."""
+        """Return the result on each of the traces."""
         known, name = self._known, (contender.policy.value, contender.settings, first_seed)
         work = [
             Work(contender, number, first_seed)
@@ -173,9 +175,9 @@ class Arena:
         numbers: Sequence[int],
         allowed: Callable[[Mapping[str, float], Sequence[int]], bool] = lambda means, some: True,
     ) -> Tuned:
-        """The best of a grid: of those allowed, the cheapest; if none is, the cheapest of all."""
+        """Return the cheapest allowed candidate, or the cheapest of all if none is allowed."""
         tried: list[Mapping[str, Any]] = []
-        # Whole groups of kinds: each round sees all five.
+        # Keep groups of kinds together, so that each round contains all five.
         few = [one for one in numbers if (one // (2 * len(KINDS))) % FIRST_ROUND == 0] or numbers
         left = list(grid)
         for some in [few, numbers] if len(few) < len(numbers) else [numbers]:
@@ -203,10 +205,10 @@ _STOPPING = {signal.SIGINT, signal.SIGTERM}
 
 @contextmanager
 def arena(progress: Progress) -> Iterator[Arena]:
-    """With a process on each core."""
+    """Yield an arena with a process per core."""
     cores = len(os.sched_getaffinity(0))
-    # Between its fork and its first line a process has the command's handlers, and Ctrl-C reaches
-    # all of them: signals wait until each has its own.
+    # Block signals until each process has set its own handlers. Between the fork and that moment a
+    # process still has the command's handlers, and Ctrl-C reaches all processes.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     try:
         with multiprocessing.get_context("fork").Pool(cores, _leave_signals_to_the_parent) as pool:
@@ -217,14 +219,14 @@ def arena(progress: Progress) -> Iterator[Arena]:
 
 
 def _leave_signals_to_the_parent() -> None:
-    """The parent ends its pool; what the command does on signals is not inherited."""
+    """Reset the signal handlers that the fork copied; the parent ends the processes."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
 
 
 def means_of(scores: Sequence[Score]) -> dict[str, float]:
-    """The three figures, averaged."""
+    """Return the means of the three metrics."""
     count = len(scores)
     return {
         name: round(sum(getattr(one, name) for one in scores) / count, 3)
@@ -236,12 +238,15 @@ def cost_of(means: Mapping[str, float]) -> float:
     return means["machine_s"] + SECOND_ABOVE * means["above_s"]
 
 
-# Who takes part, and what may be tuned about each
+# The candidates of each policy, and which of their settings are searched.
 
 
 def load_grid() -> list[Contender]:
-    """The papers' thresholds are given; the warm pool and the safety interval, which they do not
-    print, are not, nor is whether it looks ahead, which theirs does not."""
+    """Return the candidates of the papers' policy.
+
+    The paper gives the thresholds. It does not give the warm pool and the safety interval, so these
+    are searched. Whether the policy looks ahead is searched too; the paper's policy does not.
+    """
     return [
         Contender(
             ScalingPolicy.LOAD,
@@ -255,7 +260,11 @@ def load_grid() -> list[Contender]:
 
 
 def length_grid() -> list[Contender]:
-    """Polling 30 s and a cool-down of 300 s are given; the target and the warm pool are not."""
+    """Return the candidates of the KEDA-like policy.
+
+    Polling (30 s) and cool-down (300 s) are fixed; the target length and the warm pool are
+    searched.
+    """
     return [
         Contender(ScalingPolicy.LENGTH, {"queue_length": target, "warm": warm})
         for target in (50.0, 150.0, 400.0, 1000.0, 2500.0)
@@ -264,7 +273,7 @@ def length_grid() -> list[Contender]:
 
 
 def feed_forward_grid() -> list[Contender]:
-    """Ours: how much is kept in reserve, and for how long a peak is remembered."""
+    """Return the candidates of our policy: its reserve, and how long it remembers a peak."""
     reserves = {0: ((1.1, 1.25), (100.0, 150.0)), 1: ((-0.3, -0.2, -0.1), (30.0, 40.0, 50.0))}
     return [
         Contender(

@@ -1,7 +1,7 @@
-"""Figures of elastic queues: what came, what waited, and how many replicas and machines there were.
+"""Figures of elastic queues: arrivals, load, replicas and machines over time.
 
-Laid out as the paper's figures 4 to 8, so that each can be laid beside its own: time to the right,
-load and workers upwards. A policy keeps its colour in every figure.
+The layout is that of the paper's figures 4 to 8, for comparison. A policy has the same colour in
+every figure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidegate.lab.report.figures import DOTS_PER_INCH, Line, Panel, draw_rows
 from tidegate.report import palette
 from tidegate.simulation.outcome import Outcome
 
-# The paper's listing to the letter; the policy "load" looks ahead.
+# The paper's listing without changes; the policy "load" looks ahead.
 AS_PRINTED = "load as printed"
 POLICY_COLOURS = {
     "load": palette.AMBER.light,
@@ -38,7 +38,7 @@ def name_of(policy: str) -> str:
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """What a paper prints about a figure, as levels to be drawn with their names."""
+    """Values that a paper prints about a figure, drawn as levels with labels."""
 
     rate_per_s: Mapping[str, float] = {}
     average_load: Mapping[str, float] = {}
@@ -48,7 +48,7 @@ class Reference(msgspec.Struct, frozen=True):
 def draw_outcomes(
     outcomes: Sequence[Outcome], file: Path, *, title: str, paper: Reference | None = None
 ) -> None:
-    """One load under one or more policies."""
+    """Draw one load under one or more policies."""
     paper = paper or Reference()
     first = outcomes[0].series
     load = [
@@ -118,7 +118,7 @@ def _colour(outcome: Outcome) -> str:
 def draw_scatter(
     points: Mapping[str, Sequence[tuple[float, float]]], file: Path, *, title: str
 ) -> None:
-    """Every run as a dot: machine-seconds to the right, seconds above max_load upwards."""
+    """Draw each run as a dot: machine-seconds to the right, seconds above max_load upwards."""
     figure, axes = pyplot.subplots(figsize=(9.0, 4.4), layout="constrained")
     try:
         for policy, dots in points.items():

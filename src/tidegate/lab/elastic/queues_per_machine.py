@@ -1,8 +1,9 @@
-"""Figure 3: what one, two and four queues on one machine move together.
+"""Figure 3: what one, two and four queues deliver together on one machine.
 
-Strategy: every setup on a fresh node with an empty store, all setups in turn within a round, so
-that a slow drift of the machine meets all alike; medians over the rounds. The paper asks whether
-queues may share a machine: they may when several together move about as much as one alone.
+Each configuration runs on a fresh node with an empty store. Within a round all configurations run
+in turn, so that a slow drift of the machine affects them equally; the result is the median over the
+rounds. The paper asks whether queues may share a machine. They may if several queues together
+deliver about as much as one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tidegate.lab.report.figures import Line, Panel, draw_panels
 from tidegate.lab.report.section import Drawing, Section
 from tidegate.report.chart import Table
 
-# Messages a second, from the paper's Figure 3 (JORAM on a small EC2 machine, 100 B).
+# Messages per second in the paper's figure 3 (JORAM on a small EC2 machine, 100 B).
 PAPER: dict[tuple[str, str], dict[int, int]] = {
     ("persistent", "in-process"): {1: 25_309, 2: 25_052, 4: 22_318},
     ("persistent", "TCP"): {1: 13_862, 2: 13_456, 4: 13_338},
@@ -38,7 +39,7 @@ CHILD_TIMEOUT_S = 90.0
 
 
 class QueuesPlan(msgspec.Struct, frozen=True):
-    """How long, and how often."""
+    """The length and number of measurements."""
 
     counts: Sequence[int] = (1, 2, 4)
     warm_up_s: float = 1.0
@@ -55,7 +56,7 @@ class QueuesPlan(msgspec.Struct, frozen=True):
 
 
 def queues_per_machine_section(plan: QueuesPlan, folder: Path, progress: Progress) -> Section:
-    """Measure, draw, judge."""
+    """Measure all configurations, and return the section about them."""
     rounds: dict[tuple[str, str], dict[int, list[float]]] = {
         setup: {count: [] for count in plan.counts} for setup in PAPER
     }

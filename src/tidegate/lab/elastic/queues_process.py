@@ -1,9 +1,9 @@
 """Clients of several queues: `python -m tidegate.lab.elastic.queues_process <share as JSON>`.
 
-Strategy: one process drives a producer and a consumer for each queue through the public API for
-single messages, as fast as they go, and counts what is acknowledged within a window. Without a URL
-the node lives in this process too, and connections to it are made in memory: a put and its answer
-never see a socket, as with JORAM's local connection factory.
+The process runs a producer and a consumer for each queue, as fast as possible, and counts the
+messages acknowledged within a window. Without a URL the node runs in this process too, and
+connections to it exist in memory only. A put and its answer then use no socket, as with JORAM's
+local connection factory.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ HOST = "machine" + DOMAIN
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What the process does."""
+    """The task of the process."""
 
     queues: int
     durable: bool
     warm_up_s: float
     seconds: float
-    # None: the node is in this process, with a database in this folder.
+    # `None` runs the node in this process, with a database in `folder`.
     url: str | None
     folder: str
 
 
 class Window(msgspec.Struct, frozen=True):
-    """What was acknowledged, and how long that took."""
+    """The number of acknowledged messages, and the length of the window."""
 
     messages: int
     seconds: float
@@ -56,7 +56,7 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class LocalLoop(uvloop.Loop):
-    """An event loop that also knows a network within the process."""
+    """An event loop with an additional network inside the process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ async def _node(share: Share) -> AsyncIterator[str]:
 
 
 class Traffic:
-    """One queue, its producer and its consumer."""
+    """One queue with its producer and consumer."""
 
     def __init__(self, url: str, queue: str, *, durable: bool) -> None:
         self._url = url
@@ -101,7 +101,7 @@ class Traffic:
         self.acknowledged = 0
 
     async def flow(self, ready: asyncio.Event) -> None:
-        """Until cancelled."""
+        """Put and consume messages until cancelled."""
         async with (
             tidegate.connect(self._url) as producer,
             tidegate.connect(self._url) as consumer,
@@ -124,6 +124,7 @@ class Traffic:
 
 
 async def work(share: Share) -> Window:
+    """Run all queues, and return the measured window."""
     async with _node(share) as url:
         traffics = [
             Traffic(url, f"queue-{number}", durable=share.durable) for number in range(share.queues)
@@ -147,7 +148,7 @@ async def work(share: Share) -> Window:
 
 
 async def _first(flows: list[asyncio.Task[None]], awaited: Any) -> None:
-    """Wait for something, unless a flow fails before."""
+    """Wait for `awaited`; raise if one of the flows fails before."""
     waiting = asyncio.ensure_future(awaited)
     done, _ = await asyncio.wait([*flows, waiting], return_when=asyncio.FIRST_COMPLETED)
     for task in done:

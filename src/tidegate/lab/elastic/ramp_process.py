@@ -1,7 +1,7 @@
 """The producer of a ramp: `python -m tidegate.lab.elastic.ramp_process <ramp as JSON>`.
 
-Strategy: open loop. By the time t the ramp says how many messages are due, and as many are put,
-whatever the queue does; a second without a confirmation is no reason to slow down.
+The producer is open-loop: at each time it puts the messages that the ramp requires, regardless of
+the queue. It does not slow down when confirmations are missing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PAYLOAD = bytes(100)
 
 
 class Ramp(msgspec.Struct, frozen=True):
-    """A rate that grows to its most, and stays there."""
+    """A rate that grows linearly to its maximum and stays there."""
 
     url: str
     queue: str
@@ -29,7 +29,7 @@ class Ramp(msgspec.Struct, frozen=True):
     seconds: float
 
     def due(self, elapsed_s: float) -> int:
-        """How many messages should have been put by then."""
+        """Return how many messages should have been put after `elapsed_s`."""
         growing_s = min(elapsed_s, self.rate_max_per_s / self.growth_per_s2)
         grown = 0.5 * self.growth_per_s2 * growing_s**2
         return int(grown + self.rate_max_per_s * max(elapsed_s - growing_s, 0.0))
@@ -39,7 +39,7 @@ class Ramp(msgspec.Struct, frozen=True):
 
 
 async def work(ramp: Ramp) -> int:
-    """Put all of it; how many were confirmed."""
+    """Put all messages of the ramp, and return how many were confirmed."""
     parent = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(parent), sys.stdin)

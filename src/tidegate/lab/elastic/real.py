@@ -1,13 +1,24 @@
 """Figures 4 to 8 with real processes: a ramp, workers with a rate, machines that take time to boot.
 
-Strategy: time runs s times as fast as in the paper. Rates stay the paper's (workers of 100 msg/s),
-so that growth is s times as steep, a boot takes 96.9/s seconds, and what piles up while one waits
-for a boot is s times less: min_load and max_load are 50/s and 200/s messages.
-Machines are process trees of the provider `process`, each with a node and its workers; a replica
-delivers what a worker is stated to. Load is looked at from outside, several times a second.
-A setup that begins with as many slots as the end of its ramp needs is refused: no boot would ever
-be waited for, and nothing it tests could fail. The policy is the paper's; where 0 s above max_load
-are asked for, ours runs on the same ramp, too.
+Theory of operation
+
+Time runs s times as fast as in the paper, while rates are the paper's (100 msg/s per worker). The
+growth of the rate is therefore s times as steep, and a boot takes 96.9/s seconds. During a boot s
+times fewer messages accumulate, so `min_load` and `max_load` are 50/s and 200/s messages. Results
+are converted back to the paper's times and loads.
+
+1. `_start_s` measures how long a machine takes to start without an added delay.
+2. For each figure, `_run` starts a node and the fleet. Machines are process trees of the provider
+   `process`, each with a node and workers. The provider delays a machine's start so that its boot
+   takes 96.9/s seconds in total. A replica has a configured limit of 100 msg/s, which represents
+   its worker.
+3. A child process (`ramp_process`) puts messages at the rate of the ramp, regardless of the queue.
+   Meanwhile `_watched` samples load, workers and machines several times a second.
+4. At the end all confirmed messages must have been consumed.
+
+A figure that begins with enough slots for the end of its ramp is refused: no boot would be needed,
+and its bars could not fail. The policy is the paper's. Where the paper claims 0 s above `max_load`,
+our policy runs on the same ramp too.
 """
 
 from __future__ import annotations
@@ -43,16 +54,16 @@ RATE_MAX_PER_S = 750.0
 MIN_LOAD, MAX_LOAD = 50.0, 200.0
 BOOT_S = 96.9
 SLOW_GROWTH, FAST_GROWTH = 0.5, 4.0
-# The paper's period and safety interval are not printed; these are the simulation's.
+# The paper does not print its period and safety interval; these are the simulation's.
 POLLING_S, INHIBITION_S = 1.0, 10.0
-# The loop turns no faster than this, however much time is pressed.
+# The loop's shortest period, however fast time runs.
 POLLING_S_MIN = 0.1
 READY_TIMEOUT_S = 60.0
 EMPTY_TIMEOUT_S = 30.0
 HALVED_MIN, HALVED_MAX = 0.4, 0.6
-# Of our own seconds: to notice, to decide, and to start a worker in a slot that is there.
+# Real seconds to notice, decide, and start a worker in a free slot.
 STARTING_S = 3.0
-# Figure 7: which worker has to wait for a boot.
+# Figure 7: the number of the worker that has to wait for a boot.
 _FIFTH = 5
 
 
@@ -65,17 +76,17 @@ class Setup(msgspec.Struct, frozen=True):
     growth_per_s2: float
     slots: int
     warm: int
-    # What the issue asks for: 0 s above max_load.
+    # True if the load must never be above `max_load`.
     never_above: bool = False
 
     @property
     def slots_at_start(self) -> int:
-        """Of the one machine that is up, and of those that are warm."""
+        """The slots of the machine that is up, and of the warm machines."""
         return self.slots * (1 + self.warm)
 
     @property
     def policies(self) -> tuple[ScalingPolicy, ...]:
-        """The paper's; and ours beside it where the issue's bar is one for both."""
+        """The paper's policy; with `never_above` also ours, since the bar applies to both."""
         if self.never_above:
             return (ScalingPolicy.LOAD, ScalingPolicy.FEED_FORWARD)
         return (ScalingPolicy.LOAD,)
@@ -91,16 +102,16 @@ SETUPS = (
 
 
 class RealPlan(msgspec.Struct, frozen=True):
-    """How much faster than the paper's the clock runs, and how far the ramp goes."""
+    """How much faster than in the paper time runs, and how far the ramp goes."""
 
     slow_scale: float = 10.0
-    # The fast ramp is not pressed as much: starting a process takes as long as it takes.
+    # The fast ramp is compressed less, since starting a process takes a fixed time.
     fast_scale: float = 4.0
-    # The paper goes to 750; five workers are one more than figure 6 has slots for at the start.
+    # The paper goes to 750. 500 needs five workers, one more than figure 6 has slots at the start.
     rate_max_per_s: float = 500.0
-    # The fast ramp has six slots before its first message: only the seventh worker needs a boot.
+    # The fast ramp begins with six slots, so only the seventh worker needs a boot.
     fast_rate_max_per_s: float = RATE_MAX_PER_S
-    # Of the time that the ramp takes: how long its end is held.
+    # How long the final rate is held, as a fraction of the ramp's duration.
     hold: float = 0.15
     look_every_s: float = 0.2
     setups: Sequence[str] = tuple(setup.name for setup in SETUPS)
@@ -125,11 +136,11 @@ class RealPlan(msgspec.Struct, frozen=True):
         return self.rate_max_per_s if is_slow else self.fast_rate_max_per_s
 
     def workers_needed(self, setup: Setup) -> int:
-        """At the end of the ramp."""
+        """Return the number of workers needed at the end of the ramp."""
         return _workers_for(self.rate_max_of(setup))
 
     def check(self) -> None:
-        """Every setup needs a machine that is not there when it begins, or it shows nothing."""
+        """Raise `ExperimentFailed` if a figure needs no boot, because its bars could not fail."""
         for setup in self.chosen:
             needed = self.workers_needed(setup)
             if setup.slots_at_start >= needed:
@@ -145,7 +156,7 @@ def _workers_for(rate_per_s: float) -> int:
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """What there was to see at one moment; times are the paper's."""
+    """A sample; its times and loads are the paper's."""
 
     at_s: float
     rate_per_s: float
@@ -158,19 +169,20 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class RealRun(msgspec.Struct, frozen=True):
-    """One figure, measured. Times and loads are the paper's: multiplied by the scale."""
+    """The measurement of one figure; times and loads are the paper's, multiplied by the scale."""
 
     setup: Setup
     scale: float
     moments: list[Moment]
     peak_load: float
     above_s: float
-    # Of those, with no slot free: what a boot has to be waited for. The law adds a worker when
-    # max_load is exceeded, so it always is while one starts in a slot that is there.
+    # The part of `above_s` without a free slot, during which a machine must boot. The rest is
+    # unavoidable: the law adds a worker when `max_load` is exceeded, and the worker takes time to
+    # start.
     late_s: float
     workers_max: int
     machines_max: int
-    # How many workers served when one was late for the first time.
+    # The number of serving workers when one was late for the first time; `None` if none was.
     workers_when_late: int | None
     confirmed: int
     boot_s_mean: float | None = None
@@ -178,7 +190,7 @@ class RealRun(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The figure; and whose policy, where it is not the paper's."""
+        """The name of the figure, with the policy if it is not the paper's."""
         return named(self.setup, self.policy)
 
 
@@ -187,7 +199,7 @@ def named(setup: Setup, policy: ScalingPolicy) -> str:
 
 
 def real_section(plan: RealPlan, folder: Path, progress: Progress) -> Section:
-    """Measure, draw, judge."""
+    """Run all figures, and return the section about them."""
     plan.check()
     processors = Processors()
     start_s = _start_s()
@@ -206,7 +218,7 @@ def real_section(plan: RealPlan, folder: Path, progress: Progress) -> Section:
 
 
 def _start_s() -> float:
-    """How long a machine of ours takes to join, with nothing added to stand for a cloud."""
+    """Return how long a machine takes to join without an added delay."""
     with tidegate_server(settings={"TIDEGATE_FLEET__PROVIDER": "process"}) as server:
         url = f"tidegate://127.0.0.1:{server.port}"
         with tidegate.connect(url, mode="admin") as control:
@@ -228,7 +240,7 @@ def _run(setup: Setup, policy: ScalingPolicy, plan: RealPlan, start_s: float) ->
     scale, rate_max_per_s = plan.scale_of(setup), plan.rate_max_of(setup)
     settings = {
         "TIDEGATE_FLEET__PROVIDER": "process",
-        # Starting a process and joining is part of a boot: only what is missing is added.
+        # Starting and joining are part of a boot; the provider adds only the rest.
         "TIDEGATE_FLEET__BOOT_S": f"{max(BOOT_S / scale - start_s, 0.0):.3f}",
         "TIDEGATE_FLEET__SLOTS": str(setup.slots),
         "TIDEGATE_FLEET__LIST_INTERVAL": "500ms",
@@ -243,7 +255,7 @@ def _run(setup: Setup, policy: ScalingPolicy, plan: RealPlan, start_s: float) ->
         warm=setup.warm,
         boot_s=BOOT_S / scale,
         polling_interval_s=max(POLLING_S / scale, POLLING_S_MIN),
-        # The safety interval is there for a decision to take effect: never less than that takes.
+        # The safety interval must be at least as long as a decision takes to have an effect.
         inhibition_s=max(INHIBITION_S / scale, STARTING_S),
         cooldown_period_s=60.0 / scale,
         rate_max_per_s=WORKER_PER_S,
@@ -273,7 +285,7 @@ def _run(setup: Setup, policy: ScalingPolicy, plan: RealPlan, start_s: float) ->
 
 
 def _until_ready(control: BlockingClient, workers: int, warm: int) -> None:
-    """The first worker serves, and warm machines are warm, before the first message comes."""
+    """Wait until the first worker serves and the warm machines are warm."""
     end_s = time.monotonic() + READY_TIMEOUT_S
     while True:
         serving = _serving(control)
@@ -336,7 +348,7 @@ def _moment(control: BlockingClient, ramp: Ramp, elapsed_s: float, scale: float)
 
 
 def _until_consumed(control: BlockingClient, confirmed: int) -> None:
-    """Everything that was confirmed is consumed in the end, and nothing is left."""
+    """Wait until all confirmed messages have been consumed; raise `ExperimentFailed` after 30 s."""
     end_s = time.monotonic() + EMPTY_TIMEOUT_S
     while True:
         queues = [
@@ -363,6 +375,7 @@ def judged(
     boots: list[float],
     policy: ScalingPolicy = ScalingPolicy.LOAD,
 ) -> RealRun:
+    """Return the measurement of a figure from its samples."""
     above_s = late_s = before_s = 0.0
     when_late: int | None = None
     for moment in moments:
@@ -391,7 +404,7 @@ def judged(
 
 
 def section_of(runs: dict[str, RealRun], plan: RealPlan, others: float, folder: Path) -> Section:
-    """Draw and judge what was measured."""
+    """Draw the measurements, and return the section about them."""
     for run in runs.values():
         _draw(run, folder / _file(run))
     return Section(
@@ -469,7 +482,7 @@ def section_of(runs: dict[str, RealRun], plan: RealPlan, others: float, folder: 
 
 
 def bars_of(runs: dict[str, RealRun]) -> list[Bar]:
-    """The issue's own, and ours about waiting for machines."""
+    """Return the bars of the requirements, and our own about waiting for machines."""
     bars = []
     if "figure 4" in runs and "figure 5" in runs:
         ratio = runs["figure 5"].peak_load / max(runs["figure 4"].peak_load, 1e-9)
@@ -509,7 +522,7 @@ def bars_of(runs: dict[str, RealRun]) -> list[Bar]:
         bars += [
             Bar(
                 f"{name}: the worker that is waited for, away from the fifth",
-                # Nobody was waited for: as far away as can be.
+                # No worker was waited for: report the largest distance.
                 float(_FIFTH if awaited is None else abs(awaited - _FIFTH)),
                 0.0,
                 "workers",

@@ -1,6 +1,19 @@
-"""`tidegate lab run elastic-queues`: the paper's evaluation with real processes.
+"""`tidegate lab run elastic-queues`: the experiments of the elastic queues paper.
 
-Its simulated half, at the paper's own numbers, is in simulated.py.
+Theory of operation
+
+The paper scales a queue with its load: machines boot for 96.9 s, each holds one or two workers, and
+a worker handles 100 messages per second. There are three kinds of experiments.
+
+- `queues` measures what one, two and four queues deliver on one machine (figure 3,
+  `queues_per_machine`).
+- `ramps` repeats figures 4 to 8 with real processes (`real`). Machines are process trees, time runs
+  faster than in the paper by a stated factor, and the product's own control loop scales.
+- With `--simulate`, `simulated` repeats figures 4 to 8 in virtual time at the paper's own numbers.
+  It also compares the product's policies on hundreds of generated traces (`traces`, `contest`).
+
+The main result of a run is the time for which the average load (waiting messages per worker) was
+above `max_load`. A part of it is *late*: no slot was free, so a machine had to boot first.
 """
 
 from __future__ import annotations
@@ -27,18 +40,18 @@ __all__ = ["EXPERIMENTS", "ElasticOptions", "render", "run_elastic"]
 
 
 class ElasticOptions(msgspec.Struct, frozen=True):
-    """Which experiments, how large, and where to."""
+    """Which experiments to run, how large, and where the results go."""
 
     only: Sequence[str] = ()
-    # Slower clocks and the paper's whole ramp; most of an hour.
+    # Use slower clocks and the paper's whole ramp; takes most of an hour.
     full: bool = False
     quick: bool = False
     results: Path = RESULTS
-    # The folder below `results/elastic-queues`; None for the time of the run.
+    # The folder below `results/elastic-queues`; `None` uses the time of the run.
     name: str | None = None
 
     def experiments(self) -> list[str]:
-        """The chosen ones in order, or a sentence about a name that is none."""
+        """Return the chosen experiments in their order; raise `ValueError` if a name is unknown."""
         return chosen_from(list(EXPERIMENTS), self.only)
 
 
@@ -60,7 +73,7 @@ EXPERIMENTS: dict[str, _Make] = {"queues": _queues, "ramps": _ramps}
 def run_elastic(
     options: ElasticOptions, progress: Progress = lambda line: None
 ) -> ExperimentsReport:
-    """Run the chosen experiments, and write what they found."""
+    """Run the chosen experiments, and write their results."""
 
     def bound(make: _Make) -> Callable[[Path, Progress], Section]:
         return lambda folder, progress: make(options, folder, progress)

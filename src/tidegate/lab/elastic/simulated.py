@@ -1,9 +1,9 @@
-"""`tidegate lab run elastic-queues --simulate`: the paper's evaluation at its own numbers.
+"""The elastic queues paper at its own numbers in virtual time, for `tidegate lab run … --simulate`.
 
-Strategy: the loops that steer real queues run against the plant in virtual time, with the policy
-"load" (the paper's, looking ahead), with its listing as printed, and with ours on the same ramps.
-Each of the paper's figures 4 to 8 becomes one drawing that can be laid beside it; bars say when its
-effect counts as shown.
+The product's control loops run against a simulated plant, on the same ramps with three policies:
+"load" (the paper's, with a look ahead), the paper's listing as printed, and feed-forward. Each of
+the paper's figures 4 to 8 becomes one drawing. Bars define when an effect of the paper counts as
+shown.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["EXPERIMENTS", "SimulatedOptions", "render", "run_simulated"]
 
 TRACES = 500
 _POLICIES = (ScalingPolicy.LOAD, ScalingPolicy.FEED_FORWARD)
-# The paper's: co-provisioning halves the peaks.
+# The paper: co-provisioning halves the peaks.
 _RATIO = (0.4, 0.6)
 _FIFTH = 5
 _PAPER_RATE = {"the paper: up to 750 msg/s": 750.0}
@@ -54,19 +54,23 @@ Runs = dict[str, dict[str, Outcome]]
 
 
 class SimulatedOptions(msgspec.Struct, frozen=True):
-    """Which experiments, over how many traces, and where to."""
+    """Which experiments to run, over how many traces, and where the results go."""
 
     only: Sequence[str] = ()
     traces: int = TRACES
-    # From which on those traces are counted that are judged by; tuned is always on the same.
+    # The first seed of the unseen traces; tuning always uses the same traces.
     seed: int = FIRST_SEED
     results: Path = RESULTS
-    # The folder below `results/elastic-queues`; None for the time of the run.
+    # The folder below `results/elastic-queues`; `None` uses the time of the run.
     name: str | None = None
     quick: bool = False
 
     def experiments(self) -> list[str]:
-        """The chosen ones in order, or a sentence about a name that is none."""
+        """Return the chosen experiments in their order.
+
+        Raise `ValueError` if a name is unknown, there are too few traces, or the seeds overlap with
+        the tuning traces.
+        """
         if self.traces < TRACES_MIN:
             raise ValueError(f"at least {TRACES_MIN} traces: both halves need every kind")
         if 0 < abs(self.seed - FIRST_SEED) < self.traces:
@@ -84,7 +88,7 @@ class SimulatedOptions(msgspec.Struct, frozen=True):
 def run_simulated(
     options: SimulatedOptions, progress: Progress = lambda line: None
 ) -> ExperimentsReport:
-    """Run the chosen experiments, and write what they found."""
+    """Run the chosen experiments, and write their results."""
 
     def bound(make: _Make) -> Callable[[Path, Progress], Section]:
         return lambda folder, progress: make(options, folder, progress)
@@ -238,7 +242,7 @@ EXPERIMENTS: dict[str, _Make] = {
 
 
 def _never_above(what: str, by_policy: Mapping[str, Outcome]) -> list[Bar]:
-    """The issue's own bar, 0 s above max_load: under the paper's policy, and under ours."""
+    """Return bars of 0 s above max_load, for the paper's policy and for ours."""
     return [
         Bar(
             f"{what}: seconds above max_load, policy {name_of(policy.value)}",
@@ -261,7 +265,10 @@ def _above_in_words(by_policy: Mapping[str, Outcome]) -> str:
 
 
 def worker_waited_for(outcome: Outcome) -> int | None:
-    """Which worker was missing when the load first stayed above max_load; None: it never did."""
+    """Return the number of the worker that was missing when the load first stayed above max_load.
+
+    `None` means that it never did.
+    """
     series, high = outcome.series, outcome.max_load
     for (before, now), workers in zip(
         pairwise(series.average_load), series.replicas[1:], strict=True

@@ -1,4 +1,4 @@
-"""Beyond the papers: feed-forward against "load" and "length" on hundreds of traces."""
+"""Beyond the paper: the policy feed-forward against "load" and "length" on hundreds of traces."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ FIGURES = {
     "machine_s": "machine-seconds",
     "reversals": "reversals",
 }
-# Both halves with every kind twice.
+# Both halves must contain each kind twice.
 TRACES_MIN = 20
 
 
 def traces_section(
     traces: int, first_seed: int, folder: Path, progress: contest.Progress
 ) -> Section:
-    """Tune on one half, always the same; judge on the other, whose seeds are counted from one."""
+    """Tune the policies on one half of the traces, and compare them on the other half.
+
+    The tuning half always begins at the same seed; the unseen half begins at `first_seed`.
+    """
     tuning, unseen = contest.halves(traces)
     with contest.arena(progress) as arena:
         tuned = _tuned(arena, tuning)
@@ -147,7 +150,7 @@ def _section(
 
 
 def _differences(scores: Mapping[str, Sequence[Score]], other: str, figure: str) -> list[float]:
-    """Ours less theirs, trace by trace."""
+    """Return our value minus theirs, for each trace."""
     pairs = zip(scores[OURS], scores[other], strict=True)
     return [float(getattr(our, figure) - getattr(their, figure)) for our, their in pairs]
 
@@ -165,7 +168,7 @@ def _paired_bar(scores: Mapping[str, Sequence[Score]], other: str, figure: str, 
 
 
 def _in_words(bars: Sequence[Bar]) -> str:
-    """What may be said about all differences."""
+    """Describe which differences are significant."""
     met = sum(bar.met is True for bar in bars)
     unclear = sum(not bar.distinguishable for bar in bars)
     worse = len(bars) - met - unclear

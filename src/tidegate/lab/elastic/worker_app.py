@@ -1,4 +1,7 @@
-"""What workers of the ramp run: nothing; how fast a replica delivers is stated elsewhere."""
+"""The application of the ramp's workers; its handler does nothing.
+
+The configured limit of a replica determines how fast a worker is.
+"""
 
 from __future__ import annotations
 
@@ -11,4 +14,4 @@ app = tidegate.App()
 
 @app.worker(QUEUE, concurrency=8)
 async def handle(payload: bytes) -> None:
-    """Done: the replica's stated rate is what makes a worker slow."""
+    """Return at once: the replica's limit makes the worker slow."""

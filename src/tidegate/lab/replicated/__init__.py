@@ -1,1 +1,1 @@
-"""The experiments of the replicated queues paper: one queue under many clients, then two."""
+"""The experiments of the replicated queues paper: one queue with many clients, two replicas."""

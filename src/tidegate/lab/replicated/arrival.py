@@ -1,10 +1,10 @@
-"""Where clients end up when nobody looks at what they are: JORAM's default, as a model.
+"""A model of how clients arrive without election, as in JORAM by default.
 
-The paper says of JORAM's own balancing only that it distributes clients badly. We take it as a
-choice at random among the replicas, whatever the client's role, and of all its outcomes not one
-that we like but a middle one: with 4 producers and 8 consumers on two replicas there are 2^12
-equally likely placements; ordered by how far x_1 and y_1 are from each other, and then by how far
-x_1 and y_1 are from one half, we take the median.
+The paper says of JORAM's own balancing only that it distributes clients badly. We model it as a
+random choice of the replica, independent of the client's role. For a fair comparison we use a
+median outcome: with 4 producers and 8 consumers on two replicas there are 2^12 equally likely
+placements. They are ordered by the distance between x_1 and y_1, then by the distance of both from
+one half. The median of this order is used.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from math import comb
 
 
 def median_placement(producers: int, consumers: int) -> tuple[int, int]:
-    """How many producers and consumers the first of two replicas gets, in the middle outcome."""
+    """Return how many producers and consumers the first replica gets in the median placement."""
     outcomes = sorted(
         (
             (
                 abs(first / producers - second / consumers),
                 abs(first / producers - 0.5) + abs(second / consumers - 0.5),
-                # Of mirror images, the one with more producers on the first.
+                # Of two mirror images, the one with more producers on the first replica.
                 -first,
                 first,
                 second,

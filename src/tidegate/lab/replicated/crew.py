@@ -1,9 +1,10 @@
-"""Producers and consumers at work, and a probe that looks at their queue each second.
+"""Producers and consumers in child processes, and samples of their queue.
 
-Strategy: once a second a probe reads how many messages have been committed on either side, and how
-many the queue holds. Clients come one by one and stay until they have handled their messages or are
-told to go. At the end every message is accounted for: put and taken
-by number and by sum, with what still waits; a message that is nowhere fails the run.
+A `ClientGroup` starts two child processes, one for producers and one for consumers. It connects
+clients, starts and stops them, and samples their progress and the queue's stats, by default every
+second. Clients work until they have handled their messages or are stopped. At the end the messages
+put are compared with the messages taken and waiting, by number and by sum; a lost message fails the
+run.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from tidegate.lab.report.experiments import ExperimentFailed
 from tidegate.telemetry.numbers import QueueNumbers
 
 ANSWER_TIMEOUT_S = 60.0
-# The last acknowledgement and the numbers that show it are not the same moment.
+# The node's stats lag behind the last acknowledgement.
 EMPTY_TIMEOUT_S = 10.0
 
 Answer = TypeVar("Answer")
 
 
 class ReplicaRow(msgspec.Struct, frozen=True):
-    """One replica of the queue at one moment; totals since it is."""
+    """Stats of one replica at one time; totals count from its creation."""
 
     name: str
     put: int
@@ -51,24 +52,24 @@ class ReplicaRow(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A look of the probe: totals since the queue is."""
+    """A sample of the queue and its clients; totals count from the start of the group."""
 
-    # Since the first look.
+    # Seconds since `begin`.
     at_s: float
-    # Confirmed to producers, and acknowledged by consumers.
+    # Messages confirmed to producers, and messages acknowledged by consumers.
     produced: int
     consumed: int
     waiting: int
     unacknowledged: int
     clients: int
     replicas: list[ReplicaRow] = []
-    # Producers and consumers at work, by the number of the replica that they are at.
+    # Producers and consumers at work, by number of the replica they use.
     producers_at: dict[int, int] = {}
     consumers_at: dict[int, int] = {}
 
 
 class Crew:
-    """Clients, as their parent sees them."""
+    """The clients of one queue, controlled by the parent process."""
 
     def __init__(self, children: dict[Role, Child], control: BlockingClient, queue: str) -> None:
         self._children = children
@@ -81,13 +82,13 @@ class Crew:
     # Clients
 
     def come(self, seats: Iterable[Seat]) -> None:
-        """Connect them, one after another."""
+        """Connect clients, one after another."""
         for seat in seats:
             self._seats[seat.number] = seat
             self._ask(seat.role, Come(seat), bool)
 
     def go(self, numbers: Iterable[int] | None = None) -> None:
-        """Let them begin; all, if none are named."""
+        """Start clients; `None` starts all."""
         chosen = list(self._seats if numbers is None else numbers)
         for role in Role:
             mine = [number for number in chosen if self._seats[number].role is role]
@@ -95,7 +96,10 @@ class Crew:
                 self._ask(role, Go(mine), bool)
 
     def leave(self, numbers: Iterable[int] | None = None) -> None:
-        """Let them go, producers first, so that nobody waits for what nobody puts."""
+        """Stop clients, producers first; `None` stops all.
+
+        Each client finishes the message that it is handling.
+        """
         chosen = list(self._seats if numbers is None else numbers)
         seats = [self._seats.pop(number) for number in chosen]
         for role in (Role.PRODUCER, Role.CONSUMER):
@@ -111,23 +115,23 @@ class Crew:
         child.say(order)
         return child.hear(kind, ANSWER_TIMEOUT_S)
 
-    # The probe
+    # Sampling
 
     def begin(self) -> None:
-        """Now is second 0."""
+        """Discard all samples, and take the first one at second 0."""
         self.rows = []
         self._began_s = time.monotonic()
         self.look()
 
     def watch(self, seconds: float, every_s: float = 1.0) -> None:
-        """Look each second for so long."""
+        """Take a sample every `every_s` for `seconds`."""
         end_s = time.monotonic() + seconds
         while (left_s := end_s - time.monotonic()) > 1e-3:
             time.sleep(min(every_s, left_s))
             self.look()
 
     def watch_until_done(self, seconds_max: float, every_s: float = 1.0) -> bool:
-        """Look each second until everyone has handled what it came for; False: not in time."""
+        """Take samples until every client has handled its messages; return false on timeout."""
         end_s = time.monotonic() + seconds_max
         while time.monotonic() < end_s:
             time.sleep(every_s)
@@ -137,10 +141,11 @@ class Crew:
         return False
 
     def look(self) -> Row:
+        """Take a sample and append it to `rows`; raise if a child process has failed."""
         for child in self._children.values():
             child.check()
         replicas = self.replicas()
-        # Both totals at one moment, from those who know: clients whose message is committed.
+        # Take both totals from the clients, which know the messages that are committed.
         standings = self.standings()
         row = Row(
             at_s=time.monotonic() - self._began_s,
@@ -162,7 +167,7 @@ class Crew:
         return row
 
     def replicas(self) -> list[QueueNumbers]:
-        """The queue's numbers; of a logical queue those of its alias and of each replica."""
+        """Return the stats of the queue, or of a logical queue's alias and replicas."""
         return sorted(
             (
                 one
@@ -173,10 +178,14 @@ class Crew:
             key=lambda one: one.name,
         )
 
-    # The end
+    # Accounting
 
     def settle(self) -> Balance:
-        """Everyone has gone: nothing is lost, and nothing came twice without saying so."""
+        """Compare messages put with messages taken and waiting, after all clients have left.
+
+        Raise `ExperimentFailed` if a message was lost, or was delivered twice without the
+        redelivered flag.
+        """
         put = self._ask(Role.PRODUCER, Account(), Balance)
         taken = self._ask(Role.CONSUMER, Account(), Balance)
         left = self._left_over(put.distinct - taken.distinct)
@@ -214,7 +223,7 @@ def _places(standings: Sequence[Standing], role: Role) -> dict[int, int]:
 
 @contextlib.contextmanager
 def crew_at(control: BlockingClient, queue: str) -> Iterator[Crew]:
-    """Two processes, one that puts and one that takes, with nobody in them yet."""
+    """Yield a group of two processes without clients."""
     with contextlib.ExitStack() as stack:
         children = {
             role: stack.enter_context(Child("tidegate.lab.replicated.crew_process"))
@@ -234,7 +243,7 @@ def seats_for(
     put_each: int | None = None,
     take_each: int | None = None,
 ) -> list[Seat]:
-    """So many of each at a plain queue, consumers first: they wait for what comes."""
+    """Return clients of a plain queue, consumers first, so that they wait for the messages."""
     roles = [Role.CONSUMER] * consumers + [Role.PRODUCER] * producers
     return [
         Seat(number, role, url, queue, put_each if role is Role.PRODUCER else take_each)

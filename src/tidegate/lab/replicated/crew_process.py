@@ -1,9 +1,12 @@
-"""One process of a crew: `python -m tidegate.lab.replicated.crew_process`, ordered by its input.
+"""A child process with clients: `python -m tidegate.lab.replicated.crew_process`.
 
-Strategy: each client has a connection of its own and one message under way. A producer waits until
-its message is committed before it makes the next; a consumer waits until its acknowledgement is
-committed before it looks at the next. Who puts and who takes live in different processes, so that
-what was put and what was taken is known exactly, message by message, and compared at the end.
+The parent (`crew`) writes commands to its standard input, one JSON line each, and reads one answer
+per command. The process ends when its input closes.
+
+Each client has a connection of its own and one message in progress. A producer waits until its
+message is committed before it puts the next. A consumer waits until its acknowledgement is
+committed before it handles the next. Producers and consumers run in different processes, so that
+each process knows exactly what it put or took, and the parent can compare the two.
 """
 
 from __future__ import annotations
@@ -24,81 +27,81 @@ from tidegate.core.replication import Role
 from tidegate.lab.bench.child import answer
 from tidegate.lab.replicated.payload import identity_of, make_payload
 
-# Pushed ahead, so that a consumer need not ask for each message; handled one at a time.
+# Messages are pushed ahead, so that a consumer need not request each; it handles one at a time.
 PREFETCH = 10
 
 
 class Seat(msgspec.Struct, frozen=True):
-    """One client: what it is, where it connects, and how many messages it handles."""
+    """A client: its role, its node and queue, and how many messages it handles."""
 
     number: int
     role: Role
     url: str
     queue: str
-    # None: until it is told to end.
+    # `None` means until it is stopped.
     messages: int | None = None
-    # A transaction for each message; else a confirmed put or acknowledgement, which is the same
-    # commit by another packet, and the one that a client splits over replicas.
+    # True uses a transaction per message. False uses a confirmed put or acknowledgement: the same
+    # commit through another packet, which the client can route to replicas.
     transactions: bool = True
-    # At most so many a second: how fast this client is. None: as fast as it can.
+    # The most messages per second; `None` means unlimited.
     rate_per_s: float | None = None
-    # The number of the replica that it is put to, of a logical queue; None: it is elected.
+    # The number of the replica to use, for a logical queue; `None` lets the node elect one.
     replica: int | None = None
 
 
 class Come(msgspec.Struct, frozen=True, tag=True):
-    """Connect; a consumer also subscribes."""
+    """Connect a client; a consumer also subscribes."""
 
     seat: Seat
 
 
 class Go(msgspec.Struct, frozen=True, tag=True):
-    """Begin to work."""
+    """Let clients begin to work."""
 
     numbers: list[int]
 
 
 class Look(msgspec.Struct, frozen=True, tag=True):
-    """Say how far everyone is."""
+    """Report the status of all clients."""
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):
-    """Let some finish the message that they have in hand, and go."""
+    """Let clients finish their current message, and disconnect them."""
 
     numbers: list[int]
 
 
 class Account(msgspec.Struct, frozen=True, tag=True):
-    """Say what was put or taken in all."""
+    """Report the totals of this process."""
 
 
 Order = Come | Go | Look | Leave | Account
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """How far one client is; times are of the clock that all processes share."""
+    """The progress of one client, with times of the monotonic clock that all processes share."""
 
     number: int
     role: Role
     done: int
     begun_s: float | None
     ended_s: float | None
-    # Of a logical queue: the number of the replica that it is at.
+    # The replica it uses now, for a logical queue.
     replica: int | None = None
 
 
 class Balance(msgspec.Struct, frozen=True):
-    """What a process has put, or taken: how many different messages, their sum, and repeats."""
+    """Totals of a process: different messages, the sum of their numbers, and repetitions."""
 
     distinct: int
     total: int
     repeated: int
-    # Of the repeated, those that were not flagged as delivered before.
+    # Repeated messages that were not flagged as redelivered.
     unflagged: int = 0
 
 
 class Ledger:
-    """Every message that a process has put or taken."""
+    """The messages that a process has put or taken."""
 
     def __init__(self) -> None:
         self._known: set[int] = set()
@@ -139,10 +142,10 @@ class Worker:
         self.ended_s = time.monotonic()
 
     async def _in_turn(self) -> bool:
-        """Wait until its own speed allows the next message; False: it is done."""
+        """Wait until the client's speed allows the next message; return false at the end."""
         if self.seat.rate_per_s is not None:
             interval_s = 1 / self.seat.rate_per_s
-            # What could not be done in its time is not made up for: this is a speed, not a load.
+            # Do not catch up on lost time: the rate is a speed, not a load.
             self._next_s = max(self._next_s + interval_s, time.monotonic() - interval_s)
             wait_s = self._next_s - time.monotonic()
             if wait_s > 0:
@@ -204,7 +207,7 @@ class Worker:
 
 
 class Crew:
-    """The clients of this process, as the parent orders them."""
+    """The clients of this process, controlled by the parent."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks
@@ -214,7 +217,7 @@ class Crew:
         self._running: dict[int, asyncio.Task[None]] = {}
 
     async def obey(self, order: Order) -> object:
-        """Do as the parent says; what to answer."""
+        """Execute a command of the parent, and return the answer."""
         match order:
             case Come(seat):
                 return await self._come(seat)
@@ -234,7 +237,7 @@ class Crew:
                 return self._ledger.balance()
 
     def abandon(self) -> None:
-        """The parent is gone."""
+        """Cancel all clients, because the parent has gone."""
         for task in self._running.values():
             task.cancel()
 
@@ -270,7 +273,7 @@ class Crew:
 
 
 async def work() -> None:
-    """Answer the parent until it hangs up."""
+    """Execute the parent's commands until its end of the pipe closes."""
     parent = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(parent), sys.stdin)

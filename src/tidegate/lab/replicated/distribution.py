@@ -1,8 +1,8 @@
-"""Figures 8 and 9: two replicas under clients that came as they came, and under elected ones.
+"""Figures 8 and 9: two replicas with randomly placed and with elected clients.
 
-Strategy: 4 producers and 8 consumers on two replicas, placed as the middle one of all random
-arrivals puts them (arrival.py), once with everything held still and once with exchange of waiting
-messages, and then elected. Each producer puts as many, each consumer takes half as many.
+There are 4 producers and 8 consumers. In the median random placement (arrival.py) they run once
+without any control and once with exchange of waiting messages. Then the product elects them. Each
+producer puts the same number of messages, each consumer takes half as many.
 """
 
 from __future__ import annotations
@@ -30,30 +30,31 @@ from tidegate.report.chart import Table
 
 PRODUCERS, CONSUMERS = 4, 8
 OFFERED = 0.9
-# What the paper prints about figures 8 and 9.
+# The paper's values for figures 8 and 9.
 PAPER_DEFAULT_PER_MS, PAPER_ELECTED_PER_MS = 0.30, 0.35
 PAPER_GAIN = PAPER_ELECTED_PER_MS / PAPER_DEFAULT_PER_MS
 WITHIN = 0.05
-# How much longer than needed a run may take.
+# The longest duration of a run, in multiples of the expected one.
 PATIENCE = 4.0
 STANDSTILL_S = 3.0
 DEFAULT, EXCHANGED, ELECTED = "as they came", "as they came, with exchange", "elected"
 
 
 class Distribution(msgspec.Struct, frozen=True):
-    """One way to spread clients, and what it led to."""
+    """The measurement of one way to distribute the clients."""
 
     label: str
     rates: Rates
     series: Series
-    # Until the last consumer had its last message; None: some waited where nobody takes them.
+    # The time until the last consumer had its last message. `None` if messages remained at a
+    # replica without consumers.
     seconds: float | None
     producers_at: dict[int, int]
     consumers_at: dict[int, int]
 
 
 def distribution_section(scale: Scale, folder: Path, progress: Progress) -> Section:
-    """Measure, draw, judge."""
+    """Measure all three distributions on real nodes, and return the section about them."""
     found: list[Distribution] = []
     with cluster() as nodes:
         processors = Processors()
@@ -102,7 +103,10 @@ def _run(nodes: Cluster, label: str, queue: str, scale: Scale) -> Distribution:
 
 
 def _stands(rows: Sequence[Row]) -> bool:
-    """Nothing has gone in or come out for a while: what is left waits where nobody takes it."""
+    """Return whether nothing was put or taken for three seconds.
+
+    Any messages left then wait at a replica without consumers.
+    """
     before = [row for row in rows if row.at_s < rows[-1].at_s - STANDSTILL_S]
     return bool(before) and (before[-1].produced, before[-1].consumed) == (
         rows[-1].produced,
@@ -141,7 +145,7 @@ def _seats(
 
 
 def section_of(found: list[Distribution], scale: Scale, others: float, folder: Path) -> Section:
-    """Draw and judge what was measured: as they came, with exchange, elected."""
+    """Draw and judge the measurements: random placement, with exchange, elected."""
     default, exchanged, elected = found
     gain = elected.rates.consumed_per_s / max(default.rates.consumed_per_s, 1e-9)
     over_exchange = elected.rates.consumed_per_s / max(exchanged.rates.consumed_per_s, 1e-9)
@@ -235,7 +239,7 @@ def section_of(found: list[Distribution], scale: Scale, others: float, folder: P
 
 
 def election_table(gain: float, over_exchange: float) -> Table:
-    """What election brings, and over what: the bar's baseline is the weaker one."""
+    """Return the gain of election over both baselines; the bar uses the weaker one."""
     return Table(
         "What election brings: consumption of elected clients, of",
         ["clients as they came", "×", "the paper"],

@@ -1,4 +1,4 @@
-"""A sentence about others who used the machine meanwhile."""
+"""A note about other processes that used the machine during a measurement."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tidegate.lab.bench.processors import QUIET
 
 
 def disturbance(taken_by_others: float) -> list[str]:
-    """None when it was quiet."""
+    """Return a note about the share that other processes took; empty if the machine was quiet."""
     if taken_by_others <= QUIET:
         return []
     return [

@@ -1,9 +1,9 @@
-"""Figures 10 and 11: clients come one at a time, to one queue and to one that grows with them.
+"""Figures 10 and 11: clients arrive one by one, at one queue and at a queue that grows.
 
-Strategy: five steps of one producer and two consumers, a client each some seconds. A replica
-delivers R, a producer puts R/2, so that two steps (six clients) are what one replica is best with:
-C = 6. Static, there is one replica whatever comes; dynamic, the policy `clients` adds one when
-L_c ≥ 1, and new clients are elected onto it.
+There are five steps of one producer and two consumers, with a fixed time between clients. A replica
+delivers R and a producer puts R/2, so one replica serves two steps (six clients) best: C = 6. In
+the static run there is one replica. In the dynamic run the policy `clients` adds a second replica
+when L_c ≥ 1, and new clients are elected to it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from tidegate.report.chart import Table
 STEPS = 5
 CLIENTS = 3 * STEPS
 CAPACITY_CLIENTS = 6
-# After the last client has come, so many times the time between two.
+# The time after the last client, in multiples of the time between clients.
 AFTERWARDS = 5
 PAPER_TIMES = 1.9
-# What the paper prints about figures 10 and 11.
+# The paper's values for figures 10 and 11.
 PAPER_STATIC_PER_MS, PAPER_DYNAMIC_PER_MS, PAPER_SECOND_QUEUE_S = 1.9, 3.7, 120.0
 PAPER_RATIO = PAPER_DYNAMIC_PER_MS / PAPER_STATIC_PER_MS
 STATIC, DYNAMIC = "static", "dynamic"
@@ -41,23 +41,23 @@ PAPER_CLIENT_EVERY_S = 10.0
 
 
 class Growth(msgspec.Struct, frozen=True):
-    """What came through while clients came."""
+    """The measurement of one run, static or dynamic."""
 
     label: str
     series: Series
-    # Replicas that served, at the same moments.
+    # The number of serving replicas at the same times.
     replicas: list[int]
-    # Mean consumption after the last client has come.
+    # The mean consumption rate after the last client arrived.
     throughput_per_s: float
-    # Clients that had come when the second replica served; None: it never did.
+    # The number of clients when the second replica began to serve; `None` if it never did.
     second_at_clients: int | None
     second_at_s: float | None
-    # The sentence with which the loop added it.
+    # The reason in the loop's decision to add it.
     why: str = ""
 
 
 def growth_section(scale: Scale, folder: Path, progress: Progress) -> Section:
-    """Measure, draw, judge."""
+    """Measure both runs on real nodes, and return the section about them."""
     found: dict[str, Growth] = {}
     with cluster() as nodes:
         processors = Processors()
@@ -80,7 +80,7 @@ def _scaling(label: str, scale: Scale) -> Scaling:
         replicas=Range(1, 1 if label == STATIC else 2),
         policy=ScalingPolicy.CLIENTS,
         capacity_clients=float(CAPACITY_CLIENTS),
-        # A queue is not looked at more often than ten times a second.
+        # The product does not sample a queue more often than ten times a second.
         polling_interval_s=max(0.1, min(0.5, scale.client_every_s / 4)),
         inhibition_s=scale.client_every_s,
         rate_max_per_s=scale.replica_rate_per_s,
@@ -98,7 +98,7 @@ def _run(nodes: Cluster, label: str, scale: Scale) -> Growth:
         crew.begin()
 
         def note(clients: int, seconds: float) -> None:
-            """Look once in a second, or a few times between two clients."""
+            """Sample the queue every second, or twice between two clients if they come faster."""
             every_s = min(1.0, scale.client_every_s / 2)
             for _ in range(max(1, round(seconds / every_s))):
                 crew.watch(every_s, every_s)
@@ -129,7 +129,7 @@ def _run(nodes: Cluster, label: str, scale: Scale) -> Growth:
 
 
 def _why(nodes: Cluster, queue: str) -> str:
-    """Why a replica was added beside the first."""
+    """Return the reason for which the loop added a second replica; empty if it did not."""
     for decision in nodes.control.explain(queue, count=500):
         if decision.inputs.get("serving") and any(
             isinstance(action, AddReplica) for action in decision.actions
@@ -139,7 +139,7 @@ def _why(nodes: Cluster, queue: str) -> str:
 
 
 def _throughput(rows: list[Row]) -> float:
-    """Consumption in the second half of what is left: the newest client has settled in by then."""
+    """Return the consumption rate in the second half, when the newest client is fully at work."""
     half = rows[len(rows) // 2 - 1 :] if len(rows) > 2 else rows
     return (half[-1].consumed - half[0].consumed) / (half[-1].at_s - half[0].at_s)
 

@@ -1,9 +1,10 @@
-"""Logical queues for experiments: two nodes, replicas with a stated rate, clients with a speed.
+"""A logical queue for experiments: two nodes, replicas with a limited rate, clients with a speed.
 
-Strategy: the paper's queues stood on machines of their own; ours share two cores, so what a replica
-delivers is limited to a stated rate, far below what the cores allow. Producers and consumers have
-speeds too, in the paper's proportion: a consumer is half as fast as a producer, so that one
-producer for two consumers is stable. What is measured is then placement, and not the processor.
+In the paper each queue had a machine of its own. Here all processes share the cores of one machine.
+The rate of each replica is therefore limited to a configured value, far below what the cores allow.
+Clients have speeds in the paper's proportion: a consumer is half as fast as a producer, so that one
+producer and two consumers are stable. The experiments then measure the placement of clients and
+messages, not the processor.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ from tidegate.wire.packets.exchange import Pull
 
 NODES = 2
 SERVING_TIMEOUT_S = 30.0
-# Consumers are a little faster than they need to be, or a stable queue would never empty.
+# Consumers are slightly faster than needed; otherwise a stable queue would never become empty.
 CONSUMER_ROOM = 1.1
-# A loop that looks once in an hour stands still. Recommend-only does not: it leaves alone how many
-# replicas there are, and goes on to exchange and to migrate among them.
+# A control loop with an interval of one hour does nothing during a run. The mode recommend-only
+# would not do: it fixes the number of replicas only, and still exchanges and migrates.
 STILL_S = 3600.0
 
 
 class Cluster:
-    """Nodes, and the client that gives orders to them."""
+    """The nodes of an experiment, and a client that administers them."""
 
     def __init__(self, control: BlockingClient, urls: list[str]) -> None:
         self.control = control
         self.urls = urls
-        # For what a loop says to nodes, which no application does.
+        # For requests that a control loop sends to nodes and applications do not.
         self._thread = LoopThread()
         self._client = self._thread.wait(Client(urls[0], mode="admin").open())
 
@@ -53,7 +54,7 @@ class Cluster:
         self._thread.stop()
 
     def create(self, queue: str, scaling: Scaling) -> None:
-        """A logical queue whose least replicas serve."""
+        """Create a logical queue, and wait until its minimum number of replicas serves."""
         self.control.create_queue(queue, durable=True)
         self.control.set_scaling(queue, scaling)
         self.wait_for_replicas(queue, scaling.replicas.min)
@@ -62,7 +63,7 @@ class Cluster:
         return self.control.topology(queue)
 
     def serving(self, queue: str) -> list[int]:
-        """Numbers of the replicas that serve."""
+        """Return the numbers of the serving replicas."""
         return [
             place.number
             for place in self.topology(queue).replicas
@@ -70,6 +71,7 @@ class Cluster:
         ]
 
     def wait_for_replicas(self, queue: str, count: int) -> None:
+        """Wait until `count` replicas serve; raise `ExperimentFailed` after 30 s."""
         end_s = time.monotonic() + SERVING_TIMEOUT_S
         while len(self.serving(queue)) < count:
             if time.monotonic() > end_s:
@@ -80,7 +82,7 @@ class Cluster:
             time.sleep(0.05)
 
     def exchange(self, queue: str, numbers: Sequence[QueueNumbers], period_s: float) -> None:
-        """Once what the law of exchange says, and nothing else that a loop would do."""
+        """Exchange waiting messages once, as the law of exchange proposes, and do nothing else."""
         topology = self.topology(queue)
         held = {one.queue_id: one for one in numbers}
         samples = [
@@ -104,13 +106,13 @@ class Cluster:
 
     async def _ask(self, packet: Request) -> None:
         link = await self._client.connected()
-        with contextlib.suppress(TidegateError):  # the next period asks again
+        with contextlib.suppress(TidegateError):  # the next period tries again
             await link.ask(packet)
 
     def hold_still(self, queue: str, scaling: Scaling) -> None:
-        """From now on nothing is moved between the replicas that there are.
+        """Stop the control loop of a queue, so that it moves nothing between replicas.
 
-        Said while nobody is there: a period that is just under way has nothing to move.
+        Call this before clients connect: a period that has already begun then has nothing to move.
         """
         self.control.set_scaling(
             queue, msgspec.structs.replace(scaling, polling_interval_s=STILL_S)
@@ -119,7 +121,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster() -> Iterator[Cluster]:
-    """Two nodes on one store."""
+    """Yield two nodes on one store."""
     with tidegate_server(nodes=NODES) as server:
         urls = [f"tidegate://127.0.0.1:{port}" for port in server.ports]
         with (
@@ -130,7 +132,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def two_replicas(rate_per_s: float) -> Scaling:
-    """Two, whatever happens; clients are elected onto them."""
+    """Return settings with exactly two replicas, to which new clients are elected."""
     return Scaling(
         replicas=Range(2, 2),
         policy=ScalingPolicy.CLIENTS,
@@ -140,14 +142,17 @@ def two_replicas(rate_per_s: float) -> Scaling:
 
 
 class Speeds(msgspec.Struct, frozen=True):
-    """How fast each producer and each consumer is."""
+    """The speed of each producer and each consumer."""
 
     producer_per_s: float
     consumer_per_s: float
 
     @staticmethod
     def offering(total_per_s: float, producers: int, consumers: int) -> Speeds:
-        """Producers that put so many in all, and consumers that can just take them."""
+        """Return speeds at which all producers put `total_per_s` and all consumers take more.
+
+        Consumers are ten percent faster in total.
+        """
         return Speeds(total_per_s / producers, CONSUMER_ROOM * total_per_s / consumers)
 
 
@@ -161,7 +166,11 @@ def seat(
     replica: int | None = None,
     messages: int | None = None,
 ) -> Seat:
-    """A client with a speed, at a replica or elected; connected to one node or the other."""
+    """Return a client with a speed; clients alternate between the nodes.
+
+    `replica` assigns it to a replica; `None` lets the node elect one. `messages` is how many it
+    handles; `None` means until it is stopped.
+    """
     return Seat(
         number,
         role,

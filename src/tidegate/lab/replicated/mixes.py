@@ -1,8 +1,8 @@
-"""Figures 5, 6 and 7: which mix of producers and consumers a single queue is best with.
+"""Figures 5, 6 and 7: the best mix of producers and consumers for a single queue.
 
-Strategy: one producer with one, two and three consumers first, over the paper's 15 000 messages;
-then a grid of mixes, each for some seconds, from which the law that the pipeline's `capacity` job
-uses finds C, the number of clients that a queue is best with, and the best mix.
+First one producer runs with one, two and three consumers, over the paper's 15,000 messages. Then a
+grid of mixes runs for some seconds each. From the grid the law of the pipeline's `capacity` job
+determines C, the number of clients that a queue serves best, and the best mix.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from tidegate.report.chart import Table
 
 BLUE, TEAL, GREY = "#1f6fb2", "#2f9e6e", "#8a8f98"
 WARM_UP_S = 1.0
-# Both rates of the best mix, of the larger: what the paper calls stable.
+# The largest difference of both rates, relative to the larger, that counts as stable.
 STABLE_WITHIN = 0.05
-# What a mix may miss of the best before it counts as worse.
+# Mixes within this fraction of the best throughput count as equally good.
 NEAR_BEST = 0.95
 TRIED_BEYOND = 1.25
 
 
 class MixRun(msgspec.Struct, frozen=True):
-    """One producer with so many consumers."""
+    """The measurement of one mix."""
 
     producers: int
     consumers: int
@@ -61,7 +61,7 @@ def _node() -> Iterator[tuple[BlockingClient, str]]:
 
 
 def mixes_section(scale: Scale, folder: Path, progress: Progress) -> Section:
-    """Figures 5 and 6, and three consumers."""
+    """Measure figures 5 and 6, and return the section about them."""
     runs: list[MixRun] = []
     with _node() as (control, url):
         processors = Processors()
@@ -105,13 +105,13 @@ def _one_producer(
 
 
 def _until_put(crew: Crew, messages: int, seconds_max: float) -> None:
-    """Until the producer has put all of them, or for as long as there is time."""
+    """Sample until the producer has put all messages, or the time is over."""
     while crew.look().produced < messages and crew.rows[-1].at_s < seconds_max:
         crew.watch(1.0 if messages > 1000 else 0.1)
 
 
 def best_mix(runs: list[MixRun]) -> MixRun:
-    """The one with the fewest clients among those near the best throughput."""
+    """Return the mix with the fewest clients among the mixes near the best throughput."""
     enough = NEAR_BEST * max(run.rates.throughput_per_s for run in runs)
     near = [run for run in runs if run.rates.throughput_per_s >= enough]
     return min(near, key=lambda run: (run.producers + run.consumers, run.rates.imbalance))
@@ -203,7 +203,7 @@ def _mixes_section(runs: list[MixRun], scale: Scale, others: float, folder: Path
 
 
 def capacity_section(scale: Scale, folder: Path, progress: Progress) -> Section:
-    """The capacity of a single queue."""
+    """Measure the capacity of a single queue (figure 7), and return the section about it."""
     operations: list[Operation] = []
     with _node() as (control, url):
         processors = Processors()

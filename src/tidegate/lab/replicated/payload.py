@@ -1,4 +1,4 @@
-"""A message of 1 KiB that says who put it: 4 bytes producer, 4 bytes sequence, filler, CRC-32."""
+"""A payload of 1 KiB: 4 bytes producer, 4 bytes sequence number, filler, CRC-32."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FILLER = random.Random(7411).randbytes(PAYLOAD_BYTES - _HEAD.size - _CRC.size)
 
 
 class PayloadWrong(AssertionError):
-    """A message came damaged."""
+    """A message was damaged."""
 
 
 def make_payload(producer: int, sequence: int) -> bytes:
@@ -22,7 +22,10 @@ def make_payload(producer: int, sequence: int) -> bytes:
 
 
 def identity_of(payload: bytes) -> int:
-    """Producer and sequence as one number; PayloadWrong when it is not as it was put."""
+    """Return producer and sequence number as one number.
+
+    Raise `PayloadDamaged` if the length or the CRC is wrong.
+    """
     if len(payload) != PAYLOAD_BYTES or _CRC.unpack(payload[-4:])[0] != zlib.crc32(payload[:-4]):
         raise PayloadWrong(f"a message of {len(payload)} bytes came damaged")
     producer, sequence = _HEAD.unpack_from(payload)

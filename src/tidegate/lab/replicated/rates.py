@@ -1,4 +1,4 @@
-"""Production and consumption each second, and their means over the stable part of a run."""
+"""Production and consumption rates per second, and their means over the stable part of a run."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ import msgspec
 
 from tidegate.lab.replicated.crew import Row
 
-# The paper leaves out the first and the last 5 s; of a shorter run, a fifth at either end.
+# The paper leaves out the first and last 5 s; in a shorter run, a fifth at either end.
 EDGE_S = 5.0
 EDGE_SHARE_MAX = 0.2
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """What a run did in its stable part."""
+    """The mean rates of a run over its stable part."""
 
     produced_per_s: float
     consumed_per_s: float
-    # How long that part was, and what was left out at either end.
+    # The length of that part, and what was left out at either end.
     seconds: float
     edge_s: float
     waiting_max: int
 
     @property
     def throughput_per_s(self) -> float:
-        """What goes in and comes out: the backlog's growth or decline cannot last."""
+        """The smaller of the two rates: growth or decline of the backlog cannot last."""
         return min(self.produced_per_s, self.consumed_per_s)
 
     @property
     def imbalance(self) -> float:
-        """How far the two are from each other, of the larger."""
+        """The difference of the two rates, as a fraction of the larger."""
         larger = max(self.produced_per_s, self.consumed_per_s)
         return abs(self.produced_per_s - self.consumed_per_s) / larger if larger else 0.0
 
 
 class Series(msgspec.Struct, frozen=True):
-    """One value of each for every second between two looks."""
+    """The rates and stats between successive samples, as lists."""
 
     at_s: list[float]
     produced_per_s: list[float]
@@ -48,6 +48,7 @@ class Series(msgspec.Struct, frozen=True):
 
 
 def series_of(rows: Sequence[Row]) -> Series:
+    """Return the rates between successive samples."""
     steps = [
         (before, after) for before, after in itertools.pairwise(rows) if after.at_s > before.at_s
     ]
@@ -61,7 +62,10 @@ def series_of(rows: Sequence[Row]) -> Series:
 
 
 def rates_of(rows: Sequence[Row], *, while_clients: int | None = None) -> Rates:
-    """Means over the part in which that many clients, or as many as ever were, are at work."""
+    """Return the mean rates while at least `while_clients` clients are at work.
+
+    `None` means the highest number of clients that the run had.
+    """
     wanted = max(row.clients for row in rows) if while_clients is None else while_clients
     busy = [row for row in rows if row.clients >= wanted]
     if len(busy) < 2:
@@ -82,7 +86,7 @@ def rates_of(rows: Sequence[Row], *, while_clients: int | None = None) -> Rates:
 
 
 def average(runs: Sequence[Rates]) -> Rates:
-    """The mean over runs, as the paper's charts are."""
+    """Return the mean over several runs, as the paper's charts show."""
     return Rates(
         produced_per_s=statistics.fmean(one.produced_per_s for one in runs),
         consumed_per_s=statistics.fmean(one.consumed_per_s for one in runs),

@@ -1,4 +1,28 @@
-"""`tidegate lab run replicated-queues`: the paper's section 7, ours beside theirs."""
+"""`tidegate lab run replicated-queues`: the experiments of the replicated queues paper, section 7.
+
+Theory of operation
+
+Each experiment measures what a figure of the paper shows, and puts the result next to the paper's.
+There are two kinds of runs.
+
+Real runs start nodes, PostgreSQL and client processes on this machine.
+
+- `fig4`, `fig5` and `fig7` use one plain queue: its speed with a backlog (`waiting`), the best mix
+  of producers and consumers, and its capacity (`mixes`).
+- `scenarios`, `fig8` and `fig10` use a logical queue on two nodes: good and bad distributions of
+  clients (`scenarios`, `distribution`), and growth from one replica to two (`growth`).
+
+In the second group all processes share the machine's cores, so two replicas could not deliver twice
+as much as one. Replicas therefore have a configured limit of messages per second, far below what
+the cores allow, and clients have configured speeds (`logical`). These runs measure where clients
+and messages are placed, not how fast the machine is.
+
+Simulated runs (`--simulate`) use the paper's rates in virtual time, with the product's own control
+loop (`simulated`). Rates are inputs there; the results are ratios between runs.
+
+Each consumer checks the CRC of every message. At the end of a run the put messages must equal the
+taken and the waiting ones, else the run fails (`crew`).
+"""
 
 from __future__ import annotations
 
@@ -40,20 +64,23 @@ EXPERIMENTS: dict[str, _Make] = {
 
 
 class ReplicatedOptions(msgspec.Struct, frozen=True):
-    """Which experiments, how large, and where to."""
+    """Which experiments to run, how large, and where the results go."""
 
     only: Sequence[str] = ()
-    # The paper's own numbers; most of an hour.
+    # Use the paper's sizes; takes most of an hour.
     full: bool = False
     quick: bool = False
-    # The paper's own numbers in virtual time, instead of real processes.
+    # Simulate the paper's sizes in virtual time instead of running real processes.
     simulate: bool = False
     results: Path = RESULTS
-    # The folder below `results/replicated-queues`; None for the time of the run.
+    # The folder below `results/replicated-queues`; `None` uses the time of the run.
     name: str | None = None
 
     def experiments(self) -> list[str]:
-        """The chosen ones in order, or a sentence about a name that is none."""
+        """Return the chosen experiments in their order.
+
+        Raise `ValueError` if a name is unknown, or cannot be simulated.
+        """
         if not self.simulate:
             return chosen_from(list(EXPERIMENTS), self.only)
         for name in self.only:
@@ -74,7 +101,7 @@ class ReplicatedOptions(msgspec.Struct, frozen=True):
 def run_replicated(
     options: ReplicatedOptions, progress: Progress = lambda line: None
 ) -> ExperimentsReport:
-    """Run the chosen experiments, and write what they found."""
+    """Run the chosen experiments, and write their results."""
     scale = options.scale
 
     def bound(make: _Make) -> Callable[[Path, Progress], Section]:

@@ -1,4 +1,4 @@
-"""How large each experiment is: the paper's own numbers, or fewer with the factor stated."""
+"""Sizes of the experiments: the paper's, or smaller ones with the factor stated."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import msgspec
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """Sizes of one run; the defaults keep the whole of it below ten minutes."""
+    """Sizes of one run; with the defaults all experiments take less than ten minutes."""
 
-    # Figure 4: put, then read; at each of these backlogs, so many times in turn.
+    # Figure 4: messages that are put and then read, at each backlog, in several rounds.
     speed_messages: int = 1500
     backlogs: Sequence[int] = (10_000, 100_000, 1_000_000)
     speed_rounds: int = 3
@@ -18,9 +18,9 @@ class Scale(msgspec.Struct, frozen=True):
     mix_messages: int = 15_000
     mix_consumers: Sequence[int] = (1, 2, 3)
     mix_runs: int = 1
-    # A busy machine may not get through them.
+    # Limits the time on a busy machine.
     mix_seconds_max: float = 30.0
-    # Figure 7: the seconds of each mix, and what is tried.
+    # Figure 7: the seconds per mix, and the mixes.
     capacity_seconds: float = 6.0
     capacity_producers: Sequence[int] = (1, 2, 4, 8)
     capacity_consumers_each: Sequence[float] = (0.5, 1.0, 2.0)
@@ -28,16 +28,16 @@ class Scale(msgspec.Struct, frozen=True):
     messages_each_producer: int = 1500
     distribution_runs: int = 1
     scenario_seconds: float = 8.0
-    # The optimal one is always among them.
+    # The optimal scenario must be included.
     scenarios: Sequence[str] = ("optimal", "worst", "locally unstable", "unfair")
     # Figures 10 and 11.
     client_every_s: float = 2.0
-    # Stated limit of what one replica delivers, where two cores stand for several machines.
+    # The configured limit of each replica, since two cores cannot stand for several machines.
     replica_rate_per_s: float = 100.0
 
     @staticmethod
     def quick() -> Scale:
-        """The smallest that goes through everything; no figure to quote."""
+        """Return the smallest sizes that run all code; their results mean nothing."""
         return Scale(
             speed_messages=60,
             backlogs=(2_000,),
@@ -55,7 +55,7 @@ class Scale(msgspec.Struct, frozen=True):
 
     @staticmethod
     def full() -> Scale:
-        """The paper's own numbers; takes most of an hour."""
+        """Return the paper's sizes; a run takes most of an hour."""
         return Scale(
             mix_runs=3,
             mix_seconds_max=600.0,

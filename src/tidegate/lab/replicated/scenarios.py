@@ -1,12 +1,13 @@
-"""§3.2: what two replicas deliver when clients are spread well, badly and unfairly.
+"""§3.2: what two replicas deliver with good, bad and unfair distributions of clients.
 
     optimal            x = (1/2, 1/2)   y = (1/2, 1/2)
     worst              x = (1, 0)       y = (0, 1)
     locally unstable   x = (2/3, 1/3)   y = (1/3, 2/3)
     unfair             x = (2/3, 1/3)   y = (2/3, 1/3)
 
-Strategy: each with everything held still; with exchange of waiting messages alone; and steered, as
-queues are, so that connected clients go over to the other replica as well.
+x are the shares of the producers at each replica, y those of the consumers. Each scenario runs
+three times: without any control; with exchange of waiting messages only; and with the normal
+control loop, which also migrates connected clients to the other replica.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tidegate.lab.report.section import Drawing, Section
 from tidegate.report.chart import Table
 
 PRODUCERS, CONSUMERS = 6, 12
-# Of what both replicas together may deliver: what producers offer.
+# What producers offer, as a fraction of what both replicas can deliver.
 OFFERED = 0.9
 SETTLING_S = 2.0
 REPAIRED = 0.9
@@ -41,7 +42,7 @@ EXCHANGE_EVERY_S = 0.5
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """How many of each the first of two replicas has."""
+    """The number of producers and consumers at the first of two replicas."""
 
     name: str
     producers: int
@@ -57,7 +58,7 @@ SCENARIOS = (
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a scenario delivered."""
+    """The measured rates of a scenario, and the distribution of clients at its end."""
 
     scenario: str
     repair: str
@@ -69,6 +70,7 @@ class Outcome(msgspec.Struct, frozen=True):
 def seats_of(
     scenario: Scenario, cluster: Cluster, queue: str, numbers: Sequence[int], speeds: Speeds
 ) -> list[Seat]:
+    """Return the clients of a scenario, assigned to replicas."""
     first, second = numbers
     places = [
         *((Role.CONSUMER, first),) * scenario.consumers,
@@ -83,7 +85,7 @@ def seats_of(
 
 
 def scenarios_section(scale: Scale, folder: Path, progress: Progress) -> Section:
-    """Measure, draw, judge."""
+    """Run all scenarios on real nodes, and return the section about them."""
     outcomes: list[Outcome] = []
     with cluster() as nodes:
         processors = Processors()
@@ -123,7 +125,7 @@ def _run(nodes: Cluster, scenario: Scenario, repair: str, scale: Scale) -> Outco
 
 
 def watch(crew: Crew, nodes: Cluster, queue: str, seconds: float, *, exchange: bool) -> None:
-    """Look, and exchange waiting messages if that is what is tried."""
+    """Sample the queue for `seconds`, and exchange waiting messages if `exchange` is true."""
     for _ in range(max(1, round(seconds / EXCHANGE_EVERY_S))):
         crew.watch(EXCHANGE_EVERY_S, EXCHANGE_EVERY_S)
         if exchange:
@@ -145,7 +147,7 @@ def _section(outcomes: list[Outcome], scale: Scale, others: float, folder: Path)
                     Line(
                         repair,
                         list(map(float, range(len(names)))),
-                        # There is nothing to repair in the optimal one.
+                        # The optimal scenario runs without control only.
                         [consumed.get((name, repair), optimal) for name in names],
                     )
                     for repair in REPAIRS

@@ -1,11 +1,13 @@
-"""`tidegate lab run replicated-queues --simulate`: two replicas at the paper's rates, virtual time.
+"""Two replicas at the paper's rates in virtual time, for `tidegate lab run … --simulate`.
 
-Strategy: the simulation's plant and the same loop as on real queues. Producers put at the paper's
-rates, each replica delivers the paper's capacity, and what the loop decides is carried out in full
-(`steered`), in part (`exchange`: only waiting messages move) or not at all (`held still`). So rates
-are put in; what is found are ratios between runs that differ in who decides where clients are:
-nobody (`seat`, for placements that are given), or the product's law of election, client by client.
-Figures 4 to 7 are about one real queue and its store; there is nothing to simulate in them.
+The simulation combines a plant (model of replicas and clients) with the product's own control loop.
+Producers put at the paper's rates, and each replica delivers the paper's capacity. The loop's
+actions are executed in full (`steered`), in part (`exchange`: only waiting messages move) or not at
+all (`held still`).
+
+Rates are inputs. The results are ratios between runs that differ in who places the clients: the
+experiment, for given placements (`seat`), or the product's law of election, client by client.
+Figures 4 to 7 concern one real queue and its store; a simulation would add nothing.
 """
 
 from __future__ import annotations
@@ -60,11 +62,11 @@ from tidegate.simulation.plant import Plant
 from tidegate.simulation.settings import PlantSettings
 
 QUEUE = "orders"
-# Figures 8 and 9: 0.35 messages/ms come out of two queues under four producers.
+# Figures 8 and 9: two queues with four producers deliver 0.35 messages/ms.
 DISTRIBUTED_PER_S = 350.0
-# Figures 10 and 11: 1.9 messages/ms is all that a single queue delivers.
+# Figures 10 and 11: a single queue delivers at most 1.9 messages/ms.
 SINGLE_PER_S = 1900.0
-# To launch a server on a free host: the paper does not say how long that takes.
+# The time to launch a server on a free machine; the paper does not state it.
 START_S = 5.0
 CONSUMER_ROOM = 1.05
 POLLING_S = 1.0
@@ -73,7 +75,7 @@ AFTERWARDS_S = 100.0
 
 
 class SimulatedRun:
-    """A plant, its loop, and a row for each second."""
+    """A plant with its control loop, and one sample per second."""
 
     def __init__(self, scaling: Scaling, settings: PlantSettings, producer_per_s: float) -> None:
         self.plant = Plant(QUEUE, settings, slots=1, seed="replicated queues")
@@ -87,22 +89,22 @@ class SimulatedRun:
         self.rows: list[Row] = [self._row()]
 
     def seat(self, number: int, producers: int, consumers: int) -> None:
-        """Clients at a replica, wherever the law would have sent them."""
+        """Place clients at a replica, regardless of the law of election."""
         replica = self.plant.replicas[number]
         replica.producers, replica.consumers = producers, consumers
 
     def join(self, roles: Iterable[Role]) -> None:
-        """Clients come one by one, each to where the law of election sends it."""
+        """Add clients one by one, each at the replica that the law of election chooses."""
         for role in roles:
             self.plant.change_clients(role, 1)
 
     @property
     def placed(self) -> list[tuple[int, int]]:
-        """Producers and consumers at each replica."""
+        """The number of producers and consumers at each replica."""
         return [(one.producers, one.consumers) for one in self.plant.replicas.values()]
 
     def run(self, seconds: float, repair: str) -> None:
-        """So many seconds, with the loop's orders carried out as far as they are allowed."""
+        """Simulate `seconds`, and execute the loop's actions as far as `repair` allows."""
         for _ in range(round(seconds / POLLING_S)):
             producers = sum(one.producers for one in self.plant.replicas.values())
             expected = producers * self._producer_per_s * POLLING_S
@@ -115,7 +117,7 @@ class SimulatedRun:
             self.rows.append(self._row())
 
     def _place(self, *, at_once: bool) -> None:
-        """Every replica that was ordered finds a free host."""
+        """Give each ordered replica a free machine."""
         while self.plant.pending:
             machine = self.plant.machines.boot(1, self.plant.now, at_once=True)
             self.plant.place(machine.machine_id, at_once=at_once)
@@ -148,7 +150,7 @@ def _two(producers: int, consumers: int, offered_per_s: float) -> SimulatedRun:
 
 
 def scenarios_section(folder: Path, progress: Progress) -> Section:
-    """§3.2 in virtual time."""
+    """Simulate the scenarios of §3.2, and return the section about them."""
     found: dict[tuple[str, str], Rates] = {}
     for scenario in SCENARIOS:
         for repair in REPAIRS:
@@ -242,7 +244,7 @@ def _table(found: dict[tuple[str, str], Rates]) -> Table:
 
 
 def distributed() -> dict[tuple[str, str], SimulatedRun]:
-    """Four producers and eight consumers, seated as they came or elected, before they begin."""
+    """Return runs with four producers and eight consumers, in the median placement or elected."""
     producers, consumers = median_placement(4, 8)
     runs: dict[tuple[str, str], SimulatedRun] = {}
     for repair in (STILL, EXCHANGE):
@@ -250,13 +252,13 @@ def distributed() -> dict[tuple[str, str], SimulatedRun]:
         run.seat(1, producers, consumers)
         run.seat(2, 4 - producers, 8 - consumers)
     elected = runs["elected", MIGRATION] = _two(4, 8, DISTRIBUTED_PER_S)
-    # In the order in which real clients come (distribution.py).
+    # In the order of the real experiment (distribution.py).
     elected.join([Role.CONSUMER] * 8 + [Role.PRODUCER] * 4)
     return runs
 
 
 def distribution_section(folder: Path, progress: Progress) -> Section:
-    """Figures 8 and 9 at the paper's rates."""
+    """Simulate figures 8 and 9 at the paper's rates, and return the section about them."""
     runs = distributed()
     elected_at = runs["elected", MIGRATION].placed
     for (_, repair), run in runs.items():
@@ -345,7 +347,7 @@ def _rates_panel(
 
 
 def growth_section(folder: Path, progress: Progress) -> Section:
-    """Figures 10 and 11 at the paper's rates and times."""
+    """Simulate figures 10 and 11 at the paper's rates, and return the section about them."""
     runs = {label: _grown(label) for label in (STATIC, DYNAMIC)}
     ends = {label: _end(run.rows) for label, run in runs.items()}
     times = ends[DYNAMIC] / ends[STATIC]

@@ -1,9 +1,8 @@
-"""Figure 4: does a queue slow down as messages wait in it?
+"""Figure 4: whether a queue slows down when many messages wait in it.
 
-Strategy: the paper puts 1 500 messages, then reads them, and sees the speed fall. We do
-the same, and then again on a queue in which very many wait already. Two queues on one node, one
-that holds nothing else and one that holds the backlog, are measured in turn, so that whatever else
-the machine does meets both.
+The paper puts 1,500 messages, reads them, and sees the speed fall. We do the same, and repeat it on
+a queue with a large backlog. Two queues on one node, one empty and one with the backlog, are
+measured in turn, so that disturbances by other processes affect both.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ WITHIN = 0.8
 FILL_AT_ONCE = 1000
 PROBE_EVERY_S = 0.1
 SECONDS_MAX = 120.0
-# The producer of the backlog: no seat has this number.
+# The producer number of the backlog, which no client has.
 FILLING = 0xFFFF_FFFF
 EMPTY, FULL = "empty", "full"
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """How fast messages went in, and came out again, with so many waiting besides."""
+    """The rates at which messages were put and read, with this backlog."""
 
     waiting: int
     put_per_s: float
@@ -50,14 +49,14 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """With a backlog and without, in turn."""
+    """A measurement of the empty queue and one of the full queue, taken in turn."""
 
     empty: Speed
     full: Speed
 
 
 class _Measured:
-    """A queue, its crew, and how many wait in it."""
+    """A queue, its clients, and the size of its backlog."""
 
     def __init__(self, crew: Crew, control: BlockingClient, url: str, queue: str) -> None:
         self._crew = crew
@@ -74,7 +73,7 @@ class _Measured:
         self.waiting = count
 
     def speed(self, messages: int) -> tuple[Speed, list[Row]]:
-        """Put so many, then read as many."""
+        """Put messages, then read as many; return the speeds and the samples."""
         self._crew.begin()
         put_s = self._work(Role.PRODUCER, messages)
         read_s = self._work(Role.CONSUMER, messages)
@@ -98,7 +97,7 @@ class _Measured:
 
 
 def waiting_section(scale: Scale, folder: Path, progress: Progress) -> Section:
-    """Measure, draw, judge."""
+    """Measure the speed at each backlog, and return the section about it."""
     with tidegate_server() as server:
         url = f"tidegate://127.0.0.1:{server.port}"
         with tidegate.connect(url, mode="admin") as control:
@@ -108,7 +107,7 @@ def waiting_section(scale: Scale, folder: Path, progress: Progress) -> Section:
                 processors = Processors()
                 empty = _Measured(at_empty, control, url, EMPTY)
                 full = _Measured(at_full, control, url, FULL)
-                empty.speed(scale.speed_messages)  # the first of everything is slow
+                empty.speed(scale.speed_messages)  # warm up
                 alone, rows = empty.speed(scale.speed_messages)
                 progress(f"put {alone.put_per_s:,.0f}/s, read {alone.read_per_s:,.0f}/s")
                 pairs: dict[int, list[Pair]] = {}

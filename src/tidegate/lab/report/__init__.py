@@ -1,1 +1,1 @@
-"""What an experiment leaves behind: figures as PNG, and one HTML page that needs nothing else."""
+"""Reports of experiments: figures as PNG, and one HTML page that contains everything."""

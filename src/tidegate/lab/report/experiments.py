@@ -1,8 +1,16 @@
-"""A run of several experiments that ends in one page.
+"""Run several experiments and write one page about them.
 
-Strategy: experiments run one after another, each on fresh servers, and each leaves a JSON file and
-its PNGs; at the end one page shows all that were run, and says first what was missed. An experiment
-that fails is reported as failed and the others go on.
+Theory of operation
+
+An experiment is a function that receives a folder and returns an `ExperimentSection`. It starts its
+own servers, measures something on them, and draws its figures into the folder. A section compares
+the values that a paper printed with the values measured here. Its *bars* are the values that
+Tidegate must reach.
+
+`run_experiments` runs experiments one after another, because they share the machine's cores. After
+each it writes `<name>.json`. At the end it writes `report.json` and a page, `index.html`, which
+begins with the bars that were missed. An experiment that fails is reported as failed, and the next
+one runs. The run counts as met if no experiment failed and every bar was met.
 """
 
 from __future__ import annotations
@@ -28,19 +36,22 @@ from tidegate.lab.report.section import Section, write_json
 
 RESULTS = Path("results")
 Progress = Callable[[str], None]
-# Makes its drawings in the folder.
+# An experiment writes its drawings into the folder.
 Experiment = Callable[[Path, Progress], Section]
 
 
 class ExperimentFailed(RuntimeError):
-    """An experiment cannot come to its end; the sentence says what was missing."""
+    """An experiment could not be completed; the message says what was missing."""
 
 
 _FAILURES = (ChildFailed, ServerFailed, ExperimentFailed)
 
 
 class ExperimentsReport(msgspec.Struct, frozen=True):
-    """What all experiments found, and where it is."""
+    """The results of a run of experiments.
+
+    `theirs` is the name of the system that the paper describes.
+    """
 
     folder: Path
     title: str
@@ -63,7 +74,7 @@ class ExperimentsReport(msgspec.Struct, frozen=True):
         return not self.failed and all(bar.met for bar in self.bars)
 
     def as_json(self) -> dict[str, Any]:
-        """The report as plain JSON values."""
+        """Return the report as plain JSON values."""
         return {
             "folder": str(self.folder),
             "page": str(self.page),
@@ -76,7 +87,10 @@ class ExperimentsReport(msgspec.Struct, frozen=True):
 
 
 def chosen_from(names: Sequence[str], only: Sequence[str]) -> list[str]:
-    """The chosen ones in order, or a sentence about a name that is none."""
+    """Return the chosen names in their order; all if `only` is empty.
+
+    Raise `ValueError` if `only` contains an unknown name.
+    """
     for name in only:
         if name not in names:
             raise ValueError(f"no experiment is called {name!r}; there are: {', '.join(names)}")
@@ -92,7 +106,7 @@ def run_experiments(
     introduction: str,
     progress: Progress,
 ) -> ExperimentsReport:
-    """Run them in order, and write what they found."""
+    """Run experiments in order, and write their results and the page to `folder`."""
     began, began_s = datetime.datetime.now(datetime.UTC), time.monotonic()
     make_folder(folder)
     sections: list[Section] = []
@@ -127,13 +141,13 @@ def run_experiments(
 
 
 def folder_of(results: Path, experiment: str, name: str | None) -> Path:
-    """Where a run leaves what it found: under its name, or under its time."""
+    """Return the folder of a run, named by `name` or, if that is `None`, by the current time."""
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
     return results / experiment / (name or stamp)
 
 
 def make_folder(folder: Path) -> None:
-    """Make it and write into it once: nobody measures for an hour to learn that nothing is kept."""
+    """Create the folder and check that it is writable, before hours of measurements begin."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -146,7 +160,7 @@ def make_folder(folder: Path) -> None:
 
 
 def render(report: ExperimentsReport, console: Console) -> None:
-    """Print what was found, in words and verdicts."""
+    """Print the results and the verdicts on the bars."""
     table = Table(title=report.title, show_lines=True)
     for column in ("experiment", report.theirs, "Tidegate"):
         table.add_column(column)

@@ -1,8 +1,7 @@
-"""Figures in one style: few kinds, each made for one question.
+"""Figures of experiments, in one style.
 
-Strategy: a colour belongs to a thing and not to a place in a list, so messages are blue in every
-figure. Grids are faint, frames are left out, and what matters is written at the line itself.
-Drawing happens without a screen.
+A colour belongs to a subject, not to a position in a list: messages are blue in every figure. Lines
+and levels are labelled in place where possible. Drawing needs no screen.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tidegate.report import palette
 
 DOTS_PER_INCH = 130
 WIDTH_IN = 9.0
-# What the name of a level takes of the height.
+# The height of a level's label, as a fraction of the axes' height.
 _NAME_HEIGHT = 0.1
 
 COLOURS = {
@@ -74,7 +73,7 @@ _STYLE: dict[Any, Any] = {
 
 
 class Line(msgspec.Struct, frozen=True):
-    """Points of one thing; with errors, they get bars."""
+    """The points of one subject; `errors` adds error bars."""
 
     label: str
     x: Sequence[float]
@@ -91,18 +90,18 @@ class Panel(msgspec.Struct, frozen=True):
     x_label: str
     y_label: str
     lines: Sequence[Line]
-    # Positions that are categories rather than quantities get names and equal distances.
+    # Names for positions that are categories; they are drawn at equal distances.
     x_names: Sequence[str] | None = None
-    # A level that is right for the whole panel, with its name.
+    # Levels drawn across the whole panel, by label.
     levels: Mapping[str, float] = {}
-    # A moment that is marked from top to bottom, with its name.
+    # Positions marked from top to bottom, by label.
     moments: Mapping[str, float] = {}
-    # Where the best is, on the first line.
+    # Whether to mark the highest point of the first line.
     mark_best: bool = False
     y_from_zero: bool = True
-    # Things that are counted: no ticks between whole numbers.
+    # Counts: ticks at whole numbers only.
     whole: bool = False
-    # From 1 to hundreds: what happens below ten is to be seen, too.
+    # A logarithmic axis, so that values below ten remain visible next to hundreds.
     x_log: bool = False
 
 
@@ -127,7 +126,7 @@ def _drawing(file: Path, rows: int, columns: int, height_in: float) -> Iterator[
 def draw_panels(
     panels: Sequence[Panel], file: Path, *, height_in: float = 3.6, same_scale: bool = False
 ) -> None:
-    """Panels beside each other; those that are there to be compared have the same scale."""
+    """Draw panels next to each other; `same_scale` gives them the same vertical scale."""
     with _drawing(file, 1, len(panels), height_in) as axes:
         for panel, each in zip(panels, axes, strict=True):
             _draw_panel(panel, each)
@@ -138,7 +137,7 @@ def draw_panels(
 def draw_rows(
     panels: Sequence[Panel], file: Path, *, height_in: float = 2.6, same_scale: bool = False
 ) -> None:
-    """Panels below each other, for time that runs along."""
+    """Draw panels below each other, with time along the shared axis."""
     with _drawing(file, len(panels), 1, height_in * len(panels)) as axes:
         for position, (panel, each) in enumerate(zip(panels, axes, strict=True)):
             _draw_panel(panel, each)
@@ -152,7 +151,7 @@ def draw_rows(
 def draw_grid(
     panels: Sequence[Panel], file: Path, *, height_in: float = 2.3, one_legend: bool = False
 ) -> None:
-    """Many panels, two beside each other, row by row; those with the same lines share a legend."""
+    """Draw panels in rows of two; `one_legend` draws one legend for panels with the same lines."""
     rows = (len(panels) + 1) // 2
     with _drawing(file, rows, 2, height_in * rows + 0.3 * one_legend) as axes:
         for panel, each in zip(panels, axes, strict=False):
@@ -171,7 +170,7 @@ def draw_grid(
 def draw_bars(
     bars: Mapping[str, Mapping[str, float]], file: Path, *, logarithmic: Sequence[str] = ()
 ) -> None:
-    """Panels beside each other, by what they measure, each with a bar for each name."""
+    """Draw a panel for each quantity, with a bar for each name."""
     with _drawing(file, 1, len(bars), 3.4) as axes:
         for position, ((title, values), each) in enumerate(zip(bars.items(), axes, strict=True)):
             each.set_title(title)
@@ -203,7 +202,7 @@ def _draw_panel(panel: Panel, axes: Axes, *, legend: bool = True) -> None:
         if not line.x:
             continue
         x = list(range(len(line.x))) if panel.x_names else list(line.x)
-        # A dashed line between two points is a level, and has none of its own.
+        # A dashed line between two points is a level, and needs no markers.
         is_level = line.dashed and len(x) == 2
         is_marked = len(x) <= 20 and not is_level
         markers: dict[str, Any] = {"marker": "o", "markersize": 5} if is_marked else {}
@@ -224,9 +223,10 @@ def _draw_panel(panel: Panel, axes: Axes, *, legend: bool = True) -> None:
         axes.axhline(level, color=_FAINT, linewidth=1.2, linestyle=":")
         highest = max(highest, level)
         room = _NAME_HEIGHT * highest
-        # Of two that are near each other the lower one's is below, or they would change places.
+        # Put the label of the lower of two close levels below it, so that the labels do not
+        # overlap.
         near = [one for one in panel.levels.values() if 0.0 < abs(one - level) < 2 * room]
-        # Above the level, unless a line is in the way there and the axis is not below.
+        # Otherwise put it above the level, unless a line crosses there and there is room below.
         in_the_way = level < max(near) if near else _is_crowded(panel.lines, level, level + room)
         below = level > 2 * room and in_the_way
         axes.annotate(
@@ -269,7 +269,10 @@ def _draw_panel(panel: Panel, axes: Axes, *, legend: bool = True) -> None:
 
 
 def _is_crowded(lines: Sequence[Line], low: float, high: float) -> bool:
-    """Whether a line runs between the two where names of levels stand: in the right two thirds."""
+    """Return whether a line runs between the two heights in the right two thirds of the panel.
+
+    The labels of levels are written there.
+    """
     return any(low < y < high for line in lines for y in line.y[len(line.y) // 3 :])
 
 
@@ -299,7 +302,7 @@ def _thousands(value: float, _: int) -> str:
 def draw_distribution(
     bins: Mapping[str, Sequence[float]], file: Path, *, title: str, x_label: str, bin_width: float
 ) -> None:
-    """Shares per bin, one panel for each thing, cut where 99.9 % of each lie to the left."""
+    """Draw shares per bin, one panel per subject, up to the bin that includes 99.9 % of each."""
     reach = max([4, *(_reach(shares) for shares in bins.values())])
     with _drawing(file, len(bins), 1, 1.75 * len(bins) + 0.4) as axes:
         for position, ((label, shares), each) in enumerate(zip(bins.items(), axes, strict=True)):
@@ -311,7 +314,7 @@ def draw_distribution(
             )
             each.set_ylabel("share")
             each.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
-            # The same scale for all: they are there to be compared.
+            # The same scale for all panels makes them comparable.
             each.set_xlim(0, reach * bin_width)
             each.xaxis.set_major_locator(MaxNLocator(integer=True))
             each.set_title(f"{title}: {label}" if position == 0 else label)
@@ -319,7 +322,7 @@ def draw_distribution(
 
 
 def _reach(shares: Sequence[float]) -> int:
-    """In how many bins 99.9 % lie."""
+    """Return the number of bins that hold 99.9 %."""
     total = 0.0
     for index, share in enumerate(shares):
         total += share
@@ -331,7 +334,7 @@ def _reach(shares: Sequence[float]) -> int:
 def draw_shares(
     shares: Mapping[str, Mapping[str, float]], file: Path, *, title: str, x_label: str
 ) -> None:
-    """Wholes cut into parts, one bar each, the parts named below."""
+    """Draw one bar per name, divided into parts, with a legend below."""
     parts = list(dict.fromkeys(part for whole in shares.values() for part in whole))
     with _drawing(file, 1, 1, 1.5 + 0.62 * len(shares)) as (axes,):
         axes.set_title(title)

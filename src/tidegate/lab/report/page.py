@@ -1,4 +1,4 @@
-"""One HTML page that holds everything: figures inside it, no script, nothing fetched."""
+"""The HTML page of a run: figures are embedded, nothing is loaded, and there is no script."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tidegate.report.markup import page as whole_page
 
 
 class Page(msgspec.Struct, frozen=True):
-    """A report of several experiments."""
+    """The contents of a page about several experiments."""
 
     title: str
-    # What the system of the paper is called.
+    # The name of the system that the paper describes.
     theirs: str
     introduction: str
     sections: Sequence[Section]
     environment: Mapping[str, str]
     when: str
-    # Experiments that did not come to their end, and why.
+    # Experiments that were not completed, with the reason.
     failed: Mapping[str, str] = {}
 
 
@@ -48,7 +48,7 @@ figure img { width: 100%; height: auto; background: #fff; border: 1px solid var(
 
 
 def write_page(page: Page, folder: Path, name: str = "index.html") -> Path:
-    """Write the page; drawings are read from the same folder and put into it."""
+    """Write the page; drawings are read from the same folder and embedded."""
     body = [
         f"<h1>{text(page.title)}</h1>",
         f'<p class="when">{text(page.when)} · {text(_environment(page.environment))}</p>',
@@ -67,7 +67,7 @@ def _environment(environment: Mapping[str, str]) -> str:
 
 
 def _missed(page: Page) -> str:
-    """What a reader has to know first: which promises the figures below do not keep."""
+    """Return the bars that were missed or not measured: the reader has to know these first."""
     lines = [f"{name} did not come to its end: {why}" for name, why in page.failed.items()]
     for section in page.sections:
         for bar in section.bars:

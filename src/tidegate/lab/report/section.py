@@ -1,4 +1,4 @@
-"""The parts of a report: what one experiment asked, found, and drew."""
+"""The parts of a report: what one experiment asked, measured and drew."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from tidegate.report.chart import Table
 
 
 class Drawing(msgspec.Struct, frozen=True):
-    """A PNG that has been written, and the sentence below it."""
+    """A PNG file and its caption."""
 
     file: str
     caption: str
 
 
 class Section(msgspec.Struct, frozen=True):
-    """One experiment."""
+    """The results of one experiment."""
 
     name: str
     title: str
-    # Where the paper shows it, and what it says there.
+    # Where the paper shows the experiment, and what it reports.
     source: str
     paper: str
     ours: str
-    # What the first of the two is called where it is not what the paper found.
+    # The heading of the paper's column, if it is not the system of the paper.
     theirs: str | None = None
     drawings: Sequence[Drawing] = ()
     tables: Sequence[Table] = ()
     bars: Sequence[Bar] = ()
     notes: Sequence[str] = ()
-    # Everything measured, as plain JSON values.
+    # All measurements, as plain JSON values.
     data: dict[str, Any] = {}
 
     def as_json(self) -> dict[str, Any]:
@@ -46,5 +46,5 @@ class Section(msgspec.Struct, frozen=True):
 
 
 def write_json(value: object, file: Path) -> None:
-    """A JSON file that people can read, too."""
+    """Write a JSON file with indentation, so that people can read it."""
     file.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")

@@ -1,1 +1,1 @@
-"""The experiments of the Telesto report: its client mix, its figures and tables, ours beside."""
+"""The experiments of the Telesto report: its client mix, its figures and its tables."""

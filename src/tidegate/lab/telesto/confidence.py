@@ -1,8 +1,8 @@
-"""How sure a mean is: Student's 95 % confidence interval, without scipy.
+"""The precision of a mean: Student's 95 % confidence interval, without scipy.
 
 half width = t(0.975, n − 1) · s / √n
 
-where n repeats have the standard deviation s.
+where s is the standard deviation of n repeats.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-# Telesto repeated until the interval was below this share of the mean (its §5.5).
+# Telesto repeated a measurement until the half width was below this fraction of the mean (§5.5).
 WANTED = 0.05
 
 # t(0.975) for 1 … 30 degrees of freedom; beyond, the expansion below is exact to 3 digits.
@@ -26,7 +26,7 @@ _Z_975 = 1.959964
 
 
 def student_t_975(degrees: int) -> float:
-    """The two-sided 95 % quantile of Student's distribution."""
+    """Return the two-sided 95 % quantile of Student's distribution."""
     if degrees < 1:
         return math.inf
     if degrees <= len(_T_975):
@@ -36,28 +36,28 @@ def student_t_975(degrees: int) -> float:
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """A mean over repeats, and how far off it may be."""
+    """A mean over repeats, with its interval."""
 
     mean: float
-    # Half the width of the 95 % interval; None when one repeat says nothing about it.
+    # Half the width of the 95 % interval; `None` for a single repeat.
     half_width: float | None
     repeats: int
 
     @property
     def relative(self) -> float | None:
-        """Half the width as a share of the mean."""
+        """The half width as a fraction of the mean."""
         if self.half_width is None or not self.mean:
             return None
         return self.half_width / self.mean
 
     @property
     def sure(self) -> bool:
-        """Whether the interval is as narrow as Telesto asked for."""
+        """Whether the interval is as narrow as Telesto required."""
         return self.relative is not None and self.relative < WANTED
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """The mean of independent repeats, with its interval."""
+    """Return the mean of independent repeats, with its interval."""
     count = len(values)
     if count < 2:
         return Estimate(values[0] if values else math.nan, None, count)

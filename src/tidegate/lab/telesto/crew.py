@@ -1,9 +1,9 @@
-"""A mix at work: its clients, spread over a few processes, and samples of what they do.
+"""The clients of a trial, in a few child processes.
 
-Strategy: every process connects its share and reports the ids its clients got; with all ids
-known everyone begins at once. Samples are taken while they work. At the end those who ask stop
-before those who answer, so nobody is left waiting, and what was put but not taken must still lie
-in the queues: a message that is nowhere fails the run.
+Each process connects its clients and reports their ids. When the parent knows all ids, it sends
+them to all processes, and the clients begin. At the end, the clients that ask stop before the
+clients that answer, so that no request remains unanswered. Messages that were put and not taken
+must then be in the queues; a lost message fails the run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Answer = TypeVar("Answer")
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What one process does."""
+    """The clients of one process."""
 
     urls: list[str]
     roles: list[Role]
@@ -39,26 +39,26 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class MessagesLost(AssertionError):
-    """Messages were put, not taken, and are not there."""
+    """Messages were put and not taken, and are not in the queues."""
 
 
 class Crew:
-    """Clients at work, as their parent sees them."""
+    """The running clients, controlled by the parent process."""
 
     def __init__(self, children: Sequence[Child], control: BlockingClient) -> None:
         self._children = children
         self._control = control
 
     def sample(self) -> list[Sample]:
-        """What each process has counted so far."""
+        """Return the counters of each process."""
         return self._ask_all("sample", Sample)
 
     def numbers(self) -> ClusterNumbers:
-        """The nodes' own numbers."""
+        """Return the stats of the nodes."""
         return self._control.stats()
 
     def work_for(self, seconds: float) -> None:
-        """Let them work, and notice when one of them fails."""
+        """Wait while the clients work; raise if a child process has failed."""
         deadline = time.monotonic() + seconds
         while (left_s := deadline - time.monotonic()) > 0:
             time.sleep(min(left_s, LOOK_EVERY_S))
@@ -66,7 +66,10 @@ class Crew:
                 child.check()
 
     def stop(self) -> int:
-        """End the work in order and check that nothing is missing; how many were left over."""
+        """Stop the clients, and return how many messages were left in the queues.
+
+        Raise `MessagesLost` if messages are missing.
+        """
         self._ask_all("rest", bool)
         ended = self._ask_all("end", Sample)
         put = sum(sample.puts for sample in ended)
@@ -84,13 +87,13 @@ class Crew:
 
 @contextlib.contextmanager
 def crew_at_work(ports: Sequence[int], options: MixOptions) -> Iterator[Crew]:
-    """Connect all clients to these nodes in turn, and let them begin."""
+    """Connect all clients to the nodes in turn, start them, and yield them."""
     urls = [f"tidegate://127.0.0.1:{port}" for port in ports]
     roles = roles_of(options.clients)
     with contextlib.ExitStack() as stack:
         controls = [stack.enter_context(tidegate.connect(url, mode="admin")) for url in urls]
         for position, queue in enumerate(QUEUES):
-            # A queue is owned by the node that made it: spread them.
+            # The node that creates a queue owns it, so this distributes the queues over the nodes.
             controls[position % len(controls)].create_queue(queue, durable=options.durable)
         children = [
             stack.enter_context(

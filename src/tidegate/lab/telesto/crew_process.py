@@ -1,4 +1,4 @@
-"""One process of a crew: `python -m tidegate.lab.telesto.crew_process <share as JSON>`."""
+"""A child process with clients: `python -m tidegate.lab.telesto.crew_process <share as JSON>`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONNECTING_MAX = 20
 
 
 async def work(share: Share) -> None:
-    """Connect, report, work, and answer the parent until it hangs up."""
+    """Connect the clients, report their ids, run them, and execute the parent's commands."""
     parent = await _parent()
     tally = Tally()
     connecting = asyncio.Semaphore(CONNECTING_MAX)
@@ -47,7 +47,7 @@ async def work(share: Share) -> None:
 
 
 async def _parent() -> asyncio.StreamReader:
-    """What the parent says, without blocking the clients."""
+    """Return a reader of standard input that does not block the clients."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

@@ -1,12 +1,12 @@
-"""Telesto's clients (its §5.2): one way, request–response pairs, request–response pool.
+"""Telesto's mix of clients (§5.2 of the report): one way, request–response pairs and pool.
 
-    one way  5/9   put a counter for a random other one, take one's own, count up, put again
-    pair     2/9   two by two: a request to the partner, its reply, one higher
-    pool     2/9   half ask anyone, half answer whoever asked
+    one way  5/9   put a counter for a random other client, take the next, add one, put it again
+    pair     2/9   two clients: a request to the partner, whose reply adds one
+    pool     2/9   half put requests for any client, half answer them
 
-Each client has its own connection and asks one thing at a time. A read either waits at the node
-until a message comes, or polls with a retry delay as Telesto's clients did. Each type has one
-queue for all its clients. What comes back is checked: a wrong counter fails the run.
+Each client has its own connection and one request in progress. A read either waits at the node for
+a message, or polls with a retry delay as Telesto's clients did. The clients of a type share one
+queue. Clients check each reply; a wrong counter fails the run.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ REQUEST_TIMEOUT_S = 30.0
 
 
 class MixOptions(msgspec.Struct, frozen=True):
-    """Who the clients are and how they read."""
+    """The number of clients, and how they read."""
 
     clients: int = 90
-    # None: reads wait at the node. Else they poll, and sleep this long after a miss.
+    # `None` lets reads wait at the node. Otherwise they poll, and sleep this long after a miss.
     retry_delay_s: float | None = None
-    # How long a waiting read waits before it is a miss.
+    # How long a read waits at the node before it counts as a miss.
     wait_s: float = 1.0
-    # Every so manieth read looks first whether something is there already, which shows the
-    # response time of reads and misses that wait for nobody; 0 for never.
+    # Every n-th read first asks without waiting. This shows the response times of hits and misses
+    # without the wait for other clients. 0 means never.
     glance_every: int = 0
     durable: bool = True
 
 
 class Role(msgspec.Struct, frozen=True):
-    """One client's part."""
+    """The part of one client in the mix."""
 
     number: int
     kind: str
-    # For pairs: the number of the partner. For pairs and the pool: whether it asks.
+    # `partner` is the number of a pair's other client; `asks` is for pairs and the pool.
     partner: int | None = None
     asks: bool = False
 
     @property
     def serves(self) -> bool:
-        """Whether it answers others, and so must be the last to stop."""
+        """Whether the client answers others, and so must stop after them."""
         return self.kind != ONE_WAY and not self.asks
 
 
 def roles_of(clients: int) -> list[Role]:
-    """Who does what, in the proportions of table 5.1."""
+    """Return the roles of all clients, in the proportions of table 5.1."""
     if clients < NINTHS or clients % NINTHS:
         raise ValueError(f"the mix is made of ninths: {clients} clients are no multiple of 9")
     ninth = clients // NINTHS
@@ -76,11 +76,11 @@ def roles_of(clients: int) -> list[Role]:
 
 
 class CounterWrong(AssertionError):
-    """A reply that answers another request: the run counts for nothing."""
+    """A reply belongs to another request; the run is not valid."""
 
 
 class MixClient:
-    """One client at work until it is told to stop."""
+    """A client that works until `stopping` is set."""
 
     def __init__(self, role: Role, options: MixOptions, client: Client, tally: Tally) -> None:
         self.role = role
@@ -92,7 +92,7 @@ class MixClient:
         self.stopping = False
 
     async def run(self, client_ids: Sequence[int]) -> None:
-        """Do its part; `client_ids` are the ids of all clients by number."""
+        """Play the role; `client_ids` are the ids of all clients by number."""
         role = self.role
         if role.kind == ONE_WAY:
             others = [
@@ -160,7 +160,7 @@ class MixClient:
         return reply
 
     async def _take(self, queue: str, context: int | None = None) -> Message | None:
-        """The next message for this client; None once it is to stop and nothing comes."""
+        """Return the next message for this client, or `None` after a miss when it is stopping."""
         options = self._options
         self._reads += 1
         at_once = options.retry_delay_s is not None or (

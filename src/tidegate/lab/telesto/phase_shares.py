@@ -1,4 +1,4 @@
-"""Table 5.3: what a request's time is spent on, ours beside Telesto's."""
+"""Table 5.3: the phases of a request, next to Telesto's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidegate.lab.telesto.trial import Plan, Progress, Setup, Trial, disturbance
 from tidegate.report.chart import Table
 
 OFF_BY_MAX = 0.02
-# The table prints "9.574 µs" for the database; the shares beside it say that it is 9 574.
+# The report prints "9.574 µs" for the database; the shares next to it show that 9,574 is meant.
 PAPER_US = {
     "waiting for client": 79.0,
     "parsing": 14.0,
@@ -26,13 +26,13 @@ PAPER_STORE_SHARE = 0.988
 
 
 def measure(clients: int, plan: Plan, progress: Progress) -> Trial:
-    """The default mix, with the nodes' numbers around it."""
+    """Measure the default mix with its phases."""
     setup = Setup(f"phases, {clients} clients", MixOptions(clients=clients))
     return run_trial(setup, plan, progress)
 
 
 def phases_section(trial: Trial, folder: Path) -> Section:
-    """The table and its picture."""
+    """Return the section with the table of phases and its figure."""
     table = trial.phases
     ours = _ours_us(table)
     draw_shares(

@@ -1,8 +1,9 @@
-"""Table 5.3: where a request's time goes, out of two looks at the nodes' numbers.
+"""Table 5.3: the phases of a request, from two samples of the nodes' stats.
 
-The node cuts the cycle of every synchronous client (node/cycle.py). Two checks stand beside it:
-its total must be what the phases add up to, and what the clients alone say, since a client that
-asks one thing at a time has a mean cycle of `clients × seconds / requests`.
+The node measures the phases of each synchronous client's cycle (node/cycle.py). Two checks
+accompany them. The phases must add up to the measured total. The total must also agree with the
+clients' counts: a client with one request in progress has a mean cycle of
+`clients × seconds / requests`.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ class PhaseTable(msgspec.Struct, frozen=True):
     wait_message_us: float
     respond_us: float
     total_us: float
-    # The same total as the clients' counts imply it.
+    # The total according to the clients' counts.
     total_by_clients_us: float
-    # The mean wait of those requests that did wait for the store.
+    # The mean wait of the requests that waited for the store.
     store_us_per_put: float
-    # The node's process, all nodes together: time without work, per request.
+    # Idle time of the nodes' processes, per request.
     worker_idle_us: float
     worker_busy_share: float
     messages_per_commit: float
@@ -52,19 +53,22 @@ class PhaseTable(msgspec.Struct, frozen=True):
 
     @property
     def store_share(self) -> float | None:
-        """Of what the node itself spends on a request: parsing, store, responding."""
+        """The store's fraction of the time inside the node: parsing, store, responding."""
         inside = self.parse_us + self.store_us + self.respond_us
         return self.store_us / inside if inside else None
 
     @property
     def store_share_with_client(self) -> float | None:
-        """Of all but the wait for a message, which Telesto's clients did by polling."""
+        """The store's fraction of the whole cycle, without the wait for a message.
+
+        Telesto's clients waited for messages by polling.
+        """
         rest = self.sum_us - self.wait_message_us
         return self.store_us / rest if rest else None
 
 
 def phase_table(before: ClusterNumbers, after: ClusterNumbers, clients: int) -> PhaseTable:
-    """What happened between two looks, summed over the nodes."""
+    """Return the phases between two samples, over all nodes."""
     earlier = {node.member_id: node for node in before.nodes}
     pairs = [(earlier[node.member_id], node) for node in after.nodes]
     seconds = sum(late.uptime_s - early.uptime_s for early, late in pairs) / len(pairs)

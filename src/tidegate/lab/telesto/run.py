@@ -1,4 +1,24 @@
-"""`tidegate lab run telesto`: every experiment of the report's chapter 5, ours beside theirs."""
+"""`tidegate lab run telesto`: the experiments of chapter 5 of the Telesto report.
+
+Theory of operation
+
+All experiments put Telesto's mix of clients (`mix`) on a fresh server and measure its throughput
+and response times. They differ in the parameter they change.
+
+1. `trial.run_trial` starts nodes with an empty store, starts the clients (`crew`), and lets them
+   warm up. It then measures windows of equal length. It stops when the 95 % interval of the
+   throughput is below 5 % of the mean, or at the allowed number of windows.
+2. Clients run in two child processes (`crew_process`). They count messages, packets and response
+   times per type of request (`tally`). The parent samples the counters; the difference of two
+   samples is a window.
+3. The nodes measure the phases of each request; two samples of their stats give the table of phases
+   (`phases`).
+4. At the end, the messages put must equal the messages taken and left in the queues; otherwise the
+   experiment fails. A wrong counter in a reply fails it as well.
+
+`stability` and `distribution` share one long run. `phases` uses the default mix. The other
+experiments are sweeps of one parameter (`sweeps`).
+"""
 
 from __future__ import annotations
 
@@ -30,22 +50,22 @@ STABILITY_SECONDS = 300.0
 
 
 class TelestoOptions(msgspec.Struct, frozen=True):
-    """Which experiments, how long, and where to."""
+    """Which experiments to run, how long, and where the results go."""
 
     only: Sequence[str] = ()
-    # Length of each window of a sweep.
+    # The length of each window of a sweep, in seconds.
     seconds: float = 5.0
     repeats_max: int = 8
     stability_seconds: float = STABILITY_SECONDS
-    # As in the paper: 2. Overrides `stability_seconds`.
+    # The length of the long run; the paper used 2. Takes precedence over `stability_seconds`.
     hours: float | None = None
     results: Path = RESULTS
-    # The folder below `results/telesto`; None for the time of the run.
+    # The folder below `results/telesto`; `None` uses the time of the run.
     name: str | None = None
     quick: bool = False
 
     def experiments(self) -> list[str]:
-        """The chosen ones in order, or a sentence about a name that is none."""
+        """Return the chosen experiments in their order; raise `ValueError` if a name is unknown."""
         return chosen_from(list(EXPERIMENTS), self.only)
 
     @property
@@ -70,7 +90,7 @@ class TelestoOptions(msgspec.Struct, frozen=True):
 
 
 class _Run:
-    """What experiments of one run share."""
+    """State that the experiments of a run share."""
 
     def __init__(self, options: TelestoOptions, folder: Path, progress: Progress) -> None:
         self.options = options
@@ -79,7 +99,7 @@ class _Run:
         self._long_run: Trial | None = None
 
     def long_run(self) -> Trial:
-        """Measured once, shown by two figures."""
+        """Return the long run; measure it at the first call."""
         if self._long_run is None:
             options = self.options
             self._long_run = stability.measure(options.clients, options.run_seconds, self.progress)
@@ -115,7 +135,7 @@ EXPERIMENTS: dict[str, Callable[[_Run], Section]] = {
 def run_telesto(
     options: TelestoOptions, progress: Progress = lambda line: None
 ) -> ExperimentsReport:
-    """Run the chosen experiments, and write what they found."""
+    """Run the chosen experiments, and write their results."""
     chosen = options.experiments()
     folder = folder_of(options.results, "telesto", options.name)
     run = _Run(options, folder, progress)

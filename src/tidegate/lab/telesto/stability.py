@@ -1,9 +1,9 @@
 """Figures 5.1, 5.2 and 5.3: throughput and response time over time, and their distribution.
 
-One long run of the default mix. Reads wait at the node; every tenth looks first whether a
-message is there already, so that the response times of hits and misses can be shown apart from
-the wait for a message. Drift is the mean of the later half of the run against the earlier (with
-`--hours 2`: the second hour against the first).
+One long run of the default mix. Reads wait at the node. Every tenth read first asks without
+waiting, so that response times of hits and misses can be shown without the wait for a message.
+Drift compares the mean of the later half of the run with the earlier half (with `--hours 2`: the
+second hour with the first).
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ GLANCE_EVERY = 10
 SEGMENTS = 10
 POINTS_MAX = 120
 DRIFT_MAX = 0.05
-# What the node answers from what it has; the other two also wait for other clients.
+# Requests that the node answers without waiting for another client.
 ANSWERED_AT_ONCE = (PUT, READ_HIT, READ_MISS)
 
 
 def measure(clients: int, seconds: float, progress: Progress) -> Trial:
-    """The long run."""
+    """Measure the long run."""
     mix = MixOptions(clients=clients, glance_every=GLANCE_EVERY)
     plan = Plan(
         seconds=seconds / SEGMENTS,
@@ -58,7 +58,7 @@ def measure(clients: int, seconds: float, progress: Progress) -> Trial:
 
 
 def stability_section(trial: Trial, seconds: float, folder: Path) -> Section:
-    """Figures 5.1 and 5.2."""
+    """Return the section on figures 5.1 and 5.2."""
     drift = drift_of(trial.rounds)
     interval_s = max(1, math.ceil(len(trial.rows) / POINTS_MAX))
     _draw_over_time(trial.rows, interval_s, folder / "stability.png")
@@ -109,7 +109,7 @@ def stability_section(trial: Trial, seconds: float, folder: Path) -> Section:
 
 
 def distribution_section(trial: Trial, folder: Path) -> Section:
-    """Figure 5.3."""
+    """Return the section on figure 5.3."""
     chosen = {kind: trial.timings[kind] for kind in ANSWERED_AT_ONCE if kind in trial.timings}
     draw_distribution(
         {kind: [count / timing.count for count in timing.bins] for kind, timing in chosen.items()},
@@ -148,7 +148,7 @@ def distribution_section(trial: Trial, folder: Path) -> Section:
 
 
 def drift_of(segments: list[float]) -> float:
-    """How far the mean of the later half is from that of the earlier."""
+    """Return the difference of the later half's mean from the earlier one's, as a fraction."""
     half = len(segments) // 2
     if not half:
         return math.nan

@@ -1,4 +1,4 @@
-"""Figures 5.4 to 5.9 and §5.6: one parameter turned, the mix measured at each of its values."""
+"""Figures 5.4 to 5.9 and §5.6: sweeps of one parameter, with the mix measured at each value."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ CLIENTS_OF_PEAK = 0.95
 
 
 class SweepValues(msgspec.Struct, frozen=True):
-    """Which values are tried."""
+    """The values of each sweep."""
 
     clients: int = 90
     counts: Sequence[int] = (1, 2, 4, 8)
-    # What stays while the other is turned.
+    # The value of the parameter that stays fixed while the other changes.
     fixed: int = 4
     retry_delays_ms: Sequence[int] = (10, 20, 50, 80, 100, 200)
     client_counts: Sequence[int] = (9, 90, 270)
@@ -51,7 +51,7 @@ class SweepValues(msgspec.Struct, frozen=True):
 
 
 def writers_section(values: SweepValues, plan: Plan, progress: Progress, folder: Path) -> Section:
-    """Figure 5.4."""
+    """Sweep the number of writers (figure 5.4)."""
     mix = MixOptions(clients=values.clients)
     trials = [
         run_trial(
@@ -76,7 +76,7 @@ def writers_section(values: SweepValues, plan: Plan, progress: Progress, folder:
 def connections_section(
     values: SweepValues, plan: Plan, progress: Progress, folder: Path
 ) -> Section:
-    """Figure 5.5."""
+    """Sweep the number of store connections (figure 5.5)."""
     mix = MixOptions(clients=values.clients)
     trials = [
         run_trial(
@@ -101,7 +101,7 @@ def connections_section(
 
 
 def both_section(values: SweepValues, plan: Plan, progress: Progress, folder: Path) -> Section:
-    """Figure 5.6."""
+    """Sweep writers and store connections together (figure 5.6)."""
     mix = MixOptions(clients=values.clients)
     trials = [
         run_trial(
@@ -161,7 +161,7 @@ def _worker_sweep(
 
 
 def retry_section(values: SweepValues, plan: Plan, progress: Progress, folder: Path) -> Section:
-    """Figure 5.7, and what it would be without polling."""
+    """Sweep the retry delay of polling reads (figure 5.7), and compare with reads that wait."""
     waiting = run_trial(
         Setup("reads that wait", MixOptions(clients=values.clients)), plan, progress
     )
@@ -246,7 +246,7 @@ def retry_section(values: SweepValues, plan: Plan, progress: Progress, folder: P
 
 
 def clients_section(values: SweepValues, plan: Plan, progress: Progress, folder: Path) -> Section:
-    """Figures 5.8 and 5.9."""
+    """Sweep the number of clients and nodes (figures 5.8 and 5.9)."""
     by_nodes = {
         nodes: [
             run_trial(
@@ -342,7 +342,7 @@ def clients_section(values: SweepValues, plan: Plan, progress: Progress, folder:
 
 
 def storeless_section(values: SweepValues, plan: Plan, progress: Progress, folder: Path) -> Section:
-    """§5.6: the same on transient queues, which skip the store."""
+    """Sweep the clients on transient queues, which use no store (§5.6)."""
     kinds = {
         label: [
             run_trial(
@@ -418,7 +418,7 @@ def storeless_section(values: SweepValues, plan: Plan, progress: Progress, folde
     )
 
 
-# What all sweeps share
+# Shared by all sweeps
 
 
 def _counted(count: int, what: str) -> str:
@@ -509,7 +509,7 @@ def _table(what: str, names: Sequence[str], trials: Sequence[Trial], kinds: Sequ
 
 
 def _doubts(trials: Sequence[Trial]) -> list[str]:
-    """Say of which means we are not sure, and who disturbed them."""
+    """Return notes on imprecise means and on disturbances."""
     unsure = [trial.label for trial in trials if not trial.sure]
     doubts = ["Every mean has a 95 % confidence interval below 5 %."]
     if unsure:

@@ -1,8 +1,8 @@
-"""What clients count: messages, packets, and response times per type of request.
+"""Counters of clients: messages, packets, and response times per type of request.
 
-A packet is an answer of the node, as in Telesto's metrics (its §5.4). Counts only grow; what
-happened in a window of time is the difference of two samples, and samples of several processes
-add up. Each second leaves a row for the figures over time.
+A packet is an answer of the node, as in Telesto's metrics (§5.4 of the report). Counters only grow.
+The difference of two samples is a window; windows of several processes add up. Each second also
+leaves a row for the figures over time.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ READ_MISS = "read miss"
 WAITING_READ = "waiting read"
 REQUEST = "request"
 TYPES = (PUT, READ_HIT, READ_MISS, WAITING_READ, REQUEST)
-# Bins of a millisecond, as in figure 5.3; the last one takes what is longer.
+# Bins of one millisecond, as in figure 5.3; the last bin holds all longer times.
 BIN_S = 1e-3
 BINS = 1001
 
 
 class Timing(msgspec.Struct):
-    """Response times of one type: moments, buckets for percentiles, bins for the figure."""
+    """Response times of one type: moments, buckets for percentiles, and bins for the figure."""
 
     count: int = 0
     sum_s: float = 0.0
@@ -45,6 +45,10 @@ class Timing(msgspec.Struct):
         self.bins[min(int(duration_s / BIN_S), BINS - 1)] += 1
 
     def plus(self, other: Timing, sign: int = 1) -> Timing:
+        """Return the sum with `other`, or the difference if `sign` is −1.
+
+        `max_s` is the larger of both in either case.
+        """
         return Timing(
             count=self.count + sign * other.count,
             sum_s=self.sum_s + sign * other.sum_s,
@@ -74,12 +78,12 @@ class Timing(msgspec.Struct):
 
 
 class Row(msgspec.Struct):
-    """One second of one process, or of all."""
+    """One second of one process, or of all processes."""
 
     second: int
     messages: int = 0
     packets: int = 0
-    # Type → how many, and the sum of their response times in seconds.
+    # Type → number of requests, and the sum of their response times in seconds.
     responses: dict[str, tuple[int, float]] = msgspec.field(default_factory=dict)
 
     def plus(self, other: Row) -> Row:
@@ -93,7 +97,7 @@ class Row(msgspec.Struct):
 
 
 class Sample(msgspec.Struct):
-    """Everything counted so far, and the rows of whole seconds since the last sample."""
+    """All counters so far, and the rows of whole seconds since the last sample."""
 
     at_s: float
     puts: int = 0
@@ -105,7 +109,7 @@ class Sample(msgspec.Struct):
 
 
 class Window(msgspec.Struct):
-    """What happened between two samples, in all processes."""
+    """The events between two samples, in all processes."""
 
     seconds: float
     puts: int
@@ -133,7 +137,7 @@ class Window(msgspec.Struct):
 
 
 def window_of(before: list[Sample], after: list[Sample]) -> Window:
-    """The sum over processes of what each did between its two samples."""
+    """Return the sum over processes of the difference between their two samples."""
     pairs = list(zip(before, after, strict=True))
     timings: dict[str, Timing] = {}
     rows: dict[int, Row] = {}
@@ -144,7 +148,8 @@ def window_of(before: list[Sample], after: list[Sample]) -> Window:
         for row in later.rows:
             rows[row.second] = rows[row.second].plus(row) if row.second in rows else row
     return Window(
-        # Processes answer within a moment of each other: their mean is everyone's window.
+        # Processes answer within milliseconds of each other; the mean of their windows serves for
+        # all.
         seconds=sum(later.at_s - earlier.at_s for earlier, later in pairs) / len(pairs),
         puts=sum(later.puts - earlier.puts for earlier, later in pairs),
         messages=sum(later.messages - earlier.messages for earlier, later in pairs),
@@ -184,7 +189,7 @@ class Tally:
             self._timings[READ_MISS].add(duration_s)
 
     def request(self, duration_s: float) -> None:
-        """A put and the reply to it, in one call."""
+        """Count a put and its reply, made by one call."""
         self.puts += 1
         self.messages += 1
         self.packets += 2
@@ -199,7 +204,7 @@ class Tally:
         )
 
     def tick(self, second: int) -> None:
-        """This second (of the monotonic clock, which all processes share) is over."""
+        """End a second of the monotonic clock, which all processes share."""
         before, now = self._ticked, self._state()
         self._ticked = now
         self._rows.append(

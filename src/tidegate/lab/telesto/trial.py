@@ -1,9 +1,9 @@
-"""One setting of the system under the mix, measured until its mean is sure enough.
+"""A trial: one configuration of the system under the mix, measured until the mean is precise.
 
-Strategy: a fresh server with an empty store, a crew, a warm-up, then windows of equal length
-one after another. Each window is a repeat; there are at least as many as asked for, and more
-until the 95 % interval of the message throughput is below 5 % of its mean, or the most that are
-allowed are done. Then the trial says that it is not sure.
+A trial uses a fresh server with an empty store. After a warm-up it measures windows of equal
+length, each of which counts as one repeat. It stops when the 95 % interval of the message
+throughput is below 5 % of the mean, but not before `repeats_min` and not after `repeats_max`
+windows. If the interval is still too wide, `sure` is false.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Progress = Callable[[str], None]
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What is measured."""
+    """The configuration to measure."""
 
     label: str
     mix: MixOptions = MixOptions()
@@ -41,7 +41,7 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How long, and how often."""
+    """The length and number of windows."""
 
     seconds: float = 5.0
     repeats_min: int = 3
@@ -50,7 +50,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, frozen=True):
-    """Response time of one type of request, in milliseconds."""
+    """The response time of one type of request, in milliseconds."""
 
     count: int
     mean_ms: float
@@ -61,7 +61,7 @@ class Response(msgspec.Struct, frozen=True):
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """What a setting did."""
+    """The measurement of one configuration."""
 
     label: str
     setup: Setup
@@ -73,9 +73,9 @@ class Trial(msgspec.Struct, frozen=True):
     phases: PhaseTable
     left_over: int
     rounds: list[float]
-    # The share of the machine that processes of others took meanwhile.
+    # The fraction of the machine that other processes used.
     taken_by_others: float
-    # Heavy, and only some figures need them; left out of the JSON of sweeps.
+    # Large, and needed by some figures only; the JSON of sweeps leaves them out.
     timings: dict[str, Timing] = {}
     rows: list[Row] = []
 
@@ -85,7 +85,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 def run_trial(setup: Setup, plan: Plan, progress: Progress) -> Trial:
-    """Start everything, measure, stop everything."""
+    """Start nodes and clients, measure, and stop them."""
     with (
         tidegate_server(nodes=setup.nodes, settings=setup.settings()) as server,
         crew_at_work(server.ports, setup.mix) as crew,
@@ -112,7 +112,7 @@ def run_trial(setup: Setup, plan: Plan, progress: Progress) -> Trial:
 
 
 def disturbances(trials: Sequence[Trial]) -> list[str]:
-    """A sentence when others used the machine while these were measured."""
+    """Return a note if other processes used the machine during these trials."""
     most = max(trial.taken_by_others for trial in trials)
     if most <= QUIET:
         return []
@@ -129,7 +129,7 @@ def _disturbance(taken_by_others: float) -> str:
 
 
 def said(figure: Estimate) -> str:
-    """A message throughput with its interval, in words."""
+    """Format a throughput with its interval."""
     if figure.half_width is None:
         return f"{figure.mean:,.0f} messages/s"
     doubt = "" if figure.sure else f" (not below 5 % after {figure.repeats} repeats)"

@@ -1,4 +1,4 @@
-"""`spark.read`: what waits in a queue now, left where it is."""
+"""`spark.read`: the messages that wait in a queue now; they stay in the queue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidegate.pipeline.connector.pages import pages
 
 @dataclass
 class Waiting(InputPartition):
-    """What a replica has given out ids for when the read was planned."""
+    """The messages of a replica whose ids were assigned before the read was planned."""
 
     replica: str
     queue_id: int
@@ -25,7 +25,7 @@ class Waiting(InputPartition):
 
 
 class QueueReader(DataSourceReader):
-    """Browses."""
+    """Reads a queue by browsing it."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         check_schema(schema)
@@ -36,7 +36,7 @@ class QueueReader(DataSourceReader):
         queue = self._options.queue
         with self._options.connected() as mq:
             queue_id = mq.queue(queue).queue_id
-            # A bound: a queue that is put to all the time would be read for ever.
+            # Bound the ids: otherwise the read of a queue with steady traffic would never end.
             below_id = mq.waiting_ids(queue_id, limit=1).below_id
         return [Waiting(ONLY_REPLICA, queue_id, below_id - 1)]
 

@@ -1,4 +1,4 @@
-"""`df.write`: a DataFrame into a queue. A task that is tried again stores nothing twice."""
+"""`df.write`: a DataFrame into a queue; a task that Spark retries stores no message twice."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tidegate.pipeline.connector.outgoing import check_columns
 from tidegate.pipeline.connector.putting import put_rest, put_rows
 from tidegate.pipeline.connector.tally import Written
 
-# A task that fails is tried again at once.
+# Spark retries a failed task at once.
 DEDUP_S = 300.0
 
 
 class QueueWriter(DataSourceArrowWriter):
-    """One write; all its tasks know it by the same name."""
+    """One write; all its tasks share its name."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         check_columns(schema, options.key)

@@ -1,4 +1,4 @@
-"""A message as a row: what a reader shows of it, column by column."""
+"""The columns in which a reader returns a message."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ _VALUES: dict[str, Callable[[BlockingMessage], Any]] = {
 
 
 def check_schema(schema: StructType) -> None:
-    """Columns may be left out; others than ours there are none."""
+    """Raise `InvalidValue` if a schema has columns that a message lacks, or other types.
+
+    Columns may be left out.
+    """
     known = {each.name: each for each in MESSAGE}
     for each in schema:
         if each.name not in known:
@@ -81,7 +84,7 @@ def check_schema(schema: StructType) -> None:
 
 
 def record_batch(messages: Sequence[BlockingMessage], schema: StructType) -> pa.RecordBatch:
-    """The columns of a schema, as Spark expects them."""
+    """Convert messages to an Arrow batch with the columns of the schema."""
     arrow = to_arrow_schema(schema, timezone="UTC")
     arrays = [
         pa.array(map(_VALUES[each.name], messages), type=each.type, size=len(messages))

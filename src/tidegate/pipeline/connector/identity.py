@@ -1,13 +1,13 @@
-"""Which message a row is, however often and in whatever order it is written.
+"""Dedup ids of rows: equal for the same row, however often and in whatever order it is written.
 
-With a key column, its dedup id is the key. Without, it is made of
+With a key column, the dedup id is the key. Without one it consists of
 
-    the write (query and batch) · the content · its number among equal contents
+    the write (query and batch) · the content · the row's number among equal contents
 
-and never of row numbers or partitions, which are others when a batch is written again. Equal rows
-are interchangeable, so what counts is only how many of each there are: a content that is there n
-times has the numbers 0 to n − 1. A task numbers its own; what lies in several partitions is counted
-on the driver, when all tasks are done (see tally.py).
+Row numbers and partitions are not part of it, because they differ when a batch is written again.
+Rows with equal content are interchangeable, so only their number matters. A content that occurs n
+times gets the numbers 0 to n − 1. A task numbers its own rows. Contents that occur in several
+partitions are counted on the driver when all tasks have ended (see tally.py).
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ KEY_LENGTH_MAX = 255
 
 
 class Identities:
-    """The dedup ids of one task's rows."""
+    """Assigns the dedup ids of one task's rows."""
 
     def __init__(self, write: str) -> None:
         self._write = write.encode()
-        # How often each content came so far.
+        # How often each content has occurred so far.
         self.seen: Counter[bytes] = Counter()
 
     def dedup_id(self, put: Put) -> str:
+        """Return the dedup id of the next row; rows without a key are numbered."""
         if put.key is not None:
             return _checked_key(put.key)
         digest = self.digest(put)
@@ -39,7 +40,7 @@ class Identities:
         return numbered(digest, number)
 
     def digest(self, put: Put) -> bytes:
-        """Of a content in this write."""
+        """Return the digest of a content within this write."""
         hashed = blake2b(self._write, digest_size=DIGEST_BYTES)
         hashed.update(b"\0")
         hashed.update(put.content())
@@ -47,7 +48,7 @@ class Identities:
 
 
 def numbered(digest: bytes, number: int) -> str:
-    """The dedup id of one of several equal contents."""
+    """Return the dedup id of the `number`-th row among rows of equal content."""
     return f"{digest.hex()}-{number}"
 
 

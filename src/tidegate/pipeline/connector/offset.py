@@ -1,8 +1,9 @@
-"""How far a stream is: the ids of the messages of its last batch, per replica of the queue.
+"""The offset of a stream: the ids of the messages of its last batch, per replica of the queue.
 
-Not a highest id. Ids are given out when messages are put, and what has a delay, is tried again, or
-was stored together with other queues is there later than higher ids. So an offset names exactly the
-messages of its batch, and means by that: they, and all that earlier offsets have named.
+An offset cannot be a highest id. Ids are assigned when messages are put. A message with a delay, a
+retried message, or one that was stored in a transaction becomes available after messages with
+higher ids. An offset therefore names exactly the messages of its batch. It implies that the
+messages of all earlier offsets are finished as well.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tidegate.core.errors import InvalidValue
 from tidegate.core.id_ranges import Range
 from tidegate.pipeline.connector.ranges import read, written
 
-# A queue has one replica today.
+# The connector treats a queue as having a single replica, under this key.
 ONLY_REPLICA = "0"
 
 
@@ -22,12 +23,12 @@ ONLY_REPLICA = "0"
 class Offset:
     """The messages of one batch."""
 
-    # Not the name: a queue that was deleted and made anew gives out the same ids again.
+    # The id, not the name: a queue that was deleted and created again assigns the same message ids.
     queue_id: int
     batch: dict[str, list[Range]]
 
     def to_json(self) -> dict[str, Any]:
-        """In types that Spark's checkpoint can hold."""
+        """Return the offset in types that Spark's checkpoint can hold."""
         return {
             "queue_id": self.queue_id,
             "batch": {replica: written(ranges) for replica, ranges in self.batch.items()},
@@ -35,7 +36,7 @@ class Offset:
 
     @classmethod
     def from_json(cls, stored: dict[str, Any], queue: str, queue_id: int) -> Offset:
-        """An offset of the checkpoint, if it is this queue's."""
+        """Parse an offset from the checkpoint; raise `InvalidValue` if it is of another queue."""
         try:
             batch = {replica: read(ranges) for replica, ranges in stored["batch"].items()}
             offset = cls(int(stored["queue_id"]), batch)

@@ -1,7 +1,7 @@
-"""What `.option(…)` may say, checked on the driver before anything is asked of a node.
+"""The options of reads and writes, checked on the driver before it connects to a node.
 
-Spark hands options over as text, with names in lower case. A password is kept out of everything
-that is shown: reprs, plans, errors.
+Spark passes options as text and their names in lower case. A password appears in no repr, plan or
+error message.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from tidegate.core.errors import InvalidValue, TidegateError
 READ = ("limit",)
 READ_STREAM = ("messagesPerBatch", "messagesPerSecond", "failOnDataLoss")
 WRITE = ("key", "dedupSeconds", "messagesPerSecond", "writeId")
-# Spark's own, which it shows to sinks.
+# `checkpointLocation` and `queryName` are Spark's own options, which it passes to sinks as well.
 WRITE_STREAM = ("key", "dedupSeconds", "messagesPerSecond", "checkpointLocation", "queryName")
 EVERYWHERE = ("url", "queue", "user", "password", "passwordFile", "tls", "caFile", "patience")
 KNOWN = dict.fromkeys((*EVERYWHERE, *READ, *READ_STREAM, *WRITE, *WRITE_STREAM))
 
-# How long tasks wait for a node that is gone.
+# How long a task tries to reconnect to the node.
 PATIENCE_S = 60.0
 WRITE_ID_LENGTH_MAX = 200
 
 
 @dataclass(frozen=True)
 class Options:
-    """Where the queue is, and how it is read or written."""
+    """Which queue, and how it is read or written."""
 
     queue: str
     url: str = field(default_factory=usual_url, repr=False)
@@ -48,19 +48,19 @@ class Options:
     messages_per_second: float | None = None
     fail_on_data_loss: bool = True
     key: str | None = None
-    # How long the queue must remember dedup ids; None: as long as that kind of write needs.
+    # How long the queue must remember dedup ids, in seconds; `None` means the default of the write.
     dedup_s: float | None = None
     write_id: str | None = None
 
     @contextmanager
     def connected(self) -> Iterator[BlockingClient]:
-        """A connection for a task."""
+        """Yield a connection for a task, and close it when the block ends."""
         with self.telling(), self.connector() as mq:
             yield mq
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """What goes wrong says where: Spark shows it far from the options."""
+        """Add queue and URL to the errors of the block; Spark shows errors without the options."""
         try:
             yield
         except TidegateError as error:
@@ -71,7 +71,7 @@ class Options:
             raise told from None
 
     def connector(self) -> Connector[Client]:
-        """A way to the node; a bad URL or a missing password raises here."""
+        """Return an unopened connection; raise if the URL is wrong or the password is missing."""
         return connect(
             self.url,
             user=self.user,
@@ -83,12 +83,15 @@ class Options:
         )
 
     def open(self) -> BlockingClient:
-        """A connection that the caller closes."""
+        """Return a connection that the caller must close."""
         return self.connector().__enter__()
 
 
 def parse(options: Mapping[str, str], allowed: tuple[str, ...], purpose: str) -> Options:
-    """The options of a read or a write; InvalidValue says which one is wrong, and why."""
+    """Return the options of a read or write; raise `InvalidValue` if one is unknown or wrong.
+
+    `purpose` names the operation in the error message.
+    """
     _check_names(options, allowed, purpose)
     if not options.get("queue"):
         raise InvalidValue('name a queue: .option("queue", "orders")')

@@ -1,4 +1,4 @@
-"""Rows on their way into a queue: their columns checked, each made into a put."""
+"""Rows on their way into a queue: check their columns, and convert each row to a put."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tidegate.core.errors import InvalidValue, RequiredParameterMissing
 
 _TEXT_MAP = MapType(StringType(), StringType())
 _WHOLE = (ByteType, ShortType, IntegerType, LongType)
-# What a put may say, and what the column must be.
+# The columns that a put may have, and their types.
 _KINDS: dict[str, tuple[type[DataType], ...]] = {
     "payload": (BinaryType, StringType),
     "content_type": (StringType,),
@@ -43,15 +43,15 @@ KEY_KINDS = (StringType, *_WHOLE)
 
 
 class Put(msgspec.Struct, array_like=True, frozen=True):
-    """A message to put: its content, and the key by which it is recognised if it has one."""
+    """A message to put, and the key of its row if there is a key column."""
 
     payload: bytes
-    # Without what is null, so that a column of nulls changes nothing.
+    # Without nulls, so that a column of nulls does not change the digest of the content.
     options: dict[str, Any]
     key: str | None = None
 
     def content(self) -> bytes:
-        """The same bytes for equal messages, and for no others."""
+        """Return bytes that are equal for equal messages and differ for different ones."""
         return msgspec.msgpack.encode((self.payload, self.options), order="deterministic")
 
     def put_options(self, dedup_id: str) -> PutOptions:
@@ -60,7 +60,7 @@ class Put(msgspec.Struct, array_like=True, frozen=True):
 
 
 def check_columns(schema: StructType, key: str | None) -> None:
-    """What is written must be a message, and nothing must go unwritten."""
+    """Raise unless there is a payload, and every column is part of a message or is the key."""
     names = schema.fieldNames()
     if "payload" not in names:
         raise RequiredParameterMissing(
@@ -92,11 +92,11 @@ def _check_kind(name: str, kind: DataType, wanted: tuple[type[DataType], ...]) -
 
 
 def puts_of(batch: pa.RecordBatch, key: str | None) -> Iterator[Put]:
-    """The rows of an Arrow batch."""
+    """Yield a put for each row of an Arrow batch."""
     columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
     keys = columns[key] if key is not None else [None] * batch.num_rows
     payloads = columns.pop("payload")
-    # A key that is part of the message is sent too.
+    # If the key column is also part of the message, its value is sent too.
     parts = [(name, values) for name, values in columns.items() if name in _KINDS]
     for index, payload in enumerate(payloads):
         if payload is None:

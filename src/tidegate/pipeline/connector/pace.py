@@ -1,20 +1,20 @@
-"""A rate that is kept on average: credit grows with time, and is spent on messages."""
+"""A limit of messages per second on average, as a token bucket."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-# Credit for more than this is not saved up.
+# Unused credit is kept for at most this long.
 SAVED_S_MAX = 10.0
-# What has to wait waits for so much at least, or it would go on in drops.
+# After a wait, allow messages for at least this long, so that chunks do not become tiny.
 WORTHWHILE_S = 0.1
-# Else rounding could ask for less than time can be counted in.
+# Rounding could otherwise request a sleep shorter than the clock's resolution.
 SLEEP_S_MIN = 0.001
 
 
 class Pace:
-    """So many messages per second; without a rate, as many as one likes."""
+    """Limits messages per second; a rate of `None` means unlimited."""
 
     def __init__(
         self,
@@ -29,7 +29,10 @@ class Pace:
         self._at = monotonic()
 
     def allowance(self, count: int) -> int:
-        """How many of `count` may go now: at least one, for which is waited if need be."""
+        """Return how many of `count` messages may go now, at least one; sleep until one may.
+
+        The caller then passes the number it used to `spend`.
+        """
         if self._per_second is None:
             return count
         self._grow(self._per_second)

@@ -1,4 +1,4 @@
-"""Messages of a queue page by page, browsed by their ids."""
+"""Browsing a queue by message ids, page by page."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tidegate.pipeline.connector import ranges as r
 from tidegate.pipeline.connector.options import Options
 
 PAGE_COUNT = 5000
-# A node that has just started reads its queues first, and a consumer that should not be there may
-# give back what it took.
+# How long to look for planned messages. A node that has just started reads its queues first, and a
+# foreign consumer may return messages that it took.
 MISSING_S = 10.0
 MISSING_PAUSE_S = 0.2
 
@@ -25,7 +25,10 @@ class MessagesMissing(TidegateError):
 def pages(
     mq: BlockingClient, queue: str | int, first_id: int, last_id: int, limit: int | None = None
 ) -> Iterator[list[BlockingMessage]]:
-    """All that wait with these ids, or the first `limit` of them, in order."""
+    """Yield the waiting messages with ids from `first_id` to `last_id`, in order of ids.
+
+    Yield the first `limit` of them; `None` means all.
+    """
     while limit is None or limit > 0:
         wanted = PAGE_COUNT if limit is None else min(PAGE_COUNT, limit)
         page = mq.browse(queue, limit=wanted, first_id=first_id, last_id=last_id)
@@ -40,13 +43,18 @@ def pages(
 def planned(
     mq: BlockingClient, options: Options, queue_id: int, ranges: list[Range]
 ) -> Iterator[list[BlockingMessage]]:
-    """Exactly the messages of a batch; MessagesMissing: they are not all there."""
+    """Yield exactly the messages of a planned batch, in pages.
+
+    Messages that are not in the queue are looked for again for ten seconds. After that, raise
+    `MessagesMissing`, or skip them if the option `failOnDataLoss` is false.
+    """
     gives_up_at = time.monotonic() + MISSING_S
     missing = ranges
     while missing:
         found: list[int] = []
         for page in pages(mq, queue_id, missing[0][0], missing[-1][1]):
-            # Others lie between them: addressed to somebody, or come since.
+            # Between the ids may be other messages: addressed to a receiver, or available only
+            # since then.
             ours = [message for message in page if holds(missing, message.message_id)]
             if ours:
                 found += [message.message_id for message in ours]

@@ -1,4 +1,4 @@
-"""Equal rows side by side, so that who writes them can count them."""
+"""Repartitioning for large writes without a key column."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from pyspark.sql import DataFrame
 
 
 def prepared(frame: DataFrame, partitions: int | None = None) -> DataFrame:
-    """The same rows, with equal ones in one partition: for large writes without a key column.
+    """Return the rows with equal rows in one partition, so that the task can number them.
 
-    Equal rows have equal payloads, so that is what they are shuffled by.
+    Equal rows have equal payloads, so the rows are shuffled by payload. `partitions` is their
+    number; `None` means Spark's default.
     """
     if partitions is None:
         return frame.repartition("payload")

@@ -1,6 +1,18 @@
-"""Puts of one task, or of the driver: in chunks, at the pace that was asked for.
+"""Writing: the puts of a task or of the driver, in chunks and within the rate limit.
 
-The next chunk is on its way while the rows behind it are made.
+Theory of operation
+
+1. Each task converts its rows to messages with dedup ids (`outgoing`, `identity`) and puts them in
+   chunks of at most 5,000. When `put_rows` returns, the node has stored them on disk.
+2. The task returns a `TaskCommit` with the digests of its rows, and with their contents unless
+   these are large (`tally`).
+3. When all tasks have ended, the driver compares the digests. Equal rows in several partitions have
+   received the same numbers, so the node has stored some of them once only. The driver puts the
+   missing ones under the remaining numbers (`put_remaining`).
+
+A task that Spark runs again produces the same dedup ids, and the node ignores messages that it has
+stored. This works while the queue remembers dedup ids. Before writing, `check_window` compares the
+queue's deduplication window with the time in which Spark may retry.
 """
 
 from __future__ import annotations
@@ -24,7 +36,10 @@ CHUNK_COUNT = 5000
 def put_rows(
     options: Options, write: str, batches: Iterable[pa.RecordBatch], dedup_s: float
 ) -> Written:
-    """Put what a task was given; it is on disk when this returns."""
+    """Put the rows of a task; they are stored on disk when this returns.
+
+    `write` names the write, and is the same when the write is run again.
+    """
     identities = Identities(write)
     tally = Tally(identities, write)
 
@@ -41,7 +56,7 @@ def put_rows(
 
 
 def put_rest(options: Options, messages: Iterable[object]) -> None:
-    """On the driver: what the tasks could not number."""
+    """Put, on the driver, the equal rows of several partitions that the tasks could not number."""
     rest = list(still_to_put(messages))  # type: ignore[arg-type]
     if rest:
         with options.connected() as mq:
@@ -61,7 +76,10 @@ def _put_all(mq: BlockingClient, options: Options, puts: Iterator[tuple[str, Put
 
 
 def check_window(mq: BlockingClient, options: Options, dedup_s: float) -> None:
-    """A queue that forgets sooner would store a late retry again."""
+    """Raise `InvalidValue` if the queue forgets dedup ids before a write may be repeated.
+
+    A repeated write would otherwise store its messages twice.
+    """
     window_s = mq.queue(options.queue).policy.dedup_window_s
     needed_s = dedup_s if options.dedup_s is None else options.dedup_s
     if window_s < needed_s:

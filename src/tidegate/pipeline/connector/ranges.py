@@ -1,4 +1,4 @@
-"""Ids as ranges, in order and apart: how a batch is named, and written down in an offset."""
+"""Message ids as ranges, ascending and disjoint: they name the messages of a batch in an offset."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from tidegate.core.id_ranges import Range, joined
 
 
 def written(ranges: list[Range]) -> str:
-    """As `1-500,502`."""
+    """Format ranges as text, such as `1-500,502`."""
     return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def read(text: str) -> list[Range]:
+    """Parse ranges from text."""
     ranges = []
     for part in text.split(",") if text else []:
         first, _, last = part.partition("-")
@@ -19,16 +20,17 @@ def read(text: str) -> list[Range]:
 
 
 def count(ranges: list[Range]) -> int:
+    """Return the number of ids in the ranges."""
     return sum(last - first + 1 for first, last in ranges)
 
 
 def overlap(ranges: list[Range], others: list[Range]) -> bool:
-    """Whether some id lies in both."""
+    """Return whether some id lies in both lists of ranges."""
     return count(joined([*ranges, *others])) < count(ranges) + count(others)
 
 
 def without(ranges: list[Range], ids: list[int]) -> list[Range]:
-    """What is left when these ids, in order, are taken out."""
+    """Return the ranges without the given ids, which must be ascending."""
     left: list[Range] = []
     taken = iter([*ids, 1 << 63])
     following = next(taken)

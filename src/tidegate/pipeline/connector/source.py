@@ -1,4 +1,4 @@
-"""The format "tidegate": which reader or writer Spark gets, with its options checked."""
+"""The format "tidegate": choose a reader or writer, and check its options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidegate.pipeline.connector.stream_writer import QueueStreamWriter
 
 
 class QueueSource(DataSource):
-    """One queue."""
+    """The data source of one queue."""
 
     @classmethod
     def name(cls) -> str:

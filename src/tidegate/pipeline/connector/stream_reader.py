@@ -1,13 +1,29 @@
 """`spark.readStream`: a queue as a stream, each message in exactly one batch.
 
-    latestOffset(start)   acknowledge the messages of `start`; name those of the next batch
+    latestOffset(start)            acknowledge the batch of `start`; name the next messages
     partitions(start, end), read   browse the messages of `end`, as often as Spark asks
-    commit(end)           acknowledge the messages of `end`
+    commit(end)                    acknowledge the messages of `end`
 
-Spark asks for what comes after `start` only when the batch of `start` is done and in its commit
-log, so whatever `start` names may go: that makes up for a commit that a crash has swallowed. What
-`end` names stays in the queue until then, and a batch that is planned again after a crash is
-browsed again by the same ids.
+Theory of operation
+
+An offset names the messages of one batch by their ids (see `offset`). Messages stay in the queue
+while their batch is planned and processed. The node removes them when they are acknowledged.
+
+When to acknowledge. Spark calls `commit(end)` after it has recorded the batch in its commit log. If
+the process is killed between the two, `commit` is never called for that batch. Spark asks for the
+offset after `start` only if the batch of `start` is in the commit log. `latestOffset` and
+`partitions` therefore acknowledge `start` again, which makes up for a lost `commit`.
+Acknowledging twice does no harm.
+
+After a crash, Spark plans an unfinished batch again from the offset in its checkpoint. The reader
+browses the same ids, which are still in the queue.
+
+Foreign consumers. The stream needs the queue for itself. If another consumer held messages while
+they were acknowledged and returned them later, they appear in the next batch as well. The reader
+recognizes this by overlapping ids and acknowledges them again. If another consumer took messages of
+a planned batch, `read` raises `MessagesMissing`, unless `failOnDataLoss` is false.
+
+The driver keeps one connection while the query runs; each task opens its own.
 """
 
 from __future__ import annotations
@@ -35,13 +51,13 @@ from tidegate.pipeline.connector.pace import Pace
 from tidegate.pipeline.connector.pages import planned
 from tidegate.pipeline.connector.ranges import count, overlap
 
-# In one batch, when nobody says how many: what an offset names is held in memory while planned.
+# The most messages of a batch without a limit: planning holds the ranges of ids in memory.
 BATCH_COUNT_MAX = 10_000_000
 
 
 @dataclass
 class Share(InputPartition):
-    """The messages of a batch that one replica has."""
+    """The messages of a batch in one replica."""
 
     replica: str
     queue_id: int
@@ -49,14 +65,14 @@ class Share(InputPartition):
 
 
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans batches on the driver, reads them in tasks."""
+    """Plans batches on the driver, and reads them in tasks."""
 
     def __init__(self, options: Options, schema: StructType, pace: Pace | None = None) -> None:
         check_schema(schema)
         self._options = options
         self._schema = schema
         self._pace = pace or Pace(options.messages_per_second)
-        # On the driver, while the query runs.
+        # Used on the driver only, while the query runs.
         self._mq: BlockingClient | None = None
         self._queue_id = 0
         self._last_id: int | None = None
@@ -86,14 +102,19 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_id = mq.waiting_ids(self._queue_id, limit=1).below_id - 1
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Acknowledge the batch of `start`, and return the offset of the next batch.
+
+        Return `start` if no message waits.
+        """
         done = self._offset(start)
         self._acknowledge(done)
         wanted = limit.max_rows if isinstance(limit, ReadMaxRows) else BATCH_COUNT_MAX
         allowed = self._pace.allowance(wanted)
         ranges = self._waiting(allowed)
         if any(overlap(ranges, before) for before in done.batch.values()):
-            # A consumer that should not be there held some when they were acknowledged, and gave
-            # them back. As a batch of the same ids they would be none to Spark, for ever.
+            # A foreign consumer held some of these messages when they were acknowledged, and
+            # returned them. If exactly the same ids became the next batch, Spark would see no
+            # progress and never run it.
             self._acknowledged = None
             self._acknowledge(done)
             ranges = self._waiting(allowed)
@@ -125,7 +146,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._acknowledge(self._offset(end))
 
     def _acknowledge(self, offset: Offset) -> None:
-        """What a finished batch has named; on disk when this returns."""
+        """Acknowledge the messages of a finished batch; this is on disk when the call returns."""
         if offset == self._acknowledged:
             return
         for ranges in offset.batch.values():

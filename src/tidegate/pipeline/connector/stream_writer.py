@@ -1,6 +1,7 @@
-"""`df.writeStream`: a stream into a queue. A batch that is written again is stored once.
+"""`df.writeStream`: a stream into a queue; a batch that is written again is stored once.
 
-Spark tells a task, not the writer, which batch it works for: by the local properties of its job.
+Spark does not tell the writer to which batch a task belongs. The task reads it from the local
+properties of its job.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from tidegate.pipeline.connector.outgoing import check_columns
 from tidegate.pipeline.connector.putting import put_rest, put_rows
 from tidegate.pipeline.connector.tally import Written
 
-# A query that died is started again by somebody who has to notice first.
+# A person has to notice that a query ended before restarting it.
 DEDUP_S = 3600.0
-# The id of a query is in its checkpoint, so it is the same after a restart.
+# The id of a query is part of its checkpoint and stays the same after a restart.
 QUERY_PROPERTY = "sql.streaming.queryId"
 BATCH_PROPERTY = "streaming.sql.batchId"
 
 
 class QueueStreamWriter(DataSourceStreamArrowWriter):
-    """Every batch of a query."""
+    """Writes every batch of a query."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         check_columns(schema, options.key)

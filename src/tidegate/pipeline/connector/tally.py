@@ -1,9 +1,9 @@
-"""What tasks have put, counted on the driver: equal rows may lie in several partitions.
+"""Counting on the driver of equal rows in several partitions.
 
-Each task has numbered its own equal rows from 0, so of a content that is there 3 times in one
-partition and 2 times in another, 3 are stored. The driver puts the other 2, under the numbers that
-are left. A task that put little sends its contents along for that; one that put much sends their
-digests, so that the driver finds out, and says what to do.
+Each task numbers its equal rows from 0. If a content occurs 3 times in one partition and 2 times in
+another, the node has therefore stored 3 messages. The driver puts the other 2 under the remaining
+numbers. For that, a task with up to 8 MiB of rows returns their contents. A larger task returns the
+digests only. The driver then finds out that rows are missing, and raises an error with the remedy.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from tidegate.core.errors import InvalidValue
 from tidegate.pipeline.connector.identity import Identities, numbered
 from tidegate.pipeline.connector.outgoing import Put
 
-# Contents that a task sends along.
+# A task returns its contents up to this size.
 CONTENT_BYTES_MAX = 8 * 1024 * 1024
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one task has put."""
+    """The commit message of a task."""
 
     write: str
-    # Digest → how often; empty for rows with keys.
+    # Digest → number of rows; empty for rows with keys.
     counts: dict[bytes, int] = field(default_factory=dict)
-    # Each content once; None: they were too many.
+    # The rows; `None` if they were too large.
     contents: list[Put] | None = None
 
 
 class Tally:
-    """What one task remembers of what it puts, for its commit message."""
+    """Collects the commit message of a task while it puts rows."""
 
     def __init__(self, identities: Identities, write: str) -> None:
         self._identities = identities
@@ -56,7 +56,10 @@ class Tally:
 
 
 def still_to_put(messages: Iterable[WriterCommitMessage | None]) -> Iterator[tuple[str, Put]]:
-    """The equal rows of several tasks that none of them could number: dedup ids and messages."""
+    """Yield dedup id and message of the equal rows that no task could number.
+
+    Raise `InvalidValue` if the content of such a row is not known.
+    """
     written = [message for message in messages if isinstance(message, Written)]
     if len(written) < 2:
         return

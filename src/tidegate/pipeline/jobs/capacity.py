@@ -1,13 +1,15 @@
-"""Throughput against clients: how many a replica of each queue takes, and the best mix of them.
+"""Job `capacity`: how many clients a replica of each queue serves best, and the best mix of them.
 
     samples → steady_windows → by_mix → (driver) laws.capacity.capacity
 
-Strategy: windows of ten seconds in which nobody joined or left. Of every mix of producers and
-consumers the windows that were stable count; a mix that never was stable is shown, and comes
-after those that were. Clients need not be busy: at night many of them move few messages. So a mix
-stands for what it did at its busiest, the 90th percentile of its windows.
+The job uses windows of ten seconds in which no client joined or left. For each mix of producers and
+consumers it uses the stable windows. A mix without a stable window is listed too; the law prefers
+mixes that were stable.
 
-Replicas of a queue are alike: each of their windows says something about one replica.
+Clients are not always busy: at night many clients move few messages. The throughput of a mix is
+therefore the 90th percentile of its windows.
+
+All replicas of a queue are alike, so each window of a replica is one measurement.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from tidegate.pipeline.windows import window_start
 from tidegate.telemetry.knowledge import Model
 
 WINDOW_S = 10.0
-# A window that was recorded for less of it says little.
+# The recorded part of a window below which the window is not used.
 RECORDED_MIN = 0.8
 BUSIEST = 0.9
 
@@ -50,9 +52,9 @@ SCHEMA = StructType(
         StructField("consumed_per_s", DoubleType(), False),
         StructField("seconds", DoubleType(), False),
         StructField("windows", LongType(), False),
-        # Whether any of its windows was; the rates are then those of stable windows.
+        # Whether any window of the mix was stable. If so, the rates are those of stable windows.
         StructField("stable", BooleanType(), False),
-        # What the curve through the best mixes says of so many clients.
+        # The throughput of the fitted curve at this number of clients; null without a fit.
         StructField("fitted_per_s", DoubleType()),
         StructField("best", BooleanType(), False),
     ]
@@ -60,7 +62,10 @@ SCHEMA = StructType(
 
 
 def steady_windows(samples: DataFrame) -> DataFrame:
-    """Windows of a replica in which the same producers and consumers were at work throughout."""
+    """Return the windows of replicas in which no producer and no consumer joined or left.
+
+    Both numbers are above 0, and at least 80 % of the window was recorded.
+    """
     taken = F.col("acked") + F.col("dead_lettered") + F.col("dropped") + F.col("expired")
     windows = samples.groupBy("queue", "replica", window_start(WINDOW_S).alias("window")).agg(
         F.sum("interval_s").alias("seconds"),
@@ -81,7 +86,7 @@ def steady_windows(samples: DataFrame) -> DataFrame:
 
 
 def by_mix(windows: DataFrame) -> DataFrame:
-    """What each mix did in its stable windows, and in all of them."""
+    """Sum up the windows of each mix, over the stable windows and over all windows."""
     produced, consumed = F.col("produced_per_s"), F.col("consumed_per_s")
     stable = ~is_flooded(produced, consumed) & ~is_draining(produced, consumed)
     return windows.groupBy("queue", "producers", "consumers").agg(
@@ -100,7 +105,7 @@ def by_mix(windows: DataFrame) -> DataFrame:
 
 
 def run(inputs: Inputs) -> Outcome:
-    """The capacity of every queue that clients worked on."""
+    """Return the capacity of every queue that had both producers and consumers."""
     samples = inputs.frames["queue_samples"]
     mixes = samples.transform(steady_windows).transform(by_mix).toArrow()
     rows: list[dict[str, Any]] = []

@@ -1,11 +1,12 @@
-"""Whether agreements were kept: in every window, and over the newest period of each.
+"""Job `compliance`: whether agreements were kept, per window and over the newest period of each.
 
-    samples.transform(measured(agreements)).transform(judged(agreements))
+    samples.transform(measure_queues(agreements)).transform(judge_windows(agreements))
 
-`compliance` has a row for each agreement and window, `promises` one for each of its metrics, and
-`service_levels` what that leaves of the error budget. A budget is that of a period, so windows
-count that lie within one before the last of them, however far back `learn` looks. The verdicts are
-`pipeline.promises`', which watching uses as well; the budget is `agreement.evaluation`'s.
+The table `compliance` has a row per agreement and window, `promises` a row per agreement, window
+and metric. `service_levels` has a row per agreement with its error budget. A budget belongs to a
+period. It counts the windows that ended less than a period before the last one, even if `learn`
+looks further back. The verdicts come from `pipeline.promises`, which `watch` uses too; the budget
+is computed by `agreement.evaluation`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ PROMISES = StructType(
         StructField("agreement", StringType()),
         StructField("window", TimestampType()),
         StructField("metric", StringType()),
-        # Of a percentile: the fraction that kept the breaching point; of others: the value.
+        # A percentile has `within`, the fraction below the breaching point; other metrics have
+        # `value`.
         StructField("value", DoubleType()),
         StructField("within", DoubleType()),
         StructField("verdict", StringType()),
@@ -67,12 +69,12 @@ SERVICE_LEVELS = StructType(
 
 
 def each_promise(windows: DataFrame) -> DataFrame:
-    """A row for every promise in every window."""
+    """Return a row for every promise in every window."""
     return windows.select("agreement", "window", F.inline("promises"))
 
 
 def service_levels(agreements: Sequence[Agreement]) -> Transform:
-    """What the windows come to, of every agreement, also of one that nothing is known of."""
+    """Return a transform to one row per agreement, also for agreements without any data."""
 
     def transform(windows: DataFrame) -> DataFrame:
         declared = windows.sparkSession.createDataFrame(
@@ -93,7 +95,8 @@ def service_levels(agreements: Sequence[Agreement]) -> Transform:
                 *(F.count_if(F.col("verdict") == v.value).alias(v.value) for v in Verdict),
             )
         )
-        # Windows of which nobody recorded anything are missing between the first and the last.
+        # Windows without any sample are absent between the first and the last; count them as no
+        # data.
         missing = F.round(
             (F.unix_micros("last") - F.unix_micros("from")) / 1e6 / F.col("window_s")
             + 1
@@ -123,7 +126,10 @@ def service_levels(agreements: Sequence[Agreement]) -> Transform:
 
 
 def _newest_period(declared: DataFrame) -> Transform:
-    """The windows of each agreement that end less than its period before its last one ends."""
+    """Return a transform that keeps the windows of each agreement's newest period.
+
+    These are the windows that end less than a period before the agreement's last window ends.
+    """
 
     def transform(windows: DataFrame) -> DataFrame:
         newest = windows.groupBy("agreement").agg(F.max("window").alias("newest"))
@@ -146,7 +152,7 @@ def run(inputs: Inputs) -> Outcome:
     if services := [one for one in inputs.agreements if one.http is not None]:
         sums = frames["http_samples"].transform(measured_http(services))
         parts.append(sums.transform(judged(services)))
-    # Three tables of one walk through the samples.
+    # Compute the windows once: three tables use them.
     windows = reduce(DataFrame.unionByName, parts).localCheckpoint()
     return Outcome(
         {

@@ -1,14 +1,14 @@
-"""How much will arrive in the next hour, queue by queue, and how sure that is.
+"""Job `forecast`: how much will arrive in each queue in the next hour, with error bounds.
 
     samples → by_minute → as_series → (driver) laws.forecasting.forecast
 
-Strategy: Spark makes a row per queue of its arrivals per minute; the law forecasts all of them at
-once, judges itself on held-out hours of each queue's own past, and says whether it beat the
-seasonal-naive baseline. Where it did not, the table offers the baseline with the baseline's error
-bars, and says so.
+Spark makes one row per queue with its arrival rate per minute. The law forecasts all queues
+together, and evaluates itself on held-out hours of each queue's history. It accepts a forecast only
+if it beats the seasonal-naive baseline. For the other queues the table contains the baseline with
+the baseline's error bounds, and `accepted` is false.
 
-The driver holds a matrix of queues × minutes, so the busiest thousand queues are forecast, from
-no more history than the seasons look back on.
+The driver holds a matrix of queues × minutes. To bound it, the job forecasts the 1,000 busiest
+queues, from at most five weeks of history.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ STEPS_AHEAD = 60
 # A day and a week, in steps.
 SEASONS = (1_440, 10_080)
 SERIES_MAX = 1_000
-# Four weeks that make a profile, and one to choose and to judge on.
+# Four weeks to build a profile, and one week to choose and to evaluate the method.
 HISTORY_MAX = timedelta(weeks=5)
-# What the history table keeps, for drawing.
+# How much the history table keeps, for charts.
 HISTORY_SERIES_MAX = 100
 HISTORY_STEPS = 1_440
 CONFIDENCE = 0.9
@@ -50,13 +50,13 @@ CONFIDENCE = 0.9
 FORECAST = StructType(
     [
         StructField("queue", StringType(), False),
-        # When the minute begins.
+        # The start of the minute.
         StructField("at", TimestampType(), False),
         StructField("expected_per_s", DoubleType(), False),
         StructField("low_per_s", DoubleType()),
         StructField("high_per_s", DoubleType()),
         StructField("baseline_per_s", DoubleType(), False),
-        # Whether what is expected is the law's, or the baseline itself.
+        # True if the expected rate is the law's, false if it is the baseline.
         StructField("accepted", BooleanType(), False),
     ]
 )
@@ -70,7 +70,7 @@ HISTORY = StructType(
 
 
 def by_minute(samples: DataFrame) -> DataFrame:
-    """The arrival rate of each queue, all its replicas together, in each minute since 1970."""
+    """Return the arrival rate of each queue, over all replicas, in each minute since 1970."""
     minute = F.floor(F.unix_seconds("at") / F.lit(STEP_S)).cast("int").alias("minute")
     return (
         samples.groupBy("queue", "replica", minute)
@@ -83,7 +83,7 @@ def by_minute(samples: DataFrame) -> DataFrame:
 
 
 def as_series(minutes: DataFrame) -> DataFrame:
-    """A row per queue, the busiest first."""
+    """Return a row per queue, the busiest first, for at most 1,000 queues."""
     return (
         minutes.groupBy("queue")
         .agg(
@@ -100,7 +100,7 @@ def as_series(minutes: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True)
 class History:
-    """What arrived: queues as rows, minutes as columns, NaN where nothing was recorded."""
+    """The arrival rates: queues as rows, minutes as columns, NaN where nothing was recorded."""
 
     queues: list[str]
     rows: list[int]
@@ -113,7 +113,7 @@ class History:
 
     @staticmethod
     def of(series: pa.Table) -> History:
-        """From the table that `as_series` makes."""
+        """Build the history from the table of `as_series`, without queues that no longer exist."""
         minutes = _flat(series, "minutes").astype(np.int64)
         if not len(minutes):
             return History([], [], 0, np.empty((0, 0)))
@@ -127,7 +127,7 @@ class History:
         ).still_there()
 
     def still_there(self) -> History:
-        """Without queues of which nothing was recorded in the last hour: those are gone."""
+        """Return the history without queues that were not recorded in the last hour."""
         recent = np.isfinite(self.arrived_per_s[:, -STEPS_AHEAD:])
         kept = [number for number, seen in enumerate(recent.max(axis=1).tolist()) if seen]
         return History(
@@ -139,7 +139,7 @@ class History:
 
 
 def run(inputs: Inputs) -> Outcome:
-    """The forecast of every queue, its history for drawing, and how good it is."""
+    """Return the forecast of every queue, its history for charts, and a model with its quality."""
     samples = inputs.frames["queue_samples"].where(F.col("at") >= inputs.until - HISTORY_MAX)
     history = History.of(samples.transform(by_minute).transform(as_series).toArrow())
     session = samples.sparkSession
@@ -162,7 +162,7 @@ def run(inputs: Inputs) -> Outcome:
 
 
 def offered(found: Forecast) -> tuple[Numbers, Numbers, Numbers]:
-    """What to expect, with its bounds: the law's, or the baseline's where that is as good."""
+    """Return the expected rate with its bounds: the law's if accepted, else the baseline's."""
     ours = found.accepted[:, None]
     return (
         np.where(ours, found.expected_per_s, found.baseline_per_s),
@@ -198,7 +198,7 @@ def _history_columns(history: History) -> dict[str, NDArray[np.generic]]:
 
 
 def _model(history: History, found: Forecast, number: int) -> Model:
-    """What loops want to know of the next hour, and what people want to know of the forecast."""
+    """Return the model of one queue: peak and trough of the next hour, and its quality."""
     expected, low, high = (part[number] for part in offered(found))
     recorded = np.flatnonzero(np.isfinite(history.arrived_per_s[number]))
     return Model(

@@ -1,9 +1,10 @@
-"""What one instance of each HTTP service can do, from the windows in which it was full.
+"""Job `http_capacity`: the capacity of an instance of each HTTP service, while it was saturated.
 
     samples → steady → by_instance → (driver) laws.saturated_capacity
 
-Windows of five seconds. An instance is full when at every sample of a window it had nearly as many
-requests as it may have; doors that share it are added up.
+The windows are five seconds long. An instance is saturated in a window if it had nearly its
+permitted number of concurrent requests at every sample. The numbers of several doors that use the
+same instance are added.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SCHEMA = StructType(
         StructField("concurrency", DoubleType()),
         StructField("windows", LongType(), False),
         StructField("saturated_windows", LongType(), False),
-        # The 90th percentile of those; null: there were none.
+        # The 90th percentile of the saturated windows; null without any.
         StructField("saturated_per_s", DoubleType()),
         StructField("most_per_s", DoubleType(), False),
     ]
@@ -43,7 +44,7 @@ SCHEMA = StructType(
 
 
 def steady(samples: DataFrame) -> DataFrame:
-    """Windows of each instance: what it did, and how many requests it had at least."""
+    """Return rate and least number of outstanding requests of each instance per window."""
     return (
         samples.where(F.col("instance").isNotNull())
         .groupBy("service", "instance", "door", window_start(WINDOW_S).alias("window"))
@@ -68,7 +69,7 @@ def steady(samples: DataFrame) -> DataFrame:
 
 
 def by_instance(windows: DataFrame) -> DataFrame:
-    """What each did while it was full, and at most."""
+    """Return the rate of each instance while it was saturated, and its highest rate."""
     full = is_saturated(F.col("outstanding"), F.col("concurrency"))
     return windows.groupBy("service", "instance").agg(
         F.max("concurrency").cast("double").alias("concurrency"),
@@ -83,7 +84,7 @@ def by_instance(windows: DataFrame) -> DataFrame:
 
 
 def run(inputs: Inputs) -> Outcome:
-    """The capacity of an instance of every service that was seen."""
+    """Return the capacity of an instance of every recorded service."""
     samples = inputs.frames["http_samples"]
     if samples.isEmpty():
         return Outcome({"http_capacity": samples.sparkSession.createDataFrame([], SCHEMA)})

@@ -1,17 +1,17 @@
-"""How prefetch drives the arrival rate, for every consumer group in one pass.
+"""Job `identification`: how prefetch affects the arrival rate of every consumer group.
 
     samples → with_held_out → by_level → (driver) laws.identification.identify
 
-Strategy: Spark adds up. A sample carries u(k), y(k) and y(k+1), so the sums of least squares are
-plain aggregates per group, prefetch and part, and nothing is sorted or joined. Some dozens of
-sums per group remain; from them the law finds the knee, fits below it, and judges the fit on the
-held-out part. Within one level the prefetch is a constant, so of S1–S5 only those without u are
-added up, and the others follow.
+Spark only aggregates. A sample holds u(k), y(k) and y(k+1). The sums of least squares are therefore
+plain aggregates per group, prefetch and part, without a sort or a join. Some dozens of sums per
+group remain. From them the law finds the knee, fits the model below it, and evaluates it on the
+held-out part. The prefetch u is constant within a level. Spark therefore computes only the sums
+without u; the others follow from them.
 
-Held out is a quarter of the time, in blocks of half a minute: neighbouring seconds resemble each
-other, and a second between two that were fitted would be no test. Of some minutes blocks of half a
-minute might hold out nothing at all, or the only levels that were tried: there are always twenty
-blocks or so, shorter ones if need be.
+A quarter of the time is held out, in blocks of 30 s. Neighbouring seconds resemble each other, so a
+single held-out second between fitted ones would be no test. Over a short time, blocks of 30 s could
+hold out nothing, or all samples of a level. The block length therefore shrinks, down to 5 s, to
+give about twenty blocks.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ BLOCK_S = 30
 BLOCK_S_MIN = 5.0
 BLOCKS = 20
 HELD_OUT = 0.25
-# Multiples of it, modulo 1, are spread evenly and repeat no pattern: blocks that are held out fall
-# into step with no regular change of the prefetch.
+# The multiples of the golden ratio, modulo 1, are spread evenly and never repeat. The held-out
+# blocks can therefore not coincide with periodic changes of the prefetch.
 GOLDEN = 0.618033988749895
 
 IDENTIFICATION = StructType(
@@ -71,7 +71,7 @@ IDENTIFICATION = StructType(
         StructField("last_at", TimestampType(), False),
     ]
 )
-# The open loop: what was measured at each prefetch, and what the model says of it.
+# The open loop: the measured rate at each prefetch, and the rate that the model predicts.
 PREFETCH_LEVELS = StructType(
     [
         StructField("group", StringType(), False),
@@ -79,7 +79,7 @@ PREFETCH_LEVELS = StructType(
         StructField("rows", LongType(), False),
         StructField("arrival_per_s", DoubleType(), False),
         StructField("arrival_per_s_stddev", DoubleType()),
-        # Where the model's rate settles at this prefetch.
+        # The rate at which the model settles at this prefetch.
         StructField("settled_per_s", DoubleType()),
         StructField("in_linear_range", BooleanType(), False),
     ]
@@ -87,19 +87,19 @@ PREFETCH_LEVELS = StructType(
 
 
 def block_s_for(span_s: float) -> float:
-    """How long blocks are in so much time."""
+    """Return the length of blocks in seconds for a time span in seconds."""
     return min(max(span_s / BLOCKS, BLOCK_S_MIN), BLOCK_S)
 
 
 def with_held_out(samples: DataFrame, block_s: float = BLOCK_S) -> DataFrame:
-    """Samples that say something of prefetch, and whether they are for fitting or for judging."""
+    """Keep the samples from which prefetch can be learned, and mark those that are held out."""
     block = F.floor(F.unix_seconds("at") / F.lit(block_s))
     known = F.col("arrival_before_per_s").isNotNull() & F.col("prefetch_before").isNotNull()
-    # A prefetch that changed within the interval was neither the one nor the other.
+    # A sample in whose interval the prefetch changed belongs to neither value.
     is_steady = F.col("prefetch") == F.col("prefetch_before")
-    # A consumer with nothing in its hands waits for messages: its rate is the producers'.
+    # An idle consumer waits for messages, so its rate is that of the producers.
     is_busy = F.col("unacknowledged") > 0
-    # Without acknowledgements there is no prefetch to speak of.
+    # With automatic acknowledgement, prefetch has no effect.
     speaking = known & ~F.col("automatic") & is_steady & is_busy
     return samples.where(speaking).withColumn(
         "held_out", (block * F.lit(GOLDEN)) % F.lit(1.0) < F.lit(HELD_OUT)
@@ -107,11 +107,11 @@ def with_held_out(samples: DataFrame, block_s: float = BLOCK_S) -> DataFrame:
 
 
 def by_level(samples: DataFrame) -> DataFrame:
-    """The sums of each group, prefetch and part."""
+    """Return the sums of each group, prefetch and part (fitted or held out)."""
     y, y_next, interval = (
         F.col(name) for name in ("arrival_before_per_s", "arrival_per_s", "interval_s")
     )
-    # A u of 1 stands for the level, which is put in when the sums are few.
+    # Use u = 1; the sums are multiplied by the prefetch later, when they are few.
     sums = Sums.of(y=y, u=F.lit(1.0), y_next=y_next)
     added: dict[str, Column] = {
         name: F.sum(getattr(sums, name)) for name in ("y", "y_next", "y_next2", "s1", "s4")
@@ -127,7 +127,7 @@ def by_level(samples: DataFrame) -> DataFrame:
 
 
 def run(inputs: Inputs) -> Outcome:
-    """The model of every group that the samples speak of."""
+    """Return the model of every group that has usable samples."""
     samples = inputs.frames["consumer_samples"]
     session = samples.sparkSession
     block_s = block_s_for((inputs.until - inputs.since).total_seconds())
@@ -172,7 +172,7 @@ def _at(seconds: float) -> datetime:
 
 def _prefetch_levels(groups: Sequence[ConsumerGroup], levels: Levels) -> dict[str, Any]:
     def of_each(value: Callable[[Identified], float]) -> Numbers:
-        """What a level's group says, for each level."""
+        """Return the value of each level's group."""
         return np.array([value(group.found) for group in groups], dtype=np.float64)[levels.group]
 
     a, b = of_each(lambda found: found.a), of_each(lambda found: found.b)

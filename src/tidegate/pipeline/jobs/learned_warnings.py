@@ -1,11 +1,14 @@
-"""Where warnings that are to be learned lie: how fast promises got worse, how long help took.
+"""Job `warnings`: where to put the warning points that agreements ask to learn.
 
     samples → readings → steepest          the largest slope of each promise, window to window
     events reconfigured → took             the mean of a few, the 95th percentile from 20 on
     (driver) agreement.learned_warnings    margin = 1.25 · slope · time to reconfigure
 
-Throughput has no slope here: it falls with the load, which is nobody's fault. Response times of
-queues are sampled, and a slope of a few is luck, so they have none either.
+A warning must come early enough that a reconfiguration ends before the breach. The job therefore
+learns how fast each promise got worse at most, and how long reconfigurations took.
+
+Two metrics have no slope. Throughput falls whenever the load does. Response times of queues are
+sampled, so that the slope between two windows is mostly chance.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from tidegate.pipeline.promises import governed
 from tidegate.pipeline.transform import Transform
 from tidegate.telemetry.knowledge import Model
 
-# With fewer windows what was fastest says little.
+# With fewer windows the largest slope says little.
 WINDOWS_MIN = 10
 _KEYS = ("number", "begins_us")
 
@@ -37,13 +40,13 @@ SCHEMA = StructType(
     [
         StructField("agreement", StringType(), False),
         StructField("metric", StringType(), False),
-        # The fastest that it got worse, in its unit per second, and in how many windows it was
-        # looked for.
+        # The largest slope, in the metric's unit per second, and in how many windows it was looked
+        # for.
         StructField("slope_per_s", DoubleType()),
         StructField("windows", LongType(), False),
         StructField("reconfiguration_s", DoubleType()),
         StructField("breach", DoubleType(), False),
-        # In force, and the one that was learned; null: there is none, or it is not to be learned.
+        # The warning in force, and the learned one. Null means that none was learned.
         StructField("warning", DoubleType(), False),
         StructField("learned", DoubleType()),
         StructField("says", StringType(), False),
@@ -52,7 +55,10 @@ SCHEMA = StructType(
 
 
 def readings(agreements: Sequence[Agreement], subjects: Subjects) -> Transform:
-    """What every promise was in every window: number of the agreement, metric and value."""
+    """Return a transform to the value of every promise in every window.
+
+    The columns are the index of the agreement, the start of the window, metric and value.
+    """
 
     def transform(samples: DataFrame) -> DataFrame:
         rows = samples.transform(subjects.worded).transform(governed(agreements, subjects))
@@ -95,7 +101,7 @@ def _by_metric(*names: str) -> Transform:
 
 
 def steepest(values: DataFrame) -> DataFrame:
-    """Of each promise the largest slope from one window to the next that has data."""
+    """Return the largest slope of each promise between successive windows that have data."""
     over = Window.partitionBy("number", "metric").orderBy("begins_us")
     before, before_us = F.lag("value").over(over), F.lag("begins_us").over(over)
     seconds = (F.col("begins_us") - before_us) / 1e6
@@ -119,18 +125,18 @@ def _worsening(before: Column, seconds: Column) -> Column:
 
 
 def took(events: DataFrame) -> DataFrame:
-    """How long reconfigurations took, by what was reconfigured."""
+    """Return how long each reconfiguration took, with its subject."""
     took_s = F.col("duration_s")
     return (
         events.where((F.col("event") == "reconfigured") & (took_s >= 0))
-        # A new leader may tell again of what came before it.
+        # A new leader may record the reconfigurations before its time again.
         .dropDuplicates(["subject", "at", "duration_s"])
         .select("subject", "duration_s")
     )
 
 
 def run(inputs: Inputs) -> Outcome:
-    """A model for each agreement that has a warning to learn, and slopes of all its promises."""
+    """Return a model for each agreement with a warning to learn, and a table of slopes."""
     frames = inputs.frames
     spark = frames["queue_samples"].sparkSession
     agreements = [one for one in inputs.agreements if any(m.learned for m in one.metrics)]
@@ -157,7 +163,7 @@ def run(inputs: Inputs) -> Outcome:
 def _slopes(
     samples: DataFrame, agreements: Sequence[Agreement], subjects: Subjects
 ) -> dict[tuple[str, str], tuple[float, int]]:
-    """By agreement and metric the slope and the number of windows."""
+    """Return the slope and the number of windows, by agreement and metric."""
     about = [one for one in agreements if subjects.said(one) is not None]
     if not about:
         return {}
@@ -172,7 +178,11 @@ def _slopes(
 def reconfiguration(
     one: Agreement, times_s: Mapping[str, Sequence[float]]
 ) -> tuple[float | None, str]:
-    """How long help takes, seen before said; and how that is known."""
+    """Return how long a reconfiguration takes, and how that is known.
+
+    Recorded reconfigurations take precedence over the value in the agreement. Without either the
+    time is `None`.
+    """
     subjects = QUEUES if one.http is None else SERVICES
     seen = [
         took_s
@@ -236,7 +246,7 @@ def _model(
     parameters |= {f"warning_{lesson.metric}": lesson.warning for lesson in lessons}
     return Model(
         subject=one.name,
-        # What is known of some of its promises is of use without the others.
+        # A model of some of the promises is useful without the others.
         accepted=bool(lessons),
         reason="; ".join(reasons) + (f" ({how})" if helped_s is not None else ""),
         parameters=parameters,

@@ -1,11 +1,12 @@
-"""How long messages waited, were worked on, and took in all, per queue and window.
+"""Job `lifecycle`: waiting, service and response times per queue and window.
 
     lifecycles.transform(durations_by_window(900))
 
-Percentiles come from buckets: a walk for each duration adds up weights by queue, window and bucket;
-what remains is small, and a percentile is the mean of the bucket in which it lies. Buckets
-grow by the fourth root of two, so it is off by some percent at most, and not at all where all
-durations are equal. A sampled message counts as many times as it stands for.
+For each duration one pass over the samples sums their weights by queue, window and bucket. The
+result is small. A percentile is the mean of the bucket in which it lies. Each bucket is wider than
+the one before by the fourth root of two, so a percentile is off by some percent at most. It is
+exact if all durations are equal. A sampled message counts with its weight, the number of messages
+it represents.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from tidegate.pipeline.windows import WIDTHS_S, window_start
 DURATIONS = ("wait", "service", "response")
 FRACTIONS = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 BUCKETS_PER_DOUBLING = 4
-# A queue's line over time needs no more points.
+# The most points that a chart over time needs.
 WINDOWS_MAX = 48
-# With fewer in a window its slowest hundredth is less than ten messages, and many buckets hold one.
+# Below this, the slowest hundredth of a window is less than ten messages, and many buckets hold a
+# single message.
 SAMPLED_MIN = 1_000
 
 
@@ -48,7 +50,7 @@ SCHEMA = StructType(
         StructField("queue", StringType()),
         StructField("window", TimestampType()),
         StructField("window_s", DoubleType()),
-        # That ended within the window, and how many of them were looked at.
+        # The messages that ended within the window, and how many of them were sampled.
         StructField("messages", LongType()),
         StructField("sampled", LongType()),
         *_figures(DoubleType()),
@@ -58,7 +60,7 @@ SCHEMA = StructType(
 
 @dataclass(frozen=True)
 class Extent:
-    """How much there is to look at."""
+    """The size of the input: time span, rows and queues."""
 
     span_s: float
     rows: int
@@ -66,8 +68,8 @@ class Extent:
 
 
 def extent(lifecycles: DataFrame) -> Extent:
-    """What windows are chosen by; reads two columns."""
-    # By queue first, exactly: sketching how many there are costs more.
+    """Measure the input, from two columns; the width of the windows depends on it."""
+    # Group by queue first: an approximate distinct count would cost more.
     by_queue = lifecycles.groupBy("queue").agg(
         F.min("at").alias("first"), F.max("at").alias("last"), F.count("*").alias("rows")
     )
@@ -82,30 +84,33 @@ def extent(lifecycles: DataFrame) -> Extent:
 
 
 def width_s(seen: Extent) -> float:
-    """Windows as short as may be, but with enough in each."""
+    """Return the narrowest width of windows that keeps at most 48 windows with 1,000 samples each.
+
+    If no width does, the whole span becomes one window.
+    """
 
     def fits(width: float) -> bool:
         windows = max(seen.span_s / width, 1.0)
         return windows <= WINDOWS_MAX and seen.rows >= SAMPLED_MIN * windows * seen.queues
 
-    # A single window is as good as it gets where there is little.
+    # Little data becomes a single window.
     wide_enough = (width for width in WIDTHS_S if fits(width) or width >= seen.span_s)
     return next(wide_enough, WIDTHS_S[-1])
 
 
 def bucket(duration_us: Column) -> Column:
-    """The bucket of a duration: whole numbers that grow with its logarithm."""
-    # Below a microsecond all are alike; a logarithm of zero is none.
+    """Return the bucket of a duration, a whole number that grows with its logarithm."""
+    # Durations below 1 µs share a bucket; the logarithm of zero does not exist.
     scaled = F.log2(F.greatest(duration_us, F.lit(1.0))) * BUCKETS_PER_DOUBLING
     return F.floor(scaled).cast("smallint")
 
 
 def by_bucket(width_s: float) -> Transform:
-    """Weights and sums by queue, window, duration and its bucket."""
+    """Return a transform that sums weights and durations by queue, window, duration and bucket."""
 
     def transform(lifecycles: DataFrame) -> DataFrame:
-        # A walk for each duration, over its own column: three small tables of groups were measured
-        # to be a third faster than one large one that each row enters three times.
+        # One pass per duration, each over its own column: three small tables of groups were
+        # measured to be a third faster than one large table that each row enters three times.
         return reduce(
             DataFrame.unionAll, (lifecycles.transform(_buckets_of(d, width_s)) for d in DURATIONS)
         )
@@ -117,7 +122,7 @@ def _buckets_of(duration: str, width_s: float) -> Transform:
     def transform(lifecycles: DataFrame) -> DataFrame:
         took_us = F.col(f"{duration}_us")
         return (
-            # Messages that ended without a delivery have no wait.
+            # Messages that ended without a delivery have no waiting time.
             lifecycles.filter(took_us.isNotNull())
             .groupBy(
                 "queue", window_start(width_s).alias("window"), bucket(took_us).alias("bucket")
@@ -135,10 +140,10 @@ def _buckets_of(duration: str, width_s: float) -> Transform:
 
 
 def with_weights_so_far(buckets: DataFrame) -> DataFrame:
-    """The weight of each bucket and all shorter ones, and of all there are."""
+    """Add to each bucket the weight up to and including it, and the weight of all buckets."""
     together = Window.partitionBy("queue", "window", "duration")
     until_here = together.orderBy("bucket").rowsBetween(Window.unboundedPreceding, 0)
-    # Everything of a queue's window in one place: what follows needs no other shuffle.
+    # Bring all buckets of a queue's window into one partition: the next step then needs no shuffle.
     return buckets.repartition("queue", "window").withColumns(
         {
             "weight_so_far": F.sum("weight").over(until_here),
@@ -148,7 +153,7 @@ def with_weights_so_far(buckets: DataFrame) -> DataFrame:
 
 
 def with_percentiles(buckets: DataFrame) -> DataFrame:
-    """Means, percentiles and the longest of each duration, in seconds."""
+    """Return mean, percentiles and maximum of each duration, in seconds."""
     weight, mean_us = F.col("weight"), F.col("sum_us") / F.col("weight")
     figures = []
     for what in DURATIONS:
@@ -160,10 +165,10 @@ def with_percentiles(buckets: DataFrame) -> DataFrame:
         figures.append((F.sum(of_this(F.col("sum_us"))) / F.sum(of_this(weight)), what, "mean"))
         for name, fraction in FRACTIONS.items():
             reached = F.col("weight_so_far") >= F.col("weight_in_all") * fraction
-            # Longer buckets have longer means, so the first one is the least.
+            # Means grow with the buckets, so the smallest mean that qualifies is the first one.
             figures.append((F.min(F.when(this & reached, mean_us)), what, name))
         figures.append((F.max(of_this(F.col("max_us"))), what, "max"))
-    # Every message ends, so every message has a response time.
+    # Every message has a response time, so responses count the messages.
     ended = F.col("duration") == "response"
     return buckets.groupBy("queue", "window").agg(
         F.round(F.sum(F.when(ended, weight))).cast("bigint").alias("messages"),
@@ -173,11 +178,11 @@ def with_percentiles(buckets: DataFrame) -> DataFrame:
 
 
 def durations_by_window(width_s: float) -> Transform:
-    """From lifecycles to the table."""
+    """Return a transform from lifecycles to the table."""
 
     def transform(lifecycles: DataFrame) -> DataFrame:
         return (
-            # What stands for nothing would divide by it.
+            # Rows of weight 0 would lead to divisions by zero.
             lifecycles.filter(F.col("weight") > 0)
             .transform(by_bucket(width_s))
             .transform(with_weights_so_far)

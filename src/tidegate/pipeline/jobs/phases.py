@@ -1,10 +1,11 @@
-"""Where the time of a request goes, per verb and over all of them (Telesto's table 5.3).
+"""Job `phases`: which phases the time of requests goes into, per verb and over all verbs.
 
-    share of a phase = Σ wx / Σ wt     x its time, t the request's, w how many it stands for
-    mean ± t(0.975, m − 1) · s / √m    m = (Σw)² / Σw², as many as the weights leave
+    share of a phase = Σ wx / Σ wt     x its time, t the request's, w the requests it represents
+    mean ± t(0.975, m − 1) · s / √m    m = (Σw)² / Σw², the effective number of samples
 
-The interval of a share is that of a ratio of two means: the spread of `x − share·t` about zero,
-in units of the mean `t`. And how long the process that served them had nothing to do.
+This is table 5.3 of the Telesto paper. The interval of a share is that of a ratio of two means: the
+spread of `x − share·t` about zero, divided by the mean of `t`. The second table shows how much of
+the time each node's process was idle.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ IDLE_SCHEMA = StructType(
 
 
 def by_phase(requests: DataFrame) -> DataFrame:
-    """A row for each phase of each request, and once more under the name of all verbs."""
+    """Return a row for each phase of each request, once under its verb and once under `all`."""
     return requests.select(
         F.explode(F.array("verb", F.lit(ALL_VERBS))).alias("verb"),
         F.col("weight").alias("w"),
@@ -59,12 +60,12 @@ def by_phase(requests: DataFrame) -> DataFrame:
                 *(F.struct(F.lit(p).alias("phase"), F.col(f"{p}_us").alias("x")) for p in PHASES)
             )
         ),
-        # A phase that was not measured has no time, rather than none.
+        # A phase that was not measured is unknown, not zero.
     ).where((F.col("w") > 0) & F.col("x").isNotNull())
 
 
 def sums_of_phases(phases: DataFrame) -> DataFrame:
-    """What means, shares and their intervals are made of."""
+    """Return the sums from which means, shares and their intervals are computed."""
     w, x, t = F.col("w"), F.col("x"), F.col("t")
     return phases.groupBy("verb", "phase").agg(
         F.count("*").alias("sampled"),
@@ -79,7 +80,7 @@ def sums_of_phases(phases: DataFrame) -> DataFrame:
 
 
 def phase_row(sums: dict[str, Any]) -> dict[str, Any]:
-    """A line of the table."""
+    """Return the row of the table for one verb and phase."""
     w, wx, wt = sums["w"], sums["wx"], sums["wt"]
     count = w * w / sums["ww"]
     mean = wx / w
@@ -93,7 +94,7 @@ def phase_row(sums: dict[str, Any]) -> dict[str, Any]:
         "requests": w,
         "sampled": sums["sampled"],
         "mean_us": mean,
-        # No time is less than none, however little is known.
+        # With few samples the interval may reach below zero; no time does.
         "low_us": max(of_time.low, 0.0),
         "high_us": of_time.high,
         "share": share,
@@ -103,13 +104,16 @@ def phase_row(sums: dict[str, Any]) -> dict[str, Any]:
 
 
 def _interval(count: float, mean: float, variance: float) -> Interval:
-    """From the variance of all that there is; the law wants that of a sample."""
+    """Return the interval of a mean from the variance of the population.
+
+    The law expects the variance of a sample, hence the factor n / (n − 1).
+    """
     n = round(count)
     return mean_interval(n, mean, variance * n / (n - 1) if n > 1 else math.nan)
 
 
 def idleness(samples: DataFrame) -> DataFrame:
-    """How much of each second a process had nothing to do."""
+    """Return mean and variance of the idle share of each node's process, over its samples."""
     idle = F.greatest(1 - F.col("cpu_s") / F.col("interval_s"), F.lit(0.0))
     return (
         samples.where(F.col("interval_s") > 0)
@@ -124,7 +128,7 @@ def idleness(samples: DataFrame) -> DataFrame:
 
 
 def idle_row(sums: dict[str, Any]) -> dict[str, Any]:
-    """A line of the table of nodes."""
+    """Return the row of the table of nodes."""
     variance = math.nan if sums["variance"] is None else sums["variance"]
     idle = mean_interval(sums["n"], sums["mean"], variance)
     return {

@@ -1,15 +1,16 @@
-"""How many machines to keep warm: growth of the load, time to boot, capacity of a machine.
+"""Job `provisioning`: how many machines to keep warm.
 
     NPP = ceil(sla_delta · boot_s / machine_capacity)               laws.provisioning
 
-- `sla_delta`: production of all queues together, in steps of five seconds; the steepest slope of a
-  line through a minute of it (the law smooths, and passes over what noise alone would give).
-- `boot_s`: the events `boot`, mean and 95th percentile.
-- `machine_capacity`: what a node acknowledged in windows of ten seconds in which messages waited
-  throughout, at least a second's worth of them: only then did it do what it can. Of a node the
-  90th percentile of such windows, when it was fullest; of several nodes the median.
+- `sla_delta`: the growth of the load. The steepest slope of a line through one minute of the
+  production of all queues, in steps of five seconds. The law smooths the steps and ignores slopes
+  that noise explains.
+- `boot_s`: the time to boot, mean or 95th percentile of the events `boot`.
+- `machine_capacity`: the acknowledgement rate of a loaded node. A window of ten seconds counts as
+  loaded if at all times at least one second's worth of messages waited. A node's capacity is the
+  90th percentile of its loaded windows; the capacity of a machine is the median over nodes.
 
-What was not seen is not guessed: the model says which ingredient is missing.
+An input that was not recorded is not guessed: the model is refused and names the missing inputs.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from tidegate.pipeline.local_table import Numbers, frame_of, numbers, seconds
 from tidegate.pipeline.windows import window_start
 from tidegate.telemetry.knowledge import Model
 
-# Machines are shared: there is one model, of all of them.
+# All queues share the machines, so there is one model for the fleet.
 SUBJECT = "fleet"
 STEP_S = 5.0
 WINDOW_S = 10.0
 BUSIEST = 0.9
-# A minute under load, before a node's capacity is believed.
+# A node's capacity counts from one minute under load on.
 LOADED_WINDOWS_MIN = 6
 BACKLOG_S = 1.0
 
@@ -50,9 +51,9 @@ SCHEMA = StructType(
 
 
 def production(samples: DataFrame) -> DataFrame:
-    """The production rate of all queues together, step by step."""
+    """Return the production rate of all queues together, per step."""
     step = window_start(STEP_S).alias("step")
-    # By replica first: one that was recorded for a part of the step counts with its whole rate.
+    # Group by replica first: a replica recorded for part of a step counts with its full rate.
     return (
         samples.groupBy("queue", "replica", step)
         .agg(
@@ -64,7 +65,7 @@ def production(samples: DataFrame) -> DataFrame:
 
 
 def backlog(samples: DataFrame) -> DataFrame:
-    """How many messages waited at each node, at least, throughout each window."""
+    """Return the least number of waiting messages of each node in each window."""
     return (
         samples.groupBy("node", "queue", "replica", window_start(WINDOW_S).alias("window"))
         .agg(F.min("waiting").alias("waiting"))
@@ -74,7 +75,7 @@ def backlog(samples: DataFrame) -> DataFrame:
 
 
 def work(samples: DataFrame) -> DataFrame:
-    """What each node acknowledged in each window."""
+    """Return the acknowledgement rate of each node in each window."""
     return (
         samples.where(F.col("role") == "node")
         .groupBy("node", window_start(WINDOW_S).alias("window"))
@@ -83,7 +84,7 @@ def work(samples: DataFrame) -> DataFrame:
 
 
 def node_capacities(work_of_nodes: DataFrame, backlogs: DataFrame) -> DataFrame:
-    """What each node can do, by its windows under load."""
+    """Return the capacity of each node with at least six loaded windows."""
     loaded = (F.col("acked_per_s") > 0) & (
         F.col("waiting_least") >= F.col("acked_per_s") * F.lit(BACKLOG_S)
     )
@@ -100,19 +101,19 @@ def node_capacities(work_of_nodes: DataFrame, backlogs: DataFrame) -> DataFrame:
 
 
 def boots(events: DataFrame) -> DataFrame:
-    """How long machines took to boot."""
+    """Return how long each boot of a machine took."""
     took_s = F.col("duration_s")
     return events.where((F.col("event") == "boot") & (took_s >= 0)).select("duration_s")
 
 
 @dataclass(frozen=True)
 class Ingredient:
-    """A number of the formula; NaN when it is missing, and then what would give it."""
+    """An input of the formula, with a sentence about it; the value NaN means missing."""
 
     name: str
     value: float
     unit: str
-    # How many steps, boots or nodes it rests on.
+    # The number of steps, boots or nodes from which it was computed.
     seen: int
     says: str
 
@@ -122,7 +123,7 @@ class Ingredient:
 
 
 def run(inputs: Inputs) -> Outcome:
-    """The one model, and its ingredients as a table."""
+    """Return the model, and its inputs as a table."""
     frames = inputs.frames
     steps = frames["queue_samples"].transform(production).toArrow()
     begins_s = seconds(steps, "step")
@@ -149,7 +150,7 @@ def run(inputs: Inputs) -> Outcome:
 
 
 def growth(begins_s: Numbers, produced_per_s: Numbers) -> Ingredient:
-    """The steepest growth that lasted, of steps in any order."""
+    """Return the steepest growth that lasted a minute; the steps may come in any order."""
     name, unit = "sla_delta", "msg/s²"
     found = math.nan
     if len(begins_s):
@@ -167,7 +168,7 @@ def growth(begins_s: Numbers, produced_per_s: Numbers) -> Ingredient:
 
 
 def boot_time(boots_s: list[float]) -> Ingredient:
-    """How long a boot takes, to reckon with."""
+    """Return the time that a boot takes."""
     if not boots_s:
         return Ingredient("boot_s", math.nan, "s", 0, "no boot of a machine was recorded")
     found = boot_time_s(boots_s)
@@ -176,7 +177,7 @@ def boot_time(boots_s: list[float]) -> Ingredient:
 
 
 def machine_capacity(capacities_per_s: list[float]) -> Ingredient:
-    """What a machine can do, of what its likes did under load."""
+    """Return the capacity of a machine, the median over loaded nodes."""
     name, unit = "machine_capacity_per_s", "msg/s"
     if not capacities_per_s:
         says = (
@@ -192,7 +193,7 @@ def machine_capacity(capacities_per_s: list[float]) -> Ingredient:
 def provisioning_model(
     ingredients: list[Ingredient], boots_s: list[float], rows: int, from_s: float, to_s: float
 ) -> Model:
-    """How many machines to keep warm, or what is missing to say so."""
+    """Return the number of warm machines, or a refused model that names the missing inputs."""
     parameters = {one.name: one.value for one in ingredients if not one.is_missing}
     if boots_s:
         parameters["boot_s_mean"] = statistics.fmean(boots_s)

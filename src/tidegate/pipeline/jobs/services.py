@@ -1,11 +1,12 @@
-"""HTTP services over time: what came, how long it took, how many instances there were; violations.
+"""Job `services`: rates, response times and instances of HTTP services over time, and violations.
 
     samples → by_window + percentiles + instances_by_window → http_windows
     requests → phases_of_requests → http_phases
-    events → turns → violations
+    events → promise_transitions → violations
 
-`violations` has a row for each turn of a promise as the leader saw it (agreement.violations): what
-was decided upon then, and not what is found out now, which `compliance` says.
+`violations` has a row for each transition of a promise as the leader recorded it
+(`agreement.violations`). The leader acted on these. The verdicts that `learn` reaches afterwards
+are in the table `compliance`.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ WINDOWS = StructType(
         StructField("window", TimestampType()),
         StructField("window_s", DoubleType()),
         StructField("answered_per_s", DoubleType()),
-        # Requests that were answered or turned away; of those, turned away or answered with 500
-        # and above.
+        # Requests that were answered or refused. `missed` are those that were refused or answered
+        # with a status of 500 or above.
         StructField("came", LongType()),
         StructField("missed", LongType()),
-        # Requests of which the response time is known, and its percentiles.
+        # Requests whose response time is known, and its percentiles.
         StructField("responses", LongType()),
         *(StructField(name, DoubleType()) for name in FRACTIONS),
-        # The most at an end of an interval.
+        # The highest number at the end of any interval.
         StructField("waiting", LongType()),
-        # That got requests, and that were kept in reserve; on average.
+        # The average number of instances that received requests, and that were kept in reserve.
         StructField("serving", DoubleType()),
         StructField("spare", DoubleType()),
-        # The least that one of them had left.
+        # The least free memory of any instance.
         StructField("free_memory_bytes", DoubleType()),
     ]
 )
@@ -57,10 +58,10 @@ _PHASES_US = ("wait_door_us", "connect_us", "server_us", "total_us")
 PHASES = StructType(
     [
         StructField("service", StringType()),
-        # That instances answered; and how many of them were looked at.
+        # Requests that instances answered, and how many of them were sampled.
         StructField("requests", DoubleType()),
         StructField("sampled", LongType()),
-        # On average.
+        # Averages.
         *(StructField(name, DoubleType()) for name in _PHASES_US),
     ]
 )
@@ -77,7 +78,7 @@ VIOLATIONS = StructType(
 
 
 def by_window(width_s: float) -> Transform:
-    """What the doors of each service did in each window, together."""
+    """Return a transform that sums the doors of each service in each window."""
 
     def transform(samples: DataFrame) -> DataFrame:
         answered, refused = F.col("answered"), F.col("refused")
@@ -85,7 +86,7 @@ def by_window(width_s: float) -> Transform:
         seconds = (F.max(at_us) - F.min(at_us - F.col("interval_s") * 1e6)) / 1e6
         return samples.groupBy("service", window_start(width_s).alias("window")).agg(
             (F.sum("answered") / seconds).alias("answered_per_s"),
-            # Rows of doors and of instances say 0 of what is the other's.
+            # Rows belong to doors or to instances, and are 0 in the columns of the other.
             F.sum(kept(answered, errors) + missed(refused, errors)).alias("came"),
             F.sum(missed(refused, errors)).alias("missed"),
             F.max("waiting").alias("waiting"),
@@ -96,12 +97,12 @@ def by_window(width_s: float) -> Transform:
 
 
 def instances_by_window(width_s: float) -> Transform:
-    """How many instances served and were spare in each window, on average over its seconds."""
+    """Return a transform to the average number of serving and spare instances in each window."""
 
     def transform(samples: DataFrame) -> DataFrame:
         is_spare = F.coalesce(F.col("weight") == 0, F.lit(False))
         is_serving = ~is_spare & (F.col("ejected") == "")
-        # An instance that two doors see is one: of each second, whichever of them saw it.
+        # Count an instance that two doors use once per second.
         second = F.date_trunc("second", "at").alias("second")
         return (
             samples.where(F.col("instance").isNotNull())
@@ -120,7 +121,7 @@ def instances_by_window(width_s: float) -> Transform:
 
 
 def http_windows(width_s: float) -> Transform:
-    """From samples of doors to the table."""
+    """Return a transform from samples of doors to the table."""
 
     def transform(samples: DataFrame) -> DataFrame:
         in_windows = samples.withColumn("window", window_start(width_s))
@@ -140,7 +141,7 @@ def http_windows(width_s: float) -> Transform:
 
 
 def phases_of_requests(requests: DataFrame) -> DataFrame:
-    """Where the time of requests went that an instance answered, on average."""
+    """Return the average time of each phase of the requests that an instance answered."""
     weight = F.col("weight")
     return (
         requests.where(F.col("instance").isNotNull() & (weight > 0))
@@ -154,7 +155,7 @@ def phases_of_requests(requests: DataFrame) -> DataFrame:
 
 
 def turns(events: DataFrame) -> DataFrame:
-    """What began and ended, of promises."""
+    """Return the transitions of promises among the events."""
     turn = F.col("detail")["turn"]
     return events.where(turn.isin(*(one.value for one in Turn))).select(
         F.col("subject").alias("agreement"),
@@ -168,7 +169,7 @@ def turns(events: DataFrame) -> DataFrame:
 
 def run(inputs: Inputs) -> Outcome:
     samples = inputs.frames["http_samples"]
-    # Most lakes have none, and preparing to find that out takes Spark a second.
+    # Most lakes have no such rows, and Spark would need a second to plan the query.
     windows = (
         samples.sparkSession.createDataFrame([], WINDOWS)
         if samples.isEmpty()

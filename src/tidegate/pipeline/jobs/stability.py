@@ -1,9 +1,10 @@
-"""Stable, flooded or draining: what each queue's length did in each window.
+"""Job `stability`: whether each queue was stable, flooded or draining in each window.
 
-    samples.transform(rates_by_window(60)).transform(with_stability(band))
+    samples.transform(stability_by_window(60))
 
-The rates of a replicated queue are the sums of its replicas'. `Δl = p − c` with the band of the law
-(`laws.stability`), which is written once for numbers and Columns.
+The growth is `Δl = p − c`, the production minus the consumption rate. The band within which a queue
+counts as stable is that of the law (`laws.stability`), whose functions take numbers and Columns.
+The rates of a replicated queue are the sums of its replicas' rates.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ SCHEMA = StructType(
 
 
 def replica_rates(width_s: float) -> Transform:
-    """Production and consumption of each replica in each window."""
+    """Return a transform to what entered and left each replica in each window."""
 
     def transform(samples: DataFrame) -> DataFrame:
         return samples.groupBy("queue", "replica", window_start(width_s).alias("window")).agg(
             F.sum("interval_s").alias("seconds"),
             F.sum("put").alias("put"),
-            # What leaves a queue, by whichever door.
+            # Messages that left the queue, for whichever reason.
             F.sum(
                 F.col("acked") + F.col("dead_lettered") + F.col("dropped") + F.col("expired")
             ).alias("taken"),
@@ -66,7 +67,7 @@ def replica_rates(width_s: float) -> Transform:
 
 
 def with_rates(rates: DataFrame) -> DataFrame:
-    """Per second; a replica that was seen for no time has no rate."""
+    """Add production and consumption rates; drop replicas that were recorded for no time."""
     return rates.filter(F.col("seconds") > 0).withColumns(
         {
             "produced_per_s": F.col("put") / F.col("seconds"),
@@ -76,7 +77,7 @@ def with_rates(rates: DataFrame) -> DataFrame:
 
 
 def with_stability(band: Band = DEFAULT_BAND) -> Transform:
-    """Which of the three, and by how much it grows."""
+    """Return a transform that adds the growth and the stability (stable, flooded or draining)."""
 
     def transform(rates: DataFrame) -> DataFrame:
         produced, consumed = F.col("produced_per_s"), F.col("consumed_per_s")
@@ -93,7 +94,7 @@ def with_stability(band: Band = DEFAULT_BAND) -> Transform:
 
 
 def whole_queues(replicas: DataFrame) -> DataFrame:
-    """Of replicas with their stability, the queues that they make up."""
+    """Sum up replicas with their stability to queues."""
     return replicas.groupBy("queue", "window").agg(
         F.max("seconds").alias("seconds"),
         F.sum("produced_per_s").alias("produced_per_s"),
@@ -105,7 +106,7 @@ def whole_queues(replicas: DataFrame) -> DataFrame:
 
 
 def stability_by_window(width_s: float, band: Band = DEFAULT_BAND) -> Transform:
-    """From samples to the table."""
+    """Return a transform from samples to the table."""
 
     def transform(samples: DataFrame) -> DataFrame:
         return (

@@ -1,8 +1,8 @@
 """`tidegate watch`: the lake as a stream.
 
-admission → file_log → source      which files come next, written down, read
-streams                            rows → windows, on Spark
-compliance, anomalies              windows → verdicts that slide along, anomalies
-batches                            each batch stored once, with what the next one needs to know
-watch                              all of it together, with a lock
+admission → file_log → source      choose the next files, log them, read them
+streams                            rows → complete windows, on Spark
+service_level, anomalies           windows → sliding service levels, anomalies
+batches                            store each batch once, with the state for the next batch
+watch                              run all of it, one watcher per folder
 """

@@ -1,12 +1,13 @@
-"""Which files of the lake come next, and which never will.
+"""Which files of the lake a stream takes next, and which it never takes.
 
-A file is known by the id in its footer, so a copy is not read again, nor is a compacted file whose
-parts have all been read. Cut files, other versions and other columns are left out with a reason.
+A file is known by the id in its footer. A copy of a file is therefore not read again, and neither
+is a compacted file whose parts have all been read. Damaged files and files with another version or
+other columns are left out with a reason.
 
-Files are taken in the order of their rows' time and never so that a later batch holds rows that an
-earlier one has made late: whoever starts on a week of history, compacted by the hour, counts the
-same as whoever watched it happen. Spark's own file source goes by the time of modification and
-reads no footers; it can promise neither.
+Files are taken in the order of the time of their rows. A later batch never holds rows that an
+earlier batch has made late. A watch that starts on a week of compacted history counts the same as a
+watch that ran during that week. Spark's own file source cannot promise this: it orders files by
+modification time and reads no footers.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ import pyarrow.parquet as pq
 from tidegate.pipeline.survey import DUPLICATE, REPLACED, UNREADABLE, Place, read_footer
 from tidegate.telemetry.schemas import KINDS, Kind
 
-# No sane clock is further ahead of the lake's: one row from next year would make all others late.
+# How far ahead of the file's modification time a row may be. A single row from next year would
+# make all other rows late.
 AHEAD_S_MAX = 600.0
 
-# Reasons, beside those of the survey.
+# Reasons to leave out files or rows, besides those of `survey`.
 ALREADY_READ = "read under another name"
 VANISHED = "removed before it was read"
 AHEAD = "in the future"
@@ -37,7 +39,7 @@ READ_BEFORE = "read before it was compacted"
 
 @dataclass(frozen=True)
 class LakeFile:
-    """A file to be read."""
+    """A file to be read, possibly without some of its rows."""
 
     path: str
     kind: str
@@ -46,7 +48,7 @@ class LakeFile:
     first_s: float
     last_s: float
     replaces: tuple[str, ...] = ()
-    # Only rows from here to there are read, both included; the others are counted by reason.
+    # Only rows between these times, both included, are read; the others are counted by reason.
     from_s: float | None = None
     until_s: float | None = None
     rows_left_out: dict[str, int] = field(default_factory=dict)
@@ -61,7 +63,10 @@ class LeftOut:
 
 
 def examined(place: Place, path: str, kind: Kind, now_s: float) -> LakeFile | LeftOut:
-    """What a file says of itself, or why it is left out."""
+    """Return the file as its footer describes it, or the reason to leave it out.
+
+    `now_s` replaces a modification time that the file system does not know.
+    """
     info = place.files.get_file_info(path)
     if info.type != pa.fs.FileType.File:
         return LeftOut(path, VANISHED)
@@ -85,9 +90,14 @@ def examined(place: Place, path: str, kind: Kind, now_s: float) -> LakeFile | Le
 def chosen(
     candidates: Iterable[LakeFile], seen_ids: Collection[str], files_max: int, delay_s: float
 ) -> tuple[list[LakeFile], list[LeftOut]]:
-    """The files of the next batch, and those whose rows come, or came, with another one."""
+    """Return the files of the next batch, and the files whose rows come or came with another file.
+
+    `seen_ids` are the ids that earlier batches took. A batch has at most `files_max` files, plus
+    those that begin before its last row minus `delay_s`: they would be late in a later batch.
+    """
     ordered = sorted(candidates, key=lambda file: (file.first_s, file.last_s, file.path))
-    # A compacted file beside its parts: it is one file instead of many.
+    # If a compacted file and its parts are present, take the compacted file: it is one instead of
+    # many.
     replaced = {part for file in ordered for part in file.replaces if part not in seen_ids}
     taken: list[LakeFile] = []
     left_out: list[LeftOut] = []
@@ -110,7 +120,7 @@ def chosen(
 
 
 def without_late(place: Place, file: LakeFile, from_s: float, reason: str) -> LakeFile:
-    """The file without its rows before a time, which are counted under a reason."""
+    """Return the file without its rows before `from_s`, which are counted under `reason`."""
     if max(file.first_s, file.from_s or 0.0) >= from_s:
         return file
     at = _times(place, file.path)
@@ -128,7 +138,7 @@ def without_late(place: Place, file: LakeFile, from_s: float, reason: str) -> La
 
 
 def between(batch: Any, from_s: float | None, until_s: float | None) -> Any:
-    """Of a record batch the rows between two times, both included."""
+    """Return the rows of a record batch between two times, both included; `None` means no limit."""
     if from_s is not None:
         batch = batch.filter(pc.greater_equal(batch["at"], _scalar(from_s)))
     if until_s is not None:
@@ -137,11 +147,11 @@ def between(batch: Any, from_s: float | None, until_s: float | None) -> Any:
 
 
 def stand_in(place: Place, missing: LakeFile, now_s: float) -> LakeFile | None:
-    """The compacted file that took the place of one that is gone."""
+    """Return the compacted file that replaced a missing file, or `None`."""
     folder = missing.path.rsplit("/", 1)[0]
     selector = pa.fs.FileSelector(folder, allow_not_found=True)
     for info in place.files.get_file_info(selector):
-        # One that is hidden, or no Parquet, is left out by its footer.
+        # `examine_file` rejects hidden files and files of other formats.
         file = examined(place, info.path, KINDS[missing.kind], now_s)
         if isinstance(file, LakeFile) and missing.file_id in file.replaces:
             return file
@@ -149,7 +159,7 @@ def stand_in(place: Place, missing: LakeFile, now_s: float) -> LakeFile | None:
 
 
 def _without_ahead(place: Place, file: LakeFile, until_s: float) -> LakeFile:
-    """The file without the rows of a clock that ran ahead."""
+    """Return the file without rows after `until_s`, which come from a clock that ran ahead."""
     at = _times(place, file.path)
     sane = at.filter(pc.less_equal(at, _scalar(until_s)))
     return replace(
@@ -170,7 +180,7 @@ def _times(place: Place, path: str) -> Any:
 def _ends_s(at: Any) -> tuple[float, float]:
     if not len(at):
         return 0.0, 0.0
-    # Whole microseconds: a clock far off gives times that Python's own have no year for.
+    # Use raw microseconds: the times of a clock that is far off exceed Python's `datetime`.
     at_us = at.cast(pa.int64())
     return pc.min(at_us).as_py() / 1e6, pc.max(at_us).as_py() / 1e6
 

@@ -1,8 +1,9 @@
-"""Anomalies in rates and phases, window after window.
+"""Anomalies of rates and phases, window by window.
 
-Rates come from the samples of queues, phases from sampled requests; Spark sums them up by window.
-What is left is a handful of figures per queue and window, which `laws.anomaly` judges in order.
-Only beginnings and ends are reported, each with what was expected, so that nobody drowns in them.
+Rates come from samples of queues, phases from sampled requests. Spark sums them by window. The few
+values that remain per subject and window are judged in the order of time by `laws.anomaly`. Only
+changes are reported, each with the expected value: an anomaly begins, it ends, or the new value
+has become normal. A report per window would hide the important ones.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from tidegate.pipeline.jobs.stability import stability_by_window
 from tidegate.pipeline.windows import window_start
 
 WINDOW_S = 60.0
-# A queue or node that has not been seen for so long is forgotten, with its anomaly.
+# A queue or node without data for this long is removed, with its anomaly.
 FORGOTTEN_S = 3600.0
 
 SCHEMA = pa.schema(
     [
-        pa.field("at", pa.timestamp("us", "UTC")),  # end of the window that showed it
+        pa.field("at", pa.timestamp("us", "UTC")),  # end of the window in which it was found
         pa.field("subject", pa.string()),
         pa.field("what", pa.string()),
         pa.field("change", pa.string()),
@@ -40,7 +41,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Figure:
-    """What is watched of a queue or a node."""
+    """A value that is watched for each queue or each node."""
 
     name: str
     column: str
@@ -54,7 +55,7 @@ RATES = (
     Figure("rate out", "consumed_per_s", "/s", Sensitivity(absolute=1.0)),
 )
 PHASES = (
-    # A tenth of a millisecond is noise, whatever it is a multiple of.
+    # Deviations below 0.1 ms are noise, even if they are a multiple of the usual value.
     Figure("time in node", "in_node_us", "µs", Sensitivity(absolute=100.0)),
     *(
         Figure(f"share of {phase}", f"{phase}_share", "", Sensitivity(absolute=0.02))
@@ -65,20 +66,20 @@ FIGURES = {figure.name: figure for figure in (*RATES, *PHASES)}
 
 
 class _Followed(msgspec.Struct):
-    """One figure of one subject."""
+    """The history of one metric of one subject, and the time of its last value."""
 
     track: Track
     last_s: float
 
 
 class Carried(msgspec.Struct):
-    """What the next batch needs to know: subject → figure → its track."""
+    """The state for the next batch: the history of each metric, by subject and metric."""
 
     tracks: dict[str, dict[str, _Followed]] = {}
 
 
 def rates_by_window(samples: DataFrame) -> DataFrame:
-    """In and out of each queue."""
+    """Return the rates into and out of each queue, per window."""
     return (
         samples.transform(stability_by_window(WINDOW_S))
         .withColumn("subject", F.concat(F.lit("queue "), "queue"))
@@ -87,7 +88,10 @@ def rates_by_window(samples: DataFrame) -> DataFrame:
 
 
 def phases_by_window(requests: DataFrame) -> DataFrame:
-    """Where the time went in each node, without waiting for clients and messages."""
+    """Return mean time and shares of the phases within each node, per window.
+
+    Waiting for clients and for messages is excluded.
+    """
     sums = {phase: F.sum(F.col("weight") * F.col(f"{phase}_us")) for phase in _PHASES}
     in_node = sum((F.col(phase) for phase in _PHASES), start=F.lit(0.0))
     return (
@@ -109,7 +113,7 @@ def phases_by_window(requests: DataFrame) -> DataFrame:
 def follow(
     carried: Carried, windows: Iterable[dict[str, object]], figures: Iterable[Figure]
 ) -> tuple[pa.Table, Carried]:
-    """Judge windows in the order of time; what began and ended, and what to carry on."""
+    """Judge windows in the order of time; return the changes, and the new state."""
     tracks = {subject: dict(each) for subject, each in carried.tracks.items()}
     reports: list[dict[str, object]] = []
     chosen = list(figures)
@@ -149,7 +153,7 @@ def follow(
 
 
 def sentence(row: dict[str, object]) -> str:
-    """An anomaly in words."""
+    """Describe an anomaly in one line."""
     unit = FIGURES[str(row["what"])].unit
     expected, seen = f"{row['expected']:.4g}{unit}", f"{row['seen']:.4g}{unit}"
     match row["change"]:

@@ -1,13 +1,13 @@
-"""What each batch found, stored once.
+"""The results of each batch, stored exactly once.
 
     <folder>/<query>/batch=000000012/compliance.parquet, anomalies.parquet, carried.json
 
-A batch is written beside its place and renamed into it, so that it is there whole or not at all.
-Its result follows from its rows and from what the batch before carried over; one that is run again
-after a kill would find the same, so if it is there it is left alone.
+A batch is written to a hidden folder and renamed into place, so that it is complete or absent. The
+result of a batch follows from its rows and the state that the previous batch stored. A batch that
+Spark runs again after a kill would therefore give the same result; if it is stored, it is kept.
 
-Old batches are merged into one, which names those it stands for; a reader that sees both takes the
-merged one, so no row is ever seen twice.
+Old batches are merged into one folder whose name gives the range of merged batches. A reader that
+sees a merged batch and its parts uses the merged batch only, so that no row counts twice.
 """
 
 from __future__ import annotations
@@ -26,35 +26,38 @@ from tidegate.core.crash import crash_point
 
 _BATCH = re.compile(r"batch=(\d{9})(?:-(\d{9}))?")
 CARRIED = "carried.json"
-# When so many have gathered, all but the newest become one.
+# When a query has this many batches, all but the newest are merged.
 MERGED_FROM = 64
 _KEPT_APART = 8
 _READS_MAX = 10
 
 
 class Batches:
-    """The results of one query."""
+    """The stored results of one query."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def clear_unfinished(self) -> None:
-        """Remove what a killed writer left behind; for the one that writes now."""
+        """Remove the hidden folders that a killed writer left.
+
+        Only the process that holds the folder's lock may call this.
+        """
         for leftover in self.folder.glob(".*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
     def has(self, number: int) -> bool:
-        """Whether a batch has been stored."""
+        """Return whether a batch has been stored."""
         return any(first <= number <= last for first, last in _present(self.folder))
 
     def carried_before(self, number: int) -> bytes | None:
-        """What the last stored batch before one has carried over."""
+        """Return the state of the last stored batch before `number`, or `None` without one."""
         earlier = [one for one in _present(self.folder) if one[1] < number]
         return (self.folder / _name(*max(earlier)) / CARRIED).read_bytes() if earlier else None
 
     def store(self, number: int, tables: Mapping[str, pa.Table], carried: bytes) -> None:
-        """Put a batch in its place."""
+        """Store the tables and the state of a batch, then merge old batches if there are many."""
         self._put((number, number), tables, carried)
         crash_point("after-watch-batch")
         if len(_present(self.folder)) >= MERGED_FROM:
@@ -87,9 +90,9 @@ class Batches:
 
 
 def read_table(folder: Path, table: str) -> pa.Table | None:
-    """All that the queries below a folder have found for a table; None if nothing yet."""
+    """Return all rows of a table, over all queries of a folder; `None` if there are none yet."""
     for _ in range(_READS_MAX):
-        # Batches that were merged meanwhile are looked up again.
+        # A merge may remove files between listing and reading: list again.
         with contextlib.suppress(FileNotFoundError):
             return _read_table(folder, table)
     return _read_table(folder, table)
@@ -106,7 +109,7 @@ def _read_table(folder: Path, table: str) -> pa.Table | None:
 
 
 def _present(folder: Path) -> list[tuple[int, int]]:
-    """The batches that count, in order: none of which another one stands for."""
+    """Return the ranges of batches, in order, without those that a merged batch contains."""
     matches = [_BATCH.fullmatch(each.name) for each in folder.iterdir()]
     spans = sorted((int(m[1]), int(m[2] or m[1])) for m in matches if m)
     return [

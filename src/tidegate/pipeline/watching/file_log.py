@@ -1,10 +1,10 @@
-"""What has been taken from the lake, entry after entry; each entry is the input of one batch.
+"""The log of the files that a stream has taken from the lake; each entry is the input of one batch.
 
-    <folder>/000000007.json      the files of batch 7, and what was left out on the way to it
-    <folder>/seen.json           all entries up to one that is long done, in short
+    <folder>/000000007.json      the files of batch 7, and the files left out before it
+    <folder>/seen.json           a summary of all entries up to one that was finished long ago
 
-An entry is written before Spark hears of it and never changes what it names, so a batch that is
-run again after a kill reads what it read before. Spark's offset is the number of the entry.
+An entry is written before Spark learns about it, and it keeps naming the same rows. A batch that
+runs again after a kill therefore reads the same rows. Spark's offset is the number of the entry.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import msgspec
 from tidegate.pipeline.watching.admission import LakeFile, LeftOut
 
 _KEPT_ENTRIES = 100
-# Ids of files whose rows are older than the newest by more than this are forgotten: if one comes
-# again, its rows are late and dropped as such.
+# File ids are forgotten when their rows are this much older than the newest. If such a file
+# appears again, its rows are dropped as late.
 _REMEMBERED_S = 2 * 86400.0
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """The input of one batch."""
+    """The input of one batch, and the files that were left out on the way."""
 
     files: list[LakeFile]
     left_out: list[LeftOut]
 
 
 class Counts(msgspec.Struct):
-    """What has been taken and what was left out, so far."""
+    """How many files and rows were taken and left out so far."""
 
     files: int = 0
     rows: int = 0
@@ -41,19 +41,19 @@ class Counts(msgspec.Struct):
 
 
 class _Seen(msgspec.Struct):
-    """Entries in short."""
+    """The summary of finished entries."""
 
     through: int = 0
     paths: set[str] = set()
-    # The time of the last row of the file of that id.
+    # File id → time of the file's last row.
     ids: dict[str, float] = {}
-    # Of the newest row so far.
+    # The time of the newest row so far.
     newest_s: float | None = None
     counts: Counts = msgspec.field(default_factory=Counts)
 
 
 class FileLog:
-    """The log of one stream."""
+    """The log of one stream; one process writes to it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -63,7 +63,7 @@ class FileLog:
             msgspec.json.decode(seen.read_bytes(), type=_Seen) if seen.exists() else _Seen()
         )
         self._next = self._seen.through + 1
-        # What the entries that are still there say, on top of the short form.
+        # The summary plus the entries that still exist.
         self.paths = set(self._seen.paths)
         self.ids = dict(self._seen.ids)
         self.newest_s = self._seen.newest_s
@@ -76,23 +76,27 @@ class FileLog:
         return self._next - 1
 
     def entry(self, number: int) -> Entry | None:
-        """An entry, if it has been written and not been put in short."""
+        """Return an entry, or `None` if it is not written yet or only part of the summary."""
         file = self._folder / f"{number:09d}.json"
         return msgspec.json.decode(file.read_bytes(), type=Entry) if file.exists() else None
 
     def append(self, entry: Entry) -> int:
-        """Write the next entry; its number."""
+        """Write the next entry and return its number."""
         number = self._next
         self.rewrite(number, entry)
         self._note(entry)
         return number
 
     def rewrite(self, number: int, entry: Entry) -> None:
-        """Put an entry in place, whole."""
+        """Write an entry, replacing the file of that number atomically."""
         _write(self._folder / f"{number:09d}.json", msgspec.json.encode(entry))
 
     def forget(self, done_through: int, present: Collection[str]) -> None:
-        """Put in short what is long done, without the paths that are no longer in the lake."""
+        """Move entries before `done_through` to the summary, once there are 100 of them.
+
+        The paths of files that no longer exist in the lake (`present`) and the ids of old files are
+        dropped.
+        """
         through = done_through - 1
         if through - self._seen.through < _KEPT_ENTRIES:
             return
@@ -113,7 +117,7 @@ class FileLog:
             (self._folder / f"{number:09d}.json").unlink(missing_ok=True)
 
     def counts(self, through: int) -> Counts:
-        """What the entries up to one say together."""
+        """Return the totals of all entries up to `through`."""
         total = msgspec.convert(msgspec.to_builtins(self._seen.counts), Counts)
         for number in range(self._seen.through + 1, through + 1):
             if (entry := self.entry(number)) is not None:
@@ -132,7 +136,7 @@ def _paths(entry: Entry) -> set[str]:
 
 
 def _ids(entry: Entry) -> dict[str, float]:
-    """The files themselves and those that they stand for, which may come again as copies."""
+    """Return the ids of files and of the files they replace: either may appear again as a copy."""
     return {
         file_id: file.last_s for file in entry.files for file_id in (file.file_id, *file.replaces)
     }
@@ -156,7 +160,7 @@ def _count(counts: Counts, entry: Entry) -> None:
 
 
 def _write(file: Path, content: bytes) -> None:
-    """Whole, or not at all."""
+    """Replace a file atomically, after its content has reached the disk."""
     hidden = file.with_name(f".{file.name}")
     with hidden.open("wb") as opened:
         opened.write(content)

@@ -1,12 +1,13 @@
-"""What is asked of the lake: the rows of whole windows in, tables out.
+"""The queries that `watch` runs: from the rows of complete windows to tables.
 
     compliance-10s              agreements whose windows are ten seconds long
-    compliance-10s-response     those among them that promise response times, which are sampled
-    compliance-10s-http         those about HTTP services
-    rates                       anomalies in what goes into and out of queues
-    phases                      anomalies in where the time of requests goes
+    compliance-10s-response     of these, agreements that promise response times (sampled)
+    compliance-10s-http         agreements about HTTP services
+    rates                       anomalies of the rates into and out of queues
+    phases                      anomalies of the phases of requests
 
-Each is a stream of its own: what a stream gathers, and for how long, is fixed with its first batch.
+Each query is a stream of its own, because the first batch fixes what a stream gathers and for how
+long.
 """
 
 from __future__ import annotations
@@ -26,15 +27,19 @@ from tidegate.pipeline.promises import judged, measured, measured_http
 from tidegate.pipeline.watching import anomalies, service_level
 from tidegate.telemetry.schemas import HTTP_SAMPLES, LIFECYCLES, QUEUE_SAMPLES, REQUESTS
 
-# Rows by kind, and what the batch before carried over.
+# Rows by kind.
 Frames = Mapping[str, DataFrame]
-# Tables, and what to carry on.
+# Tables by name, and the state for the next batch.
 Found = tuple[Mapping[str, pa.Table], bytes]
 
 
 @dataclass(frozen=True)
 class Query:
-    """One stream and what is made of it."""
+    """One stream: its row kinds, its window, and the function that computes its tables.
+
+    `answer` receives the rows of a batch and the query's state (`None` in the first batch). It
+    returns tables and the new state.
+    """
 
     name: str
     kinds: tuple[str, ...]
@@ -43,7 +48,7 @@ class Query:
 
 
 def queries_of(agreements: Sequence[Agreement]) -> list[Query]:
-    """All that is asked, for these agreements."""
+    """Return all queries for these agreements."""
     return [
         *_compliance(agreements),
         Query("rates", (QUEUE_SAMPLES.name,), anomalies.WINDOW_S, _odd_rates),
@@ -52,6 +57,7 @@ def queries_of(agreements: Sequence[Agreement]) -> list[Query]:
 
 
 def _compliance(agreements: Sequence[Agreement]) -> list[Query]:
+    """Return a query for each width of windows and set of row kinds."""
     alike: dict[tuple[float, str], list[Agreement]] = {}
     for one in agreements:
         responds = any(metric.stem == "response" for metric in one.metrics)

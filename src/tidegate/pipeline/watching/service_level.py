@@ -1,8 +1,8 @@
-"""How well each agreement is kept, sliding along: the last minutes, hours, and the budget's period.
+"""Sliding service levels: the last minutes and hours of each agreement, and its period's budget.
 
-Verdicts on windows come in; out goes a row for each agreement and window, with the counts of the
-hour that ends with it, burn rates over the spans of both alarms, and what is left of the budget.
-The arithmetic is `agreement.history`'s, which loops and the simulation use as well.
+The input is a verdict per agreement and window. The output is a row for each: the counts of the
+hour that ends with the window, the burn rate, the alarm, and the remaining budget. The arithmetic
+is that of `agreement.history`, which the control loops and the simulation use too.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from tidegate.agreement.history import History, terms_of
 SCHEMA = pa.schema(
     [
         pa.field("agreement", pa.string()),
-        pa.field("window", pa.timestamp("us", "UTC")),  # its beginning
+        pa.field("window", pa.timestamp("us", "UTC")),  # start of the window
         pa.field("window_s", pa.float64()),
         pa.field("verdict", pa.string()),
-        # Of the hour that ends with the window.
+        # Counts of the hour that ends with the window.
         pa.field("met", pa.int64()),
         pa.field("warned", pa.int64()),
         pa.field("breached", pa.int64()),
         pa.field("no_data", pa.int64()),
-        # How many times faster than allowed; null when nothing was judged.
+        # How many times faster than allowed the budget is used; null if nothing was judged.
         pa.field("burn_hour", pa.float64()),
-        pa.field("alarm", pa.string()),  # fast, slow, or null
+        pa.field("alarm", pa.string()),  # fast, slow or null
         # Of the agreement's whole period.
         pa.field("budget_left", pa.float64()),
     ]
@@ -38,7 +38,7 @@ SCHEMA = pa.schema(
 
 
 class Carried(msgspec.Struct):
-    """What the next batch needs to know, by agreement."""
+    """The state for the next batch: a history per agreement."""
 
     histories: dict[str, History] = {}
 
@@ -48,7 +48,10 @@ def slide(
     verdicts: Iterable[tuple[str, datetime, Verdict]],
     agreements: Sequence[Agreement],
 ) -> tuple[pa.Table, Carried]:
-    """Take windows in the order of time; a row for each, and what to carry on."""
+    """Add verdicts in the order of time; return a row for each window, and the new state.
+
+    The history of an agreement whose terms have changed starts again.
+    """
     by_name = {agreement.name: agreement for agreement in agreements}
     histories = {
         name: history
@@ -70,7 +73,7 @@ def slide(
 def _row(
     agreement: Agreement, history: History, window: datetime, verdict: Verdict
 ) -> dict[str, object]:
-    # The window counts where it ends.
+    # A window counts at its end.
     standing = history.take(agreement, window.timestamp() + agreement.window_s, verdict)
     return {
         "agreement": agreement.name,

@@ -1,11 +1,30 @@
-"""The lake as a stream of Spark: rows of one kind, or of several that are judged together.
+"""The lake as a Spark stream, of one row kind or of several that are judged together.
 
     spark.dataSource.register(LakeSource)
     spark.readStream.format("tidegate_lake").options(**StreamOptions(…).as_options()).load()
 
-Planning happens in a process beside the driver, which lists the lake and writes the log of files;
-reading happens in Spark's workers, Arrow to Arrow. Everything after it is Spark's own. A row is its
-time, its kind, its key, and of the columns named like the kinds the one of its own.
+Theory of operation
+
+Spark's file source cannot be used: it orders files by modification time and reads no footers (see
+`admission`). This data source plans and reads itself; the stages after it are Spark's own.
+
+Planning happens in one Python process beside the driver. Spark calls it in this order:
+
+1. `latestOffset` lists the lake, examines the new files, chooses those of the next batch, and
+   appends them as an entry to the file log. The offset is the number of the entry. If the log is
+   already ahead of Spark's offset, the process was killed after writing the entry; then that entry
+   is the next batch.
+2. `partitions` distributes the files of the entry over tasks by their number of rows. A file that
+   was compacted in the meantime is replaced by the compacted file. A file that was deleted is
+   dropped and counted. In both cases the entry is rewritten.
+3. `commit` moves old entries to the log's summary.
+
+Reading happens in Spark's workers, file by file, as Arrow batches. A row of the stream has its
+time, kind and key, and one struct column per kind. Only the column of the row's own kind is set.
+
+Rows that are too late are removed while planning. Spark would remove them too, but at a moment that
+depends on the sizes of its batches. Here the result depends on the file log only, so that reading
+the same lake again gives the same result.
 """
 
 from __future__ import annotations
@@ -49,7 +68,7 @@ from tidegate.telemetry.schemas import KINDS, Kind
 
 FORMAT = "tidegate_lake"
 _BATCH_ROWS = 16_384
-# By what Spark spreads rows over its tasks.
+# The column by which Spark distributes the rows of a kind.
 _KEYS = {
     "http_samples": "service",
     "lifecycles": "queue",
@@ -60,13 +79,13 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """Which rows, and where it is written down which files they came from."""
+    """Which rows to read, and the folder of the file log."""
 
     lake: str
     kinds: tuple[str, ...]
     log: str
     files_max: int = 200
-    # How late a row may be; see admission.
+    # How many seconds older than the newest row a row may be; see `admission`.
     delay_s: float = 60.0
     since_s: float | None = None
     parallel: int = 2
@@ -81,7 +100,7 @@ class _Part(InputPartition):
 
 
 class LakeSource(DataSource):
-    """What Spark asks for readers."""
+    """The data source that Spark asks for a reader."""
 
     @classmethod
     def name(cls) -> str:
@@ -99,7 +118,7 @@ class LakeSource(DataSource):
 
 
 def streamed_schema(stream: StreamOptions) -> StructType:
-    """The columns of a stream."""
+    """Return the columns of a stream."""
     return StructType(
         [
             StructField("at", TimestampType()),
@@ -111,15 +130,15 @@ def streamed_schema(stream: StreamOptions) -> StructType:
 
 
 class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans in the process beside the driver, reads in the workers."""
+    """Plans in the process beside the driver, and reads in the workers."""
 
     def __init__(self, stream: StreamOptions) -> None:
         self._stream = stream
-        # Of the planning process alone: it is the only one that lists.
+        # Used in the planning process only.
         self._log: FileLog | None = None
         self._examined: dict[str, LakeFile | LeftOut] = {}
         self._present: set[str] = set()
-        # With --once: only what was there when it began.
+        # With --once: the files that existed at the start. `None` allows all files.
         self._allowed: frozenset[str] | None = None
 
     # Planning
@@ -134,9 +153,10 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._allowed = frozenset(self._listed())
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        """Return the offset of the next batch, or `start` if there are no new files."""
         log = self._opened_log()
         if log.last > start["entry"]:
-            # It was written down and Spark was killed before it had heard of it.
+            # The entry was written, and the process was killed before Spark recorded its number.
             return {"entry": start["entry"] + 1}
         files_max = self._stream.files_max
         if isinstance(limit, ReadMaxFiles):
@@ -165,7 +185,7 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         place = Place.of(self._stream.lake)
         schema = to_arrow_schema(streamed_schema(self._stream), timezone="UTC")
         for file in partition.files:
-            # Texts come packed as dictionaries, which Spark does not read.
+            # Cast dictionary-encoded text, which Spark does not read, to plain text.
             own = pa.schema(list(schema.field(file.kind).type))
             with place.files.open_input_file(file.path) as opened:
                 for batch in pq.ParquetFile(opened).iter_batches(_BATCH_ROWS, columns=own.names):
@@ -178,7 +198,7 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._log
 
     def _listed(self) -> dict[str, Kind]:
-        """The files that there are, each with its kind."""
+        """Return the files of the lake with their kinds, except files that end before `since_s`."""
         place = Place.of(self._stream.lake)
         return {
             path: KINDS[kind]
@@ -195,7 +215,7 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         new = [path for path in found if path not in log.paths]
         if self._allowed is not None:
             new = [path for path in new if path in self._allowed]
-        # A footer is read once, however many batches pass until it is the file's turn.
+        # Cache the footers: a file may wait for several batches.
         self._examined = {
             path: self._examined.get(path) or examined(place, path, found[path], now_s)
             for path in new
@@ -215,22 +235,21 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _in_time(self, log: FileLog, file: LakeFile) -> LakeFile:
-        """The file without rows that are too late.
+        """Return the file without rows that are too late.
 
-        Spark would drop them too, but when exactly depends on how its batches fell. Here it
-        depends on the log alone, so that a batch run again, or a lake read again, says the same.
+        The result must depend on the log only; see the theory of operation.
         """
         place = Place.of(self._stream.lake)
         if self._stream.since_s is not None:
             file = without_late(place, file, self._stream.since_s, BEFORE)
         if log.newest_s is None:
             return file
-        # Of a compacted file some parts of which have been read, most rows are no news.
+        # If parts of a compacted file were read, most of its old rows were read with them.
         reason = READ_BEFORE if any(part in log.ids for part in file.replaces) else LATE
         return without_late(place, file, log.newest_s - self._stream.delay_s, reason)
 
     def _resolved(self, log: FileLog, number: int) -> list[LakeFile]:
-        """The files of an entry, those that were compacted meanwhile by what took their place."""
+        """Return the files of an entry, with compacted files in the place of missing ones."""
         entry = log.entry(number)
         assert entry is not None, f"entry {number} of {self._stream.log} is missing"
         place = Place.of(self._stream.lake)
@@ -252,7 +271,7 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _enveloped(rows: pa.RecordBatch, kind: str, schema: pa.Schema) -> pa.RecordBatch:
-    """Rows of one kind as rows of the stream."""
+    """Convert rows of one kind to rows of the stream."""
     arrays = {
         "at": rows["at"],
         "kind": pa.repeat(kind, len(rows)),
@@ -266,7 +285,7 @@ def _enveloped(rows: pa.RecordBatch, kind: str, schema: pa.Schema) -> pa.RecordB
 
 
 def _spread(files: list[LakeFile], parts: int) -> list[list[LakeFile]]:
-    """The files in so many parts of about as many rows."""
+    """Distribute files over at most `parts` lists with similar numbers of rows."""
     piles: list[list[LakeFile]] = [[] for _ in range(max(parts, 1))]
     for file in sorted(files, key=lambda file: -file.rows):
         min(piles, key=lambda pile: sum(one.rows for one in pile)).append(file)

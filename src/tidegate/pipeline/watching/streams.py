@@ -1,8 +1,8 @@
-"""From the lake's rows to whole windows of them.
+"""From the lake's rows to complete windows of rows.
 
-Spark gathers rows until the watermark says that their window is complete, and gives each window
-out once. What is given out are the rows themselves, without copies: so the transforms of `learn`,
-which know nothing of streams, judge a window of the stream as they judge it in history.
+Spark gathers rows until the watermark passes the end of their window, then emits each window once.
+A window contains the rows themselves. The transforms of `learn`, which know nothing of streams, can
+therefore judge a window of the stream as they judge a window of history.
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ from pyspark.sql import functions as F
 from tidegate.pipeline.watching.source import FORMAT, LakeSource, StreamOptions
 from tidegate.telemetry.schemas import REQUESTS
 
-# What makes a row itself: the same again is a copy.
+# The columns that identify a row; a row with equal values is a copy.
 _IDENTITY: dict[str, tuple[str, ...]] = {
     "queue_samples": ("node", "queue", "replica", "at"),
     "http_samples": ("node", "service", "door", "instance", "at"),
     "lifecycles": ("node", "queue", "message_id", "at"),
-    # They have no name: two are the same if nothing tells them apart.
+    # Requests have no id: two rows are copies if all columns are equal.
     "requests": tuple(REQUESTS.columns.names),
 }
-# Windows are gathered in pieces of at most so long: a piece that is done is not touched again.
+# The state of a window is split by minute: Spark rewrites a state entry for each change, and a
+# finished piece does not change again.
 _PIECE = "minute"
 
 
 def lake_rows(spark: SparkSession, stream: StreamOptions) -> DataFrame:
-    """The rows of the lake as they come."""
+    """Return the rows of the lake as an unbounded frame."""
     spark.dataSource.register(LakeSource)
     return spark.readStream.format(FORMAT).options(**stream.as_options()).load()
 
 
 def whole_windows(rows: DataFrame, stream: StreamOptions, window_s: float) -> DataFrame:
-    """The rows of windows that are complete, as lists."""
+    """Return the rows of complete windows, as lists per window, minute and key."""
     return (
         rows.withWatermark("at", f"{round(stream.delay_s * 1000)} milliseconds")
         .groupBy(
@@ -45,9 +46,9 @@ def whole_windows(rows: DataFrame, stream: StreamOptions, window_s: float) -> Da
 
 
 def rows_of(windows: DataFrame, kind: str) -> DataFrame:
-    """Of one batch of whole windows the rows of a kind, each once."""
+    """Return the rows of one kind in a batch of complete windows, without copies."""
     return (
-        # In one task: a batch is a few windows, and each shuffle would cost more than all the rest.
+        # Use one task: a batch is a few windows, and a shuffle would cost more than the rest.
         windows.coalesce(1)
         .select(F.inline("rows"))
         .filter(F.col("kind") == kind)

@@ -1,11 +1,37 @@
-"""Watching: the queries over the lake, their results in one folder, one watcher at a time.
+"""Watching: run the queries over the lake, and store their results in one folder.
 
-    <folder>/watch.json              what this folder watches, so that a restart goes on with it
-    <folder>/checkpoints/<query>/    what Spark and the log of files remember
-    <folder>/<query>/batch=…         what was found
+    <folder>/watch.json              what this folder watches, so that a restart continues it
+    <folder>/checkpoints/<query>/    the state of Spark and of the file log
+    <folder>/<query>/batch=…         the results
 
-Each query gathers whole windows and hands them, batch by batch, to a function of rows and of what
-the batch before carried over. There is no other memory, so a batch run again finds the same.
+Theory of operation
+
+A `WatchQuery` is one Spark stream. It names the row kinds it reads, the width of its windows, and a
+function that turns the rows of complete windows into tables. The data of a query take this path:
+
+1. `source.LakeSource` plans a batch: it chooses the next files of the lake and writes them to the
+   file log before Spark learns about them.
+2. `streams.whole_windows` gathers rows until the watermark passes the end of their window.
+3. `StreamingWatch._take` runs once per batch. It removes copies and rows that cannot be true, calls
+   the query's function, and stores the tables.
+4. `batches.QueryResults` stores the tables of a batch and the query's state with one rename.
+
+Exactly once. Spark may run a batch again after a kill. Three rules make the result the same:
+
+- The input of a batch is an entry of the file log. An entry keeps naming the same rows, even if
+  their files are compacted in the meantime.
+- A query has no memory besides the state that the previous batch stored.
+- A batch that is already stored is not computed again. Its rows are still read, because Spark must
+  update its own state.
+
+One watcher. A lock on `<folder>/.lock` excludes other watchers. The operating system releases the
+lock if the process is killed. `watch.json` records the lake, the delay and the beginning of the
+first start. A restart with another lake or delay is refused, and the recorded beginning applies.
+
+Failures. A query that fails ends alone; `check` then raises `WatchFailed`. All stored results stay
+valid, and the next start continues after the last finished batch.
+
+Threads. Spark calls `_take` in a thread of its own, one batch of a query at a time.
 """
 
 from __future__ import annotations
@@ -38,46 +64,47 @@ from tidegate.pipeline.watching.streams import lake_rows, rows_of, whole_windows
 from tidegate.telemetry.knowledge import Reading
 from tidegate.telemetry.schemas import KINDS
 
-# Raised when what a folder holds cannot be gone on with by this code.
+# Increase this number when a change makes existing folders unusable.
 FORMAT = 1
 COPIES = "a copy of another row"
-# How Python and Java begin the line that names an error.
+# The beginning of a line in which Python or Java names an error.
 _RAISED = re.compile(r"(?!py4j)[A-Za-z_][\w.]*(Error|Exception|[a-z]Failed|Invalid): ")
 _POLL_S = 0.1
 
-# Told of every batch that found something: the query's name, and its tables.
+# Called after every batch that was stored, with the query's name and its tables.
 OnFound = Callable[[str, Mapping[str, pa.Table]], None]
 
 
 class WatchRefused(TidegateError):
-    """Watching cannot begin as asked; the sentence says what to do."""
+    """Watching cannot start with these options; the message says what to change."""
 
     name = "WATCH_REFUSED"
 
 
 class WatchFailed(TidegateError):
-    """A query ended; what it had found is kept and a restart goes on there."""
+    """A query ended; its results are kept, and a restart continues after them."""
 
     name = "WATCH_FAILED"
 
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """What to watch, and how."""
+    """The options of a watch."""
 
     lake: str
     folder: Path
     agreements: Sequence[Agreement]
-    # Of the first start; a restart goes on where it was.
+    # Rows before this time are ignored; `None` ignores none. A restart uses the first start's
+    # value.
     since_s: float | None = None
-    # How much older than the newest a row may be and still count.
+    # How many seconds older than the newest row a row may be and still count.
     delay_s: float = 60.0
     files_max: int = 200
     every_s: float = 5.0
 
 
 class _Watched(msgspec.Struct, frozen=True):
-    """What a folder watches."""
+    """The contents of `watch.json`."""
 
     format: int
     lake: str
@@ -86,7 +113,7 @@ class _Watched(msgspec.Struct, frozen=True):
 
 
 class _Carried(msgspec.Struct):
-    """What a batch leaves for the next: rows and reasons counted so far, and the query's own."""
+    """The state after a batch: rows read, rows left out by reason, and the query's own state."""
 
     rows: int = 0
     rows_left_out: dict[str, int] = {}
@@ -94,7 +121,7 @@ class _Carried(msgspec.Struct):
 
 
 class Watch:
-    """The queries of one folder, running."""
+    """The running queries of one folder."""
 
     def __init__(
         self,
@@ -103,7 +130,7 @@ class Watch:
         on_found: OnFound,
         queries: Sequence[Query],
     ) -> None:
-        # Settings of the session that are ours alone.
+        # A session of its own, so that these settings affect no other user of this Spark.
         self._spark = spark.newSession()
         for key, value in _SESSION.items():
             self._spark.conf.set(key, value)
@@ -113,35 +140,35 @@ class Watch:
         self._running: list[StreamingQuery] = []
 
     def run_once(self, stop: threading.Event | None = None) -> None:
-        """Take what is there, to the end, unless told to stop."""
+        """Process all files that exist when a query starts; return early when `stop` is set."""
         stop = stop or threading.Event()
-        # One after the other: they would share the cores anyhow.
+        # One query after the other: they would share the cores anyway.
         for query in self._queries:
             running = self._start(query, {"availableNow": True})
-            # Not Spark's own waiting, which signals tear up.
+            # Poll: a signal would interrupt Spark's own waiting within a call to Java.
             while running.isActive and not stop.wait(_POLL_S):
                 pass
             _raise_failure(running)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start all queries; each looks for new files every `every_s` seconds."""
         for query in self._queries:
             self._start(query, {"processingTime": f"{self._options.every_s} seconds"})
 
     def check(self) -> None:
-        """Raises if a query has ended."""
+        """Raise `WatchFailed` if a query has ended."""
         for running in self._running:
             if not running.isActive:
                 _raise_failure(running)
                 raise WatchFailed(f"the query {running.name} ended by itself: start it again")
 
     def stop(self) -> None:
-        """End all queries; a batch under way is run again at the next start."""
+        """Stop all queries; the next start runs an unfinished batch again."""
         for running in self._running:
             running.stop()
 
     def readings(self) -> dict[str, Reading]:
-        """What was read and left out so far, by query."""
+        """Return by query how much was read and left out so far."""
         return {query.name: reading(self._options.folder, query.name) for query in self._queries}
 
     def _start(self, query: Query, trigger: Mapping[str, bool | str]) -> StreamingQuery:
@@ -169,13 +196,15 @@ class Watch:
         return running
 
     def _take(self, query: Query, batches: Batches, windows: DataFrame, number: int) -> None:
+        """Compute and store one batch of a query."""
         if batches.has(number):
-            # Killed between storing and telling Spark. Its state must be brought forward still.
+            # The process was killed after storing the batch and before Spark recorded it. Spark
+            # must still read the rows, to update its own state.
             windows.write.format("noop").mode("overwrite").save()
             return
         before = batches.carried_before(number)
         carried = _Carried() if before is None else msgspec.json.decode(before, type=_Carried)
-        # Kept while it is looked at, more than once: gathering is not repeated.
+        # Several actions follow; without persist() Spark would gather the windows for each of them.
         windows.persist()
         try:
             gathered = windows.agg(F.sum(F.size("rows"))).first()
@@ -209,7 +238,7 @@ class Watch:
 
 
 def _counted(rows: DataFrame) -> dict[str, int]:
-    """How many rows there are, and how many of them with which fault."""
+    """Count the rows, in total and by fault."""
     found = rows.agg(
         F.count(F.lit(1)).alias("rows"),
         *(F.count_if(F.col("fault") == reason).alias(reason) for reason in FIGURE_FAULTS),
@@ -234,14 +263,20 @@ def watching(
     on_found: OnFound = lambda *_: None,
     queries: Sequence[Query] | None = None,
 ) -> Iterator[Watch]:
-    """A watch that alone writes to its folder, and ends with the block."""
+    """Lock the folder, and yield a watch that stops when the block ends.
+
+    Raise `WatchRefused` if the folder is locked, not writable, or holds another watch.
+    """
     with held(options) as continued, started(spark, continued, on_found, queries) as watch:
         yield watch
 
 
 @contextmanager
 def held(options: WatchOptions) -> Iterator[WatchOptions]:
-    """The folder is this watcher's alone; the options as they go on there. Needs no Spark."""
+    """Lock the folder while the block runs, and yield the options with which it continues.
+
+    This needs no Spark, so that a refusal comes before Spark is started.
+    """
     with _alone(options.folder):
         yield _continued(options)
 
@@ -253,7 +288,7 @@ def started(
     on_found: OnFound = lambda *_: None,
     queries: Sequence[Query] | None = None,
 ) -> Iterator[Watch]:
-    """A watch in a folder that is held; it ends with the block."""
+    """Yield a watch in a folder that the caller has locked; stop it when the block ends."""
     chosen = queries_of(options.agreements) if queries is None else queries
     watch = Watch(spark, options, on_found, chosen)
     try:
@@ -263,7 +298,7 @@ def started(
 
 
 def start_afresh(folder: Path) -> None:
-    """Forget all that a folder holds."""
+    """Delete everything that a watch has stored in a folder."""
     with _alone(folder):
         for each in folder.iterdir():
             if each.is_dir():
@@ -272,7 +307,7 @@ def start_afresh(folder: Path) -> None:
 
 
 def reading(folder: Path, query: str) -> Reading:
-    """What one query has read and left out."""
+    """Return how much one query has read and left out."""
     log = FileLog(_log_folder(folder, query))
     counts = log.counts(log.last)
     last = Batches(folder / query).carried_before(10**9)
@@ -287,6 +322,10 @@ def reading(folder: Path, query: str) -> Reading:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
+    """Lock the folder while the block runs.
+
+    Raise `WatchRefused` if another process holds the lock or the folder is not writable.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("a+")
@@ -310,7 +349,10 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _continued(options: WatchOptions) -> WatchOptions:
-    """The options, with the beginning of the first start; refused if they contradict it."""
+    """Return the options with the beginning of the first start.
+
+    Raise `WatchRefused` if lake, delay or format differ from those of the first start.
+    """
     file = options.folder / "watch.json"
     asked = _Watched(FORMAT, options.lake, options.delay_s, options.since_s)
     if not file.exists():
@@ -335,18 +377,18 @@ def _log_folder(folder: Path, query: str) -> Path:
 
 
 def _why(error: Exception) -> str:
-    """The line that says it, of the many that Spark says."""
+    """Return the line of Spark's message that names the error."""
     lines = (str(error).strip() or type(error).__name__).splitlines()
     raised = [line for line in lines if _RAISED.match(line)]
     return raised[-1] if raised else lines[0]
 
 
 _SESSION = {
-    # Fixed with the first batch for as long as the checkpoint lives: one for each core of two.
+    # Fixed with the first batch for the life of a checkpoint; two suit a machine with two cores.
     "spark.sql.shuffle.partitions": "2",
-    # Windows end when the lake says so, whether or not more comes.
+    # Emit windows that the watermark has completed, even if no further rows arrive.
     "spark.sql.streaming.noDataMicroBatches.enabled": "true",
     "spark.sql.streaming.minBatchesToRetain": "10",
-    # Python threads that Spark calls back must not die with a half-told story.
+    # Let stop() wait this long for a batch under way, which calls back into this process.
     "spark.sql.streaming.stopTimeout": "30s",
 }
