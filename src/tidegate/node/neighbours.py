@@ -1,7 +1,7 @@
 """Client connections from this node to the other nodes.
 
-A connection is opened once, however many callers ask for it. It goes on opening when a caller times
-out, so that the next caller finds it open. On a slow machine a login may take longer than any
+A connection is opened once, however many callers ask for it. The opening continues when a caller
+times out, so that the next caller finds it open. On a slow machine a login may take longer than any
 caller waits for an answer.
 """
 
