@@ -12,6 +12,7 @@ from waiting import eventually_async
 import tidegate
 from tidegate.client.client import Client
 from tidegate.core import errors as e
+from tidegate.node.replica import Replica
 from tidegate.node.server import Node
 
 
@@ -52,6 +53,11 @@ async def test_told_to_stop_a_worker_finishes_what_runs_and_returns_the_rest(
     assert two.numbers().returned == 0 or two.numbers().dead_lettered == 0
 
 
+def _prefetches(replica: Replica) -> list[tuple[int, int]]:
+    """Return the prefetch of each consumer, and how many messages it has not acknowledged."""
+    return [(each.prefetch, each.unacknowledged) for each in replica.numbers().consumers]
+
+
 async def test_a_worker_goes_over_while_it_works(node: Node, mq: Client) -> None:
     orders = await LogicalQueue.make(mq, [node], 2)
     one, two = await orders.place(1), await orders.place(2)
@@ -72,6 +78,8 @@ async def test_a_worker_goes_over_while_it_works(node: Node, mq: Client) -> None
         there = two if here is one else one
         await mq.migrate("orders", "consumer", here.queue_id, there.queue_id)  # type: ignore[arg-type]
         await eventually_async(lambda: bool(node.replicas[there.queue_id].numbers().consumers))
+        # Until then the first replica may still deliver: the client subscribes there first.
+        await eventually_async(lambda: _prefetches(node.replicas[here.queue_id]) == [(0, 2)])
         may_go_on.set()
         await eventually_async(lambda: len(done) == 12)
         await eventually_async(lambda: not node.replicas[here.queue_id].numbers().consumers)
