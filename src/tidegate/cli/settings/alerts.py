@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import msgspec
 
 from tidegate.cli.settings.field import Between, Duration
-from tidegate.control.http_call import address_of
 from tidegate.core.errors import InvalidValue
 from tidegate.core.secrecy import without_secrets
 
@@ -29,9 +28,13 @@ class AlertSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def alerts_complaints(alerts: dict[str, Any]) -> list[str]:
     """Return the problems of the section as a whole."""
+    if (webhook := alerts.get("webhook")) is None:
+        return []
+    # Imported here: each command reads settings, and few of them have a webhook.
+    from tidegate.control.http_call import address_of
+
     try:
-        if (webhook := alerts.get("webhook")) is not None:
-            address_of(webhook)
+        address_of(webhook)
     except InvalidValue as wrong:
         return [f"alerts.webhook: {without_secrets(str(wrong))}"]
     return []

@@ -18,7 +18,6 @@ from tidegate.core.quantities import (
     parse_size_bytes,
 )
 from tidegate.core.secrecy import without_secrets
-from tidegate.fleet.command_template import CommandTemplate
 
 
 class Quantity:
@@ -72,6 +71,9 @@ class Field:
             value = parse_size_bytes(msgspec.convert(value, str | int))
         value = msgspec.convert(value, self._kind)
         if self._quantity is CommandText:
+            # Imported here: each command reads settings, and few of them have commands.
+            from tidegate.fleet.command_template import CommandTemplate
+
             CommandTemplate(value)
         if self._between and not self._between.low <= value <= self._between.high:
             raise InvalidValue("out of bounds")

@@ -9,7 +9,6 @@ import msgspec
 
 from tidegate.cli.settings.field import Between, CommandText, Duration
 from tidegate.core.complaint import shown
-from tidegate.fleet.command_template import CommandTemplate
 
 _COMMANDS_DO = {
     "boot": "boots machine {id}",
@@ -79,6 +78,8 @@ def _missing(fleet: dict[str, Any], written: set[str]) -> Iterator[str]:
             yield (
                 f'fleet.{key} is not set: with provider = "command" it is the command that {does}'
             )
+    from tidegate.fleet.command_template import CommandTemplate
+
     for key in ("boot", "halt"):
         if key in fleet and "id" not in CommandTemplate(fleet[key]).placeholders:
             yield (
