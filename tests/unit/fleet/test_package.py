@@ -193,18 +193,20 @@ def _link(name: str, target: bytes) -> tuple[zipfile.ZipInfo, bytes]:
     return about, target
 
 
+# Each has a name of its own: an archive holds the time at which it was made, and the workers of
+# pytest-xdist must collect tests of equal names.
 @pytest.mark.parametrize(
     "content",
     [
-        archive_of(("../outside.py", b"x")),
-        archive_of(("a/../../outside.py", b"x")),
-        archive_of(("/tmp/outside.py", b"x")),
-        archive_of(("C:/outside.py", b"x")),
-        archive_of(("..\\outside.py", b"x")),
-        archive_of(_link("inside", b"/etc"), ("inside/passwd", b"x")),
-        archive_of(("a", b"1"), ("a/b", b"2")),
-        b"",
-        b"no archive",
+        pytest.param(archive_of(("../outside.py", b"x")), id="above"),
+        pytest.param(archive_of(("a/../../outside.py", b"x")), id="above from below"),
+        pytest.param(archive_of(("/tmp/outside.py", b"x")), id="absolute"),
+        pytest.param(archive_of(("C:/outside.py", b"x")), id="drive"),
+        pytest.param(archive_of(("..\\outside.py", b"x")), id="backslash"),
+        pytest.param(archive_of(_link("inside", b"/etc"), ("inside/passwd", b"x")), id="link"),
+        pytest.param(archive_of(("a", b"1"), ("a/b", b"2")), id="file as folder"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b"no archive", id="no archive"),
     ],
 )
 def test_nothing_that_leads_out_of_its_folder_is_unpacked(content: bytes, tmp_path: Path) -> None:
