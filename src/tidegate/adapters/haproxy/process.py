@@ -79,6 +79,10 @@ class HaproxyProcess:
             raise Unavailable(
                 f"haproxy did not answer within {_READY_S:g} s: {self.last_words}"
             ) from None
+        except asyncio.CancelledError:
+            # The child would keep the inherited listener, and no object would stop it.
+            await self.kill()
+            raise
 
     async def _answers(self) -> None:
         while self.alive:
