@@ -1,4 +1,4 @@
-"""One HAProxy process: what becomes of it when its start is cancelled."""
+"""One HAProxy process: what becomes of it when its start is cancelled, and what it said last."""
 
 from __future__ import annotations
 
@@ -70,5 +70,27 @@ def test_cancelled_start_kills_the_child_when_it_has_not_answered(
             await starting
 
         assert child.returncode == -9
+
+    run(running())
+
+
+def test_start_gives_the_last_line_as_the_reason_when_there_is_no_alert(
+    started: Callable[[Child], HaproxyProcess],
+) -> None:
+    async def running() -> None:
+        child = Child(b"[NOTICE] haproxy version is 2.6", b"[WARNING] out of files")
+        with pytest.raises(Unavailable, match="out of files"):
+            await started(child).start(())
+
+    run(running())
+
+
+def test_start_gives_the_first_alert_as_the_reason_when_there_are_several(
+    started: Callable[[Child], HaproxyProcess],
+) -> None:
+    async def running() -> None:
+        child = Child(b"[ALERT] unknown keyword", b"[ALERT] errors found", b"[NOTICE] done")
+        with pytest.raises(Unavailable, match="unknown keyword"):
+            await started(child).start(())
 
     run(running())

@@ -117,9 +117,9 @@ class HaproxyProcess:
 
     @property
     def last_words(self) -> str:
-        """Its first alert line, or else its first remaining line, shortened."""
+        """Its first alert line, or else its last line, shortened."""
         alerts = [line for line in self._lines if line.startswith("[ALERT]")]
-        return (alerts or list(self._lines) or ["it said nothing"])[0][:_TOLD_MAX]
+        return (alerts or list(self._lines)[-1:] or ["it said nothing"])[0][:_TOLD_MAX]
 
     @property
     def how_it_ended(self) -> str:
