@@ -256,9 +256,9 @@ class BlockingTransaction:
 class BlockingClient:
     """The API of `Client` with calls that wait. Open one with `with tidegate.connect(url) as mq`.
 
-    Arguments, results and errors are those of the method of the same name in `Client`. `ephemeral`
-    of `create_queue` and `steps` of `stats` are missing. Only `put_soon` returns a future, a
-    `concurrent.futures.Future`. Methods may be called from any thread.
+    Arguments, results and errors are those of the method of the same name in `Client`. Only
+    `put_soon` returns a future, a `concurrent.futures.Future`. Methods may be called from any
+    thread.
     """
 
     def __init__(self, make: Callable[[], Client], thread: LoopThread | None = None) -> None:
@@ -308,9 +308,12 @@ class BlockingClient:
         durable: bool = True,
         exist_ok: bool = False,
         policy: QueuePolicy | None = None,
+        ephemeral: bool = False,
     ) -> QueueInfo:
         return self._thread.wait(
-            self._client.create_queue(name, durable=durable, exist_ok=exist_ok, policy=policy)
+            self._client.create_queue(
+                name, durable=durable, exist_ok=exist_ok, policy=policy, ephemeral=ephemeral
+            )
         )
 
     def set_policy(
@@ -391,9 +394,29 @@ class BlockingClient:
         return self._thread.wait(self._client.put_each(queue, messages))
 
     def put_to(
-        self, queues: Iterable[str | int], payload: bytes, *, partial: bool = False, **more: Any
+        self,
+        queues: Iterable[str | int],
+        payload: bytes,
+        *,
+        partial: bool = False,
+        receiver: int | None = None,
+        context: int | None = None,
+        priority: int = PRIORITY_DEFAULT,
+        content_type: str | None = None,
+        headers: dict[str, str] | None = None,
     ) -> list[str]:
-        return self._thread.wait(self._client.put_to(queues, payload, partial=partial, **more))
+        return self._thread.wait(
+            self._client.put_to(
+                queues,
+                payload,
+                partial=partial,
+                receiver=receiver,
+                context=context,
+                priority=priority,
+                content_type=content_type,
+                headers=headers,
+            )
+        )
 
     def transaction(self) -> BlockingTransaction:
         """Return a transaction: `with mq.transaction() as tx:`; see `Client.transaction`."""
@@ -450,15 +473,42 @@ class BlockingClient:
         )
 
     def request(
-        self, queue: str, payload: bytes, *, timeout: float = 30.0, **more: Any
+        self,
+        queue: str,
+        payload: bytes,
+        *,
+        receiver: int | None = None,
+        priority: int = PRIORITY_DEFAULT,
+        timeout: float = 30.0,
+        content_type: str | None = None,
+        headers: dict[str, str] | None = None,
     ) -> BlockingMessage:
         return self._message(
-            self._thread.wait(self._client.request(queue, payload, timeout=timeout, **more))
+            self._thread.wait(
+                self._client.request(
+                    queue,
+                    payload,
+                    receiver=receiver,
+                    priority=priority,
+                    timeout=timeout,
+                    content_type=content_type,
+                    headers=headers,
+                )
+            )
         )
 
-    def reply(self, message: BlockingMessage, payload: bytes, **more: Any) -> int:
+    def reply(
+        self,
+        message: BlockingMessage,
+        payload: bytes,
+        *,
+        content_type: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> int:
         return self._thread.call(
-            lambda: self._client.reply(message._message, payload, **more)
+            lambda: self._client.reply(
+                message._message, payload, content_type=content_type, headers=headers
+            )
         ).result()
 
     def subscribe(
@@ -527,8 +577,13 @@ class BlockingClient:
                 else:
                     message.ack()
 
-    def stats(self, queue: str | int | None = None, *, brief: bool = False) -> ClusterNumbers:
-        return self._thread.wait(self._client.stats(queue, brief=brief))
+    def stats(
+        self, queue: str | int | None = None, *, steps: int = 1, brief: bool = False
+    ) -> ClusterNumbers:
+        return self._thread.wait(self._client.stats(queue, steps=steps, brief=brief))
+
+    def node_stats(self, *, steps: int | None = 1, durations: bool = True) -> ClusterNumbers:
+        return self._thread.wait(self._client.node_stats(steps=steps, durations=durations))
 
     def fleet(self) -> FleetInfo:
         return self._thread.wait(self._client.fleet())

@@ -105,10 +105,14 @@ class PutCalls(Calls):
         """Put many messages in as few batches as possible; return their ids once all are on disk.
 
         Faster than single puts. All messages have the same priority and no other options. If one
-        batch fails, the call raises, and the messages of other batches may be stored.
+        batch fails, the call raises, and the messages of other batches may be stored. A bad
+        argument raises before anything is sent.
         """
         chosen = [
-            payload if type(payload) is bytes else checked_payload(payload) for payload in payloads
+            payload
+            if type(payload) is bytes and len(payload) <= MESSAGE_BYTES_MAX
+            else checked_payload(payload)
+            for payload in payloads
         ]
         if not chosen:
             return []

@@ -307,10 +307,14 @@ def _return(found: Found) -> None:
 
 
 def _give_back(link: Link, queue_id: int, packet_id: int, answer: Packet | None) -> None:
-    """Withdraw an abandoned read, or return the message if its answer has come already."""
+    """Withdraw an abandoned read, or return the message if its answer has come already.
+
+    The message was not handled, so it does not count as a failed delivery.
+    """
     if answer is None:
         link.submit(Withdraw(queue_id, packet_id), None, lambda answer, body: None)
         return
     assert isinstance(answer, ReadMessageResponse | ReadResponseResponse)
     tag = answer.run.tag
-    link.submit(Return(queue_id, 0, [(tag, tag)]), None, lambda answer, body: None)
+    packet = Return(queue_id, 0, [(tag, tag)], unstarted=True)
+    link.submit(packet, None, lambda answer, body: None)

@@ -15,9 +15,12 @@ from urllib.parse import urlsplit
 
 from tidegate.core.errors import InvalidValue, Unavailable
 
-# Bytes of a response that are read at most.
+# Bytes of a response that are read at most. The rest of a longer one is not checked.
 _ANSWER_BYTES_MAX = 1024 * 1024
 _READ_BYTES = 64 * 1024
+# Statuses of responses that never have a body.
+_BODILESS = (204, 304)
+_CUT_OFF = "the answer was cut off"
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ async def call(
 ) -> int:
     """Send a request and return the status of the complete response.
 
-    Raises `Unavailable` if there is no response within `timeout_s` seconds.
+    Raises `Unavailable` if there is no complete response within `timeout_s` seconds.
     """
     where = address_of(url)
     try:
@@ -93,12 +96,65 @@ async def _exchange(
         words = line.split(None, 2)
         if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
             raise EOFError("the connection was closed without an answer" if not line else "no HTTP")
-        left = _ANSWER_BYTES_MAX
-        while left > 0 and (chunk := await reader.read(_READ_BYTES)):
-            left -= len(chunk)
-        return int(words[1])
+        status = int(words[1])
+        length, is_chunked = await _read_head(reader)
+        if method == "HEAD" or status in _BODILESS:
+            return status
+        if is_chunked:
+            await _read_chunks(reader)
+        else:
+            await _read_body(reader, length, _ANSWER_BYTES_MAX)
+        return status
+    except ValueError as error:
+        # A line is too long, or a length is no number.
+        raise EOFError("no HTTP") from error
     finally:
         writer.close()
         with contextlib.suppress(OSError, asyncio.CancelledError, ssl.SSLError):
             # Do not wait until the server closes: it does so when it likes.
             writer.transport.abort()
+
+
+async def _read_line(reader: asyncio.StreamReader) -> bytes:
+    line = await reader.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError(_CUT_OFF)
+    return line.strip()
+
+
+async def _read_head(reader: asyncio.StreamReader) -> tuple[int | None, bool]:
+    """Read the fields; return the length of the body if it is named, and whether it has chunks."""
+    length, is_chunked = None, False
+    while line := await _read_line(reader):
+        name, _, value = line.lower().partition(b":")
+        if name == b"content-length":
+            length = int(value)
+        elif name == b"transfer-encoding":
+            is_chunked = value.strip().endswith(b"chunked")
+    return length, is_chunked
+
+
+async def _read_body(reader: asyncio.StreamReader, length: int | None, bytes_max: int) -> int:
+    """Read a body to its end, or to `bytes_max`; return the number of bytes."""
+    left = bytes_max if length is None else min(length, bytes_max)
+    count = 0
+    while left > count:
+        chunk = await reader.read(min(_READ_BYTES, left - count))
+        if not chunk:
+            if length is not None:
+                raise EOFError(_CUT_OFF)
+            break
+        count += len(chunk)
+    return count
+
+
+async def _read_chunks(reader: asyncio.StreamReader) -> None:
+    left = _ANSWER_BYTES_MAX
+    while left > 0:
+        size = int((await _read_line(reader)).partition(b";")[0], 16)
+        if size == 0:
+            # Trailer fields may follow.
+            while await _read_line(reader):
+                pass
+            return
+        left -= await _read_body(reader, size + len(b"\r\n"), left)

@@ -41,6 +41,7 @@ from tidegate.node.service_verbs import steer_service
 from tidegate.node.steering_verbs import explain, explain_service
 from tidegate.node.topic_verbs import TOPIC_VERBS
 from tidegate.node.transactions import transact
+from tidegate.node.unknown_outcome import unknown_outcome
 from tidegate.wire.connection import Received
 from tidegate.wire.packet import Packet, Ping, Pong, Success
 from tidegate.wire.packets.clients import (
@@ -112,7 +113,10 @@ async def delete_client(session: Session, packet: DeleteClient, event: Received)
     if packet.client_id != session.client_id and not is_admin:
         raise ModeForbids("only an admin deletes other clients")
     check_id(packet.client_id)
-    if not await session.node.store.delete_client(packet.client_id):
+    store = session.node.store
+    async with unknown_outcome(store):
+        deleted = await store.delete_client(packet.client_id)
+    if not deleted:
         raise ClientNotExisting(f"no client {packet.client_id}")
     session.answer(Success(), event.packet_id)
 
@@ -135,7 +139,9 @@ async def create_queue(session: Session, packet: CreateQueue, event: Received) -
 
 
 async def _create_queue(session: Session, name: str, packet: CreateQueue) -> QueueInfo | None:
-    queue = await session.node.store.create_queue(name, packet.durable, packet.policy)
+    store = session.node.store
+    async with unknown_outcome(store):
+        queue = await store.create_queue(name, packet.durable, packet.policy)
     if queue is not None and packet.ephemeral:
         session.takes_along(queue.queue_id)
     return queue

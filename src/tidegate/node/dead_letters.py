@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,8 +23,11 @@ import msgspec
 from tidegate.core.crash import crash_point
 from tidegate.core.errors import (
     InvalidValue,
+    IoFailure,
+    NotOwner,
     QueueNotExisting,
     RetryLater,
+    StaleEpoch,
     Unavailable,
 )
 from tidegate.core.model import (
@@ -197,16 +201,23 @@ class DeadLetters:
                     break
                 chosen, others = _selected(spans, wanted, packet.reason)
                 put_aside += others
-                moved = await self._send_back(source, chosen, packet.to, guard)
-                count += moved
-                left -= moved
+                async for moved in self._send_back(source, chosen, packet.to, guard):
+                    count += moved
+                    left -= moved
+        except (Unavailable, NotOwner, StaleEpoch) as failure:
+            if not count:
+                raise
+            # The client would repeat the request, and lose this count.
+            went = "1 message went" if count == 1 else f"{count} messages went"
+            raise IoFailure(f"{failure}; {went} back before") from None
         finally:
             source.departures.stay(put_aside)
         return count
 
     async def _send_back(
         self, source: Replica, spans: list[Span], to: str | None, guard: Guard
-    ) -> int:
+    ) -> AsyncIterator[int]:
+        """Send letters back, and yield the number for each target."""
         by_target: dict[str, list[Letter]] = {}
         nowhere: list[Span] = []
         for span in spans:
@@ -217,7 +228,6 @@ class DeadLetters:
             else:
                 by_target.setdefault(name, []).append(letter)
         waiting = {name: [letter.span for letter in letters] for name, letters in by_target.items()}
-        count = 0
         try:
             if nowhere:
                 raise InvalidValue(
@@ -235,11 +245,10 @@ class DeadLetters:
                 if target is source:
                     raise InvalidValue(f"queue {name!r} is where they are: name another")
                 await self._move(source, target, letters, MOVED)
-                count += len(waiting.pop(name))
+                yield len(waiting.pop(name))
         finally:
             left = [span for spans in waiting.values() for span in spans]
             source.departures.stay([*nowhere, *left])
-        return count
 
     # The move itself
 

@@ -41,6 +41,7 @@ from tidegate.node.person_change import note_policy
 from tidegate.node.replica import Replica
 from tidegate.node.runs import run_of
 from tidegate.node.trial import check_no_other_trial, try_prefetch
+from tidegate.node.unknown_outcome import unknown_outcome
 from tidegate.queueing.lane import NO_ID
 from tidegate.queueing.match import Match
 from tidegate.wire.connection import FRAME_BYTES_MAX
@@ -383,7 +384,8 @@ async def delete(session: Session, replica: Replica, packet: DeleteQueue, frame:
             f"{replica.info.title} cannot be deleted alone: have fewer replicas "
             "(`tidegate scale`), or delete the queue"
         )
-    await session.node.ownership.delete_queue(replica)
+    async with unknown_outcome(session.node.store):
+        await session.node.ownership.delete_queue(replica)
     session.answer(Success(), frame.packet_id)
 
 

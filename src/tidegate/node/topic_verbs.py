@@ -17,6 +17,7 @@ from tidegate.core.errors import (
 )
 from tidegate.core.topic import check_filter
 from tidegate.node.checks import check_name, check_put, check_queue_name
+from tidegate.node.unknown_outcome import unknown_outcome
 from tidegate.wire.connection import Received
 from tidegate.wire.packet import Packet, Success
 from tidegate.wire.packets.topics import (
@@ -39,7 +40,9 @@ if TYPE_CHECKING:
 
 async def create_topic(session: Session, packet: CreateTopic, event: Received) -> None:
     name = check_name(packet.name, session.limits)
-    topic = await session.node.store.create_topic(name)
+    store = session.node.store
+    async with unknown_outcome(store):
+        topic = await store.create_topic(name)
     if topic is None:
         raise TopicNameNotUnique(f"a topic named {name!r} exists")
     session.answer(CreateTopicResponse(topic), event.packet_id)
@@ -47,7 +50,10 @@ async def create_topic(session: Session, packet: CreateTopic, event: Received) -
 
 async def delete_topic(session: Session, packet: DeleteTopic, event: Received) -> None:
     name = check_name(packet.name, session.limits)
-    if not await session.node.store.delete_topic(name):
+    store = session.node.store
+    async with unknown_outcome(store):
+        deleted = await store.delete_topic(name)
+    if not deleted:
         raise _no_topic(name)
     session.answer(Success(), event.packet_id)
 
@@ -102,7 +108,9 @@ async def unsubscribe_topic(session: Session, packet: UnsubscribeTopic, event: R
     queue = await store.find_queue(None, check_name(packet.queue, session.limits))
     if queue is None:
         raise QueueNotExisting(f"no queue named {packet.queue!r}")
-    if not await store.drop_subscription(topic, queue.queue_id):
+    async with unknown_outcome(store):
+        dropped = await store.drop_subscription(topic, queue.queue_id)
+    if not dropped:
         if await store.find_topic(topic) is None:
             raise _no_topic(topic)
         raise InvalidValue(f"queue {packet.queue!r} is not subscribed to topic {topic!r}")

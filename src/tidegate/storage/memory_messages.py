@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from tidegate.core.errors import Unavailable, UniqueConstraint
+from tidegate.core.errors import Unavailable
 from tidegate.core.ports import LaneSummary, Publication, Settlement, Write
 from tidegate.core.segment import Segment
 from tidegate.storage.memory_queue import Ranges, StoredQueue, union
@@ -30,7 +30,7 @@ class MemoryMessages(MemoryReplication):
             for write in writes:
                 replica = self._fenced(write.segment.queue_id, write.epoch)
                 if replica is not None and write.segment.first_id in replica.segments:
-                    done(UniqueConstraint(f"segment {write.segment.first_id} is stored"))
+                    done(Unavailable(f"segment {write.segment.first_id} is stored: look it up"))
                     return
             done([self._put(write) for write in writes])
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from waiting import LIMIT_S
+from waiting import LIMIT_S, eventually
 
 import tidegate
 from tidegate.client.blocking import BlockingClient, LoopThread
@@ -34,7 +34,7 @@ def address() -> Iterator[str]:
 
 
 def test_everything_the_async_client_does_is_there() -> None:
-    internal = {"open", "close", "spawn", "connected", "queue_id", "node_stats", "link", "info"}
+    internal = {"open", "close", "spawn", "connected", "queue_id", "link", "info"}
     internal |= {
         "reconnect_s",
         "ask",
@@ -57,6 +57,31 @@ def test_everything_the_async_client_does_is_there() -> None:
     }
     missing = public - internal - told_by_the_client_to_itself - set(dir(BlockingClient))
     assert not missing
+
+
+def parameters_of(method: object) -> list[tuple[str, str, object]]:
+    """Return the name, the kind and the default of each parameter."""
+    assert callable(method)
+    parameters = inspect.signature(method).parameters.values()
+    return [(each.name, each.kind.name, each.default) for each in parameters]
+
+
+def test_methods_take_the_arguments_of_the_async_client() -> None:
+    different = {
+        name: (parameters_of(method), parameters_of(getattr(Client, name)))
+        for name, method in inspect.getmembers(BlockingClient, inspect.isfunction)
+        if not name.startswith("_") and parameters_of(method) != parameters_of(getattr(Client, name))
+    }
+    assert not different
+
+
+def test_temporary_queues_and_stats_of_one_node(address: str) -> None:
+    with tidegate.connect(address) as mq:
+        mq.create_queue("for-now", ephemeral=True)
+        assert mq.stats("for-now", steps=2).queue("for-now") is not None
+        assert mq.node_stats(steps=None, durations=False).queue("for-now") is not None
+    with tidegate.connect(address) as mq:
+        eventually(lambda: not mq.queues())
 
 
 def test_puts_reads_and_queues(address: str) -> None:

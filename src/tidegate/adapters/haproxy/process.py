@@ -79,6 +79,10 @@ class HaproxyProcess:
             raise Unavailable(
                 f"haproxy did not answer within {_READY_S:g} s: {self.last_words}"
             ) from None
+        except asyncio.CancelledError:
+            # The child would keep the inherited listener, and no object would stop it.
+            await self.kill()
+            raise
 
     async def _answers(self) -> None:
         while self.alive:
@@ -113,9 +117,9 @@ class HaproxyProcess:
 
     @property
     def last_words(self) -> str:
-        """Its first alert line, or else its first remaining line, shortened."""
+        """Its first alert line, or else its last line, shortened."""
         alerts = [line for line in self._lines if line.startswith("[ALERT]")]
-        return (alerts or list(self._lines) or ["it said nothing"])[0][:_TOLD_MAX]
+        return (alerts or list(self._lines)[-1:] or ["it said nothing"])[0][:_TOLD_MAX]
 
     @property
     def how_it_ended(self) -> str:

@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -71,13 +71,17 @@ class CommandProvider:
         self._store_urls = store_urls
         self._folder = folder
         self._store_url_file: Path | None = None
-        # One command per machine at a time: two boots at once would create two machines.
-        self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+        # One command per machine at a time: two boots at once would create two machines. A lock
+        # exists as long as a task holds it or waits for it.
+        self._locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
         # The host of each machine, for `halt`.
         self._hosts: dict[int, str] = {}
 
+    def _lock(self, machine_id: int) -> asyncio.Lock:
+        return self._locks.setdefault(machine_id, asyncio.Lock())
+
     async def boot(self, machine_id: int, slots: int, host: str | None) -> Machine:
-        async with self._locks[machine_id]:
+        async with self._lock(machine_id):
             # An earlier boot may have worked although its answer was lost, also one of another
             # leader.
             for machine in await self.list():
@@ -90,13 +94,12 @@ class CommandProvider:
         return Machine(machine_id=machine_id, host=host, state="booting", detail=detail)
 
     async def halt(self, machine_id: int) -> None:
-        async with self._locks[machine_id]:
+        async with self._lock(machine_id):
             if "host" in self._halt.placeholders and machine_id not in self._hosts:
                 await self.list()
             host = self._hosts.get(machine_id)
             await self._run("halt", self._halt, machine_id, host=host)
             self._hosts.pop(machine_id, None)
-        self._locks.pop(machine_id, None)
 
     async def list(self) -> list[Machine]:
         machines = parse_machines(await self._run("list", self._list))
