@@ -373,7 +373,7 @@ class _Succession:
         provider = ProcessProvider(fleet, store_urls=[])
         deadline = time.monotonic() + _NOTHING_S
         while True:
-            # The list omits machines that died: the provider moves their folders away.
+            # Poll: the leader removes crashed machines later than the request is completed.
             found = [f"machine {one.machine_id} ({one.state})" for one in await provider.list()]
             found += await asyncio.to_thread(_processes_of, fleet)
             if not found or time.monotonic() > deadline:
