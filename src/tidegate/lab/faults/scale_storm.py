@@ -130,7 +130,7 @@ class StormReport(msgspec.Struct, kw_only=True):
     events: int
     ups: int
     downs: int
-    # Planned kills, also those that found no victim, and completed kills by kind of victim.
+    # Planned kills, also the ones without a victim, and completed kills by kind of victim.
     kills_wanted: int
     kills: dict[str, int]
     # Requests that the run waited for, completed ones among them, and seconds of the slowest.

@@ -61,7 +61,7 @@ class PrefetchOptions(msgspec.Struct, frozen=True):
     name: str | None = None
 
     def experiments(self) -> list[str]:
-        """Return the chosen experiments in order; an unknown name raises an error."""
+        """Return the chosen experiments in order, or raise `ValueError` for an unknown name."""
         chosen = chosen_from(list(EXPERIMENTS), self.only)
         return [name for name in chosen if name in self.only or name not in WHEN_NAMED]
 
