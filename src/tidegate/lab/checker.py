@@ -24,10 +24,10 @@ messages of a group are an exception: the numbers of their first deliveries must
 producer, on all replicas and consumers together.
 
 Custody. A delivery is not the end of a message, because its consumer may be killed or may return
-it. A message is settled by an acknowledgement that happened, or by one that may have happened. The
+it. A message is settled by an acknowledgement that is confirmed, or whose result is unknown. The
 latter counts only until the next delivery: from then on, a consumer holds the message again, and
-must acknowledge it. A failed acknowledgement counts for nothing and does not undo one of another
-consumer: a consumer may learn of its lost lease after the next consumer has finished.
+must acknowledge it. A failed acknowledgement counts for nothing. It does not undo that of another
+consumer, because a consumer may learn of its lost lease after the next consumer has finished.
 
 Result. A confirmed message may be unsettled at the end although the store still holds it, or while
 the store cannot be read. Such a message makes the run inconclusive, which is never a pass.
@@ -133,6 +133,7 @@ class Custody:
 
     @property
     def is_let_go(self) -> bool:
+        """Whether the message is settled: acknowledged, possibly with an unknown result."""
         return self.is_acked or any(t >= self._given_at for t in self._tried_at.values())
 
 

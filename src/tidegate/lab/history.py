@@ -5,8 +5,9 @@ processes of a machine share, so that the files of a run merge into one history.
 processes are never killed and flush their buffer several times a second. A process that the run may
 kill, such as a worker, flushes after each event.
 
-An operation begins with `invoke` and ends with `ok`, `fail` (it did not happen) or `info` (it may
-have happened, as after a timeout or a lost connection). A delivery is a single `ok`.
+An operation begins with `invoke` and ends with `ok`, `fail` or `info`. `fail` means that it did not
+happen. `info` means that it may have happened, as after a timeout or a lost connection. A delivery
+is a single `ok`.
 
 A client records every acknowledgement before it sends it. An acknowledgement without confirmation
 has no second event. The record lets the checker distinguish a handled message from a message that
@@ -140,6 +141,7 @@ class HistoryFollower:
         self._decoder = msgspec.json.Decoder(Event)
 
     def news(self) -> list[Event]:
+        """Return the events written since the last call; empty if the file does not exist yet."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:

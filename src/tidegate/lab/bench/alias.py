@@ -91,6 +91,7 @@ def _run(port: int, logical: bool, messages: int) -> float:
 
 
 def build_report(runs: list[tuple[float, float]], messages: int, others: float) -> AliasReport:
+    """Build the report; its bar has no figure with fewer than `PAIRS_MIN` pairs."""
     ratio = estimate([through / direct for through, direct in runs])
     # With few pairs the interval is too wide to decide the bar.
     is_bound = ratio.half_width is not None and len(runs) >= PAIRS_MIN

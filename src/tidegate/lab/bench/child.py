@@ -75,6 +75,7 @@ class Child:
         self._stderr.close()
 
     def say(self, what: object) -> None:
+        """Write one line of JSON; raise `ChildFailed` if the child has ended."""
         stdin = self._process.stdin
         assert stdin is not None
         try:

@@ -148,6 +148,7 @@ def _messages_for(seconds: float, address: str) -> int:
 
 
 def build_report(runs: list[tuple[Run, Run]], messages: int, others: float) -> RecordingReport:
+    """Build the report; its bar has no figure with fewer than `PAIRS_MIN` pairs."""
     cost = estimate([1 - with_.messages_per_s / without.messages_per_s for with_, without in runs])
     cpu_cost = estimate(
         [with_.cpu_us_per_message / without.cpu_us_per_message - 1 for with_, without in runs]

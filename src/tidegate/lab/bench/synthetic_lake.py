@@ -40,8 +40,8 @@ WRITERS = 2
 COMPRESSION = "zstd"
 PREFETCH_MAX = 30
 PREFETCH_HELD_S = 5
-# Every so many rows of a subject, the values of the second before are missing, as after a restart
-# of the recorder.
+# Once in this period, a row of each subject lacks the values of the second before, as after a
+# restart of the recorder.
 GAP_EVERY_S = 1_000
 WAIT_BUCKETS = 8
 SERVICE_BUCKETS = 3
@@ -138,7 +138,7 @@ class _Series(ABC):
         self.next_s = BEGINS_S
 
     def until(self, rows: int) -> Iterator[tuple[pa.Table, int]]:
-        """Yield tables of whole seconds with the first second of each, up to `rows` rows."""
+        """Yield tables of whole seconds and their first seconds, until there are `rows` rows."""
         per_file_s = max(self.options.rows_per_file // self.options.subjects, 1)
         while self.rows < rows:
             begins_s = self.next_s

@@ -1,8 +1,8 @@
 """Deployments for fault runs: `tidegate up` in a temporary folder, and nodes that join a store.
 
-`tidegate up` restarts its nodes and PostgreSQL when they die. A node that joined by itself
-(`tidegate node`) is not restarted. Process ids change with every kill, so they are looked up at
-each call.
+`tidegate up` restarts its nodes and its own PostgreSQL when they die. No process restarts a node
+that joined by itself (`tidegate node`). Process ids change with every kill, so they are looked up
+at each call.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ Invariants:
 - Each direction keeps the order of its bytes, also when the delay becomes shorter meanwhile.
 - A delay does not limit the throughput. Each piece has its own due time, and the timer delivers
   all pieces that are due in one write.
-- A frozen or deaf proxy never closes a connection by itself. Bytes that arrived while it was frozen
-  are delivered when the mode changes.
+- A frozen proxy forwards nothing, not even the end of a stream. It forwards what arrived meanwhile
+  when the mode changes.
 - A sender feels back pressure when the receiver is slow, when the proxy is frozen, and when
   `IN_FLIGHT_BYTES_MAX` bytes are on their way.
 - The end of a stream is forwarded in order after its last byte. A link ends when both directions
@@ -108,6 +108,7 @@ class TcpProxy:
         await asyncio.gather(*(link.ended.wait() for link in links))
 
     def set_mode(self, mode: Mode) -> None:
+        """Set the mode of all links, and forward the bytes that a frozen proxy has held."""
         self._mode = mode
         for link in list(self._links):
             link.go_on()

@@ -139,7 +139,10 @@ class SuccessionReport(msgspec.Struct, kw_only=True):
 def run_succession(
     options: SuccessionOptions, progress: Callable[[str], None] = lambda line: None
 ) -> SuccessionReport:
-    """Run a succession and return the checked result; see the module's docstring."""
+    """Run a succession and return the checked result; see the module's docstring.
+
+    `ValueError` means that `options.points` has more than one crash point of machines.
+    """
     of_machines = [point for point in options.points if point in MACHINE_POINTS]
     of_leaders = [point for point in options.points if point not in MACHINE_POINTS]
     if len(of_machines) > 1:

@@ -1,9 +1,9 @@
 """A child process with publishers, each with normally distributed pauses between its messages.
 
-Every publisher has the due time of its next message. The due time does not depend on the time at
-which the last message was sent, so that a busy machine delays messages but does not reduce their
-number. On RabbitMQ every publisher has its own connection and writes pre-encoded frames without
-confirmations. With a client library, 25 publishers would use the core that the consumer needs.
+Every publisher has its own connection and a due time of its next message. The due time does not
+depend on the time at which the last message was sent. So a busy machine delays messages but does
+not reduce their number. On RabbitMQ a publisher writes pre-encoded frames without confirmations.
+With a client library, 25 publishers would use the core that the consumer needs.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ class Outlet(Protocol):
 
 
 class RabbitmqOutlet:
+    """A queue on RabbitMQ, with pre-encoded frames on a raw connection and no confirmations."""
+
     def __init__(self, port: int, queue: str) -> None:
         self._socket = RawConnection(port).socket
         prefix = publish_prefix(queue, PAYLOAD_BYTES, persistent=False)
@@ -66,6 +68,8 @@ class RabbitmqOutlet:
 
 
 class TidegateOutlet:
+    """A queue on Tidegate; a put is skipped while `UNDER_WAY_MAX` puts are unanswered."""
+
     def __init__(self, client: Client, queue: str) -> None:
         self._client = client
         self._queue = queue

@@ -1,4 +1,21 @@
-"""`tidegate lab run prefetch-control`: the paper's experiments and those of its future work."""
+"""`tidegate lab run prefetch-control`: the paper's experiments and those of its future work.
+
+The plant is a consumer behind a network with a delay. Its input is the prefetch, and its output is
+the rate at which it receives messages. A testbed (`stage`) consists of a broker, publishers, the
+network and the consumer. It runs as real processes (`scene`) or in virtual time (`simulated`).
+
+    fig3            open loop: the rate at each prefetch
+    table2          the model y(k+1) = a·y(k) + b·u(k), identified by least squares
+    design          the paper's controllers, and a proof of stability; nothing is measured
+    fig5            closed loop (figures 5 to 7): P, PI and PID control
+    fig6            PI with samples as long as the paper's; runs only if it is named
+    disturbances    bursts, slow handlers, longer delays, bad measurements
+    profiles        two workloads with a model for each; always in virtual time
+    contest         the controlled prefetch beside fixed ones
+
+The experiments share one testbed, one open loop and one model (`bench`), which are made when an
+experiment first needs them.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,10 @@ Event = Callable[[], None]
 
 
 class SimulatedScene:
-    """A simulated testbed, whose clock advances in `watch`, `pause` and `wait_for_messages`."""
+    """A simulated testbed.
+
+    Its clock advances only in `run`, which `watch`, `pause` and `wait_for_messages` call.
+    """
 
     def __init__(self, engine: Engine, setting: Setting, seed: int = 6) -> None:
         self.engine = engine
@@ -138,7 +141,7 @@ class SimulatedScene:
 
     def _retry(self) -> None:
         """Schedule the next delivery for the time at which the next message is published."""
-        # While the publishers pause, no message comes.
+        # While the publishers pause, a retry would be useless.
         if self._will_retry or self._times <= 0.0:
             return
         self._will_retry = True
@@ -165,7 +168,7 @@ class SimulatedConsumer:
     def __init__(self, scene: SimulatedScene, prefetch: int, handler_s: float) -> None:
         self._scene = scene
         self.track = Track()
-        # The prefetch that is set here, and the one that has reached the broker.
+        # The prefetch that is set here, and the prefetch that the broker uses already.
         self._prefetch = self._allowed = prefetch
         self._handler_s = handler_s
         self._unacknowledged = 0

@@ -3,10 +3,10 @@
 A client goes through sessions of ten operations. Each session has one connection and one set of
 cookies, like a browser that is opened and closed again. Slow answers reduce the number of requests.
 
-The response time is what a user waits for: from the start of the operation, with the connection if
-there is none yet, to the last byte of the answer. An operation fails if it gets no answer, none in
-time, or a status of 500 or above. A failed operation is counted and never repeated. If there was no
-answer, the session continues over a new connection.
+The response time is the time that a user waits, up to the last byte of the answer. It includes the
+connection if there is none yet. An operation fails if it gets no answer, none in time, or a status
+of 500 or above. A failed operation is counted and never repeated. If there was no answer, the
+session continues over a new connection.
 
 The clients use asyncio protocols instead of streams, because they share two cores with the servers
 that they measure.

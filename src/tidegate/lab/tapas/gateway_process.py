@@ -1,8 +1,8 @@
 """The embedded gateway in a child process, as `tidegate door` runs it, with notes of its state.
 
 Four times a second the process notes the outstanding requests of each server, its total requests,
-and whether it is ejected. The gateway itself polls its servers as often. The parent reads the notes
-at the end.
+and whether it is ejected. The gateway itself updates this state as often. The parent reads the
+notes at the end.
 """
 
 from __future__ import annotations

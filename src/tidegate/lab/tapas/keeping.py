@@ -75,13 +75,13 @@ class Outcome(msgspec.Struct, frozen=True):
     ours: Kept
     instance_s: float
     oracle_s: float
-    # The instances over the seconds since the clients began: ours, and those of the oracle.
+    # Instances by seconds since the clients began: of `tidegate host`, and of the oracle.
     crews: list[Crew]
     oracle: list[tuple[float, int]]
 
     @property
     def slower(self) -> float:
-        """The static system's response time over ours, minus 1."""
+        """The static system's response time over that of `tidegate host`, minus 1."""
         return self.static.response_s / self.ours.response_s - 1.0
 
     @property

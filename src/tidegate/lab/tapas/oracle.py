@@ -20,6 +20,7 @@ _STEP_S = 0.1
 
 
 def needed(clients: int, shop: ShopSetting, breach_s: float, low: int, high: int) -> int:
+    """Return the oracle's number of instances for a number of clients."""
     asked = math.ceil(clients * shop.seconds_per_operation / breach_s - 1e-9)
     return min(max(asked, low), high)
 

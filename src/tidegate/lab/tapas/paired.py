@@ -1,4 +1,7 @@
-"""Comparisons in pairs of plain HAProxy and ours: measurements, bounds, and rows of tables.
+"""Comparisons in pairs: measurements, their bounds, and rows of tables.
+
+The side `plain` is HAProxy with a static configuration. The side `ours` is HAProxy under Tidegate's
+control: the door alone (`overhead`), or all of `tidegate host` (`whole`).
 
 Each side is started for its turn and stopped after it, so that no part of it runs while the other
 side is measured. The pairs of a case alternate between its numbers of instances. The two sides of a
@@ -45,7 +48,7 @@ class Pairs(msgspec.Struct, frozen=True):
     """The results of the pairs of one case."""
 
     case: PairCase
-    # For each pair: the number of instances, and ours over plain HAProxy.
+    # For each pair: the number of instances, and the ratios `ours` over `plain`.
     instances: list[int]
     response: list[float]
     throughput: list[float]
@@ -79,7 +82,7 @@ class Pairs(msgspec.Struct, frozen=True):
 
 
 def turns_of(case: PairCase) -> Iterator[tuple[int, bool]]:
-    """Yield the number of instances of each pair, and whether ours is measured first.
+    """Yield the number of instances of each pair, and whether `ours` is measured first.
 
     Each side is first in half of the pairs, also for each number of instances.
     """

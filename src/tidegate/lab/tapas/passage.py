@@ -12,7 +12,7 @@ from tidegate.lab.tapas.clients import SESSION, SESSION_OF_ELEVEN, Crowd
 from tidegate.lab.tapas.clients_process import visited
 from tidegate.lab.tapas.ways import Entrance
 
-# With at least so many clients a session has eleven operations, as for the report's second cluster.
+# From this number of clients on, sessions have eleven operations as for the second cluster.
 _MANY_CLIENTS = 50
 
 

@@ -11,7 +11,7 @@ from tidegate.lab.tapas.bookshop import ShopSetting
 
 
 class PairCase(msgspec.Struct, frozen=True):
-    """A comparison in pairs of plain HAProxy and ours, for several numbers of instances."""
+    """A comparison in pairs of plain HAProxy and Tidegate, for several numbers of instances."""
 
     clients: int
     instances: Sequence[int]

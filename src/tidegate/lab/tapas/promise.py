@@ -1,8 +1,8 @@
 """The agreement of the experiments, judged window by window from the clients' measurements.
 
 The agreement is on the response time as users perceive it (TAPAS §4). It is therefore judged from
-the clients' measurements and not from Tidegate's own, with the rule of the live control loops: the
-agreed percentile of the requests that ended in a window.
+the clients' measurements and not from Tidegate's own. The rule is that of the live control loops:
+the agreed percentile of the requests that ended in a window.
 
 A failed request counts as longer than any limit. So does a request that at the end of the window
 has waited for longer than the limit. A window is breached if no request ended in it although

@@ -1,4 +1,16 @@
-"""`tidegate lab run tapas`: the evaluation of the TAPAS report, repeated with Tidegate."""
+"""`tidegate lab run tapas`: the evaluation of the TAPAS report, repeated with Tidegate.
+
+The application is a bookshop (`bookshop`) whose instances are processes (`shops`). Clients, also in
+processes of their own (`clients`), connect to the instances directly or through a door (`ways`).
+
+    overhead    figures 15, 16, 19 and 20: response time, throughput and processor time of doors
+    whole       figures 15 and 16: all of `tidegate host` beside plain HAProxy
+    agreement   figures 17, 18, 21 and 22: an agreement under a growing load (`keeping`, `oracle`)
+    skew        not in the report: an instance that becomes slow, dies or hangs
+
+Each experiment measures on real processes and returns a section of the report with its bars. All
+processes share the machine, so a section also has the processor share of other processes.
+"""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ _LAST_S = 2.0
 
 
 def is_even(note: Note) -> bool:
+    """Return whether the outstanding requests of one note are distributed evenly."""
     in_hand = [count for count, out in zip(note.outstanding, note.ejected, strict=True) if not out]
     # Requests at an ejected instance still wait, so the distribution is not even yet.
     stuck = sum(count for count, out in zip(note.outstanding, note.ejected, strict=True) if out)
